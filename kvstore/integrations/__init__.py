@@ -1,0 +1,1 @@
+"""Bridges to other software; each file imports its peer lazily or is imported on demand."""
