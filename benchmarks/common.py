@@ -1,0 +1,212 @@
+"""What every benchmark shares: arguments, result rows, interleaved medians, and the ceilings of this machine.
+
+A benchmark is `python -m benchmarks.NAME [--quick] [--json FILE] [--model DIR] [--text FILE]`. Each row it prints is
+one JSON object {bench, case, metric, value, unit, peer, ratio}; `ratio` is ours / peer, both null without a peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import mmap
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+MIB = 1 << 20
+ALIGN = 4096
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A parser with the four arguments that every benchmark understands; callers add their own."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats; ends in a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows to FILE, as a JSON array")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: the installed SmolLM2-135M)")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text (default: the installed conversations)")
+    return parser
+
+
+class Rows:
+    """The result rows of one benchmark: each is printed as a line of JSON the moment it is known.
+
+    `json_path` (the --json argument) gets all rows as an array, rewritten after every row, so that an interrupted
+    run keeps what it measured.
+    """
+
+    def __init__(self, bench: str, json_path: Path | None = None) -> None:
+        self.bench = bench
+        self.json_path = json_path
+        self.rows: list[dict[str, object]] = []
+
+    def add(
+        self,
+        case: str,
+        metric: str,
+        value: float,
+        unit: str,
+        peer: str | None = None,
+        ratio: float | None = None,
+    ) -> None:
+        """Adds one row. Raises `ValueError` for a value that is not a finite number, or a ratio without a peer."""
+        for name, number in (("value", value), ("ratio", ratio)):
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"{name}: expected a finite number for {case} {metric}, found {number!r}")
+        if (peer is None) != (ratio is None):
+            raise ValueError(f"{case} {metric}: peer and ratio go together, found {peer!r} and {ratio!r}")
+        row: dict[str, object] = {"bench": self.bench, "case": case, "metric": metric, "value": _short(value)}
+        row |= {"unit": unit, "peer": peer, "ratio": None if ratio is None else _short(ratio)}
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+        if self.json_path is not None:
+            self.json_path.parent.mkdir(parents=True, exist_ok=True)
+            self.json_path.write_text(json.dumps(self.rows, indent=1) + "\n")
+
+    def main_exit(self, ok: bool = True) -> None:
+        """Ends the program: status 0 if `ok` and at least one row was measured."""
+        sys.exit(0 if ok and self.rows else 1)
+
+
+def _short(number: float) -> float:
+    """Six significant digits: what a measurement can bear."""
+    return number if isinstance(number, int) else float(f"{number:.6g}")
+
+
+def interleave(functions: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+    """Seconds per call of each function: the median of `repeats` rounds, every round calling all in a new order.
+
+    Interleaving lets a slow minute of the machine hit all alike. A function that returns a float reports its own
+    time (so that it can leave its preparation out); otherwise the whole call is timed. Order is seeded.
+    """
+    order = random.Random(0)
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        names = list(functions)
+        order.shuffle(names)
+        for name in names:
+            start = time.perf_counter()
+            own = functions[name]()
+            elapsed = time.perf_counter() - start
+            samples[name].append(own if isinstance(own, float) else elapsed)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile, `share` from 0 to 1."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def memcpy_ceiling(size: int = 256 * MIB, repeats: int = 7) -> float:
+    """Bytes per second that one thread copies between two warm buffers of `size` bytes (read once, written once)."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return size / interleave({"memcpy": lambda: np.copyto(target, source)}, repeats)["memcpy"]
+
+
+def aligned(size: int) -> mmap.mmap:
+    """An anonymous page-aligned buffer, as O_DIRECT wants it, faulted in and filled with incompressible bytes."""
+    buffer = mmap.mmap(-1, size)
+    noise = random.Random(1).randbytes(min(size, MIB))
+    for start in range(0, size, len(noise)):
+        buffer[start : min(size, start + len(noise))] = noise[: size - start]
+    return buffer
+
+
+@contextlib.contextmanager
+def direct_file(folder: Path, size: int) -> Iterator[int]:
+    """A descriptor opened with O_DIRECT on a preallocated, once written file of `size` bytes; deleted afterwards.
+
+    `size` is a multiple of 4 MiB. Raises `OSError` where the file system has no O_DIRECT: then there is no ceiling.
+    """
+    path = Path(folder) / f"ceiling.{os.getpid()}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        direct_write(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def direct_write(descriptor: int, size: int, chunk: int = 4 * MIB, offset: int = 0) -> float:
+    """Seconds to write `size` bytes at `offset` in writes of `chunk` (multiples of 4096), with one fdatasync."""
+    with contextlib.closing(aligned(chunk)) as buffer:
+        start = time.perf_counter()
+        for at in range(offset, offset + size, chunk):
+            view = memoryview(buffer)[: min(chunk, offset + size - at)]
+            written = os.pwrite(descriptor, view, at)
+            view.release()
+            if written != min(chunk, offset + size - at):
+                raise OSError(f"short write: {written} bytes at {at}")
+        os.fdatasync(descriptor)
+        return time.perf_counter() - start
+
+
+def direct_read(descriptor: int, size: int, chunk: int, count: int, seed: int = 0) -> float:
+    """Seconds for `count` random reads of `chunk` bytes (a multiple of 4096) from the first `size` bytes."""
+    order = random.Random(seed)
+    places = [order.randrange(max(1, size // chunk)) * chunk for _ in range(count)]
+    with contextlib.closing(aligned(chunk)) as buffer:
+        start = time.perf_counter()
+        for place in places:
+            if os.preadv(descriptor, [buffer], place) != chunk:
+                raise OSError(f"short read at {place}")
+        return time.perf_counter() - start
+
+
+def write_ceiling(folder: Path, size: int = 256 * MIB, repeats: int = 5) -> float:
+    """Bytes per second of O_DIRECT writes of 4 MiB into written extents, one fdatasync at the end; median."""
+    with direct_file(folder, size) as descriptor:
+        return size / interleave({"write": lambda: direct_write(descriptor, size)}, repeats)["write"]
+
+
+def read_ceiling(folder: Path, chunk: int = MIB, size: int = 256 * MIB, repeats: int = 5) -> float:
+    """Bytes per second of random O_DIRECT reads of `chunk` bytes, one at a time; median."""
+    count = max(16, 128 * MIB // chunk)
+    with direct_file(folder, size) as descriptor:
+        seconds = interleave({"read": lambda: direct_read(descriptor, size, chunk, count)}, repeats)["read"]
+    return count * chunk / seconds
+
+
+def drop_page_cache(*paths: Path) -> bool:
+    """Empties the page cache: of the whole machine where that is permitted, else of `paths` (files, or folders with
+    all files in them) by advice. Returns whether the whole machine's was dropped."""
+    os.sync()
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        return True
+    for path in paths:
+        for file in [path] if path.is_file() else [x for x in path.rglob("*") if x.is_file()]:
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+    return False
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes that the files under `folder` occupy on disk (allocated blocks, not lengths)."""
+    return sum(x.stat().st_blocks * 512 for x in Path(folder).rglob("*") if x.is_file())
+
+
+@contextlib.contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A fresh folder on the disk that `TMPDIR` or the current folder's build/ names; deleted afterwards.
+
+    Not the system default: that is memory on many machines, and a disk is what is measured.
+    """
+    base = Path(os.environ.get("TMPDIR") or "build/scratch")
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=base) as folder:
+        yield Path(folder)
