@@ -1,8 +1,8 @@
 """Packages and extension modules; everything static is in pyproject.toml.
 
-`trie/` and `codecs/` are top-level folders that import as `kvstore.trie` and `kvstore.codecs`. The map below makes
-every build independent of the committed symlinks kvstore/trie and kvstore/codecs; the symlinks make in-tree imports,
-type checkers and editors work.
+`trie/` and `codecs/` are top-level folders that import as `kvstore.trie` and `kvstore.codecs`. The map below
+makes every build independent of the committed symlinks kvstore/trie and kvstore/codecs; the symlinks make
+in-tree imports, type checkers and editors work.
 """
 
 import os

@@ -1,7 +1,8 @@
 """What every benchmark shares: arguments, result rows, interleaved medians, and the ceilings of this machine.
 
-A benchmark is `python -m benchmarks.NAME [--quick] [--json FILE] [--model DIR] [--text FILE]`. Each row it prints is
-one JSON object {bench, case, metric, value, unit, peer, ratio}; `ratio` is ours / peer, both null without a peer.
+A benchmark is `python -m benchmarks.NAME [--quick] [--json FILE] [--model DIR] [--text FILE]`. Each row it
+prints is one JSON object {bench, case, metric, value, unit, peer, ratio}; `ratio` is ours / peer, both null
+without a peer.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ ALIGN = 4096
 def arguments(description: str) -> argparse.ArgumentParser:
     """A parser with the four arguments that every benchmark understands; callers add their own."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer repeats; ends in a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows to FILE, as a JSON array")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: the installed SmolLM2-135M)")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="text (default: the installed conversations)")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer; ends in a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows to FILE, as an array")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: installed SmolLM2)")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text (default: installed conversations)")
     return parser
 
 
 class Rows:
     """The result rows of one benchmark: each is printed as a line of JSON the moment it is known.
 
-    `json_path` (the --json argument) gets all rows as an array, rewritten after every row, so that an interrupted
-    run keeps what it measured.
+    `json_path` (the --json argument) gets all rows as an array, rewritten after every row, so that an
+    interrupted run keeps what it measured.
     """
 
     def __init__(self, bench: str, json_path: Path | None = None) -> None:
@@ -57,7 +58,8 @@ class Rows:
         peer: str | None = None,
         ratio: float | None = None,
     ) -> None:
-        """Adds one row. Raises `ValueError` for a value that is not a finite number, or a ratio without a peer."""
+        """Adds one row. Raises `ValueError` for a value that is not a finite number, or a ratio without a
+        peer."""
         for name, number in (("value", value), ("ratio", ratio)):
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"{name}: expected a finite number for {case} {metric}, found {number!r}")
@@ -82,10 +84,11 @@ def _short(number: float) -> float:
 
 
 def interleave(functions: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
-    """Seconds per call of each function: the median of `repeats` rounds, every round calling all in a new order.
+    """Seconds per call of each function: the median of `repeats` rounds, every round calling all in a new
+    order.
 
-    Interleaving lets a slow minute of the machine hit all alike. A function that returns a float reports its own
-    time (so that it can leave its preparation out); otherwise the whole call is timed. Order is seeded.
+    Interleaving lets a slow minute of the machine hit all alike. A function that returns a float reports its
+    own time (so that it can leave its preparation out); otherwise the whole call is timed. Order is seeded.
     """
     order = random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -107,13 +110,15 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def memcpy_ceiling(size: int = 256 * MIB, repeats: int = 7) -> float:
-    """Bytes per second that one thread copies between two warm buffers of `size` bytes (read once, written once)."""
+    """Bytes per second that one thread copies between two warm buffers of `size` bytes (read once, written
+    once)."""
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     return size / interleave({"memcpy": lambda: np.copyto(target, source)}, repeats)["memcpy"]
 
 
 def aligned(size: int) -> mmap.mmap:
-    """An anonymous page-aligned buffer, as O_DIRECT wants it, faulted in and filled with incompressible bytes."""
+    """An anonymous page-aligned buffer, as O_DIRECT wants it, faulted in and filled with incompressible
+    bytes."""
     buffer = mmap.mmap(-1, size)
     noise = random.Random(1).randbytes(min(size, MIB))
     for start in range(0, size, len(noise)):
@@ -123,9 +128,11 @@ def aligned(size: int) -> mmap.mmap:
 
 @contextlib.contextmanager
 def direct_file(folder: Path, size: int) -> Iterator[int]:
-    """A descriptor opened with O_DIRECT on a preallocated, once written file of `size` bytes; deleted afterwards.
+    """A descriptor opened with O_DIRECT on a preallocated, once written file of `size` bytes; deleted
+    afterwards.
 
-    `size` is a multiple of 4 MiB. Raises `OSError` where the file system has no O_DIRECT: then there is no ceiling.
+    `size` is a multiple of 4 MiB. Raises `OSError` where the file system has no O_DIRECT: then there is no
+    ceiling.
     """
     path = Path(folder) / f"ceiling.{os.getpid()}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
@@ -139,7 +146,8 @@ def direct_file(folder: Path, size: int) -> Iterator[int]:
 
 
 def direct_write(descriptor: int, size: int, chunk: int = 4 * MIB, offset: int = 0) -> float:
-    """Seconds to write `size` bytes at `offset` in writes of `chunk` (multiples of 4096), with one fdatasync."""
+    """Seconds to write `size` bytes at `offset` in writes of `chunk` (multiples of 4096), with one
+    fdatasync."""
     with contextlib.closing(aligned(chunk)) as buffer:
         start = time.perf_counter()
         for at in range(offset, offset + size, chunk):
@@ -179,8 +187,8 @@ def read_ceiling(folder: Path, chunk: int = MIB, size: int = 256 * MIB, repeats:
 
 
 def drop_page_cache(*paths: Path) -> bool:
-    """Empties the page cache: of the whole machine where that is permitted, else of `paths` (files, or folders with
-    all files in them) by advice. Returns whether the whole machine's was dropped."""
+    """Empties the page cache: of the whole machine where that is permitted, else of `paths` (files, or
+    folders with all files in them) by advice. Returns whether the whole machine's was dropped."""
     os.sync()
     with contextlib.suppress(OSError):
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
