@@ -1,0 +1,608 @@
+#include "trie.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "trie_prefix.h"
+
+namespace kvstore {
+
+namespace {
+
+constexpr size_t kMaxTokens = 0x7fffffff;
+
+uint32_t checked_count(size_t count) {
+  if (count > kMaxTokens) throw std::invalid_argument("tokens: more than 2^31 - 1");
+  return static_cast<uint32_t>(count);
+}
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+// A writer announces itself, then waits for the readers in flight; readers that come later queue behind it at the gate.
+struct Trie::Exclusive {
+  explicit Exclusive(const Trie& trie) : lock(trie.lock_, std::defer_lock) {
+    trie.writers_.fetch_add(1);
+    std::lock_guard<std::mutex> gate(trie.gate_);
+    lock.lock();
+    trie.writers_.fetch_sub(1);
+  }
+  std::unique_lock<std::shared_mutex> lock;
+};
+
+struct Trie::Shared {
+  explicit Shared(const Trie& trie) : lock(trie.lock_, std::defer_lock) {
+    if (trie.writers_.load(std::memory_order_relaxed)) std::lock_guard<std::mutex> gate(trie.gate_);
+    lock.lock();
+  }
+  std::shared_lock<std::shared_mutex> lock;
+};
+
+Trie::Trie(uint32_t block_tokens) : block_(block_tokens), prefix_(common_prefix(level())), seed_(random_seed()) {
+  if (block_ == 0 || block_ > 65536) throw std::invalid_argument("block_tokens: not in 1..65536");
+  nodes_.append_zeros(1);
+}
+
+uint32_t Trie::new_root() {
+  Exclusive guard(*this);
+  room(0, 0, 1);
+  roots_.reserve(roots_.size() + 1);
+  const uint32_t node = take_node();
+  nodes_[node].older = nodes_[node].newer = kOut;
+  nodes_[node].tail = roots_.size();
+  roots_.push_back(node);
+  return static_cast<uint32_t>(roots_.size() - 1);
+}
+
+// ---- reading ----
+
+uint32_t Trie::child_hash(uint32_t parent, uint32_t token) const {
+  return static_cast<uint32_t>(mix64(((uint64_t{parent} << 32) | token) ^ seed_));
+}
+
+size_t Trie::find_slot(uint32_t parent, uint32_t node) const {
+  size_t i = children_.home(child_hash(parent, arena_[nodes_[node].offset]));
+  while (children_.at(i).node != node) i = children_.next(i);
+  return i;
+}
+
+uint32_t Trie::find(uint32_t parent, uint32_t token) const {
+  const uint32_t hash = child_hash(parent, token);
+  for (size_t i = children_.home(hash);; i = children_.next(i)) {
+    const ChildTable::Slot& slot = children_.at(i);
+    if (!slot.node) return 0;
+    if (slot.hash != hash) continue;
+    const Node& x = nodes_[slot.node];
+    if (x.parent == parent && arena_[x.offset] == token) return slot.node;
+  }
+}
+
+uint32_t Trie::root_node(uint32_t root) const {
+  if (root >= roots_.size()) throw std::invalid_argument("root: " + std::to_string(root) + " does not exist");
+  return roots_[root];
+}
+
+double Trie::bits_at(Cursor at) const {
+  const Node& x = nodes_[at.node];
+  if (at.depth == x.end) return x.bits;
+  const double below = nodes_[x.parent].bits;
+  return below + (x.bits - below) * (at.depth - start(x)) / x.length;
+}
+
+// Follows tokens[0, count) down from the end of node `from`, which is at `depth`.
+Trie::Cursor Trie::walk(uint32_t from, uint32_t depth, const uint32_t* tokens, uint32_t count) const {
+  Cursor at{from, depth};
+  if (children_.empty()) return at;
+  for (uint32_t done = 0; done < count;) {
+    const uint32_t child = find(at.node, tokens[done]);
+    if (!child) break;
+    const Node& x = nodes_[child];
+    const uint32_t shared =
+        1 + prefix_(arena_.data() + x.offset + 1, tokens + done + 1, std::min(x.length, count - done) - 1);
+    done += shared;
+    at = Cursor{child, depth + done};
+    if (shared < x.length) break;
+  }
+  return at;
+}
+
+// A record that covers the last, partial block up to at.depth at least: every record below the match point that ends
+// within the block shares the tokens up to there. Pre-order, newest child first; visits at most kMaxVisits nodes.
+// Returns the node that holds the record, or 0.
+uint32_t Trie::cover(Cursor at, uint64_t* id, uint32_t* end) const {
+  const uint32_t limit = (at.depth / block_ + 1) * block_;
+  uint32_t x = at.node;
+  for (uint32_t visits = 0; visits < kMaxVisits; ++visits) {
+    const Node& node = nodes_[x];
+    *end = std::min(node.end, limit);
+    *id = node.end >= limit ? slot(node, limit) : node.tail;
+    if (*id) return x;
+    if (node.end < limit && node.child) {
+      x = node.child;
+      continue;
+    }
+    while (x != at.node && !nodes_[x].next) x = nodes_[x].parent;
+    if (x == at.node) return 0;
+    x = nodes_[x].next;
+  }
+  return 0;
+}
+
+uint32_t Trie::longest_prefix(uint32_t root, const uint32_t* tokens, size_t count) const {
+  const uint32_t n = checked_count(count);
+  Shared guard(*this);
+  return walk(root_node(root), 0, tokens, n).depth;
+}
+
+std::pair<uint32_t, double> Trie::best_match(uint32_t root, const uint32_t* tokens, size_t count) const {
+  const uint32_t n = checked_count(count);
+  Shared guard(*this);
+  // Bits only grow with depth, so among all stored prefixes the deepest common one shares the most.
+  const Cursor at = walk(root_node(root), 0, tokens, n);
+  return {at.depth, bits_at(at)};
+}
+
+TrieMatch Trie::match(uint32_t root, const uint32_t* tokens, size_t count, bool touch) {
+  const uint32_t n = checked_count(count);
+  TrieMatch out;
+  uint32_t used = 0;
+  const auto look = [&] {
+    const uint32_t top = root_node(root);
+    const Cursor at = walk(top, 0, tokens, n);
+    used = at.node;
+    out.depth = at.depth;
+    out.bits = bits_at(at);
+    const size_t blocks = (size_t{at.depth} + block_ - 1) / block_;
+    out.records.assign(blocks, 0);
+    out.ends.assign(blocks, 0);
+    for (uint32_t x = at.node; x != top; x = nodes_[x].parent) {  // upwards: the largest end of a block comes first
+      const Node& node = nodes_[x];
+      const uint32_t upto = std::min(node.end, at.depth);
+      if (node.tail && node.end <= at.depth && !out.records[node.end / block_]) {
+        out.records[node.end / block_] = node.tail;
+        out.ends[node.end / block_] = node.end;
+      }
+      for (uint32_t i = start(node) / block_, k = node.slots; i < upto / block_; ++i, ++k) {
+        if (!slots_[k]) continue;
+        out.records[i] = slots_[k];
+        out.ends[i] = (i + 1) * block_;
+      }
+    }
+    if (at.depth % block_ && out.ends.back() != at.depth) {
+      uint64_t id;
+      uint32_t end;
+      if (const uint32_t holder = cover(at, &id, &end)) {
+        out.records.back() = id;
+        out.ends.back() = end;
+        used = holder;
+      }
+    }
+  };
+  if (touch) {
+    Exclusive guard(*this);
+    look();
+    touch_up(used);
+  } else {
+    Shared guard(*this);
+    look();
+  }
+  return out;
+}
+
+uint32_t Trie::record_end(uint32_t node, uint64_t id) const {
+  const Node& x = nodes_[node];
+  if (x.tail == id) return x.end;
+  uint32_t i = 0;
+  while (slots_[x.slots + i] != id) ++i;
+  return (start(x) / block_ + 1 + i) * block_;
+}
+
+bool Trie::contains(uint64_t id) const {
+  Shared guard(*this);
+  return records_.get(id) != 0;
+}
+
+bool Trie::path(uint64_t id, uint32_t* root, std::vector<uint32_t>* tokens) const {
+  Shared guard(*this);
+  uint32_t x = records_.get(id);
+  if (!x) return false;
+  tokens->resize(record_end(x, id));
+  for (uint32_t upto = static_cast<uint32_t>(tokens->size()); nodes_[x].parent; x = nodes_[x].parent) {
+    const uint32_t from = start(nodes_[x]);
+    std::copy_n(arena_.data() + nodes_[x].offset, upto - from, tokens->data() + from);
+    upto = from;
+  }
+  *root = static_cast<uint32_t>(nodes_[x].tail);
+  return true;
+}
+
+TrieStats Trie::stats() const {
+  Shared guard(*this);
+  const uint64_t bytes = sizeof(*this) + arena_.bytes() + slots_.bytes() + nodes_.bytes() + children_.bytes() +
+                         records_.bytes() + roots_.capacity() * 4 + own_pins_.size() * 32;
+  return {live_nodes_, live_tokens_, live_records_, bytes, arena_.size(), arena_.size() - live_tokens_};
+}
+
+// ---- recency ----
+
+void Trie::unlink(uint32_t node) {
+  Node& x = nodes_[node];
+  if (x.newer == kOut) return;
+  nodes_[x.older].newer = x.newer;
+  nodes_[x.newer].older = x.older;
+  x.older = x.newer = kOut;
+}
+
+void Trie::link_after(uint32_t node, uint32_t older) {
+  const uint32_t newer = nodes_[older].newer;
+  nodes_[node].older = older;
+  nodes_[node].newer = newer;
+  nodes_[older].newer = node;
+  nodes_[newer].older = node;
+}
+
+void Trie::touch_up(uint32_t node) {
+  for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) {
+    if (nodes_[x].pins) continue;
+    unlink(x);
+    link_after(x, nodes_[0].older);
+  }
+}
+
+uint32_t Trie::touch(uint32_t root, const uint32_t* tokens, size_t count) {
+  const uint32_t n = checked_count(count);
+  Exclusive guard(*this);
+  const Cursor at = walk(root_node(root), 0, tokens, n);
+  touch_up(at.node);
+  return at.depth;
+}
+
+void Trie::pin(uint32_t root, const uint32_t* tokens, size_t count, int delta) {
+  const uint32_t n = checked_count(count);
+  if (delta != 1 && delta != -1) throw std::invalid_argument("delta: not +1 or -1");
+  Exclusive guard(*this);
+  const Cursor at = walk(root_node(root), 0, tokens, n);
+  if (n == 0 || at.depth < n) throw std::invalid_argument("tokens: this path is not stored");
+  uint32_t node = at.node;
+  if (delta > 0) {
+    room(0, 0, 1);
+    if (nodes_[node].end != n) node = split(node, n);
+    ++own_pins_[node];
+    for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) {
+      ++nodes_[x].pins;
+      unlink(x);
+    }
+    return;
+  }
+  const auto own = own_pins_.find(node);
+  if (nodes_[node].end != n || own == own_pins_.end()) throw std::invalid_argument("tokens: this path is not pinned");
+  if (--own->second == 0) own_pins_.erase(own);
+  for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) --nodes_[x].pins;
+  touch_up(node);
+}
+
+// ---- changing the tree ----
+
+void Trie::room(size_t tokens, size_t slots, size_t nodes) {
+  // u32 indexes: refuse before anything wraps.
+  if (nodes_.size() + nodes >= kOut || slots_.size() + slots >= kOut) throw std::length_error("the trie is full");
+  arena_.reserve(arena_.size() + tokens);
+  slots_.reserve(slots_.size() + slots);
+  nodes_.reserve(nodes_.size() + nodes);
+  children_.reserve(nodes);
+}
+
+uint32_t Trie::take_node() {
+  uint32_t node = free_;
+  if (node) {
+    free_ = nodes_[node].next;
+    nodes_[node] = Node{};
+  } else {
+    node = static_cast<uint32_t>(nodes_.size());
+    nodes_.append_zeros(1);
+  }
+  return node;
+}
+
+// Cuts the edge of `low` at `depth`. The new node is the upper part, so that the children and the deeper records of `low`
+// need no change. Returns the upper node.
+uint32_t Trie::split(uint32_t low, uint32_t depth) {
+  const double bits = bits_at(Cursor{low, depth});
+  const uint32_t up = take_node();
+  Node& l = nodes_[low];
+  Node& u = nodes_[up];
+  const uint32_t cut = depth - start(l);
+  const size_t hashed = find_slot(l.parent, low);
+  const uint32_t above = depth / block_ - start(l) / block_;
+  for (uint32_t i = 0; i < above; ++i)
+    if (const uint64_t id = slots_[l.slots + i]) records_.set(id, up);
+  u = l;
+  u.length = cut;
+  u.end = depth;
+  u.bits = bits;
+  u.tail = 0;
+  u.child = low;
+  u.older = u.newer = kOut;
+  l.offset += cut;
+  l.length -= cut;
+  l.slots += above;
+  l.parent = up;
+  l.next = l.prev = 0;
+  (u.prev ? nodes_[u.prev].next : nodes_[u.parent].child) = up;
+  if (u.next) nodes_[u.next].prev = up;
+  children_.at(hashed).node = up;
+  children_.insert(child_hash(up, arena_[l.offset]), low);
+  if (!l.pins) link_after(up, low);
+  ++live_nodes_;
+  return up;
+}
+
+// Adds a leaf with these tokens below the cursor, splitting the edge there if it must.
+uint32_t Trie::hang(Cursor at, const uint32_t* tokens, uint32_t count, double bits) {
+  const uint32_t parent = at.depth < nodes_[at.node].end ? split(at.node, at.depth) : at.node;
+  const uint32_t leaf = take_node();
+  Node& x = nodes_[leaf];
+  Node& p = nodes_[parent];
+  x.offset = arena_.size();
+  x.bits = bits;
+  x.length = count;
+  x.end = at.depth + count;
+  x.parent = parent;
+  x.next = p.child;
+  if (p.child) nodes_[p.child].prev = leaf;
+  p.child = leaf;
+  x.slots = static_cast<uint32_t>(slots_.size());
+  const uint32_t slots = slot_count(x);
+  arena_.append(tokens, count);
+  slots_.append_zeros(slots);
+  children_.insert(child_hash(parent, tokens[0]), leaf);
+  link_after(leaf, nodes_[0].older);
+  ++live_nodes_;
+  live_tokens_ += count;
+  live_slots_ += slots;
+  return leaf;
+}
+
+void Trie::put(uint32_t node, uint32_t end, uint64_t id, std::vector<uint64_t>* replaced) {
+  uint64_t& place = end % block_ ? nodes_[node].tail : slot(nodes_[node], end);
+  if (place) {
+    replaced->push_back(place);
+    records_.erase(place);
+    --live_records_;
+  }
+  place = id;
+  records_.set(id, node);
+  ++live_records_;
+}
+
+void Trie::take_tail(uint32_t node, std::vector<uint64_t>* taken) {
+  taken->push_back(nodes_[node].tail);
+  clear_record(node, nodes_[node].end);
+}
+
+void Trie::clear_record(uint32_t node, uint32_t end) {
+  uint64_t& place = end % block_ ? nodes_[node].tail : slot(nodes_[node], end);
+  records_.erase(place);
+  place = 0;
+  --live_records_;
+}
+
+std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
+                                   float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records) {
+  const uint32_t n = checked_count(count);
+  if (n == 0) throw std::invalid_argument("tokens: empty");
+  for (size_t i = 0; i < records; ++i) {
+    if (ends[i] == 0 || ends[i] > n || (i && ends[i] <= ends[i - 1]) || (ends[i] % block_ && ends[i] != n))
+      throw std::invalid_argument("ends: not strictly rising multiples of the block, or the last token");
+    if (ids[i] == 0) throw std::invalid_argument("ids: 0 is not an id");
+  }
+  if (!std::is_sorted(ids, ids + records, std::less_equal<uint64_t>())) {
+    std::vector<uint64_t> sorted(ids, ids + records);
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      throw std::invalid_argument("ids: one occurs twice");
+  }
+  const auto valid = [](float b) { return b >= 0 && b <= 1e30f; };
+  bool fine = bits || valid(uniform_bits);
+  if (bits)
+    for (uint32_t i = 0; i < n; ++i) fine &= valid(bits[i]);
+  if (!fine) throw std::invalid_argument("bits: not finite and >= 0");
+
+  Exclusive guard(*this);
+  const uint32_t top = root_node(root);
+  for (size_t i = 0; i < records; ++i)
+    if (records_.get(ids[i])) throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
+  const Cursor at = walk(top, 0, tokens, n);
+  std::vector<uint64_t> replaced;
+  room(n - at.depth, n / block_ - at.depth / block_, 2);
+  for (size_t i = 0; i < records; ++i) records_.prepare(ids[i]);
+
+  uint32_t leaf = at.node;
+  if (at.depth < n) {
+    double more = 0;
+    if (bits)
+      for (uint32_t i = at.depth; i < n; ++i) more += bits[i];
+    else
+      more = double{uniform_bits} * (n - at.depth);
+    leaf = hang(at, tokens + at.depth, n - at.depth, bits_at(at) + more);
+  } else if (records && ends[records - 1] == n && n % block_ && nodes_[leaf].end != n) {
+    leaf = split(leaf, n);
+  }
+  size_t left = records;
+  for (uint32_t x = leaf; x != top; x = nodes_[x].parent) {
+    // What is left of `ends` at or above `left` lies deeper than x; a tail here is inside the block of the next of them
+    // if that ends by the end of the tail's block. A pinned tail stays: its covering record may be evicted.
+    const uint32_t end = nodes_[x].end;
+    if (nodes_[x].tail && left < records && ends[left] > end && ends[left] <= (end / block_ + 1) * block_ &&
+        !pinned_itself(x))
+      take_tail(x, &replaced);
+    const uint32_t from = start(nodes_[x]);
+    while (left && ends[left - 1] > from) {
+      --left;
+      put(x, ends[left], ids[left], &replaced);
+    }
+  }
+  touch_up(leaf);
+  std::sort(replaced.begin(), replaced.end());
+  compact_if_half_garbage();
+  return replaced;
+}
+
+// ---- taking away ----
+
+uint64_t Trie::last_record(uint32_t node, uint32_t* end) const {
+  const Node& x = nodes_[node];
+  *end = x.end;
+  if (x.tail) return x.tail;
+  for (uint32_t i = slot_count(x); i > 0; --i) {
+    *end = (start(x) / block_ + i) * block_;
+    if (const uint64_t id = slots_[x.slots + i - 1]) return id;
+  }
+  return 0;
+}
+
+// Frees a node without children. Its records go to `taken` (they must be gone already where that is nullptr).
+void Trie::drop_node(uint32_t node, std::vector<uint64_t>* taken) {
+  Node& x = nodes_[node];
+  const uint32_t slots = slot_count(x);
+  if (taken) {
+    for (uint32_t i = 0; i < slots; ++i) {
+      if (const uint64_t id = slots_[x.slots + i]) {
+        taken->push_back(id);
+        clear_record(node, (start(x) / block_ + 1 + i) * block_);
+      }
+    }
+    if (x.tail) take_tail(node, taken);
+  }
+  children_.erase(find_slot(x.parent, node));
+  (x.prev ? nodes_[x.prev].next : nodes_[x.parent].child) = x.next;
+  if (x.next) nodes_[x.next].prev = x.prev;
+  unlink(node);
+  if (x.pins) own_pins_.erase(node);
+  live_tokens_ -= x.length;
+  live_slots_ -= slots;
+  --live_nodes_;
+  x = Node{};
+  x.next = free_;
+  free_ = node;
+}
+
+// Cuts an unpinned leaf back to its last record, or drops it and goes on with the parent.
+void Trie::trim(uint32_t node) {
+  while (nodes_[node].parent && !nodes_[node].child && !nodes_[node].pins) {
+    uint32_t end;
+    if (last_record(node, &end)) {
+      if (end == nodes_[node].end) return;
+      const double bits = bits_at(Cursor{node, end});
+      Node& x = nodes_[node];
+      live_slots_ -= x.end / block_ - end / block_;
+      live_tokens_ -= x.end - end;
+      x.bits = bits;
+      x.length -= x.end - end;
+      x.end = end;
+      return;
+    }
+    const uint32_t parent = nodes_[node].parent;
+    drop_node(node, nullptr);
+    node = parent;
+  }
+}
+
+uint64_t Trie::evict() {
+  Exclusive guard(*this);
+  while (const uint32_t leaf = nodes_[0].newer) {
+    uint32_t end;
+    const uint64_t id = last_record(leaf, &end);
+    if (id) clear_record(leaf, end);
+    trim(leaf);
+    if (id) {
+      compact_if_half_garbage();
+      return id;
+    }
+  }
+  return 0;
+}
+
+bool Trie::remove(uint64_t id) {
+  Exclusive guard(*this);
+  const uint32_t node = records_.get(id);
+  if (!node) return false;
+  clear_record(node, record_end(node, id));
+  trim(node);
+  compact_if_half_garbage();
+  return true;
+}
+
+std::vector<uint64_t> Trie::erase(uint32_t root, const uint32_t* tokens, size_t count) {
+  const uint32_t n = checked_count(count);
+  Exclusive guard(*this);
+  const Cursor at = walk(root_node(root), 0, tokens, n);
+  std::vector<uint64_t> taken;
+  if (n == 0 || at.depth < n) return taken;
+  const uint32_t cut = (n - 1) / block_ * block_;
+  const uint32_t pins = nodes_[at.node].pins;
+  uint32_t p = nodes_[at.node].parent;
+  for (uint32_t x = at.node; x != p;) {  // the leaves of the subtree first
+    while (nodes_[x].child) x = nodes_[x].child;
+    const uint32_t parent = nodes_[x].parent;
+    drop_node(x, &taken);
+    x = parent;
+  }
+  while (const uint32_t parent = nodes_[p].parent) {
+    Node& x = nodes_[p];
+    x.pins -= pins;
+    if (!x.child && !x.pins) {
+      drop_node(p, &taken);
+    } else {
+      if (x.tail && x.end > cut && !pinned_itself(p)) take_tail(p, &taken);
+      if (pins && !x.pins) link_after(p, nodes_[0].older);
+    }
+    p = parent;
+  }
+  std::sort(taken.begin(), taken.end());
+  compact_if_half_garbage();
+  return taken;
+}
+
+// ---- the arena ----
+
+void Trie::rebuild_arena() {
+  Buffer<uint32_t> arena;
+  Buffer<uint64_t> slots;
+  arena.reserve(live_tokens_);
+  slots.reserve(live_slots_);
+  for (size_t i = 1; i < nodes_.size(); ++i) {
+    Node& x = nodes_[i];
+    if (!x.parent) continue;  // free, or a root
+    const uint32_t first = static_cast<uint32_t>(slots.size());
+    const size_t offset = arena.size();
+    arena.append(arena_.data() + x.offset, x.length);
+    slots.append(slots_.data() + x.slots, slot_count(x));
+    x.offset = offset;
+    x.slots = first;
+  }
+  arena_.swap(arena);
+  slots_.swap(slots);
+  children_.shrink();
+}
+
+void Trie::compact() {
+  Exclusive guard(*this);
+  rebuild_arena();
+}
+
+void Trie::compact_if_half_garbage() {
+  constexpr size_t kWorthwhile = 1 << 16;  // tokens; below that the pass costs more than it frees
+  if (arena_.size() > kWorthwhile && arena_.size() - live_tokens_ > arena_.size() / 2) rebuild_arena();
+}
+
+}  // namespace kvstore
+
+#include "trie_restore.h"

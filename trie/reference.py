@@ -1,0 +1,374 @@
+"""`ReferenceTrie`: the trie in obvious Python, one node per token. The oracle that tests compare
+`_trie.Trie` with.
+
+It has the same methods, arguments and results. Where the C++ keeps compressed edges, this marks the tokens
+that end one (`edge_end`): recency belongs to whole edges, and bits are linear inside the edge that an
+insert made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ReferenceTrie"]
+
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+
+class _Node:
+    """One token. `record`: id of the record that ends here, or 0. `pins`: pins at exactly this depth."""
+
+    __slots__ = ("bits", "children", "depth", "edge_end", "parent", "pins", "record", "stamp", "token")
+
+    def __init__(self, parent: _Node | None, token: int, bits: float) -> None:
+        self.parent = parent
+        self.token = token
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.children: dict[int, _Node] = {}
+        self.bits = bits
+        self.record = 0
+        self.edge_end = False
+        self.stamp = 0
+        self.pins = 0
+
+    def up(self) -> Iterator[_Node]:
+        """This node and its ancestors, without the root."""
+        node: _Node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def below(self) -> Iterator[_Node]:
+        """This node and everything below, newest child first."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def pinned(self) -> bool:
+        return any(node.pins for node in self.below())
+
+
+class ReferenceTrie:
+    """See `kvstore.trie._trie.Trie`. Not thread-safe, not fast."""
+
+    def __init__(self, block_tokens: int) -> None:
+        if not 1 <= block_tokens <= 65536:
+            raise ValueError("block_tokens: not in 1..65536")
+        self.block_tokens = block_tokens
+        self._roots: list[_Node] = []
+        self._records: dict[int, _Node] = {}
+        self._clock = 0
+
+    def new_root(self) -> int:
+        self._roots.append(_Node(None, 0, 0.0))
+        return len(self._roots) - 1
+
+    def _root(self, root: int) -> _Node:
+        if not 0 <= root < len(self._roots):
+            raise ValueError(f"root: {root} does not exist")
+        return self._roots[root]
+
+    def _walk(self, root: int, tokens: U32) -> _Node:
+        node = self._root(root)
+        for token in tokens.tolist():
+            child = node.children.get(token)
+            if child is None:
+                break
+            node = child
+        return node
+
+    # ---- reading ----
+
+    def longest_prefix(self, root: int, tokens: U32) -> int:
+        return self._walk(root, tokens).depth
+
+    def best_match(self, root: int, tokens: U32) -> tuple[int, float]:
+        node = self._walk(root, tokens)
+        return node.depth, node.bits
+
+    def match(self, root: int, tokens: U32, touch: bool) -> tuple[int, float, U64, U32]:
+        at = self._walk(root, tokens)
+        blocks = -(-at.depth // self.block_tokens)
+        records, ends = [0] * blocks, [0] * blocks
+        for node in at.up():
+            i = (node.depth - 1) // self.block_tokens
+            if node.record and not records[i]:
+                records[i], ends[i] = node.record, node.depth
+        used = at
+        if at.depth % self.block_tokens and ends[-1] != at.depth:
+            for node in at.below():
+                if (node.depth - 1) // self.block_tokens == blocks - 1 and node.record:
+                    records[-1], ends[-1], used = node.record, node.depth, node
+                    break
+        if touch:
+            self._touch(used)
+        return at.depth, at.bits, np.array(records, np.uint64), np.array(ends, np.uint32)
+
+    def contains(self, record_id: int) -> bool:
+        return record_id in self._records
+
+    def path(self, record_id: int) -> tuple[int, U32]:
+        if record_id not in self._records:
+            raise KeyError(f"record_id: {record_id} is not stored")
+        nodes = list(self._records[record_id].up())
+        top = nodes[-1].parent
+        root = next(i for i, node in enumerate(self._roots) if node is top)
+        return root, np.array([node.token for node in reversed(nodes)], np.uint32)
+
+    def stats(self) -> dict[str, int]:
+        nodes = [node for root in self._roots for node in root.below() if node.parent is not None]
+        edges = sum(node.edge_end for node in nodes)
+        return {"nodes": edges, "tokens": len(nodes), "records": len(self._records)}
+
+    # ---- recency ----
+
+    @staticmethod
+    def _edge_end(node: _Node) -> _Node:
+        while node.parent is not None and not node.edge_end:
+            (node,) = node.children.values()
+        return node
+
+    @staticmethod
+    def _edge(end: _Node) -> list[_Node]:
+        """The nodes of the edge that ends here, upwards."""
+        edge = [end]
+        while (above := edge[-1].parent) is not None and above.parent is not None and not above.edge_end:
+            edge.append(above)
+        return edge
+
+    def _touch(self, node: _Node) -> None:
+        self._clock += 1
+        for each in self._edge_end(node).up():
+            each.stamp = self._clock
+
+    def touch(self, root: int, tokens: U32) -> int:
+        node = self._walk(root, tokens)
+        self._touch(node)
+        return node.depth
+
+    def pin(self, root: int, tokens: U32, delta: int) -> None:
+        if delta not in (1, -1):
+            raise ValueError("delta: not +1 or -1")
+        node = self._walk(root, tokens)
+        if len(tokens) == 0 or node.depth < len(tokens):
+            raise ValueError("tokens: this path is not stored")
+        if delta < 0 and not node.pins:
+            raise ValueError("tokens: this path is not pinned")
+        node.pins += delta
+        node.edge_end = True
+        if delta < 0:
+            self._touch(node)
+
+    # ---- changing ----
+
+    def _set(self, node: _Node, rid: int) -> int:
+        """Returns the id that this replaces, or 0."""
+        old = node.record
+        if old:
+            del self._records[old]
+        node.record = rid
+        if rid:
+            self._records[rid] = node
+        return old
+
+    def _grow(self, node: _Node, tokens: list[int], bits: float) -> _Node:
+        """Adds one edge below `node` with `bits` in all."""
+        if not tokens:
+            return node
+        if node.parent is not None:
+            node.edge_end = True
+        start = node.bits
+        for i, token in enumerate(tokens):
+            node.children[token] = node = _Node(node, token, start + bits * (i + 1) / len(tokens))
+            node.stamp = self._clock
+        node.edge_end = True
+        return node
+
+    def _supersede_tails(self, node: _Node) -> list[int]:
+        """Takes the unpinned tails strictly inside the block that a record ending at `node` covers."""
+        block = (node.depth - 1) // self.block_tokens * self.block_tokens
+        inside = [x for x in node.up() if block < x.depth < node.depth and x.record and not x.pins]
+        return [self._set(x, 0) for x in inside]
+
+    def insert(self, root: int, tokens: U32, bits: Any, ends: U32, ids: U64) -> U64:
+        n, at_ends, new_ids = len(tokens), ends.tolist(), ids.tolist()
+        if n == 0:
+            raise ValueError("tokens: empty")
+        if len(at_ends) != len(new_ids):
+            raise ValueError("ids: another number than ends")
+        for i, end in enumerate(at_ends):
+            late = i > 0 and end <= at_ends[i - 1]
+            if not 0 < end <= n or late or (end % self.block_tokens and end != n):
+                raise ValueError("ends: not strictly rising multiples of the block, or the last token")
+        if 0 in new_ids or len(set(new_ids)) < len(new_ids) or any(rid in self._records for rid in new_ids):
+            raise ValueError("ids: 0, twice or in use")
+        each = np.full(n, bits, np.float32) if np.isscalar(bits) else np.asarray(bits)
+        if len(each) != n or not (np.isfinite(each) & (each >= 0)).all():
+            raise ValueError("bits: not finite and >= 0")
+        at = self._walk(root, tokens)
+        leaf = self._grow(at, tokens[at.depth :].tolist(), float(each[at.depth :].sum(dtype=np.float64)))
+        if at_ends and at_ends[-1] == n and n % self.block_tokens:
+            leaf.edge_end = True
+        nodes = {node.depth: node for node in leaf.up()}
+        gone = []
+        for end, rid in zip(at_ends, new_ids, strict=True):
+            gone += self._supersede_tails(nodes[end])
+            gone.append(self._set(nodes[end], rid))
+        self._touch(leaf)
+        return np.array(sorted(rid for rid in gone if rid), np.uint64)
+
+    def _trim(self, node: _Node) -> None:
+        """Drops unpinned leaves without a record; what is left ends its edge there."""
+        while node.parent is not None and not node.children and not node.pins and not node.record:
+            del node.parent.children[node.token]
+            node = node.parent
+        node.edge_end = node.parent is not None
+
+    def evict(self) -> int | None:
+        while True:
+            nodes = [x for root in self._roots for x in root.below() if x.parent is not None]
+            leaves = [x for x in nodes if not x.children and not x.pins]
+            if not leaves:
+                return None
+            leaf = min(leaves, key=lambda x: (x.stamp, -x.depth))
+            last = next((x for x in self._edge(leaf) if x.record), None)
+            rid = self._set(last, 0) if last is not None else 0
+            self._trim(leaf)
+            if rid:
+                return rid
+
+    def remove(self, record_id: int) -> bool:
+        if record_id not in self._records:
+            return False
+        node = self._records[record_id]
+        self._set(node, 0)
+        self._trim(self._edge_end(node))
+        return True
+
+    def erase(self, root: int, tokens: U32) -> U64:
+        at = self._walk(root, tokens)
+        if len(tokens) == 0 or at.depth < len(tokens):
+            return np.zeros(0, np.uint64)
+        cut = (len(tokens) - 1) // self.block_tokens * self.block_tokens
+        pinned_before = [x for x in at.up() if x.pinned()]
+        gone = [self._set(x, 0) for x in at.below()]
+        for x in at.up():
+            if x.depth > cut and not x.pins:
+                gone.append(self._set(x, 0))
+        at.children.clear()
+        at.pins = 0
+        node = at
+        while node.parent is not None and not node.children and not node.pins:
+            gone.append(self._set(node, 0))
+            del node.parent.children[node.token]
+            node = node.parent
+        freed = [x for x in node.up() if x in pinned_before and not x.pinned()]
+        if freed:
+            self._clock += 1
+            for x in freed:
+                x.stamp = self._clock
+        return np.array(sorted(rid for rid in gone if rid), np.uint64)
+
+    # ---- restore ----
+
+    def restore(
+        self,
+        roots: U32,
+        ids: U64,
+        starts: U32,
+        counts: U32,
+        tags: U64,
+        parent_tags: U64,
+        bits: npt.NDArray[np.float32],
+        tokens: U32,
+        pinned: U8,
+    ) -> U64:
+        if any(root.children for root in self._roots):
+            raise ValueError("restore: the trie is not empty")
+        offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.uint64)]).tolist()
+        if offsets[-1] != len(tokens):
+            raise ValueError("tokens: their number is not the sum of counts")
+        by_tag: dict[int, tuple[int, _Node, _Node, list[int]]] = {}  # -> (root, parent, end, block)
+        row_of: dict[int, int] = {}
+        followers: dict[_Node, int] = {}  # rows that start here
+        every = ids.tolist()
+        for row in sorted(range(len(every)), key=lambda i: (int(starts[i]), every[i], i)):
+            start, count, rid = int(starts[row]), int(counts[row]), every[row]
+            root, tag, above = int(roots[row]), int(tags[row]), int(parent_tags[row])
+            block = tokens[offsets[row] : offsets[row + 1]].tolist()
+            share = float(bits[row])
+            possible = rid and 1 <= count <= self.block_tokens and start % self.block_tokens == 0
+            possible = possible and start + count <= 0x7FFFFFFF and 0 <= share <= 1e30
+            if not possible or root >= len(self._roots):
+                continue
+            parent = self._roots[root]
+            if start:
+                if above == 0 or above not in by_tag:
+                    continue
+                parent_root, _, parent, _ = by_tag[above]
+                if parent_root != root or parent.depth != start:
+                    continue
+            elif above:
+                continue
+            if tag in by_tag and (by_tag[tag][0], by_tag[tag][1], by_tag[tag][3]) != (root, parent, block):
+                continue
+            if rid in row_of:
+                continue
+            row_of[rid] = row
+            node = parent
+            while len(block) > node.depth - start and block[node.depth - start] in node.children:
+                node = node.children[block[node.depth - start]]
+            fresh = block[node.depth - start :]
+            node = self._grow(node, fresh, share * len(fresh) / count)
+            if count % self.block_tokens:
+                node.edge_end = True
+            self._supersede_in_restore(node, row_of, pinned)
+            self._set(node, rid)
+            followers[parent] = followers.get(parent, 0) + 1
+            if tag:
+                by_tag.setdefault(tag, (root, parent, node, block))
+        for node, count in followers.items():  # an only child continues its parent's edge
+            if count == 1 and node.parent is not None and not pinned[row_of[node.record]]:
+                node.edge_end = False
+        for rid, node in self._records.items():
+            node.pins = int(bool(pinned[row_of[rid]]))
+        self._straighten()
+        for rid in sorted(self._records):
+            for node in self._records[rid].up():
+                node.stamp = max(node.stamp, rid)
+        self._settle_stamps()
+        self._clock = max([0, *self._records])
+        return np.array(sorted(set(every) - set(self._records)), np.uint64)
+
+    def _supersede_in_restore(self, node: _Node, row_of: dict[int, int], pinned: U8) -> None:
+        block = (node.depth - 1) // self.block_tokens * self.block_tokens
+        for x in node.up():
+            if block < x.depth < node.depth and x.record and not pinned[row_of[x.record]]:
+                self._set(x, 0)
+
+    def _edges(self) -> list[list[_Node]]:
+        ends = [x for root in self._roots for x in root.below() if x.edge_end]
+        return [self._edge(end) for end in ends]
+
+    def _straighten(self) -> None:
+        """Makes the bits linear inside every edge."""
+        for edge in self._edges():
+            below = edge[-1].parent.bits if edge[-1].parent is not None else 0.0
+            step = (edge[0].bits - below) / len(edge)
+            for i, node in enumerate(reversed(edge[1:])):
+                node.bits = below + step * (i + 1)
+
+    def _settle_stamps(self) -> None:
+        """Gives an edge one stamp, that of the newest record at or below any part of it."""
+        for edge in self._edges():
+            stamp = max(node.stamp for node in edge)
+            for node in edge:
+                node.stamp = stamp
