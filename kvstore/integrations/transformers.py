@@ -225,6 +225,20 @@ def cache_layers(cache: Any) -> KVLayers:
     return tuple(pairs)
 
 
+def cache_from_layers(layers: KVLayers) -> DynamicCache:
+    """A `DynamicCache` that starts as these (K, V), each `[1, heads, tokens, dim]`, without copying them.
+
+    The cache never writes into them: a DynamicLayer grows by making new tensors.
+    """
+    cache = DynamicCache()
+    for keys, values in layers:
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
 # Fingerprints of the models seen by `generate`: one look per model object, not one per call.
 _identities: weakref.WeakKeyDictionary[Any, ModelIdentity] = weakref.WeakKeyDictionary()
 
@@ -249,14 +263,12 @@ def generate(
     than tokens, a model in training mode), `IdentityMismatch` if the store holds the caches of another model.
     """
     _check_arguments(model, input_ids, kwargs)
-    if session is not None and namespace:
-        raise ValueError("namespace: a session has its own tokens; give either session or namespace")
     _check_identity(model, store)
     prompt = input_ids[0].tolist()
     cache = None
     if len(prompt) > 1:
         hit = store.get(prompt[:-1], namespace=namespace, device=model.device)
-        cache = None if hit is None else hit.cache()
+        cache = None if hit is None else cache_from_layers(hit.layers)
     if cache is None:
         cache = DynamicCache(config=model.config)
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
@@ -266,7 +278,7 @@ def generate(
     if session is None:
         store.put(held, cache, namespace=namespace)
     else:
-        store.session(session).save(held, cache)
+        store.session(session, namespace=namespace).save(held, cache)
     return output
 
 

@@ -1,0 +1,67 @@
+"""What a codec is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.codecs.view import KVView
+from kvstore.errors import CodecError
+from kvstore.identity import Tokens
+from kvstore.layout import KVLayout
+
+
+@dataclass(frozen=True)
+class BlockInfo:
+    """What is known of a block besides its keys and values: layout, its token ids `[n]`, position of the first."""
+
+    layout: KVLayout
+    tokens: Tokens
+    start: int
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    def layer_bytes(self) -> list[int]:
+        """Raw bytes of each layer of this block."""
+        item = self.layout.item_bytes * self.count
+        return [x.heads * (x.key_dim + x.value_dim) * item for x in self.layout.layers]
+
+
+class Codec(Protocol):
+    """Codes the layers of a block one by one. Stateless and thread-safe.
+
+    `id` is a number forever: a codec whose bytes change gets a new one. `exact` codecs give back every bit.
+    """
+
+    id: int
+    name: str
+    exact: bool
+
+    def bound(self, info: BlockInfo) -> int:
+        """The most payload bytes that `encode` may write for such a block."""
+
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...]:
+        """Writes the layers one after the other into `out` (writable, at least `bound` bytes), which it mutates.
+
+        Returns the coded bytes of each layer. The same input gives the same bytes on every machine.
+        """
+
+    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        """Decodes the first `out.tokens` tokens of the block into `out`, which may be strided; mutates only that.
+
+        payload: the coded layers one after the other, layer_sizes: the bytes of each. Raises `CodecError` where they
+        are not what `encode` wrote; `out` then holds undefined values. Sizes are checked before memory is taken.
+        """
+
+
+def check_payload(info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+    """The checks that every decoder starts with."""
+    if len(layer_sizes) != len(info.layout.layers):
+        raise CodecError(f"expected {len(info.layout.layers)} layers, found {len(layer_sizes)}")
+    if sum(layer_sizes) != len(payload):
+        raise CodecError(f"layers of {sum(layer_sizes)} bytes in a payload of {len(payload)}")
+    if out.layout != info.layout or not 0 < out.tokens <= info.count:
+        raise CodecError(f"a block of {info.count} tokens cannot be decoded into a view of {out.tokens}")

@@ -1,0 +1,92 @@
+"""Codec 16: byte shuffle and zstd, by the blosc2 library. General-purpose, lossless, for any dtype.
+
+One blosc2 chunk a layer (its K and V one after the other), so that layers decode one at a time. The shuffle puts
+the exponent bytes of all values together, which is where a KV cache is redundant.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.codecs.base import BlockInfo, check_payload
+from kvstore.codecs.view import KVView
+from kvstore.errors import CodecError
+
+_OVERHEAD_BYTES = 64  # blosc2 stores incompressible data with a header of 32 bytes
+
+
+class ZstdCodec:
+    """blosc2 with typesize of the dtype, SHUFFLE, zstd level 1, one thread (the store has its own)."""
+
+    id = 16
+    name = "zstd"
+    exact = True
+
+    def __init__(self) -> None:
+        self._scratch = threading.local()
+
+    def bound(self, info: BlockInfo) -> int:
+        return info.count * info.layout.bytes_per_token + _OVERHEAD_BYTES * len(info.layout.layers)
+
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...]:
+        blosc2 = _blosc2()
+        layer_bytes = info.layer_bytes()
+        raw = self._memory(sum(layer_bytes))
+        block.copy_to(KVView.packed(info.layout, info.count, raw.ctypes.data, raw))
+        sizes, begin, written = [], 0, 0
+        for nbytes in layer_bytes:
+            chunk = blosc2.compress2(
+                raw[begin : begin + nbytes],
+                codec=blosc2.Codec.ZSTD,
+                clevel=1,
+                filters=[blosc2.Filter.SHUFFLE],
+                typesize=info.layout.item_bytes,
+                nthreads=1,
+            )
+            out[written : written + len(chunk)] = chunk
+            sizes.append(len(chunk))
+            written += len(chunk)
+            begin += nbytes
+        return tuple(sizes)
+
+    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        check_payload(info, payload, layer_sizes, out)
+        blosc2 = _blosc2()
+        layer_bytes = info.layer_bytes()
+        raw = self._memory(sum(layer_bytes))
+        begin = read = 0
+        for number, (size, nbytes) in enumerate(zip(layer_sizes, layer_bytes, strict=True)):
+            part = payload[read : read + size]
+            if len(part) < 32 or len(part) > nbytes + _OVERHEAD_BYTES:
+                raise CodecError(f"zstd layer {number}: {len(part)} bytes cannot hold {nbytes}")
+            # The chunk's own sizes are an attacker's to choose; they are compared before anything is decoded.
+            claimed, stored, _ = blosc2.get_cbuffer_sizes(bytes(part[:32]))
+            if claimed != nbytes or stored != len(part):
+                raise CodecError(f"zstd layer {number}: chunk claims {stored} -> {claimed} bytes, expected {nbytes}")
+            try:
+                blosc2.decompress2(part, dst=raw[begin : begin + nbytes], nthreads=1)
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise CodecError(f"zstd layer {number}: {error}") from error
+            begin += nbytes
+            read += size
+        KVView.packed(info.layout, info.count, raw.ctypes.data, raw).narrow(0, out.tokens).copy_to(out)
+
+    def _memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Scratch memory of this thread, kept from block to block: fresh pages cost more than decoding does."""
+        memory: npt.NDArray[np.uint8] | None = getattr(self._scratch, "memory", None)
+        if memory is None or len(memory) < nbytes:
+            memory = self._scratch.memory = np.empty(nbytes, dtype=np.uint8)
+        return memory[:nbytes]
+
+
+def _blosc2() -> Any:
+    # Imported at the first use: it costs 0.3 s, and stores without this codec need not pay it.
+    import blosc2
+
+    blosc2.set_releasegil(True)
+    return blosc2

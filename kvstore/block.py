@@ -1,0 +1,72 @@
+"""A block on its way to the tiers, and how it becomes a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.codecs.base import BlockInfo, Codec
+from kvstore.codecs.view import KVView
+from kvstore.identity import Tokens
+from kvstore.layout import KVLayout
+from kvstore.record import FLAG_PINNED, RecordHeader, padded, payload_offset, seal
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.host import HostRecord
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of one sequence, its keys and values still where the caller (or a copy) has them.
+
+    record: its number. parent: number of the block before it, 0 for none. key, parent_key: see `identity.chain_key`.
+    """
+
+    record: int
+    parent: int
+    key: bytes
+    parent_key: bytes
+    namespace: bytes
+    start: int
+    tokens: Tokens
+    view: KVView
+    bits: float
+    expiry: float
+    pinned: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def info(self) -> BlockInfo:
+        return BlockInfo(self.view.layout, self.tokens, self.start)
+
+    def encode(self, codec: Codec, pool: BufferPool) -> HostRecord:
+        """The block as a sealed record in a buffer of whole pages."""
+        info = self.info()
+        begin = payload_offset(len(info.layout.layers), info.count)
+        buffer = pool.take(padded(begin + codec.bound(info)))
+        sizes = codec.encode(info, self.view, buffer.view[begin:])
+        header = RecordHeader(
+            key=self.key,
+            parent=self.parent_key,
+            namespace=self.namespace,
+            codec=codec.id,
+            record_id=self.record,
+            start=self.start,
+            tokens=self.tokens,
+            layer_sizes=sizes,
+            raw_bytes=self.view.nbytes,
+            bits=self.bits,
+            expiry=self.expiry,
+            flags=FLAG_PINNED if self.pinned else 0,
+        )
+        buffer.trim(padded(header.record_bytes))
+        seal(header, buffer.view)
+        return HostRecord(header, buffer)
+
+
+def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
+    """Pages that the largest record of a full block takes."""
+    import numpy as np
+
+    info = BlockInfo(layout, np.zeros(block_tokens, np.uint32), 0)
+    return padded(payload_offset(len(layout.layers), block_tokens) + codec.bound(info))

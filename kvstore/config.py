@@ -1,0 +1,165 @@
+"""Settings of a store. Sizes are bytes, times are seconds; every budget is bounded by default."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kvstore.errors import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAGE_BYTES = 4096
+MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
+MIN_SEGMENTS = 4
+
+
+@dataclass(frozen=True)
+class TierConfig:
+    """One tier: its budget in `bytes` (0 turns the tier off) and the name of the `codec` it keeps blocks in."""
+
+    bytes: int
+    codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """All settings of a `KVStore`; immutable, checked when made.
+
+    device: raw tensors on the device they came from. Off by default: on a CPU it would repeat the host tier.
+    host: encoded records in host memory (pinned when CUDA is present).
+    disk: segment files; the budget counts whole segments. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
+    block_tokens: tokens of a block, the unit of storage and sharing.
+    segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
+    group_bytes: the write-behind thread makes this many bytes durable with one sync.
+    write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
+    put_timeout_s: how long `put` waits for room in that queue before it drops the blocks (counted).
+    durability: "flush": durable once flush() returns. "put": put() itself returns only when durable.
+    namespaces: if not empty, the only namespaces accepted.
+    threads: worker threads that read and decode.
+    """
+
+    device: TierConfig = TierConfig(0)
+    host: TierConfig = TierConfig(1 * GIB)
+    disk: TierConfig = TierConfig(8 * GIB, "zstd")
+    block_tokens: int = 64
+    segment_bytes: int = 64 * MIB
+    group_bytes: int = 64 * MIB
+    write_queue_bytes: int = 512 * MIB
+    put_timeout_s: float = 30.0
+    durability: Literal["flush", "put"] = "flush"
+    namespaces: tuple[bytes, ...] = field(default=())
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        for tier in ("device", "host", "disk"):
+            value = getattr(self, tier)
+            if not isinstance(value, TierConfig):
+                raise ConfigError(f"{tier}: expected a TierConfig, found {type(value).__name__}")
+            _integer(f"{tier}.bytes", value.bytes, 0, 1 << 60)
+            if not isinstance(value.codec, str) or not value.codec:
+                raise ConfigError(f"{tier}.codec: expected a codec's name, found {value.codec!r}")
+        if self.device.codec != "raw":
+            raise ConfigError(f"device.codec: only 'raw' can be held on the device, found {self.device.codec!r}")
+        _integer("block_tokens", self.block_tokens, 1, 4096)
+        _integer("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
+        _integer("group_bytes", self.group_bytes, 1, 1 << 32)
+        _integer("write_queue_bytes", self.write_queue_bytes, 1, 1 << 60)
+        _integer("threads", self.threads, 1, 256)
+        if 0 < self.disk.bytes < MIN_SEGMENTS * self.segment_bytes:
+            raise ConfigError(
+                f"disk.bytes: {self.disk.bytes} is below {MIN_SEGMENTS} segments of {self.segment_bytes} bytes; "
+                "raise disk.bytes or lower segment_bytes"
+            )
+        if isinstance(self.put_timeout_s, bool) or not isinstance(self.put_timeout_s, int | float):
+            raise ConfigError(f"put_timeout_s: expected seconds, found {self.put_timeout_s!r}")
+        if not 0 <= self.put_timeout_s < float("inf"):
+            raise ConfigError(f"put_timeout_s: expected seconds >= 0, found {self.put_timeout_s!r}")
+        if self.durability not in ("flush", "put"):
+            raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
+        if not isinstance(self.namespaces, tuple) or not all(isinstance(n, bytes) for n in self.namespaces):
+            raise ConfigError(f"namespaces: expected a tuple of bytes, found {self.namespaces!r}")
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> StoreConfig:
+        """Builds a config from nested settings (as read from TOML). Unknown keys raise `ConfigError`."""
+        return _merge(cls(), settings)
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> StoreConfig:
+        """Reads the table `[kvstore]`, or the whole file where there is none."""
+        try:
+            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{os.fspath(path)}: cannot be read as TOML: {error}") from error
+        table = document.get("kvstore", document)
+        if not isinstance(table, dict):
+            raise ConfigError(f"{os.fspath(path)}: kvstore: expected a table")
+        return cls.from_mapping(table)
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, prefix: str = "KVSTORE_", base: StoreConfig | None = None
+    ) -> StoreConfig:
+        """Reads `KVSTORE_HOST_BYTES`, `KVSTORE_DISK_CODEC`, `KVSTORE_THREADS`, ... over `base`.
+
+        Unknown names under the prefix raise `ConfigError`, except `KVSTORE_CPU` and `KVSTORE_SANITIZE`, which belong
+        to the C++ core and its build. `KVSTORE_NAMESPACES` is a comma-separated list.
+        """
+        environ = os.environ if environ is None else environ
+        settings: dict[str, Any] = {}
+        for name, text in environ.items():
+            key = name.removeprefix(prefix).lower()
+            if not name.startswith(prefix) or name in ("KVSTORE_CPU", "KVSTORE_SANITIZE"):
+                continue
+            tier, _, rest = key.partition("_")
+            if tier in ("device", "host", "disk") and rest:
+                settings.setdefault(tier, {})[rest] = _number(text)
+            elif key == "namespaces":
+                settings[key] = [part for part in text.split(",") if part]
+            else:
+                settings[key] = _number(text)
+        return _merge(base or cls(), settings)
+
+
+def _merge(base: StoreConfig, settings: Mapping[str, Any]) -> StoreConfig:
+    known = {f.name for f in fields(StoreConfig)}
+    changes: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(f"{key}: unknown setting; known are {', '.join(sorted(known))}")
+        if key in ("device", "host", "disk"):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{key}: expected a table with bytes and codec, found {value!r}")
+            unknown = set(value) - {"bytes", "codec"}
+            if unknown:
+                raise ConfigError(f"{key}.{min(unknown)}: unknown setting; known are bytes, codec")
+            changes[key] = replace(getattr(base, key), **value)
+        elif key == "namespaces":
+            if not isinstance(value, list | tuple):
+                raise ConfigError(f"namespaces: expected a list, found {value!r}")
+            changes[key] = tuple(n.encode() if isinstance(n, str) else n for n in value)
+        else:
+            changes[key] = value
+    return replace(base, **changes)
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _integer(name: str, value: object, low: int, high: int, multiple: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: expected an integer, found {value!r}")
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: expected {low} to {high}, found {value}")
+    if value % multiple:
+        raise ConfigError(f"{name}: expected a multiple of {multiple}, found {value}")

@@ -1,0 +1,63 @@
+"""Every exception the store raises. Each message says what was wrong and what to do about it."""
+
+from __future__ import annotations
+
+
+class KVStoreError(Exception):
+    """Base of all errors raised by kvstore."""
+
+
+class ConfigError(KVStoreError, ValueError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class LayoutMismatch(KVStoreError, ValueError):
+    """The given tensors do not have the layout that the store's identity names. Nothing was stored."""
+
+
+class UnsupportedModel(KVStoreError):
+    """The model keeps a kind of state that cannot be stored; the message names it."""
+
+
+class UnsupportedCache(KVStoreError):
+    """The cache object holds a layer that cannot be stored; the message names it."""
+
+
+class FormatVersion(KVStoreError):
+    """The store was written by another version of the format."""
+
+
+class IdentityMismatch(KVStoreError):
+    """The store belongs to another model, dtype or layout."""
+
+
+class StoreLocked(KVStoreError):
+    """Another writer has the store open; the message names the holder."""
+
+
+class StoreClosed(KVStoreError):
+    """The store was used after close()."""
+
+
+class StoreForked(KVStoreError):
+    """The store was opened in a parent process; open it anew in the child."""
+
+
+class ReadOnlyStore(KVStoreError):
+    """A change was asked of a store opened with read_only=True."""
+
+
+class CorruptStore(KVStoreError):
+    """The files are damaged beyond dropping single entries; the message names the file."""
+
+
+class DiskError(KVStoreError):
+    """The disk tier could not be written or read; the affected blocks are dropped, the rest goes on."""
+
+
+class CodecError(KVStoreError):
+    """Bytes handed to a codec are not what the codec wrote."""
+
+
+class UnknownCodec(CodecError):
+    """No codec is registered under that number or name."""

@@ -1,0 +1,211 @@
+"""Brings the blocks of a prefix together: reads what is on disk, checks it, decodes everything into the result.
+
+Every block goes straight into its slice of the result. Records that follow each other on disk are read with one
+call, and reading one run overlaps with decoding another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.block import Block
+from kvstore.codecs import KVView, codec_by_id
+from kvstore.codecs.base import BlockInfo
+from kvstore.config import MIB
+from kvstore.errors import CodecError, UnknownCodec
+from kvstore.identity import Tokens, chain_key
+from kvstore.metrics import Metrics
+from kvstore.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
+from kvstore.residency import Residency, Source
+from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.device import DeviceBlock
+from kvstore.tiers.disk.catalog import Entry
+from kvstore.tiers.host import HostRecord
+
+# Larger runs read no faster; smaller ones leave more to overlap.
+_RUN_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is wanted of one stored block: its first `tokens`, at `start` of the sequence.
+
+    parent_key: key of the block before; a record from outside memory must prove with its own key that it follows it.
+    """
+
+    record: int
+    start: int
+    tokens: Tokens
+    parent_key: bytes
+    source: Source
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Reads and decodes. Thread-safe.
+
+    promote: disk records that were read are kept in the host tier as they are, coded as on disk: a record names
+    its codec, and decoding it again costs less than coding it anew.
+    """
+
+    residency: Residency
+    pool: BufferPool
+    executor: Executor
+    metrics: Metrics
+    threads: int
+
+    def fetch(self, parts: Sequence[Part], out: KVView | None, promote: bool = True) -> tuple[int, dict[str, int]]:
+        """Decodes the parts into `out` (None: only reads, checks and promotes them).
+
+        Returns how many leading parts are good, and tokens by tier of those. Never raises for damaged or lost
+        records: they are counted and quarantined. Releases the disk entries of the parts.
+        """
+        tasks = self._tasks(parts)
+        run = _Run(self, parts, out, promote)
+        if len(tasks) == 1:
+            outcomes = [run(tasks[0])]
+        else:
+            outcomes = list(self.executor.map(run, tasks))
+        bad = {index for outcome in outcomes for index in outcome}
+        good = min(bad, default=len(parts))
+        tiers: dict[str, int] = {}
+        for part in parts[:good]:
+            name = _tier_name(part.source)
+            tiers[name] = tiers.get(name, 0) + len(part.tokens)
+        return good, tiers
+
+    def _tasks(self, parts: Sequence[Part]) -> list[range]:
+        """Ranges of parts to work on together: runs of neighbours on disk, and even shares of what is in memory."""
+        share = max(1, -(-len(parts) // (2 * self.threads)))
+        tasks: list[range] = []
+        first = size = 0
+        for i, part in enumerate(parts):
+            if i > first and (not _together(parts[i - 1].source, part.source) or size >= _RUN_BYTES or i - first >= share):
+                tasks.append(range(first, i))
+                first, size = i, 0
+            size += part.source.extent.nbytes if isinstance(part.source, Entry) else 0
+        tasks.append(range(first, len(parts)))
+        return tasks
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Works on one task; returns the indexes of parts that failed."""
+
+    fetcher: Fetcher
+    parts: Sequence[Part]
+    out: KVView | None
+    promote: bool
+
+    def __call__(self, task: range) -> list[int]:
+        entries = [part.source for part in self.parts[task.start : task.stop] if isinstance(part.source, Entry)]
+        if entries:
+            return self._from_disk(task, entries)
+        if self.out is None:
+            return []
+        return [i for i in task if not self._from_memory(self.parts[i], self._target(self.parts[i]))]
+
+    def _target(self, part: Part) -> KVView | None:
+        return self.out.narrow(part.start, len(part.tokens)) if self.out is not None else None
+
+    def _from_memory(self, part: Part, target: KVView | None) -> bool:
+        source = part.source
+        assert target is not None and not isinstance(source, Entry)
+        if isinstance(source, HostRecord):
+            return self._decode(part, source.header, source.payload, target)
+        assert isinstance(source, DeviceBlock | Block)
+        source.view.narrow(0, target.tokens).copy_to(target)
+        return True
+
+    def _from_disk(self, task: range, entries: Sequence[Entry]) -> list[int]:
+        fetcher = self.fetcher
+        assert fetcher.residency.disk is not None
+        buffers = [fetcher.pool.take(entry.extent.nbytes) for entry in entries]
+        try:
+            fetcher.residency.disk.read(entries, buffers)
+        except OSError:
+            fetcher.metrics.add("disk_read_errors", len(entries))
+            return list(task)
+        finally:
+            fetcher.residency.disk.release(entries)
+        return [i for i, buffer in zip(task, buffers, strict=True) if not self._accept(self.parts[i], buffer)]
+
+    def _accept(self, part: Part, buffer: Buffer) -> bool:
+        """Checks a record that was read, decodes it, and lends its buffer to the host tier."""
+        try:
+            header = check_record(part, buffer.view)
+        except DamagedRecord as damage:
+            self._reject(part, damage.damage.value)
+            return False
+        target = self._target(part)
+        if target is not None and not self._decode(part, header, HostRecord(header, buffer).payload, target):
+            return False
+        if self.promote:
+            self.fetcher.residency.host.add(part.record, HostRecord(header, buffer))
+        return True
+
+    def _decode(self, part: Part, header: RecordHeader, payload: memoryview, target: KVView) -> bool:
+        try:
+            info = BlockInfo(target.layout, header.tokens, header.start)
+            codec_by_id(header.codec).decode(info, payload, header.layer_sizes, target)
+        except UnknownCodec:
+            self.fetcher.metrics.add("unknown_codec")  # a newer version may read it: it stays
+            return False
+        except CodecError as error:
+            self._reject(part, type(error).__name__)
+            return False
+        return True
+
+    def _reject(self, part: Part, why: str) -> None:
+        residency = self.fetcher.residency
+        if isinstance(part.source, Entry) and residency.disk is not None:
+            now = residency.disk.entry(part.record)
+            if now is None or now.extent != part.source.extent:
+                # A writer process reused the space since this one looked it up: not damage, only too late.
+                self.fetcher.metrics.add("stale_reads")
+                residency.drop([part.record])
+                return
+        self.fetcher.metrics.add(f"damaged_{why}")
+        residency.quarantine(part.record)
+
+
+def check_record(part: Part, data: memoryview) -> RecordHeader:
+    """Parses a record and checks that it is whole, and exactly the block that was asked for: its parent's key, its
+    own key and the tokens themselves. Raises `DamagedRecord`."""
+    header = parse(data, len(data))
+    check_payload(header, data)
+    count = len(part.tokens)
+    if (
+        header.parent != part.parent_key
+        or header.start != part.start
+        or not np.array_equal(header.tokens[:count], part.tokens)
+        or chain_key(header.parent, header.tokens) != header.key
+    ):
+        raise DamagedRecord(Damage.KEY, "another block's record")
+    return header
+
+
+def release(residency: Residency, sources: Sequence[Source | None]) -> None:
+    """Lets go of the disk entries among sources that will not be fetched."""
+    entries = [source for source in sources if isinstance(source, Entry)]
+    if entries and residency.disk is not None:
+        residency.disk.release(entries)
+
+
+def _together(before: Source, source: Source) -> bool:
+    if not isinstance(before, Entry) or not isinstance(source, Entry):
+        return isinstance(before, Entry) == isinstance(source, Entry)
+    a, b = before.extent, source.extent
+    return a.segment == b.segment and a.offset + a.nbytes == b.offset
+
+
+def _tier_name(source: Source) -> str:
+    if isinstance(source, Entry):
+        return "disk"
+    return {HostRecord: "host", DeviceBlock: "device", Block: "queue"}[type(source)]
+
+

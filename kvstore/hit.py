@@ -1,0 +1,67 @@
+"""What `put` and `get` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """tokens: length of the sequence. new_tokens: tokens that were not stored before. new_blocks: blocks queued for
+    writing. dropped_blocks: blocks not taken because the write queue stayed full (also counted in `stats()`).
+    waited_s: how long the queue made `put` wait."""
+
+    tokens: int
+    new_tokens: int
+    new_blocks: int
+    dropped_blocks: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class FlushResult:
+    """durable_blocks: blocks written to disk since the last flush. dropped_blocks: blocks that could not be (full or
+    failing disk); they are counted in `stats()` and may still be in memory."""
+
+    durable_blocks: int
+    dropped_blocks: int
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One row of `KVStore.sessions()`. bytes: raw size of the session's cache. last_use: unix seconds."""
+
+    id: str
+    tokens: int
+    bytes: int
+    last_use: float
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A stored prefix.
+
+    tokens: how many leading tokens matched. tiers: tokens by the tier they came from ("device", "queue" for blocks
+    not yet written, "host", "disk"). seconds: time the get took. layers: per layer (K, V), each
+    `[1, heads, tokens, dim]`; the caller owns them and may write into them.
+    """
+
+    tokens: int
+    tiers: dict[str, int]
+    seconds: float
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    def cache(self) -> Any:
+        """A fresh transformers `DynamicCache` of these tensors. It never writes into them: it grows by copying."""
+        from transformers import DynamicCache
+
+        return DynamicCache(list(self.layers))
+
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of the tensors."""
+        return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)

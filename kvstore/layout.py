@@ -1,0 +1,141 @@
+"""The shape of a KV cache, stated and never inferred.
+
+A cache is L layers of (K, V); K is `[heads, tokens, key_dim]` and V `[heads, tokens, value_dim]`, K stored after
+the rotary embedding, as the model holds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import ConfigError, LayoutMismatch
+
+if TYPE_CHECKING:
+    import torch
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+KVLayers = tuple[tuple["torch.Tensor", "torch.Tensor"], ...]
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """One layer: key/value heads and the last dimension of K and of V."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "key_dim", "value_dim"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
+                raise ConfigError(f"LayerLayout.{name}: expected an integer from 1 to 65536, found {value!r}")
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """All layers of a cache, their dtype ("bfloat16", "float16", "float32") and the positions they carry.
+
+    `rope` is the canonical JSON of the rotary parameters ("none" where positions are absolute or learned): two
+    caches with different rotary bases have the same shape and different contents.
+    """
+
+    layers: tuple[LayerLayout, ...]
+    dtype: str
+    rope: str = "none"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, tuple) or not all(isinstance(x, LayerLayout) for x in self.layers):
+            raise ConfigError("KVLayout.layers: expected a tuple of LayerLayout")
+        if not 1 <= len(self.layers) <= 1024:
+            raise ConfigError(f"KVLayout.layers: expected 1 to 1024 layers, found {len(self.layers)}")
+        if self.dtype not in ITEM_BYTES:
+            raise ConfigError(f"KVLayout.dtype: expected one of {', '.join(ITEM_BYTES)}, found {self.dtype!r}")
+        if not isinstance(self.rope, str):
+            raise ConfigError(f"KVLayout.rope: expected text, found {self.rope!r}")
+
+    @classmethod
+    def uniform(
+        cls, num_layers: int, heads: int, head_dim: int, dtype: str = "bfloat16", rope: str = "none"
+    ) -> KVLayout:
+        """A layout whose layers are all alike, with K and V of the same width."""
+        return cls((LayerLayout(heads, head_dim, head_dim),) * num_layers, dtype, rope)
+
+    @cached_property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """Raw bytes of one token, all layers, K and V."""
+        return sum(x.heads * (x.key_dim + x.value_dim) for x in self.layers) * self.item_bytes
+
+    def canonical(self) -> str:
+        """The layout as one line of JSON, the same for equal layouts; part of the identity."""
+        rows = [[x.heads, x.key_dim, x.value_dim] for x in self.layers]
+        return json.dumps({"dtype": self.dtype, "layers": rows, "rope": self.rope}, sort_keys=True)
+
+    @classmethod
+    def from_canonical(cls, text: str) -> KVLayout:
+        """The inverse of `canonical`; raises `ConfigError` on anything else."""
+        try:
+            document = json.loads(text)
+            layers = tuple(LayerLayout(*row) for row in document["layers"])
+            return cls(layers, document["dtype"], document["rope"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"not a canonical layout: {error}") from error
+
+    def layers_of(self, kv: Any, tokens: int) -> tuple[KVLayers, bool]:
+        """Checks a cache against this layout.
+
+        kv: a transformers cache (`.layers` with `.keys` and `.values`), or per layer (K, V), each
+        `[1, heads, tokens, dim]` or `[heads, tokens, dim]`.
+        Returns the layers as `[heads, tokens, dim]` views, and whether the caller may still write into them
+        (False only for transformers' DynamicLayer, which replaces its tensors and never writes into them).
+        Raises `LayoutMismatch`; changes nothing.
+        """
+        items, owned = _items(kv)
+        if len(items) != len(self.layers):
+            raise LayoutMismatch(f"kv has {len(items)} layers, the store's layout has {len(self.layers)}")
+        views = []
+        for number, (item, layer) in enumerate(zip(items, self.layers, strict=True)):
+            try:
+                k, v = item
+            except (TypeError, ValueError) as error:
+                raise LayoutMismatch(f"kv layer {number}: expected a pair (K, V)") from error
+            views.append(
+                (
+                    self._view(k, f"K of layer {number}", layer.heads, tokens, layer.key_dim),
+                    self._view(v, f"V of layer {number}", layer.heads, tokens, layer.value_dim),
+                )
+            )
+        return tuple(views), not owned
+
+    def _view(self, tensor: Any, name: str, heads: int, tokens: int, dim: int) -> torch.Tensor:
+        shape = tuple(getattr(tensor, "shape", ()))
+        if len(shape) == 4 and shape[0] == 1:
+            tensor, shape = tensor[0], shape[1:]
+        if shape != (heads, tokens, dim):
+            raise LayoutMismatch(
+                f"{name}: expected [heads={heads}, tokens={tokens}, dim={dim}] (a leading batch of 1 is fine), "
+                f"found {list(getattr(tensor, 'shape', ())) or type(tensor).__name__}"
+            )
+        if str(tensor.dtype) != f"torch.{self.dtype}":
+            raise LayoutMismatch(f"{name}: expected dtype {self.dtype}, found {tensor.dtype}")
+        checked: torch.Tensor = tensor.detach()
+        return checked
+
+
+def _items(kv: Any) -> tuple[Sequence[Any], bool]:
+    layers = getattr(kv, "layers", None)
+    if layers is None:
+        try:
+            return list(kv), False
+        except TypeError as error:
+            raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
+    owned = all(type(layer).__name__ == "DynamicLayer" for layer in layers)
+    return [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers], owned

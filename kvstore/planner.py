@@ -1,0 +1,86 @@
+"""What a `put` still has to store of a sequence, as blocks. Pure but for the numbers it gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.block import Block
+from kvstore.codecs.view import KVView
+from kvstore.identity import Tokens, chain_keys
+from kvstore.layout import KVLayout, KVLayers
+from kvstore.trie import Match
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The blocks of a sequence that are not stored: their indexes, and the first token among them."""
+
+    blocks: list[int]
+    first_token: int
+
+
+def missing_blocks(match: Match, tokens: int, block_tokens: int) -> Gap:
+    """The blocks of a sequence of `tokens` tokens that no record covers."""
+    count = -(-tokens // block_tokens)
+    want = np.minimum((np.arange(count) + 1) * block_tokens, tokens)
+    known = len(match.records)
+    have = np.zeros(count, dtype=bool)
+    # A record deeper than the match belongs to tokens that differ, so the match itself must reach the end too.
+    have[:known] = (match.records != 0) & (match.ends >= want[:known]) & (match.depth >= want[:known])
+    blocks = np.flatnonzero(~have).tolist()
+    return Gap(blocks, blocks[0] * block_tokens if blocks else tokens)
+
+
+def view_from(layout: KVLayout, layers: KVLayers, first_token: int, copy: bool) -> KVView:
+    """The keys and values from `first_token` on; copied where the caller may still write into them."""
+    cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
+    if copy:
+        cut = [(k.clone(), v.clone()) for k, v in cut]
+    return KVView.of_layers(layout, cut)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A sequence under `put`: chain root and digest of its namespace, tokens, bits per token, expiry, pin."""
+
+    root: bytes
+    namespace: bytes
+    tokens: Tokens
+    bits: npt.NDArray[np.float32] | float
+    expiry: float
+    pin: bool
+
+    def bits_between(self, start: int, end: int) -> float:
+        if isinstance(self.bits, float):
+            return self.bits * (end - start)
+        return float(self.bits[start:end].sum(dtype=np.float64))
+
+
+def make_blocks(
+    sequence: Sequence, match: Match, gap: Gap, view: KVView, first_record: int, block_tokens: int
+) -> Iterator[Block]:
+    """The missing blocks, numbered from `first_record`. view: keys and values from `gap.first_token` on."""
+    keys = [sequence.root, *chain_keys(sequence.root, sequence.tokens, block_tokens)]
+    records = dict(enumerate(match.records.tolist()))
+    last = len(keys) - 2
+    for number, index in enumerate(gap.blocks, first_record):
+        start = index * block_tokens
+        tokens = sequence.tokens[start : start + block_tokens]
+        yield Block(
+            record=number,
+            parent=records.get(index - 1, 0),
+            key=keys[index + 1],
+            parent_key=keys[index],
+            namespace=sequence.namespace,
+            start=start,
+            tokens=tokens.copy(),  # the caller may reuse its array
+            view=view.narrow(start - gap.first_token, len(tokens)),
+            bits=sequence.bits_between(start, start + len(tokens)),
+            expiry=sequence.expiry,
+            pinned=sequence.pin and index == last,
+        )
+        records[index] = number

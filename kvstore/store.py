@@ -1,0 +1,455 @@
+"""`KVStore`: put, get, and everything a program calls."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from kvstore.block import Block, max_record_bytes
+from kvstore.codecs import KVView, codec_by_name
+from kvstore.config import PAGE_BYTES, StoreConfig
+from kvstore.errors import ConfigError, ReadOnlyStore, StoreClosed, StoreForked, UnknownCodec
+from kvstore.fetch import Fetcher, Part, release
+from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
+from kvstore.identity import ModelIdentity, as_tokens, chain_keys, chain_root, namespace_digest
+from kvstore.loading import follow, load_index
+from kvstore.metrics import Metrics
+from kvstore.persist import Persister
+from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.residency import Residency
+from kvstore.result import allocate, deliver
+from kvstore.session import Session, SessionTable
+from kvstore.session_record import SessionRecord
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.tier import DiskTier
+from kvstore.trie import UNIFORM_BITS_PER_TOKEN, Match, TrieIndex, bits_from_logprobs
+from kvstore.writeback import Job, WriteBehind
+
+
+class KVStore:
+    """A persistent, tiered store of KV caches. Thread-safe; a context manager.
+
+    path: a directory (made where it is missing). identity: whose caches; a store holds those of one model.
+    config: budgets and settings. read_only: any number of processes may read while one writes.
+    fs: the file system, for tests that make it fail.
+
+    Raises `StoreLocked` where another writer has it open, `IdentityMismatch`, `FormatVersion`, `CorruptStore`,
+    `ConfigError`. Damaged entries are dropped and counted, never raised.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        identity: ModelIdentity,
+        config: StoreConfig | None = None,
+        *,
+        read_only: bool = False,
+        fs: FileSystem | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.identity = identity
+        self.config = config = config or StoreConfig()
+        self.metrics = Metrics()
+        self._read_only = read_only
+        self._pid = os.getpid()
+        self._closed = False
+        self._put_lock = threading.Lock()
+        self._roots: dict[bytes, bytes] = {}
+        self._check_config()
+        if read_only and not config.disk.bytes:
+            raise ConfigError("read_only: a store without a disk tier has nothing to read")
+
+        index = TrieIndex(config.block_tokens)
+        self._residency = Residency(config, index, self.metrics)
+        self._pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=_cuda_is_there())
+        self._next_record = 1
+        if config.disk.bytes:
+            self._residency.disk = DiskTier(
+                fs or FileSystem(),
+                self.path,
+                identity,
+                config,
+                read_only,
+                self.metrics,
+                self._pool,
+                evict=self._residency.evict_one,
+                alive=self._residency.pending.__contains__,
+            )
+            self._next_record = load_index(self._residency)
+        self._executor = ThreadPoolExecutor(config.threads, "kvstore")
+        self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
+        self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads)
+        self._sessions = SessionTable(self._residency.disk)
+        self._writer: WriteBehind | None = None
+        if not read_only:
+            persister = Persister(self._residency, self._pool, self._executor, self._sessions)
+            self._writer = WriteBehind(
+                config.write_queue_bytes,
+                config.group_bytes,
+                persister.encode,
+                persister.persist,
+                self._residency.expire,
+            )
+
+    # ---- the main job --------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        tokens: Any,
+        kv: Any,
+        *,
+        namespace: bytes = b"",
+        logprobs: Any = None,
+        ttl: float | None = None,
+        pin: bool = False,
+    ) -> PutResult:
+        """Stores the cache of a sequence: the blocks of it that are not stored yet.
+
+        tokens: `[n]` ids < 2^32. kv: a transformers cache, or per layer (K, V), `[1, heads, n, dim]` or
+        `[heads, n, dim]`, K after the rotary embedding. namespace: sequences of different namespaces never share.
+        logprobs: `[n]` natural log-probabilities of the tokens, for the trie. ttl: seconds after which it is gone.
+        pin: never evict it.
+
+        Returns when the blocks are taken and can be got; they are written behind, and durable after `flush()` (or on
+        return with durability "put"). Takes references to a transformers cache's tensors, copies others. Waits up to
+        `put_timeout_s` for room in the write queue, then drops the blocks and says so. A put is durable whole or not
+        at all. Raises `ValueError` for bad tokens, `LayoutMismatch` for a bad kv; nothing is changed then.
+        """
+        return self._put(tokens, kv, namespace_digest(namespace), namespace, logprobs, ttl, pin)
+
+    def _put(
+        self,
+        tokens: Any,
+        kv: Any,
+        digest: bytes,
+        namespace: bytes | None,
+        logprobs: Any,
+        ttl: float | None,
+        pin: bool,
+        session: tuple[bytes, SessionRecord] | None = None,
+    ) -> PutResult:
+        writer = self._check_writable()
+        ids = as_tokens(tokens)
+        self._check_namespace(namespace)
+        layers, mutable = self.identity.layout.layers_of(kv, len(ids))
+        bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
+        sequence = Sequence(self._root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
+        residency, block_tokens = self._residency, self.config.block_tokens
+        with self._put_lock:
+            residency.expire()
+            match = residency.index.match(digest, ids, touch=True)
+            gap = missing_blocks(match, len(ids), block_tokens)
+            raw = (len(ids) - gap.first_token) * self.identity.layout.bytes_per_token
+            waited = writer.wait_for_room(raw, self.config.put_timeout_s) if gap.blocks else 0.0
+            sessions = [self._sessions.set(*session)] if session is not None else []
+            if waited is None:
+                if sessions:
+                    writer.submit(Job(sessions=sessions))
+                self.metrics.add("dropped_queue_full", len(gap.blocks))
+                return PutResult(len(ids), 0, 0, len(gap.blocks), self.config.put_timeout_s)
+            blocks: list[Block] = []
+            superseded: list[int] = []
+            if gap.blocks:
+                view = view_from(self.identity.layout, layers, gap.first_token, mutable)
+                blocks = list(make_blocks(sequence, match, gap, view, self._next_record, block_tokens))
+                self._next_record += len(blocks)
+                superseded = self._index_blocks(sequence, blocks)
+            changed = self._extend_lives(sequence, match, blocks)
+            residency.touch(match.records.tolist())
+            if blocks or changed or sessions:
+                writer.submit(Job(blocks, superseded, changed, sessions))
+        new_tokens = sum(len(block.tokens) for block in blocks)
+        self.metrics.add("put_tokens", len(ids))
+        self.metrics.add("put_new_tokens", new_tokens)
+        self.metrics.add("put_wait_s", waited)
+        if self.config.durability == "put":
+            writer.flush()
+        return PutResult(len(ids), new_tokens, len(blocks), 0, waited)
+
+    def get(
+        self, tokens: Any, *, namespace: bytes = b"", max_tokens: int | None = None, device: Any = None
+    ) -> Hit | None:
+        """The cache of the longest stored prefix of `tokens`, exact to the token; None where nothing is stored.
+
+        max_tokens: return at most so many tokens. device: where the tensors go (default: the CPU).
+        What comes back is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks make
+        the prefix shorter, never wrong. Raises `ValueError` for bad tokens, nothing for any state of the store.
+        """
+        self._check_namespace(namespace)
+        return self._get(tokens, namespace_digest(namespace), max_tokens, device)
+
+    def _get(self, tokens: Any, digest: bytes, max_tokens: int | None, device: Any) -> Hit | None:
+        self._check_open()
+        begin = time.perf_counter()
+        ids = as_tokens(tokens)
+        if max_tokens is not None:
+            if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+                raise ValueError(f"max_tokens: expected a positive integer, found {max_tokens!r}")
+            ids = ids[:max_tokens]
+        self.metrics.add("get_tokens", len(ids))
+        parts = self._parts(digest, ids)
+        if not parts:
+            self.metrics.add("get_misses")
+            return None
+        count = parts[-1].start + len(parts[-1].tokens)
+        layers = allocate(self.identity.layout, count)
+        out = KVView.of_layers(self.identity.layout, [(k[0], v[0]) for k, v in layers])
+        good, tiers = self._fetcher.fetch(parts, out)
+        if not good:
+            self.metrics.add("get_misses")
+            return None
+        if good < len(parts):
+            count = parts[good].start
+            layers = tuple((k[:, :, :count], v[:, :, :count]) for k, v in layers)
+        layers = deliver(layers, device)
+        self.metrics.add("get_hits")
+        for name, amount in tiers.items():
+            self.metrics.add(f"get_hit_tokens_{name}", amount)
+        return Hit(count, tiers, time.perf_counter() - begin, layers)
+
+    def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
+        """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
+        self._check_open()
+        self._check_namespace(namespace)
+        ids = as_tokens(tokens)
+        self._refresh()
+        match = self._residency.index.match(namespace_digest(namespace), ids, touch=False)
+        return match.usable(self.config.block_tokens) if len(match.records) else 0
+
+    def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
+        """Brings the stored prefix from disk into the host tier, in the background.
+
+        The future gives the leading tokens that are in memory when it is done.
+        """
+        self._check_open()
+        self._check_namespace(namespace)
+        ids, digest = as_tokens(tokens).copy(), namespace_digest(namespace)
+        return self._background.submit(self._prefetch, ids, digest)
+
+    def _prefetch(self, ids: Any, digest: bytes) -> int:
+        parts = self._parts(digest, ids)
+        good, _ = self._fetcher.fetch(parts, None) if parts else (0, {})
+        in_memory = 0
+        for part, source in zip(parts[:good], self._in_memory([p.record for p in parts[:good]]), strict=True):
+            if not source:
+                break
+            in_memory = part.start + len(part.tokens)
+        return in_memory
+
+    def delete(self, tokens: Any, *, namespace: bytes = b"") -> int:
+        """Removes a stored sequence: the block of its last token, everything that continues it, and the blocks before
+        that no other sequence shares (pinned ones stay). Returns how many blocks went. Durable on return.
+
+        A sequence that is not stored in full removes nothing. Raises `DiskError` where the catalog cannot be written;
+        the sequence is gone from this process all the same.
+        """
+        self._check_writable()
+        self._check_namespace(namespace)
+        ids = as_tokens(tokens)
+        with self._put_lock:
+            records = self._residency.index.erase(namespace_digest(namespace), ids).tolist()
+            self._residency.drop(records)
+        if self._residency.disk is not None and records:
+            self._residency.disk.remove(records)
+        self.metrics.add("deleted_records", len(records))
+        return len(records)
+
+    def flush(self) -> FlushResult:
+        """Returns when every put and session change made before is durable, or was dropped and counted."""
+        return self._check_writable().flush()
+
+    # ---- sessions ------------------------------------------------------------------------------------------------
+
+    def session(self, id: str, *, namespace: bytes = b"") -> Session:
+        """A handle on the session with this id, which may not exist yet. Raises `ValueError` for a bad id."""
+        self._check_open()
+        self._check_namespace(namespace)
+        return Session(self, id, namespace_digest(namespace))
+
+    def sessions(self) -> list[SessionInfo]:
+        """All saved sessions, the last used first."""
+        self._check_open()
+        width = self.identity.layout.bytes_per_token
+        rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in self._sessions.all()]
+        return sorted(rows, key=lambda row: row.last_use, reverse=True)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes and counters as plain numbers: `index`, one entry per tier, `queue`, and `counters` (which only
+        grow; see ARCHITECTURE.md for their meaning). Every drop, fallback and damaged entry is there."""
+        self._check_open()
+        residency = self._residency
+        disk = residency.disk
+        tiers: dict[str, Any] = {
+            tier.name: {"bytes": tier.nbytes, "budget": tier.budget, "records": len(tier)}
+            for tier in (residency.device, residency.host)
+        }
+        if disk is not None:
+            tiers["disk"] = disk.stats()
+        return {
+            "index": residency.index.stats(),
+            **tiers,
+            "queue": {"bytes": self._writer.pending_bytes if self._writer else 0, "records": len(residency.pending)},
+            "buffers": {"free_bytes": self._pool.free_bytes},
+            "counters": self.metrics.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Writes what is queued, then closes files and ends threads. Idempotent; everything else raises after it."""
+        if os.getpid() != self._pid:
+            raise StoreForked("this store was opened in the parent process; open it anew in the child")
+        if self._closed:
+            return
+        self._closed = True
+        self._background.shutdown(cancel_futures=True)
+        if self._writer is not None:
+            self._writer.close()
+        self._executor.shutdown()
+        if self._residency.disk is not None:
+            self._residency.disk.close()
+        self._residency.host.clear()
+        self._residency.device.clear()
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _note_session(self, key: bytes, record: SessionRecord | None, only_if_writable: bool = False) -> None:
+        if self._writer is None and only_if_writable:
+            return
+        self._check_writable().submit(Job(sessions=[self._sessions.set(key, record)]))
+
+    def _parts(self, digest: bytes, ids: Any) -> list[Part]:
+        """The stored prefix as parts with their sources; stops at the first block that is nowhere."""
+        self._refresh()
+        residency, block_tokens = self._residency, self.config.block_tokens
+        match = residency.index.match(digest, ids, touch=True)
+        usable = match.usable(block_tokens) if len(match.records) else 0
+        records = match.records[: -(-usable // block_tokens)].tolist()
+        if not records:
+            return []
+        residency.touch(records)
+        sources = residency.find(records)
+        parents = [self._root(digest), *chain_keys(self._root(digest), ids[: len(records) * block_tokens], block_tokens)]
+        parts = []
+        for i, (record, source) in enumerate(zip(records, sources, strict=True)):
+            start = i * block_tokens
+            if source is None or residency.is_expired(record):
+                release(residency, sources[i:])
+                residency.drop_if_nowhere(record)
+                break
+            parts.append(Part(record, start, ids[start : min(start + block_tokens, usable)], parents[i], source))
+        return parts
+
+    def _in_memory(self, records: list[int]) -> list[bool]:
+        residency = self._residency
+        return [r in residency.host or r in residency.device or r in residency.pending for r in records]
+
+    def _index_blocks(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
+        """Makes blocks findable; returns the records they replace."""
+        residency = self._residency
+        for block in blocks:
+            residency.pending[block.record] = block
+            residency.set_expiry(block.record, block.expiry)
+        end = blocks[-1].end
+        bits = sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end]
+        superseded = residency.index.insert(
+            sequence.namespace,
+            sequence.tokens[:end],
+            np.array([block.end for block in blocks], np.uint32),
+            np.array([block.record for block in blocks], np.uint64),
+            bits=bits,
+        ).tolist()
+        residency.drop(superseded)
+        if blocks[-1].pinned:
+            residency.pin(blocks[-1].record)
+        return superseded
+
+    def _extend_lives(self, sequence: Sequence, match: Match, blocks: list[Block]) -> list[tuple[int, float | None, bool]]:
+        """What changes for records that were stored already: a prefix lives as long as anything that continues it,
+        and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
+        residency = self._residency
+        changed: dict[int, tuple[int, float | None, bool]] = {}
+        records = [r for r in match.records.tolist() if r and r in residency.index]
+        for record in records:
+            expiry = residency.expiry(record)
+            if expiry and (not sequence.expiry or expiry < sequence.expiry):
+                residency.set_expiry(record, sequence.expiry)
+                changed[record] = (record, sequence.expiry, record in residency.pinned)
+        covered = records and match.depth >= len(sequence.tokens) and not (blocks and blocks[-1].pinned)
+        if sequence.pin and covered and records[-1] not in residency.pinned:
+            residency.pin(records[-1])
+            changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
+        return list(changed.values())
+
+    def _root(self, digest: bytes) -> bytes:
+        root = self._roots.get(digest)
+        if root is None:
+            root = self._roots[digest] = chain_root(self.identity, digest, self.config.block_tokens)
+        return root
+
+    def _refresh(self) -> None:
+        if self._read_only:
+            follow(self._residency)
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreForked("this store was opened in the parent process; open it anew in the child")
+        if self._closed:
+            raise StoreClosed("this store was closed; open it anew")
+
+    def _check_writable(self) -> WriteBehind:
+        self._check_open()
+        if self._writer is None:
+            raise ReadOnlyStore("this store was opened with read_only=True; open it for writing in one process")
+        return self._writer
+
+    def _check_namespace(self, namespace: bytes | None) -> None:
+        allowed = self.config.namespaces
+        if namespace is not None and allowed and bytes(namespace) not in allowed:
+            raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
+
+    def _check_config(self) -> None:
+        for tier in (self.config.host, self.config.disk):
+            try:
+                codec = codec_by_name(tier.codec)
+            except UnknownCodec as error:
+                raise ConfigError(str(error)) from error
+            largest = max_record_bytes(self.identity.layout, self.config.block_tokens, codec)
+            if self.config.disk.bytes and largest > self.config.segment_bytes - PAGE_BYTES:
+                raise ConfigError(
+                    f"segment_bytes: a block of {self.config.block_tokens} tokens can take {largest} bytes, more than a "
+                    f"segment of {self.config.segment_bytes}; raise segment_bytes or lower block_tokens"
+                )
+
+
+def _expiry(ttl: float | None) -> float:
+    if ttl is None:
+        return 0.0
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < float("inf"):
+        raise ValueError(f"ttl: expected seconds > 0, found {ttl!r}")
+    return time.time() + ttl
+
+
+def _array(values: Any) -> Any:
+    return values.detach().float().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _cuda_is_there() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())

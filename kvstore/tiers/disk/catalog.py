@@ -1,0 +1,330 @@
+"""The catalog: which records exist and where they lie, the sessions, the namespaces. An LMDB environment.
+
+LMDB keeps what was committed through kill and power loss (default flags only), but has no checksums: every value
+here carries its own. Records are keyed by their number, which only grows, so a commit dirties few pages.
+This is the only module that imports lmdb. See FORMAT.md, "Catalog".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from lmdb import verify as lmdb_verify
+
+from kvstore.config import PAGE_BYTES
+from kvstore.errors import DiskError
+from kvstore.identity import Tokens
+from kvstore.tiers.disk.segments import Extent
+
+ENTRY = np.dtype(
+    [
+        ("sum", "<u8"),
+        ("record", "<u8"),
+        ("parent", "<u8"),
+        ("tag", "<u8"),
+        ("parent_tag", "<u8"),
+        ("segment", "<u4"),
+        ("page", "<u4"),
+        ("pages", "<u4"),
+        ("start", "<u4"),
+        ("count", "<u4"),
+        ("namespace", "<u4"),
+        ("bits", "<f4"),
+        ("codec", "<u2"),
+        ("flags", "<u2"),
+        ("expiry", "<f8"),
+    ]
+)
+_ENTRY = struct.Struct("<QQQQQIIIIIIfHHd")
+_SUM = struct.Struct("<Q")
+_RECORD_KEY = struct.Struct(">Q")
+_PLACE_KEY = struct.Struct(">II")
+assert _ENTRY.size == ENTRY.itemsize
+
+# The engine's format, pinned: an environment variable of py-lmdb could otherwise change it.
+_ENGINE = {"lib_version": 0}
+
+
+class CatalogError(DiskError):
+    """LMDB refused; the transaction changed nothing."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record as the catalog knows it.
+
+    tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
+    parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
+    of its tokens. expiry: unix seconds, 0 for never.
+    """
+
+    record: int
+    parent: int
+    tag: int
+    parent_tag: int
+    extent: Extent
+    start: int
+    namespace: int
+    codec: int
+    tokens: Tokens
+    bits: float = 0.0
+    flags: int = 0
+    expiry: float = 0.0
+
+    def pack(self) -> bytes:
+        body = _ENTRY.pack(
+            0,
+            self.record,
+            self.parent,
+            self.tag,
+            self.parent_tag,
+            self.extent.segment,
+            self.extent.offset // PAGE_BYTES,
+            self.extent.nbytes // PAGE_BYTES,
+            self.start,
+            len(self.tokens),
+            self.namespace,
+            self.bits,
+            self.codec,
+            self.flags,
+            self.expiry,
+        )[_SUM.size :]
+        return _with_sum(body + self.tokens.astype("<u4", copy=False).tobytes())
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Entry | None:
+        """None where the bytes are damaged."""
+        if len(value) < _ENTRY.size or _checked(value) is None:
+            return None
+        (_, record, parent, tag, parent_tag, segment, page, pages, start, count, namespace, bits, codec, flags, expiry) = (
+            _ENTRY.unpack_from(value)
+        )
+        if len(value) != _ENTRY.size + 4 * count:
+            return None
+        return cls(
+            record=record,
+            parent=parent,
+            tag=tag,
+            parent_tag=parent_tag,
+            extent=Extent(segment, page * PAGE_BYTES, pages * PAGE_BYTES),
+            start=start,
+            namespace=namespace,
+            codec=codec,
+            tokens=np.frombuffer(value, "<u4", count, _ENTRY.size),
+            bits=bits,
+            flags=flags,
+            expiry=expiry,
+        )
+
+
+@dataclass(frozen=True)
+class Scan:
+    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other."""
+
+    entries: npt.NDArray[np.void]
+    tokens: Tokens
+    damaged: list[bytes]
+
+    def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
+        """The rows where `keep` is true."""
+        if keep.all():
+            return self
+        return Scan(self.entries[keep], self.tokens[np.repeat(keep, self.entries["count"])], self.damaged)
+
+
+class Catalog:
+    """Opened catalog. Reads are thread-safe; writes are one at a time (the disk tier's lock)."""
+
+    def __init__(self, directory: str, map_bytes: int, readonly: bool) -> None:
+        """Opens it, or makes it. The caller has checked the file (`check`). Raises `CatalogError`."""
+        with _errors("open"):
+            self._env = lmdb.open(
+                directory,
+                map_size=map_bytes,
+                max_dbs=8,
+                readonly=readonly,
+                create=not readonly,
+                max_readers=1024,
+                **_ENGINE,
+            )
+            try:
+                names = (b"records", b"places", b"namespaces", b"sessions")
+                opened = [self._env.open_db(name, create=not readonly) for name in names]
+            except lmdb.Error:
+                self._env.close()
+                raise
+        self._records, self._places, self._namespaces, self._sessions = opened
+
+    def close(self) -> None:
+        self._env.close()
+
+    def version(self) -> int:
+        """Number of the last commit: a reader that sees another one has something to catch up with."""
+        with _errors("read"):
+            return int(self._env.info()["last_txnid"])
+
+    def free_stale_readers(self) -> int:
+        """Gives up the slots of reader processes that died; they would keep old pages from being reused."""
+        with _errors("read"):
+            return int(self._env.reader_check())
+
+    # ---- records -------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        added: Iterable[Entry] = (),
+        removed: Iterable[Entry] = (),
+        sessions: Iterable[tuple[bytes, bytes | None]] = (),
+    ) -> None:
+        """Adds (or replaces) entries, removes others, puts or (None) deletes sessions: all or nothing, durable on
+        return. Raises `CatalogError`."""
+        with _errors("commit"), self._env.begin(write=True) as txn:
+            for entry in removed:
+                self._forget(txn, entry)
+            for entry in added:
+                key = _RECORD_KEY.pack(entry.record)
+                old = txn.get(key, db=self._records)
+                known = Entry.unpack(old) if old is not None else None
+                if known is not None:
+                    self._forget(txn, known)
+                txn.put(key, entry.pack(), db=self._records)
+                txn.put(_place(entry.extent), key, db=self._places)
+            for name, value in sessions:
+                if value is None:
+                    txn.delete(name, db=self._sessions)
+                else:
+                    txn.put(name, _with_sum(value), db=self._sessions)
+
+    def purge(self, keys: Sequence[bytes]) -> None:
+        """Removes damaged entries by their raw keys."""
+        with _errors("commit"), self._env.begin(write=True) as txn:
+            for key in keys:
+                txn.delete(key, db=self._records)
+
+    def get(self, records: Iterable[int]) -> list[Entry | None]:
+        """The entries of one snapshot; None where a record is gone or its entry is damaged."""
+        with _errors("read"), self._env.begin() as txn:
+            values = [txn.get(_RECORD_KEY.pack(record), db=self._records) for record in records]
+        entries = [Entry.unpack(value) if value is not None else None for value in values]
+        return [e if e is not None and e.record == r else None for e, r in zip(entries, records, strict=True)]
+
+    def in_segment(self, segment: int) -> list[Entry]:
+        """The entries whose records lie in a segment, in the order they lie in it."""
+        numbers = []
+        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._places) as cursor:
+            if cursor.set_range(_PLACE_KEY.pack(segment, 0)):
+                for key, value in cursor:
+                    if _PLACE_KEY.unpack(key)[0] != segment:
+                        break
+                    numbers.append(_RECORD_KEY.unpack(value)[0])
+        found = self.get(numbers)
+        return [entry for entry in found if entry is not None and entry.extent.segment == segment]
+
+    def scan(self, after: int = 0) -> Scan:
+        """All entries with a number above `after`. Damaged ones are left out and their keys reported."""
+        values, damaged = [], []
+        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
+            if cursor.set_range(_RECORD_KEY.pack(after + 1)):
+                for key, value in cursor:
+                    if _is_entry(key, value):
+                        values.append(value)
+                    else:
+                        damaged.append(key)
+        heads = b"".join([value[: ENTRY.itemsize] for value in values])
+        tails = b"".join([value[ENTRY.itemsize :] for value in values])
+        return Scan(np.frombuffer(heads, ENTRY), np.frombuffer(tails, "<u4"), damaged)
+
+    # ---- namespaces and sessions ---------------------------------------------------------------------------------
+
+    def namespace(self, digest: bytes) -> int:
+        """The number of a namespace, given at its first use. Durable on return."""
+        with _errors("commit"), self._env.begin(write=True) as txn:
+            value = txn.get(digest, db=self._namespaces)
+            number = _number(value)
+            if number is None:
+                number = txn.stat(self._namespaces)["entries"] + 1
+                txn.put(digest, _with_sum(number.to_bytes(4, "little")), db=self._namespaces)
+            return number
+
+    def namespaces(self) -> dict[bytes, int]:
+        """All namespaces: digest -> number."""
+        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._namespaces) as cursor:
+            pairs = [(key, _number(value)) for key, value in cursor]
+        return {key: number for key, number in pairs if number is not None and len(key) == 32}
+
+    def session(self, name: bytes) -> bytes | None:
+        """A session's value; None where there is none or it is damaged."""
+        with _errors("read"), self._env.begin() as txn:
+            value = txn.get(name, db=self._sessions)
+        return _checked(value) if value is not None else None
+
+    def sessions(self) -> Iterator[tuple[bytes, bytes]]:
+        """All intact sessions."""
+        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._sessions) as cursor:
+            pairs = [(key, _checked(value)) for key, value in cursor]
+        return ((key, value) for key, value in pairs if value is not None)
+
+    def _forget(self, txn: lmdb.Transaction[bytes], entry: Entry) -> None:
+        key, place = _RECORD_KEY.pack(entry.record), _place(entry.extent)
+        txn.delete(key, db=self._records)
+        if txn.get(place, db=self._places) == key:
+            txn.delete(place, db=self._places)
+
+
+def check(directory: str) -> list[str]:
+    """What is wrong with the structure of the LMDB file, as text; [] where nothing is.
+
+    Reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS.
+    """
+    try:
+        return list(lmdb_verify.verify(directory, subdir=True))
+    except (lmdb_verify.VerifyError, OSError, struct.error, ValueError, IndexError, OverflowError) as error:
+        return [str(error)]
+
+
+def intact(value: bytes) -> bytes | None:
+    """The contents of a checksummed value, None where it is damaged. For salvage from raw pages."""
+    return _checked(value)
+
+
+def _place(extent: Extent) -> bytes:
+    return _PLACE_KEY.pack(extent.segment, extent.offset // PAGE_BYTES)
+
+
+def _with_sum(body: bytes) -> bytes:
+    return _SUM.pack(xxhash.xxh3_64_intdigest(body)) + body
+
+
+def _checked(value: bytes) -> bytes | None:
+    body = value[_SUM.size :]
+    if len(value) < _SUM.size or _SUM.unpack_from(value)[0] != xxhash.xxh3_64_intdigest(body):
+        return None
+    return body
+
+
+def _is_entry(key: bytes, value: bytes) -> bool:
+    # The scan's inner loop: the same checks as Entry.unpack, without making an object.
+    if len(value) < ENTRY.itemsize or _checked(value) is None:
+        return False
+    count = int.from_bytes(value[56:60], "little")
+    return len(value) == ENTRY.itemsize + 4 * count and int.from_bytes(value[8:16], "little") == int.from_bytes(key, "big")
+
+
+def _number(value: bytes | None) -> int | None:
+    body = _checked(value) if value is not None else None
+    return int.from_bytes(body, "little") if body is not None else None
+
+
+@contextlib.contextmanager
+def _errors(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.Error as error:
+        raise CatalogError(f"catalog: {doing}: {error}") from error

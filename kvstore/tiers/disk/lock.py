@@ -1,0 +1,65 @@
+"""One writer per store: an advisory lock on a file that names its holder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+
+from kvstore.errors import StoreLocked
+from kvstore.tiers.disk.fs import FileSystem, read_file, write_all
+
+_NAME = "writer.lock"
+_LIMIT = 4096
+
+
+class WriterLock:
+    """Held from `take` to `release`; the system releases it when the process dies, whatever the file says."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._path = os.path.join(directory, _NAME)
+        self._fd: int | None = None
+
+    def take(self) -> None:
+        """Raises `StoreLocked` naming the holder."""
+        fd = self._fs.open(self._path, os.O_RDWR | os.O_CREAT)
+        # A read-only process probes the lock for an instant when it opens the store: try more than once.
+        if not any(self._fs.lock(fd) or time.sleep(0.02) for _ in range(5)):
+            self._fs.close(fd)
+            raise StoreLocked(
+                f"{os.path.dirname(self._path)} is open for writing in {self.holder()}; close it there, share that "
+                "KVStore object, or open with read_only=True from another process"
+            )
+        # Only for the message above: whether the lock is held is the system's to say, not the file's.
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        self._fs.truncate(fd, 0)
+        write_all(self._fs, fd, [memoryview(text)], 0)
+        self._fd = fd
+
+    def holder(self) -> str:
+        """Who holds the lock, as the file says."""
+        try:
+            found = json.loads(read_file(self._fs, self._path, _LIMIT))
+            return f"process {int(found['pid'])} on {found['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+
+    def is_free(self) -> bool:
+        """Whether no process holds the lock at the moment."""
+        try:
+            fd = self._fs.open(self._path, os.O_RDONLY)
+        except OSError:
+            return True
+        try:
+            return self._fs.lock(fd)
+        finally:
+            self._fs.close(fd)
+
+    def release(self) -> None:
+        if self._fd is not None:
+            self._fs.close(self._fd)
+            self._fd = None
+
+

@@ -1,0 +1,178 @@
+"""Rebuilds a catalog whose structure is damaged: records from the segments, sessions from its raw pages.
+
+Records describe themselves, so the segments alone say what is stored. Records that had been deleted or evicted and
+not yet been overwritten come back: their contents are right for their tokens, and they are evicted in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kvstore.config import PAGE_BYTES
+from kvstore.record import DamagedRecord, RecordHeader, padded, parse
+from kvstore.session_record import SessionRecord, session_key
+from kvstore.tiers.disk.catalog import Catalog, Entry, intact
+from kvstore.tiers.disk.fs import FileSystem, read_all
+from kvstore.tiers.disk.segments import Extent
+
+DATA_FILE = "data.mdb"
+_CHUNK_BYTES = 4 << 20
+_LMDB_HEADER = 16
+_LEAF, _BIG = 0x02, 0x01
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a rebuild found."""
+
+    records: int
+    sessions: int
+
+
+def key_tag(key: bytes) -> int:
+    """The first 8 bytes of a block's key, by which the catalog links blocks to their parents."""
+    return int.from_bytes(key[:8], "little")
+
+
+def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:
+    """The catalog's entry for a record."""
+    return Entry(
+        record=header.record_id,
+        parent=parent,
+        tag=key_tag(header.key),
+        parent_tag=key_tag(header.parent) if header.start else 0,
+        extent=extent,
+        start=header.start,
+        namespace=namespace,
+        codec=header.codec,
+        tokens=header.tokens,
+        bits=header.bits,
+        flags=header.flags,
+        expiry=header.expiry,
+    )
+
+
+def rebuild(
+    fs: FileSystem,
+    directory: str,
+    damaged_catalog: str,
+    segment_numbers: list[int],
+    segment_bytes: int,
+    make_catalog: Callable[[], Catalog],
+) -> tuple[Catalog, Rebuilt]:
+    """Fills a new catalog from segments and from what can be read of `damaged_catalog` (a data.mdb)."""
+    catalog = make_catalog()
+    newest: dict[bytes, tuple[RecordHeader, Extent]] = {}
+    for number in segment_numbers:
+        for header, extent in scan_segment(fs, os.path.join(directory, f"{number:08x}.seg"), number, segment_bytes):
+            known = newest.get(header.key)
+            if known is None or known[0].record_id < header.record_id:
+                newest[header.key] = (header, extent)
+    namespaces: dict[bytes, int] = {}
+    entries: dict[int, Entry] = {}
+    for header, extent in newest.values():
+        if header.namespace not in namespaces:
+            namespaces[header.namespace] = catalog.namespace(header.namespace)
+        parent = newest.get(header.parent)
+        entries[header.record_id] = entry_of(
+            header, extent, parent[0].record_id if parent is not None else 0, namespaces[header.namespace]
+        )
+    sessions = salvage_sessions(fs, damaged_catalog)
+    catalog.commit(added=(entries[number] for number in sorted(entries)), sessions=sessions.items())
+    return catalog, Rebuilt(len(entries), len(sessions))
+
+
+def scan_segment(
+    fs: FileSystem, path: str, number: int, segment_bytes: int
+) -> Iterator[tuple[RecordHeader, Extent]]:
+    """The intact record headers of a segment, in order. After a damaged one the search goes on page by page."""
+    try:
+        size = min(fs.size(path), segment_bytes)
+        fd = fs.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        offset = PAGE_BYTES
+        while offset + PAGE_BYTES <= size:
+            try:
+                header = _read_header(fs, fd, offset, size)
+            except (DamagedRecord, OSError):
+                offset += PAGE_BYTES
+                continue
+            extent = Extent(number, offset, padded(header.record_bytes))
+            yield header, extent
+            offset += extent.nbytes
+    finally:
+        fs.close(fd)
+
+
+def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeader:
+    page = bytearray(PAGE_BYTES)
+    read_all(fs, fd, [memoryview(page)], offset)
+    room = size - offset
+    (payload_offset,) = struct.unpack_from("<I", page, 12)
+    if payload_offset > PAGE_BYTES and page[:8] == b"KVSTREC1" and payload_offset <= min(room, _CHUNK_BYTES):
+        page = bytearray(payload_offset)
+        read_all(fs, fd, [memoryview(page)], offset)
+    return parse(memoryview(page), room)
+
+
+def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, bytes]:
+    """Sessions found in the leaf pages of a damaged LMDB file: every pair whose value is intact and a session.
+
+    Old pages hold old values; the value with the highest sequence number wins.
+    """
+    best: dict[bytes, tuple[int, bytes]] = {}
+    for name, value in _leaf_pairs(fs, path):
+        body = intact(value)
+        record = SessionRecord.unpack(body) if body is not None else None
+        if body is not None and record is not None and session_key(record.namespace, record.name) == name:
+            if name not in best or best[name][0] < record.sequence:
+                best[name] = (record.sequence, body)
+    return {name: body for name, (_, body) in best.items()}
+
+
+def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:
+    """Key and value of every node of every leaf page, sound or not; nothing is trusted but the file's size."""
+    try:
+        size = fs.size(path)
+        fd = fs.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        page = bytearray(PAGE_BYTES)
+        for offset in range(0, size - PAGE_BYTES + 1, PAGE_BYTES):
+            try:
+                read_all(fs, fd, [memoryview(page)], offset)
+            except OSError:
+                continue
+            flags, lower = struct.unpack_from("<HH", page, 10)
+            if not flags & _LEAF or lower > PAGE_BYTES:
+                continue
+            for slot in range(_LMDB_HEADER, lower - 1, 2):
+                (node,) = struct.unpack_from("<H", page, slot)
+                if node + 8 > PAGE_BYTES:
+                    continue
+                low, high, node_flags, key_size = struct.unpack_from("<HHHH", page, node)
+                value_size = low | high << 16
+                begin = node + 8 + key_size
+                key = bytes(page[node + 8 : begin])
+                if not node_flags & _BIG:
+                    yield key, bytes(page[begin : begin + value_size])
+                    continue
+                if begin + 8 > PAGE_BYTES:
+                    continue
+                (first_page,) = struct.unpack_from("<Q", page, begin)
+                where = first_page * PAGE_BYTES + _LMDB_HEADER
+                if where + value_size <= size:
+                    value = bytearray(value_size)
+                    try:
+                        read_all(fs, fd, [memoryview(value)], where)
+                    except OSError:
+                        continue
+                    yield key, bytes(value)
+    finally:
+        fs.close(fd)

@@ -1,0 +1,305 @@
+"""Segment files: preallocated, filled from front to back, and recycled when nothing in them lives any more.
+
+Steady-state writes therefore hit extents that were written before, which is what makes one fdatasync cheap. What is
+live in a segment is not written in it: the catalog says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from kvstore.config import PAGE_BYTES
+from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, read_all, write_all
+
+SEGMENT_MAGIC = b"KVSTSEG1"
+_HEADER = struct.Struct("<8sHxxIQ16s")
+_NAME = re.compile(r"([0-9a-f]{8})\.seg")
+
+
+class OutOfSpace(Exception):
+    """No segment has room, and no further one may or can be made."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where a record lies: `nbytes` (whole pages) at `offset` of segment `segment`."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class Segment:
+    """One file. `end`: where the next record goes. `live`: bytes of records the catalog knows in it.
+    `holds`: reads and uncommitted writes under way, during which it is not recycled.
+    `sealed`: a sync of it failed, so nothing may be written to it again; it is unlinked when empty."""
+
+    number: int
+    fd: int
+    end: int = PAGE_BYTES
+    live: int = 0
+    holds: int = 0
+    sealed: bool = False
+
+
+class Segments:
+    """All segment files of a store. Not thread-safe: the disk tier guards it.
+
+    The writer fills one segment at a time. One empty segment stays in reserve, so that live records can always be
+    moved out of a segment that is to be recycled.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, segment_bytes: int, max_segments: int, store_id: bytes) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.max_segments = max_segments
+        self.store_id = store_id
+        self.direct = bool(O_DIRECT)
+        self.by_number: dict[int, Segment] = {}
+        self.free: list[Segment] = []
+        self.current: Segment | None = None
+        self.next_number = 1
+
+    # ---- opening -------------------------------------------------------------------------------------------------
+
+    def open_existing(self, used: dict[int, tuple[int, int]], writable: bool) -> list[int]:
+        """Opens the files of the directory. used: per segment (end of its last live record, live bytes).
+
+        Files that the catalog does not mention are free space. Returns the segments that are mentioned but missing
+        or cut short of their last record.
+        """
+        damaged = []
+        present = {int(m[1], 16) for name in self.fs.names(self.directory) if (m := _NAME.fullmatch(name))}
+        for number in sorted(present | set(used)):
+            end, live = used.get(number, (PAGE_BYTES, 0))
+            if number not in present:
+                damaged.append(number)
+                continue
+            self.next_number = max(self.next_number, number + 1)
+            if self.fs.size(self._path(number)) < self.segment_bytes:
+                # Cut short, or never finished: what can still be read is read, nothing is written to it again.
+                if live == 0:
+                    if writable:
+                        self.fs.unlink(self._path(number))
+                    continue
+                damaged.append(number)
+                segment = Segment(number, self._open(number, writable), end, live, sealed=True)
+            else:
+                segment = Segment(number, self._open(number, writable), end, live)
+            self.by_number[number] = segment
+            if live == 0 and not segment.sealed:
+                self.free.append(segment)
+        # Go on where the emptiest one stopped, so that reopening often does not waste what is left of each.
+        started = [s for s in self.by_number.values() if s.live > 0 and not s.sealed]
+        self.current = min(started, key=lambda s: s.end, default=None)
+        return damaged
+
+    def add_for_reading(self, number: int) -> bool:
+        """Opens a segment that a writer process made since; False where the file is not there."""
+        try:
+            self.by_number[number] = Segment(number, self._open(number, writable=False))
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        for segment in self.by_number.values():
+            self.fs.close(segment.fd)
+        self.by_number.clear()
+        self.free.clear()
+        self.current = None
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def available(self) -> int:
+        """Empty segments there are or may be made."""
+        return len(self.free) + max(0, self.max_segments - len(self.by_number))
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `place` succeeds without anything being evicted and without touching the reserve."""
+        return self._fits(nbytes) or self.available() > 1
+
+    def place(self, nbytes: int, reserve: bool = False) -> Extent:
+        """Takes whole pages at the end of the current segment, or of the next one, and holds the segment: the
+        caller releases it when the record is committed or given up. reserve: may use the last empty segment.
+
+        Raises `OutOfSpace` where there is no segment, `OSError` where the disk is full.
+        """
+        if not self._fits(nbytes):
+            if self.available() <= (0 if reserve else 1):
+                raise OutOfSpace
+            self._next()
+        assert self.current is not None
+        extent = Extent(self.current.number, self.current.end, nbytes)
+        self.current.end += nbytes
+        self.current.holds += 1
+        return extent
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.current is not None and self.current.end + nbytes <= self.segment_bytes
+
+    def write(self, extents: Sequence[Extent], buffers: Sequence[memoryview]) -> None:
+        """Writes buffers to their extents, neighbours with one call. Durable only after `sync`."""
+        for first, last in _runs(extents):
+            fd = self.by_number[extents[first].segment].fd
+            write_all(self.fs, fd, buffers[first:last], extents[first].offset)
+
+    def sync(self, numbers: Iterable[int]) -> None:
+        """Makes the segments durable. After a failure a segment is sealed: the kernel may have dropped the dirty
+        pages and marked them clean, so a second sync would prove nothing."""
+        for number in numbers:
+            try:
+                self.fs.fdatasync(self.by_number[number].fd)
+            except OSError:
+                self.seal(number)
+                raise
+
+    def seal(self, number: int) -> None:
+        segment = self.by_number[number]
+        segment.sealed = True
+        if self.current is segment:
+            self.current = None
+
+    def abandon_current(self) -> None:
+        """The next record starts a new segment: the current one failed to take a write."""
+        self.current = None
+
+    # ---- space ---------------------------------------------------------------------------------------------------
+
+    def born(self, extent: Extent) -> None:
+        """The catalog now knows the record there."""
+        self.by_number[extent.segment].live += extent.nbytes
+
+    def died(self, extent: Extent) -> None:
+        """The catalog no longer knows the record there. An empty segment is recycled."""
+        segment = self.by_number.get(extent.segment)
+        if segment is not None:
+            segment.live -= extent.nbytes
+            self._recycle(segment)
+
+    def hold(self, number: int) -> bool:
+        """A reader is about to read the segment: it is not recycled until `release`. False where there is none."""
+        segment = self.by_number.get(number)
+        if segment is None:
+            return False
+        segment.holds += 1
+        return True
+
+    def release(self, number: int) -> None:
+        segment = self.by_number[number]
+        segment.holds -= 1
+        self._recycle(segment)
+
+    def emptiest(self) -> Segment | None:
+        """The segment that costs least to empty: fewest live bytes, not the one being filled."""
+        candidates = [s for s in self.by_number.values() if s is not self.current and s.live > 0]
+        return min(candidates, key=lambda s: s.live, default=None)
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(s.live for s in self.by_number.values())
+
+    @property
+    def file_bytes(self) -> int:
+        return len(self.by_number) * self.segment_bytes
+
+    def read(self, segment: int, buffers: Sequence[memoryview], offset: int) -> None:
+        """Reads neighbouring records with one call. Raises OSError. The caller holds the segment."""
+        read_all(self.fs, self.by_number[segment].fd, buffers, offset)
+
+    def _recycle(self, segment: Segment) -> None:
+        if segment.live > 0 or segment.holds > 0 or segment is self.current or segment in self.free:
+            return
+        segment.end = PAGE_BYTES
+        if segment.sealed:
+            self._delete(segment)
+        else:
+            self.free.append(segment)
+
+    def _delete(self, segment: Segment) -> None:
+        del self.by_number[segment.number]
+        self.fs.close(segment.fd)
+        # A file that cannot be unlinked is found again, as free space, at the next open.
+        with contextlib.suppress(OSError):
+            self.fs.unlink(self._path(segment.number))
+
+    def _next(self) -> None:
+        full, self.current = self.current, None
+        if full is not None:
+            self._recycle(full)
+        # The catalog may have grown into the share of a segment: then an empty one is given up, not reused.
+        while self.free and len(self.by_number) > self.max_segments:
+            self._delete(self.free.pop())
+        self.current = self.free.pop(0) if self.free else self._create()
+        self.current.end = PAGE_BYTES
+
+    def _create(self) -> Segment:
+        number, path = self.next_number, self._path(self.next_number)
+        fd = self.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            # On a full disk the call fails but may leave a file of all that was left.
+            self.fs.allocate(fd, self.segment_bytes)
+            header = segment_header(number, self.segment_bytes, self.store_id)
+            write_all(self.fs, fd, [memoryview(header)], 0)
+            self.fs.fdatasync(fd)
+            self.fs.sync_directory(self.directory)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.fs.unlink(path)
+            raise
+        finally:
+            self.fs.close(fd)
+        segment = Segment(number, self._open(number, writable=True))
+        self.next_number += 1
+        self.by_number[number] = segment
+        return segment
+
+    def _open(self, number: int, writable: bool) -> int:
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        if self.direct:
+            try:
+                return self.fs.open(self._path(number), flags | O_DIRECT)
+            except OSError:
+                self.direct = False  # visible in stats(): this file system has no direct I/O
+        return self.fs.open(self._path(number), flags)
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.directory, f"{number:08x}.seg")
+
+
+def segment_header(number: int, segment_bytes: int, store_id: bytes) -> bytes:
+    """The first page of a segment file."""
+    fixed = _HEADER.pack(SEGMENT_MAGIC, 1, number, segment_bytes, store_id)
+    return (fixed + xxhash.xxh3_128_digest(fixed)).ljust(PAGE_BYTES, b"\0")
+
+
+def is_segment_of(page: bytes, number: int, store_id: bytes) -> bool:
+    """Whether `page` is an intact first page of this store's segment `number`."""
+    if len(page) < _HEADER.size + 16 or page[_HEADER.size : _HEADER.size + 16] != xxhash.xxh3_128_digest(
+        page[: _HEADER.size]
+    ):
+        return False
+    magic, version, stored_number, _, stored_id = _HEADER.unpack_from(page)
+    return bool(magic == SEGMENT_MAGIC and version == 1 and stored_number == number and stored_id == store_id)
+
+
+def _runs(extents: Sequence[Extent]) -> list[tuple[int, int]]:
+    """Index ranges of extents that follow each other on disk."""
+    runs, first = [], 0
+    for i in range(1, len(extents) + 1):
+        if i < len(extents):
+            last, this = extents[i - 1], extents[i]
+            if this.segment == last.segment and this.offset == last.offset + last.nbytes:
+                continue
+        runs.append((first, i))
+        first = i
+    return runs

@@ -1,0 +1,98 @@
+"""What a store is bound to, written once: format, identity, block and segment size. Two copies, each with a checksum."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+
+import xxhash
+
+from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch
+from kvstore.identity import ModelIdentity
+from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
+
+FORMAT = 1
+NAMES = ("store.json", "store.json.copy")
+_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """store_id: 16 random bytes, also in every segment. identity: the fields of `ModelIdentity.fields`."""
+
+    store_id: bytes
+    identity: dict[str, str]
+    block_tokens: int
+    segment_bytes: int
+
+    @classmethod
+    def new(cls, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> Superblock:
+        return cls(uuid.uuid4().bytes, identity.fields(), block_tokens, segment_bytes)
+
+    def write(self, fs: FileSystem, directory: str) -> None:
+        """Writes both copies, durably."""
+        document = {
+            "format": FORMAT,
+            "store_id": self.store_id.hex(),
+            "identity": self.identity,
+            "block_tokens": self.block_tokens,
+            "segment_bytes": self.segment_bytes,
+        }
+        body = json.dumps(document, sort_keys=True).encode() + b"\n"
+        for name in NAMES:
+            write_file(fs, os.path.join(directory, name), body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
+
+    @classmethod
+    def read(cls, fs: FileSystem, directory: str) -> Superblock | None:
+        """The first intact copy; None where there is no copy at all.
+
+        Raises `FormatVersion` where a copy is intact but of another version, `CorruptStore` where none is intact.
+        """
+        found = []
+        for name in NAMES:
+            path = os.path.join(directory, name)
+            try:
+                found.append(path)
+                return cls._parse(read_file(fs, path, _LIMIT), path)
+            except FileNotFoundError:
+                found.pop()
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        if found:
+            raise CorruptStore(f"{found[0]}: damaged, and no intact copy; restore the file or delete the store")
+        return None
+
+    @classmethod
+    def _parse(cls, data: bytes, path: str) -> Superblock:
+        body, _, check = data.rstrip(b"\n").partition(b"\n")
+        body += b"\n"
+        if xxhash.xxh3_128_hexdigest(body).encode() != check:
+            raise ValueError("checksum differs")
+        document = json.loads(body)
+        if document["format"] != FORMAT:
+            raise FormatVersion(
+                f"{path}: format {document['format']}, this version of kvstore reads format {FORMAT}; open the store "
+                "with the version that wrote it, or start a new one"
+            )
+        return cls(
+            bytes.fromhex(document["store_id"]),
+            {str(k): str(v) for k, v in document["identity"].items()},
+            int(document["block_tokens"]),
+            int(document["segment_bytes"]),
+        )
+
+    def check(self, directory: str, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> None:
+        """Raises `IdentityMismatch` naming what differs from what the caller opens the store with."""
+        if self.identity != identity.fields():
+            raise IdentityMismatch(
+                f"{directory} holds caches of another identity ({identity.difference(self.identity)}); use another "
+                "directory for this model"
+            )
+        for name, stored, given in (
+            ("block_tokens", self.block_tokens, block_tokens),
+            ("segment_bytes", self.segment_bytes, segment_bytes),
+        ):
+            if stored != given:
+                raise IdentityMismatch(f"{directory} was made with {name}={stored}, not {given}; open it with that value")

@@ -1,0 +1,29 @@
+"""Encoded records in host memory, in the same bytes as on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.record import RecordHeader, payload_of
+from kvstore.tiers.base import MemoryTier
+from kvstore.tiers.buffers import Buffer
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """A record in a pooled buffer. The header was checked when the record was made or read."""
+
+    header: RecordHeader
+    buffer: Buffer
+
+    @property
+    def nbytes(self) -> int:
+        """What the record costs the tier: the memory taken, not only the bytes used."""
+        return self.buffer.capacity
+
+    @property
+    def payload(self) -> memoryview:
+        return payload_of(self.header, self.buffer.view)
+
+
+HostTier = MemoryTier[HostRecord]

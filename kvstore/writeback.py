@@ -1,0 +1,169 @@
+"""Write-behind: blocks that `put` took are encoded and written by two threads of the store's own.
+
+One thread encodes a group for the host tier and for the disk; the other writes and commits the group before it. A
+put is never split over two groups, so it is durable whole or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvstore.block import Block
+from kvstore.hit import FlushResult
+from kvstore.tiers.host import HostRecord
+
+
+@dataclass(frozen=True)
+class SessionChange:
+    """value: the session's bytes for the catalog, None where it was deleted. sequence: order of changes."""
+
+    key: bytes
+    value: bytes | None
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records.
+    superseded: records that the job's blocks replace."""
+
+    blocks: Sequence[Block] = ()
+    superseded: Sequence[int] = ()
+    changed: Sequence[tuple[int, float | None, bool]] = ()
+    sessions: Sequence[SessionChange] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.view.nbytes for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A block with its record for the disk."""
+
+    block: Block
+    record: HostRecord
+
+
+Encode = Callable[[Sequence[Block]], list[Encoded]]
+Persist = Callable[[Sequence[Job], Sequence[Encoded]], FlushResult]
+Tick = Callable[[], None]
+
+
+class WriteBehind:
+    """A bounded queue of jobs. Thread-safe.
+
+    encode, persist: the store's; they must not raise. tick: called about once a second and before each group.
+    """
+
+    def __init__(
+        self, queue_bytes: int, group_bytes: int, encode: Encode, persist: Persist, tick: Tick, tick_s: float = 1.0
+    ) -> None:
+        self._queue_bytes = queue_bytes
+        self._group_bytes = group_bytes
+        self._encode = encode
+        self._persist = persist
+        self._tick = tick
+        self._tick_s = tick_s
+        self._jobs: deque[Job] = deque()
+        self._bytes = 0
+        self._submitted = self._completed = 0
+        self._durable = self._dropped = 0
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self._disk = ThreadPoolExecutor(1, "kvstore-disk")
+        self._thread = threading.Thread(target=self._run, name="kvstore-encode", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Raw bytes of blocks taken and not yet durable."""
+        return self._bytes
+
+    def wait_for_room(self, nbytes: int, timeout_s: float) -> float | None:
+        """Waits until `nbytes` more fit the queue (more than the whole queue fits when it is empty).
+
+        Returns the seconds waited, None where it took longer than `timeout_s`.
+        """
+        begin = time.monotonic()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(nbytes), timeout_s):
+                return None
+        return time.monotonic() - begin
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            self._bytes += job.nbytes
+            self._submitted += 1
+            self._changed.notify_all()
+
+    def flush(self) -> FlushResult:
+        """Returns when everything submitted before is durable or dropped; counts since the last flush."""
+        with self._changed:
+            target = self._submitted
+            self._changed.wait_for(lambda: self._completed >= target or self._failure is not None)
+            if self._failure is not None:
+                raise RuntimeError("the write-behind thread died; close the store and open it again") from self._failure
+            result = FlushResult(self._durable, self._dropped)
+            self._durable = self._dropped = 0
+            return result
+
+    def close(self) -> None:
+        """Writes what is queued, then ends the threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._disk.shutdown()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self._bytes == 0 or self._bytes + nbytes <= self._queue_bytes or self._failure is not None
+
+    def _run(self) -> None:
+        writing: Future[None] | None = None
+        try:
+            while (group := self._next_group()) is not None:
+                self._tick()
+                if not group:
+                    continue
+                encoded = self._encode([block for job in group for block in job.blocks])
+                # At most one group is being written while the next is encoded: that bounds the buffers.
+                if writing is not None:
+                    writing.result()
+                writing = self._disk.submit(self._write, group, encoded)
+            if writing is not None:
+                writing.result()
+        except BaseException as error:
+            # Nothing above should raise. If it does, flush() must say so rather than wait for ever.
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            raise
+
+    def _write(self, group: Sequence[Job], encoded: Sequence[Encoded]) -> None:
+        result = self._persist(group, encoded)
+        with self._changed:
+            self._bytes -= sum(job.nbytes for job in group)
+            self._completed += len(group)
+            self._durable += result.durable_blocks
+            self._dropped += result.dropped_blocks
+            self._changed.notify_all()
+
+    def _next_group(self) -> list[Job] | None:
+        """Whole jobs of about `group_bytes`; [] when a tick is due, None at the end."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._jobs or self._closing, self._tick_s):
+                return []
+            group: list[Job] = []
+            total = 0
+            while self._jobs and (not group or total + self._jobs[0].nbytes <= self._group_bytes):
+                group.append(self._jobs.popleft())
+                total += group[-1].nbytes
+            return group or None
