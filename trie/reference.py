@@ -9,6 +9,7 @@ insert made.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -293,7 +294,7 @@ class ReferenceTrie:
     ) -> U64:
         if any(root.children for root in self._roots):
             raise ValueError("restore: the trie is not empty")
-        offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.uint64)]).tolist()
+        offsets = list(accumulate(counts.tolist(), initial=0))
         if offsets[-1] != len(tokens):
             raise ValueError("tokens: their number is not the sum of counts")
         by_tag: dict[int, tuple[int, _Node, _Node, list[int]]] = {}  # -> (root, parent, end, block)

@@ -1,0 +1,62 @@
+"""The scalar, AVX2 and AVX-512 twins of the comparison give the same answer everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvstore.trie._trie import common_prefix, level, machine_level
+
+pytestmark = pytest.mark.native
+
+LEVELS = ["scalar", "avx2", "avx512"]
+
+
+@pytest.fixture(params=LEVELS)
+def twin(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if LEVELS.index(name) > LEVELS.index(machine_level()):
+        pytest.skip(f"this machine has no {name}")
+    return name
+
+
+def test_every_length_offset_and_place_of_the_first_difference(twin: str) -> None:
+    base = np.random.default_rng(0).integers(0, 2**32, 400, dtype=np.uint32)
+    for length in range(131):
+        for offset in (0, 1, 3, 7, 15):
+            a = base[offset : offset + length]
+            b = np.concatenate([base[:2], a])[2:]  # another alignment
+            assert common_prefix(a, b, twin) == length
+            for place in {0, length // 2, length - 1} & set(range(length)):
+                c = b.copy()
+                c[place] ^= np.uint32(1 << (place % 32))
+                c[place + 1 :] ^= np.uint32(5)  # what follows must not matter
+                assert common_prefix(a, c, twin) == place
+
+
+def test_every_place_of_the_first_difference(twin: str) -> None:
+    a = np.zeros(200, np.uint32)
+    for place in range(200):
+        b = a.copy()
+        b[place] = 0x80000000
+        assert common_prefix(a, b, twin) == place
+
+
+def test_the_environment_caps_the_level_and_never_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = LEVELS.index(machine_level())
+    for i, name in enumerate(LEVELS):
+        monkeypatch.setenv("KVSTORE_CPU", name)
+        assert level() == LEVELS[min(i, best)]
+    for name in ("", "avx1024"):
+        monkeypatch.setenv("KVSTORE_CPU", name)
+        assert level() == machine_level()
+    monkeypatch.delenv("KVSTORE_CPU")
+    assert level() == machine_level()
+
+
+def test_a_level_that_the_machine_lacks_or_nobody_knows_is_refused() -> None:
+    a = np.zeros(3, np.uint32)
+    with pytest.raises(ValueError, match="level"):
+        common_prefix(a, a, "sse9")
+    with pytest.raises(ValueError, match="b"):
+        common_prefix(a, a[:2], "scalar")
