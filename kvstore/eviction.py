@@ -1,4 +1,4 @@
-"""Which record a tier gives up when its budget is full. Pure: no I/O, no locks; the tier that owns a policy guards it."""
+"""Which record a tier gives up when its budget is full. Pure: no I/O; the tier that owns a policy guards it."""
 
 from __future__ import annotations
 

@@ -66,10 +66,7 @@ class Fetcher:
         """
         tasks = self._tasks(parts)
         run = _Run(self, parts, out, promote)
-        if len(tasks) == 1:
-            outcomes = [run(tasks[0])]
-        else:
-            outcomes = list(self.executor.map(run, tasks))
+        outcomes = [run(tasks[0])] if len(tasks) == 1 else list(self.executor.map(run, tasks))
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(parts))
         tiers: dict[str, int] = {}
@@ -84,7 +81,9 @@ class Fetcher:
         tasks: list[range] = []
         first = size = 0
         for i, part in enumerate(parts):
-            if i > first and (not _together(parts[i - 1].source, part.source) or size >= _RUN_BYTES or i - first >= share):
+            if i > first and (
+                not _together(parts[i - 1].source, part.source) or size >= _RUN_BYTES or i - first >= share
+            ):
                 tasks.append(range(first, i))
                 first, size = i, 0
             size += part.source.extent.nbytes if isinstance(part.source, Entry) else 0
@@ -114,7 +113,7 @@ class _Run:
 
     def _from_memory(self, part: Part, target: KVView | None) -> bool:
         source = part.source
-        assert target is not None and not isinstance(source, Entry)
+        assert target is not None
         if isinstance(source, HostRecord):
             return self._decode(part, source.header, source.payload, target)
         assert isinstance(source, DeviceBlock | Block)
@@ -207,5 +206,3 @@ def _tier_name(source: Source) -> str:
     if isinstance(source, Entry):
         return "disk"
     return {HostRecord: "host", DeviceBlock: "device", Block: "queue"}[type(source)]
-
-

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from kvstore.block import Block
 from kvstore.codecs.view import KVView
 from kvstore.identity import Tokens, chain_keys
-from kvstore.layout import KVLayout, KVLayers
+from kvstore.layout import KVLayers, KVLayout
+from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
 
 
@@ -35,12 +36,20 @@ def missing_blocks(match: Match, tokens: int, block_tokens: int) -> Gap:
     return Gap(blocks, blocks[0] * block_tokens if blocks else tokens)
 
 
-def view_from(layout: KVLayout, layers: KVLayers, first_token: int, copy: bool) -> KVView:
-    """The keys and values from `first_token` on; copied where the caller may still write into them."""
+def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
+    """The keys and values from `first_token` on; copied (into memory of `pool`) where one is given, which is where
+    the caller may still write into them."""
     cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
-    if copy:
-        cut = [(k.clone(), v.clone()) for k, v in cut]
-    return KVView.of_layers(layout, cut)
+    view = KVView.of_layers(layout, cut)
+    if pool is None:
+        return view
+    if not view.on_cpu:
+        return KVView.of_layers(layout, [(k.clone(), v.clone()) for k, v in cut])
+    # Not torch's clone: its threads wait for each other at every tensor, which takes long on a busy machine.
+    buffer = pool.take(view.nbytes)
+    copy = KVView.packed(layout, view.tokens, buffer.address, buffer)
+    view.copy_to(copy)
+    return copy
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,9 @@ class SessionTable:
 class Session:
     """A handle; holds no state of its own, so any number may exist. Made by `KVStore.session`. Thread-safe."""
 
-    def __init__(self, store: KVStore, id: str, namespace: bytes) -> None:
-        self.id = id
-        self._key = session_key(namespace, id)
+    def __init__(self, store: KVStore, name: str, namespace: bytes) -> None:
+        self.id = name
+        self._key = session_key(namespace, name)
         self._store = store
         self._namespace = namespace
 

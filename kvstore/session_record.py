@@ -53,7 +53,9 @@ class SessionRecord:
         kinds = {"name": str, "namespace": bytes, "tokens": bytes, "created": float, "used": float, "sequence": int}
         if not all(isinstance(fields[key], kind) for key, kind in kinds.items()):
             return None
-        if len(fields["namespace"]) != 32 or len(fields["tokens"]) % 4:
+        if len(fields["namespace"]) != 32 or len(fields["tokens"]) % 4 or not fields["name"]:
+            return None
+        if len(fields["name"].encode()) > MAX_NAME_BYTES:
             return None
         return cls(
             fields["name"],
@@ -66,7 +68,10 @@ class SessionRecord:
 
 
 def session_key(namespace: bytes, name: str) -> bytes:
-    """The catalog's key of a session: 16 bytes of its namespace's digest, then its id. Raises `ValueError` unless it is text of 1 to 400 bytes."""
+    """The catalog's key of a session: 16 bytes of its namespace's digest, then its id.
+
+    Raises `ValueError` unless the id is text of 1 to 400 bytes.
+    """
     if not isinstance(name, str):
         raise ValueError(f"session: expected text, found {type(name).__name__}")
     try:

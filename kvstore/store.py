@@ -157,7 +157,7 @@ class KVStore:
             blocks: list[Block] = []
             superseded: list[int] = []
             if gap.blocks:
-                view = view_from(self.identity.layout, layers, gap.first_token, mutable)
+                view = view_from(self.identity.layout, layers, gap.first_token, self._pool if mutable else None)
                 blocks = list(make_blocks(sequence, match, gap, view, self._next_record, block_tokens))
                 self._next_record += len(blocks)
                 superseded = self._index_blocks(sequence, blocks)
@@ -254,7 +254,7 @@ class KVStore:
         self._check_namespace(namespace)
         ids = as_tokens(tokens)
         with self._put_lock:
-            records = self._residency.index.erase(namespace_digest(namespace), ids).tolist()
+            records: list[int] = self._residency.index.erase(namespace_digest(namespace), ids).tolist()
             self._residency.drop(records)
         if self._residency.disk is not None and records:
             self._residency.disk.remove(records)
@@ -267,11 +267,11 @@ class KVStore:
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 
-    def session(self, id: str, *, namespace: bytes = b"") -> Session:
-        """A handle on the session with this id, which may not exist yet. Raises `ValueError` for a bad id."""
+    def session(self, name: str, *, namespace: bytes = b"") -> Session:
+        """A handle on the session with this id, which may not exist yet. Raises `ValueError` for a bad one."""
         self._check_open()
         self._check_namespace(namespace)
-        return Session(self, id, namespace_digest(namespace))
+        return Session(self, name, namespace_digest(namespace))
 
     def sessions(self) -> list[SessionInfo]:
         """All saved sessions, the last used first."""
@@ -339,12 +339,15 @@ class KVStore:
         residency, block_tokens = self._residency, self.config.block_tokens
         match = residency.index.match(digest, ids, touch=True)
         usable = match.usable(block_tokens) if len(match.records) else 0
-        records = match.records[: -(-usable // block_tokens)].tolist()
+        records: list[int] = match.records[: -(-usable // block_tokens)].tolist()
         if not records:
             return []
         residency.touch(records)
         sources = residency.find(records)
-        parents = [self._root(digest), *chain_keys(self._root(digest), ids[: len(records) * block_tokens], block_tokens)]
+        parents = [
+            self._root(digest),
+            *chain_keys(self._root(digest), ids[: len(records) * block_tokens], block_tokens),
+        ]
         parts = []
         for i, (record, source) in enumerate(zip(records, sources, strict=True)):
             start = i * block_tokens
@@ -367,7 +370,7 @@ class KVStore:
             residency.set_expiry(block.record, block.expiry)
         end = blocks[-1].end
         bits = sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end]
-        superseded = residency.index.insert(
+        superseded: list[int] = residency.index.insert(
             sequence.namespace,
             sequence.tokens[:end],
             np.array([block.end for block in blocks], np.uint32),
@@ -379,7 +382,9 @@ class KVStore:
             residency.pin(blocks[-1].record)
         return superseded
 
-    def _extend_lives(self, sequence: Sequence, match: Match, blocks: list[Block]) -> list[tuple[int, float | None, bool]]:
+    def _extend_lives(
+        self, sequence: Sequence, match: Match, blocks: list[Block]
+    ) -> list[tuple[int, float | None, bool]]:
         """What changes for records that were stored already: a prefix lives as long as anything that continues it,
         and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
         residency = self._residency
@@ -432,8 +437,8 @@ class KVStore:
             largest = max_record_bytes(self.identity.layout, self.config.block_tokens, codec)
             if self.config.disk.bytes and largest > self.config.segment_bytes - PAGE_BYTES:
                 raise ConfigError(
-                    f"segment_bytes: a block of {self.config.block_tokens} tokens can take {largest} bytes, more than a "
-                    f"segment of {self.config.segment_bytes}; raise segment_bytes or lower block_tokens"
+                    f"segment_bytes: a block of {self.config.block_tokens} tokens can take {largest} bytes, more than "
+                    f"a segment of {self.config.segment_bytes}; raise segment_bytes or lower block_tokens"
                 )
 
 

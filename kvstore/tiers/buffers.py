@@ -31,6 +31,11 @@ class Buffer:
         self.capacity = len(memory)
         self.view = memory[:nbytes]
 
+    @property
+    def address(self) -> int:
+        """Where the memory starts."""
+        return int(np.frombuffer(self._memory, np.uint8).ctypes.data)
+
     def trim(self, nbytes: int) -> None:
         """Shortens the view."""
         self.view = self._memory[:nbytes]
@@ -98,4 +103,5 @@ def _pinned_memory(size: int) -> memoryview:
     tensor: Any = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
     array = tensor.numpy()
     shift = -array.ctypes.data % PAGE_BYTES
-    return memoryview(np.ascontiguousarray(array[shift : shift + size]))
+    aligned: Any = array[shift : shift + size]
+    return memoryview(aligned)

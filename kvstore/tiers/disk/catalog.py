@@ -11,6 +11,7 @@ import contextlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -49,7 +50,7 @@ _PLACE_KEY = struct.Struct(">II")
 assert _ENTRY.size == ENTRY.itemsize
 
 # The engine's format, pinned: an environment variable of py-lmdb could otherwise change it.
-_ENGINE = {"lib_version": 0}
+_ENGINE = 0
 
 
 class CatalogError(DiskError):
@@ -103,9 +104,23 @@ class Entry:
         """None where the bytes are damaged."""
         if len(value) < _ENTRY.size or _checked(value) is None:
             return None
-        (_, record, parent, tag, parent_tag, segment, page, pages, start, count, namespace, bits, codec, flags, expiry) = (
-            _ENTRY.unpack_from(value)
-        )
+        (
+            _,
+            record,
+            parent,
+            tag,
+            parent_tag,
+            segment,
+            page,
+            pages,
+            start,
+            count,
+            namespace,
+            bits,
+            codec,
+            flags,
+            expiry,
+        ) = _ENTRY.unpack_from(value)
         if len(value) != _ENTRY.size + 4 * count:
             return None
         return cls(
@@ -152,7 +167,7 @@ class Catalog:
                 readonly=readonly,
                 create=not readonly,
                 max_readers=1024,
-                **_ENGINE,
+                lib_version=_ENGINE,
             )
             try:
                 names = (b"records", b"places", b"namespaces", b"sessions")
@@ -284,9 +299,14 @@ def check(directory: str) -> list[str]:
     Reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS.
     """
     try:
-        return list(lmdb_verify.verify(directory, subdir=True))
+        return [str(problem) for problem in _verify(directory)]
     except (lmdb_verify.VerifyError, OSError, struct.error, ValueError, IndexError, OverflowError) as error:
         return [str(error)]
+
+
+def _verify(directory: str) -> list[Any]:
+    found: list[Any] = lmdb_verify.verify(directory, subdir=True)  # type: ignore[no-untyped-call]
+    return found
 
 
 def intact(value: bytes) -> bytes | None:
@@ -314,7 +334,9 @@ def _is_entry(key: bytes, value: bytes) -> bool:
     if len(value) < ENTRY.itemsize or _checked(value) is None:
         return False
     count = int.from_bytes(value[56:60], "little")
-    return len(value) == ENTRY.itemsize + 4 * count and int.from_bytes(value[8:16], "little") == int.from_bytes(key, "big")
+    return len(value) == ENTRY.itemsize + 4 * count and int.from_bytes(value[8:16], "little") == int.from_bytes(
+        key, "big"
+    )
 
 
 def _number(value: bytes | None) -> int | None:

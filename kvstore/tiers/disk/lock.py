@@ -26,7 +26,12 @@ class WriterLock:
         """Raises `StoreLocked` naming the holder."""
         fd = self._fs.open(self._path, os.O_RDWR | os.O_CREAT)
         # A read-only process probes the lock for an instant when it opens the store: try more than once.
-        if not any(self._fs.lock(fd) or time.sleep(0.02) for _ in range(5)):
+        attempts = 5
+        while not self._fs.lock(fd):
+            attempts -= 1
+            if attempts:
+                time.sleep(0.02)
+                continue
             self._fs.close(fd)
             raise StoreLocked(
                 f"{os.path.dirname(self._path)} is open for writing in {self.holder()}; close it there, share that "
@@ -61,5 +66,3 @@ class WriterLock:
         if self._fd is not None:
             self._fs.close(self._fd)
             self._fd = None
-
-

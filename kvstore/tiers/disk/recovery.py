@@ -85,9 +85,7 @@ def rebuild(
     return catalog, Rebuilt(len(entries), len(sessions))
 
 
-def scan_segment(
-    fs: FileSystem, path: str, number: int, segment_bytes: int
-) -> Iterator[tuple[RecordHeader, Extent]]:
+def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> Iterator[tuple[RecordHeader, Extent]]:
     """The intact record headers of a segment, in order. After a damaged one the search goes on page by page."""
     try:
         size = min(fs.size(path), segment_bytes)
@@ -130,8 +128,8 @@ def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, bytes]:
         body = intact(value)
         record = SessionRecord.unpack(body) if body is not None else None
         if body is not None and record is not None and session_key(record.namespace, record.name) == name:
-            if name not in best or best[name][0] < record.sequence:
-                best[name] = (record.sequence, body)
+            known = best.get(name)
+            best[name] = max(known, (record.sequence, body)) if known is not None else (record.sequence, body)
     return {name: body for name, (_, body) in best.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a store is bound to, written once: format, identity, block and segment size. Two copies, each with a checksum."""
+"""What a store is bound to, written once: format, identity, sizes. Two copies, each with a checksum."""
 
 from __future__ import annotations
 
@@ -95,4 +95,6 @@ class Superblock:
             ("segment_bytes", self.segment_bytes, segment_bytes),
         ):
             if stored != given:
-                raise IdentityMismatch(f"{directory} was made with {name}={stored}, not {given}; open it with that value")
+                raise IdentityMismatch(
+                    f"{directory} was made with {name}={stored}, not {given}; open it with that value"
+                )

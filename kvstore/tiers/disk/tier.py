@@ -129,7 +129,9 @@ class DiskTier:
             return self._new_catalog()
         except CatalogError as error:
             if self.read_only:
-                raise CorruptStore(f"{self._catalog_file}: {error}; open the store for writing to rebuild it") from error
+                raise CorruptStore(
+                    f"{self._catalog_file}: {error}; open the store for writing to rebuild it"
+                ) from error
             return self._rebuild_catalog()
 
     def _new_catalog(self) -> Catalog:
