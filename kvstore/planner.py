@@ -56,6 +56,7 @@ def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: Buffer
 class Sequence:
     """A sequence under `put`: chain root and digest of its namespace, tokens, bits per token, expiry, pin."""
 
+    layout: KVLayout
     root: bytes
     namespace: bytes
     tokens: Tokens

@@ -105,7 +105,7 @@ class Session:
         now = time.time()
         known = self._record()
         record = SessionRecord(self.id, self._namespace, ids.copy(), known.created if known else now, now, 0)
-        return self._store._put(ids, kv, self._namespace, None, logprobs, ttl, pin, session=(self._key, record))
+        return self._store._put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
     def resume(self, *, max_tokens: int | None = None, device: Any = None) -> Hit | None:
         """The cache of the session: all of it, or the longest prefix still stored; None where there is nothing.
@@ -113,7 +113,8 @@ class Session:
         record = self._record()
         if record is None:
             return None
-        self._store._note_session(self._key, replace(record, used=time.time()), only_if_writable=True)
+        if not self._store.read_only:
+            self._store._note_session(self._key, replace(record, used=time.time()))
         return self._store._get(record.tokens, record.namespace, max_tokens, device)
 
     def fork(self, new_id: str) -> Session:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from kvstore.block import Block, max_record_bytes
+from kvstore.block import max_record_bytes
 from kvstore.codecs import KVView, codec_by_name
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, StoreClosed, StoreForked, UnknownCodec
-from kvstore.fetch import Fetcher, Part, release
+from kvstore.fetch import Fetcher
 from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
-from kvstore.identity import ModelIdentity, as_tokens, chain_keys, chain_root, namespace_digest
-from kvstore.loading import follow, load_index
+from kvstore.identity import ModelIdentity, as_tokens, namespace_digest
+from kvstore.intake import Intake
+from kvstore.loading import load_index
+from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
 from kvstore.persist import Persister
-from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.planner import Sequence
 from kvstore.residency import Residency
 from kvstore.result import allocate, deliver
 from kvstore.session import Session, SessionTable
@@ -29,8 +28,8 @@ from kvstore.session_record import SessionRecord
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
-from kvstore.trie import UNIFORM_BITS_PER_TOKEN, Match, TrieIndex, bits_from_logprobs
-from kvstore.writeback import Job, WriteBehind
+from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
+from kvstore.writeback import WriteBehind
 
 
 class KVStore:
@@ -57,11 +56,9 @@ class KVStore:
         self.identity = identity
         self.config = config = config or StoreConfig()
         self.metrics = Metrics()
-        self._read_only = read_only
+        self.read_only = read_only
         self._pid = os.getpid()
         self._closed = False
-        self._put_lock = threading.Lock()
-        self._roots: dict[bytes, bytes] = {}
         self._check_config()
         if read_only and not config.disk.bytes:
             raise ConfigError("read_only: a store without a disk tier has nothing to read")
@@ -69,7 +66,7 @@ class KVStore:
         index = TrieIndex(config.block_tokens)
         self._residency = Residency(config, index, self.metrics)
         self._pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=_cuda_is_there())
-        self._next_record = 1
+        next_record = 1
         if config.disk.bytes:
             self._residency.disk = DiskTier(
                 fs or FileSystem(),
@@ -82,21 +79,23 @@ class KVStore:
                 evict=self._residency.evict_one,
                 alive=self._residency.pending.__contains__,
             )
-            self._next_record = load_index(self._residency)
+            next_record = load_index(self._residency)
         self._executor = ThreadPoolExecutor(config.threads, "kvstore")
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
         self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads)
         self._sessions = SessionTable(self._residency.disk)
-        self._writer: WriteBehind | None = None
+        self._lookup = Lookup(self._residency, identity, config.block_tokens, follows=read_only)
+        self._intake: Intake | None = None
         if not read_only:
             persister = Persister(self._residency, self._pool, self._executor, self._sessions)
-            self._writer = WriteBehind(
+            writer = WriteBehind(
                 config.write_queue_bytes,
                 config.group_bytes,
                 persister.encode,
                 persister.persist,
                 self._residency.expire,
             )
+            self._intake = Intake(self._residency, writer, self._sessions, self._pool, self.metrics, next_record)
 
     # ---- the main job --------------------------------------------------------------------------------------------
 
@@ -122,56 +121,28 @@ class KVStore:
         `put_timeout_s` for room in the write queue, then drops the blocks and says so. A put is durable whole or not
         at all. Raises `ValueError` for bad tokens, `LayoutMismatch` for a bad kv; nothing is changed then.
         """
-        return self._put(tokens, kv, namespace_digest(namespace), namespace, logprobs, ttl, pin)
+        return self._put(tokens, kv, self._digest(namespace), logprobs, ttl, pin)
 
     def _put(
         self,
         tokens: Any,
         kv: Any,
         digest: bytes,
-        namespace: bytes | None,
         logprobs: Any,
         ttl: float | None,
         pin: bool,
         session: tuple[bytes, SessionRecord] | None = None,
     ) -> PutResult:
-        writer = self._check_writable()
+        intake = self._check_writable()
         ids = as_tokens(tokens)
-        self._check_namespace(namespace)
-        layers, mutable = self.identity.layout.layers_of(kv, len(ids))
+        layout = self.identity.layout
+        layers, mutable = layout.layers_of(kv, len(ids))
         bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
-        sequence = Sequence(self._root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
-        residency, block_tokens = self._residency, self.config.block_tokens
-        with self._put_lock:
-            residency.expire()
-            match = residency.index.match(digest, ids, touch=True)
-            gap = missing_blocks(match, len(ids), block_tokens)
-            raw = (len(ids) - gap.first_token) * self.identity.layout.bytes_per_token
-            waited = writer.wait_for_room(raw, self.config.put_timeout_s) if gap.blocks else 0.0
-            sessions = [self._sessions.set(*session)] if session is not None else []
-            if waited is None:
-                if sessions:
-                    writer.submit(Job(sessions=sessions))
-                self.metrics.add("dropped_queue_full", len(gap.blocks))
-                return PutResult(len(ids), 0, 0, len(gap.blocks), self.config.put_timeout_s)
-            blocks: list[Block] = []
-            superseded: list[int] = []
-            if gap.blocks:
-                view = view_from(self.identity.layout, layers, gap.first_token, self._pool if mutable else None)
-                blocks = list(make_blocks(sequence, match, gap, view, self._next_record, block_tokens))
-                self._next_record += len(blocks)
-                superseded = self._index_blocks(sequence, blocks)
-            changed = self._extend_lives(sequence, match, blocks)
-            residency.touch(match.records.tolist())
-            if blocks or changed or sessions:
-                writer.submit(Job(blocks, superseded, changed, sessions))
-        new_tokens = sum(len(block.tokens) for block in blocks)
-        self.metrics.add("put_tokens", len(ids))
-        self.metrics.add("put_new_tokens", new_tokens)
-        self.metrics.add("put_wait_s", waited)
+        sequence = Sequence(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
+        result = intake.put(sequence, layers, mutable, session)
         if self.config.durability == "put":
-            writer.flush()
-        return PutResult(len(ids), new_tokens, len(blocks), 0, waited)
+            intake.writer.flush()
+        return result
 
     def get(
         self, tokens: Any, *, namespace: bytes = b"", max_tokens: int | None = None, device: Any = None
@@ -182,8 +153,7 @@ class KVStore:
         What comes back is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks make
         the prefix shorter, never wrong. Raises `ValueError` for bad tokens, nothing for any state of the store.
         """
-        self._check_namespace(namespace)
-        return self._get(tokens, namespace_digest(namespace), max_tokens, device)
+        return self._get(tokens, self._digest(namespace), max_tokens, device)
 
     def _get(self, tokens: Any, digest: bytes, max_tokens: int | None, device: Any) -> Hit | None:
         self._check_open()
@@ -194,7 +164,7 @@ class KVStore:
                 raise ValueError(f"max_tokens: expected a positive integer, found {max_tokens!r}")
             ids = ids[:max_tokens]
         self.metrics.add("get_tokens", len(ids))
-        parts = self._parts(digest, ids)
+        parts = self._lookup.parts(digest, ids)
         if not parts:
             self.metrics.add("get_misses")
             return None
@@ -217,11 +187,7 @@ class KVStore:
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
         self._check_open()
-        self._check_namespace(namespace)
-        ids = as_tokens(tokens)
-        self._refresh()
-        match = self._residency.index.match(namespace_digest(namespace), ids, touch=False)
-        return match.usable(self.config.block_tokens) if len(match.records) else 0
+        return self._lookup.depth(self._digest(namespace), as_tokens(tokens))
 
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
         """Brings the stored prefix from disk into the host tier, in the background.
@@ -229,15 +195,14 @@ class KVStore:
         The future gives the leading tokens that are in memory when it is done.
         """
         self._check_open()
-        self._check_namespace(namespace)
-        ids, digest = as_tokens(tokens).copy(), namespace_digest(namespace)
+        ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
         return self._background.submit(self._prefetch, ids, digest)
 
     def _prefetch(self, ids: Any, digest: bytes) -> int:
-        parts = self._parts(digest, ids)
+        parts = self._lookup.parts(digest, ids)
         good, _ = self._fetcher.fetch(parts, None) if parts else (0, {})
         in_memory = 0
-        for part, source in zip(parts[:good], self._in_memory([p.record for p in parts[:good]]), strict=True):
+        for part, source in zip(parts[:good], self._lookup.in_memory([p.record for p in parts[:good]]), strict=True):
             if not source:
                 break
             in_memory = part.start + len(part.tokens)
@@ -250,12 +215,7 @@ class KVStore:
         A sequence that is not stored in full removes nothing. Raises `DiskError` where the catalog cannot be written;
         the sequence is gone from this process all the same.
         """
-        self._check_writable()
-        self._check_namespace(namespace)
-        ids = as_tokens(tokens)
-        with self._put_lock:
-            records: list[int] = self._residency.index.erase(namespace_digest(namespace), ids).tolist()
-            self._residency.drop(records)
+        records = self._check_writable().delete(self._digest(namespace), as_tokens(tokens))
         if self._residency.disk is not None and records:
             self._residency.disk.remove(records)
         self.metrics.add("deleted_records", len(records))
@@ -263,15 +223,14 @@ class KVStore:
 
     def flush(self) -> FlushResult:
         """Returns when every put and session change made before is durable, or was dropped and counted."""
-        return self._check_writable().flush()
+        return self._check_writable().writer.flush()
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 
     def session(self, name: str, *, namespace: bytes = b"") -> Session:
         """A handle on the session with this id, which may not exist yet. Raises `ValueError` for a bad one."""
         self._check_open()
-        self._check_namespace(namespace)
-        return Session(self, name, namespace_digest(namespace))
+        return Session(self, name, self._digest(namespace))
 
     def sessions(self) -> list[SessionInfo]:
         """All saved sessions, the last used first."""
@@ -297,7 +256,10 @@ class KVStore:
         return {
             "index": residency.index.stats(),
             **tiers,
-            "queue": {"bytes": self._writer.pending_bytes if self._writer else 0, "records": len(residency.pending)},
+            "queue": {
+                "bytes": self._intake.writer.pending_bytes if self._intake else 0,
+                "records": len(residency.pending),
+            },
             "buffers": {"free_bytes": self._pool.free_bytes},
             "counters": self.metrics.snapshot(),
         }
@@ -310,8 +272,8 @@ class KVStore:
             return
         self._closed = True
         self._background.shutdown(cancel_futures=True)
-        if self._writer is not None:
-            self._writer.close()
+        if self._intake is not None:
+            self._intake.writer.close()
         self._executor.shutdown()
         if self._residency.disk is not None:
             self._residency.disk.close()
@@ -328,88 +290,8 @@ class KVStore:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _note_session(self, key: bytes, record: SessionRecord | None, only_if_writable: bool = False) -> None:
-        if self._writer is None and only_if_writable:
-            return
-        self._check_writable().submit(Job(sessions=[self._sessions.set(key, record)]))
-
-    def _parts(self, digest: bytes, ids: Any) -> list[Part]:
-        """The stored prefix as parts with their sources; stops at the first block that is nowhere."""
-        self._refresh()
-        residency, block_tokens = self._residency, self.config.block_tokens
-        match = residency.index.match(digest, ids, touch=True)
-        usable = match.usable(block_tokens) if len(match.records) else 0
-        records: list[int] = match.records[: -(-usable // block_tokens)].tolist()
-        if not records:
-            return []
-        residency.touch(records)
-        sources = residency.find(records)
-        parents = [
-            self._root(digest),
-            *chain_keys(self._root(digest), ids[: len(records) * block_tokens], block_tokens),
-        ]
-        parts = []
-        for i, (record, source) in enumerate(zip(records, sources, strict=True)):
-            start = i * block_tokens
-            if source is None or residency.is_expired(record):
-                release(residency, sources[i:])
-                residency.drop_if_nowhere(record)
-                break
-            parts.append(Part(record, start, ids[start : min(start + block_tokens, usable)], parents[i], source))
-        return parts
-
-    def _in_memory(self, records: list[int]) -> list[bool]:
-        residency = self._residency
-        return [r in residency.host or r in residency.device or r in residency.pending for r in records]
-
-    def _index_blocks(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
-        """Makes blocks findable; returns the records they replace."""
-        residency = self._residency
-        for block in blocks:
-            residency.pending[block.record] = block
-            residency.set_expiry(block.record, block.expiry)
-        end = blocks[-1].end
-        bits = sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end]
-        superseded: list[int] = residency.index.insert(
-            sequence.namespace,
-            sequence.tokens[:end],
-            np.array([block.end for block in blocks], np.uint32),
-            np.array([block.record for block in blocks], np.uint64),
-            bits=bits,
-        ).tolist()
-        residency.drop(superseded)
-        if blocks[-1].pinned:
-            residency.pin(blocks[-1].record)
-        return superseded
-
-    def _extend_lives(
-        self, sequence: Sequence, match: Match, blocks: list[Block]
-    ) -> list[tuple[int, float | None, bool]]:
-        """What changes for records that were stored already: a prefix lives as long as anything that continues it,
-        and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
-        residency = self._residency
-        changed: dict[int, tuple[int, float | None, bool]] = {}
-        records = [r for r in match.records.tolist() if r and r in residency.index]
-        for record in records:
-            expiry = residency.expiry(record)
-            if expiry and (not sequence.expiry or expiry < sequence.expiry):
-                residency.set_expiry(record, sequence.expiry)
-                changed[record] = (record, sequence.expiry, record in residency.pinned)
-        covered = records and match.depth >= len(sequence.tokens) and not (blocks and blocks[-1].pinned)
-        if sequence.pin and covered and records[-1] not in residency.pinned:
-            residency.pin(records[-1])
-            changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
-        return list(changed.values())
-
-    def _root(self, digest: bytes) -> bytes:
-        root = self._roots.get(digest)
-        if root is None:
-            root = self._roots[digest] = chain_root(self.identity, digest, self.config.block_tokens)
-        return root
-
-    def _refresh(self) -> None:
-        if self._read_only:
-            follow(self._residency)
+    def _note_session(self, key: bytes, record: SessionRecord | None) -> None:
+        self._check_writable().note(key, record)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -417,16 +299,18 @@ class KVStore:
         if self._closed:
             raise StoreClosed("this store was closed; open it anew")
 
-    def _check_writable(self) -> WriteBehind:
+    def _check_writable(self) -> Intake:
         self._check_open()
-        if self._writer is None:
+        if self._intake is None:
             raise ReadOnlyStore("this store was opened with read_only=True; open it for writing in one process")
-        return self._writer
+        return self._intake
 
-    def _check_namespace(self, namespace: bytes | None) -> None:
+    def _digest(self, namespace: bytes) -> bytes:
+        digest = namespace_digest(namespace)
         allowed = self.config.namespaces
-        if namespace is not None and allowed and bytes(namespace) not in allowed:
+        if allowed and bytes(namespace) not in allowed:
             raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
+        return digest
 
     def _check_config(self) -> None:
         for tier in (self.config.host, self.config.disk):

@@ -1,0 +1,128 @@
+"""The way in: what `put` does with a sequence that was checked."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.block import Block
+from kvstore.hit import PutResult
+from kvstore.layout import KVLayers
+from kvstore.metrics import Metrics
+from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.residency import Residency
+from kvstore.session import SessionTable
+from kvstore.session_record import SessionRecord
+from kvstore.tiers.buffers import BufferPool
+from kvstore.trie import Match
+from kvstore.writeback import Job, WriteBehind
+
+
+@dataclass
+class Intake:
+    """Takes blocks in: makes them findable and hands them to the write-behind threads. Thread-safe: one put at a time.
+
+    next_record: the number that the next new block gets.
+    """
+
+    residency: Residency
+    writer: WriteBehind
+    sessions: SessionTable
+    pool: BufferPool
+    metrics: Metrics
+    next_record: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(
+        self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
+    ) -> PutResult:
+        """layers: the whole sequence's `[heads, n, dim]` views, copied where `mutable`. session: what is to stand for
+        this sequence from now on, durable together with it."""
+        with self._lock:
+            result = self._take(sequence, layers, mutable, session)
+        self.metrics.add("put_tokens", result.tokens)
+        self.metrics.add("put_new_tokens", result.new_tokens)
+        self.metrics.add("put_wait_s", result.waited_s)
+        return result
+
+    def note(self, key: bytes, record: SessionRecord | None) -> None:
+        """Changes or (None) deletes a session."""
+        with self._lock:
+            self.writer.submit(Job(sessions=[self.sessions.set(key, record)]))
+
+    def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
+        """Forgets a sequence (see `KVStore.delete`) in memory; returns the records whose entries are to go."""
+        with self._lock:
+            records: list[int] = self.residency.index.erase(namespace, tokens).tolist()
+            self.residency.drop(records)
+            return records
+
+    def _take(
+        self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
+    ) -> PutResult:
+        residency, config = self.residency, self.residency.config
+        residency.expire()
+        count = len(sequence.tokens)
+        match = residency.index.match(sequence.namespace, sequence.tokens, touch=True)
+        gap = missing_blocks(match, count, config.block_tokens)
+        layout = sequence.layout
+        raw = (count - gap.first_token) * layout.bytes_per_token
+        waited = self.writer.wait_for_room(raw, config.put_timeout_s) if gap.blocks else 0.0
+        sessions = [self.sessions.set(*session)] if session is not None else []
+        if waited is None:
+            if sessions:
+                self.writer.submit(Job(sessions=sessions))
+            self.metrics.add("dropped_queue_full", len(gap.blocks))
+            return PutResult(count, 0, 0, len(gap.blocks), config.put_timeout_s)
+        blocks: list[Block] = []
+        superseded: list[int] = []
+        if gap.blocks:
+            view = view_from(layout, layers, gap.first_token, self.pool if mutable else None)
+            blocks = list(make_blocks(sequence, match, gap, view, self.next_record, config.block_tokens))
+            self.next_record += len(blocks)
+            superseded = self._index(sequence, blocks)
+        changed = self._extend_lives(sequence, match, blocks)
+        residency.touch(match.records.tolist())
+        if blocks or changed or sessions:
+            self.writer.submit(Job(blocks, superseded, changed, sessions))
+        return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited)
+
+    def _index(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
+        """Makes blocks findable; returns the records they replace."""
+        residency = self.residency
+        for block in blocks:
+            residency.pending[block.record] = block
+            residency.set_expiry(block.record, block.expiry)
+        end = blocks[-1].end
+        superseded: list[int] = residency.index.insert(
+            sequence.namespace,
+            sequence.tokens[:end],
+            np.array([block.end for block in blocks], np.uint32),
+            np.array([block.record for block in blocks], np.uint64),
+            bits=sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end],
+        ).tolist()
+        residency.drop(superseded)
+        if blocks[-1].pinned:
+            residency.pin(blocks[-1].record)
+        return superseded
+
+    def _extend_lives(
+        self, sequence: Sequence, match: Match, blocks: list[Block]
+    ) -> list[tuple[int, float | None, bool]]:
+        """What changes for records that were stored already: a prefix lives as long as anything that continues it,
+        and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
+        residency = self.residency
+        changed: dict[int, tuple[int, float | None, bool]] = {}
+        records = [r for r in match.records.tolist() if r and r in residency.index]
+        for record in records:
+            expiry = residency.expiry(record)
+            if expiry and (not sequence.expiry or expiry < sequence.expiry):
+                residency.set_expiry(record, sequence.expiry)
+                changed[record] = (record, sequence.expiry, record in residency.pinned)
+        covered = records and match.depth >= len(sequence.tokens) and not (blocks and blocks[-1].pinned)
+        if sequence.pin and covered and records[-1] not in residency.pinned:
+            residency.pin(records[-1])
+            changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
+        return list(changed.values())

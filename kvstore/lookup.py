@@ -1,0 +1,69 @@
+"""From tokens to the stored blocks of their longest prefix, and where each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvstore.fetch import Part, release
+from kvstore.identity import ModelIdentity, Tokens, chain_keys, chain_root
+from kvstore.loading import follow
+from kvstore.residency import Residency
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Thread-safe. follows: a writer process may change the store, so look for what it did first."""
+
+    residency: Residency
+    identity: ModelIdentity
+    block_tokens: int
+    follows: bool
+    _roots: dict[bytes, bytes] = field(default_factory=dict)
+
+    def root(self, namespace: bytes) -> bytes:
+        """The key before the first block of a namespace (given by its digest)."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = chain_root(self.identity, namespace, self.block_tokens)
+        return root
+
+    def depth(self, namespace: bytes, tokens: Tokens) -> int:
+        """How many leading tokens are stored, by the index alone; counts as no use."""
+        self._refresh()
+        match = self.residency.index.match(namespace, tokens, touch=False)
+        return match.usable(self.block_tokens) if len(match.records) else 0
+
+    def parts(self, namespace: bytes, tokens: Tokens) -> list[Part]:
+        """The stored prefix as parts with their sources, up to the first block that is nowhere; counts as a use.
+
+        Disk entries among the sources are held: hand all parts to `Fetcher.fetch`.
+        """
+        self._refresh()
+        residency, size = self.residency, self.block_tokens
+        match = residency.index.match(namespace, tokens, touch=True)
+        usable = match.usable(size) if len(match.records) else 0
+        records: list[int] = match.records[: -(-usable // size)].tolist()
+        if not records:
+            return []
+        residency.touch(records)
+        sources = residency.find(records)
+        parents = [self.root(namespace), *chain_keys(self.root(namespace), tokens[: len(records) * size], size)]
+        parts = []
+        for i, (record, source) in enumerate(zip(records, sources, strict=True)):
+            if source is None or residency.is_expired(record):
+                release(residency, sources[i:])
+                residency.drop_if_nowhere(record)
+                break
+            start = i * size
+            parts.append(Part(record, start, tokens[start : min(start + size, usable)], parents[i], source))
+        return parts
+
+    def in_memory(self, records: Sequence[int]) -> list[bool]:
+        """Whether each record can be had without reading the disk."""
+        residency = self.residency
+        return [r in residency.host or r in residency.device or r in residency.pending for r in records]
+
+    def _refresh(self) -> None:
+        if self.follows:
+            follow(self.residency)
