@@ -209,12 +209,13 @@ def folder_bytes(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def scratch(name: str) -> Iterator[Path]:
-    """A fresh folder on the disk that `TMPDIR` or the current folder's build/ names; deleted afterwards.
+def scratch(name: str, base: Path | None = None) -> Iterator[Path]:
+    """A fresh folder in `base`, else on the disk that `TMPDIR` or the current folder's build/ names; deleted
+    afterwards.
 
     Not the system default: that is memory on many machines, and a disk is what is measured.
     """
-    base = Path(os.environ.get("TMPDIR") or "build/scratch")
+    base = base or Path(os.environ.get("TMPDIR") or "build/scratch")
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=base) as folder:
         yield Path(folder)
