@@ -1,0 +1,98 @@
+"""Layouts, caches and configs for tests: small, deterministic, and every value distinct enough to notice a mix-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore import KVLayout, LayerLayout, ModelIdentity, StoreConfig, TierConfig
+from kvstore.config import KIB, MIB
+
+Layers = list[tuple[torch.Tensor, torch.Tensor]]
+
+BLOCK = 8
+SMALL = KVLayout.uniform(3, 2, 16, "bfloat16")
+INTEGERS = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32}
+
+
+def identity(layout: KVLayout = SMALL, **changes: Any) -> ModelIdentity:
+    fields: dict[str, Any] = {"model": "m", "revision": "r", "weights": "w", "tokenizer": "t", "layout": layout}
+    return ModelIdentity(**{**fields, **changes})
+
+
+def config(**changes: Any) -> StoreConfig:
+    """Blocks of 8 tokens, 64 KiB segments, room for everything that a test puts unless it says otherwise."""
+    settings: dict[str, Any] = {
+        "host": TierConfig(16 * MIB),
+        "disk": TierConfig(16 * MIB, "zstd"),
+        "block_tokens": BLOCK,
+        "segment_bytes": 64 * KIB,
+        "group_bytes": 1 * MIB,
+        "write_queue_bytes": 16 * MIB,
+    }
+    return StoreConfig(**{**settings, **changes})
+
+
+def tokens(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return np.random.default_rng(seed).integers(0, 50_000, count, dtype=np.uint32)
+
+
+def random_kv(count: int, layout: KVLayout = SMALL, seed: int = 0) -> Layers:
+    """Every bit pattern of the dtype may occur, NaN and Inf included; compare with `same_bits`."""
+    generator = np.random.default_rng([seed, count])
+    return [
+        (_random(x.heads, count, x.key_dim, layout.dtype, generator),
+         _random(x.heads, count, x.value_dim, layout.dtype, generator))
+        for x in layout.layers
+    ]  # fmt: skip
+
+
+def kv_of(ids: Sequence[int] | np.ndarray[Any, Any], layout: KVLayout = SMALL) -> Layers:
+    """A cache that is a function of the tokens alone, as a model's is: prefixes of equal tokens have equal caches."""
+    values = np.asarray(ids, dtype=np.uint64)
+    # The state after token i depends on all tokens up to i.
+    state = np.cumsum(values * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1), dtype=np.uint64)
+    layers = []
+    for number, layer in enumerate(layout.layers):
+        pair = []
+        for which, dim in enumerate((layer.key_dim, layer.value_dim)):
+            grid = np.arange(layer.heads * dim, dtype=np.uint64).reshape(layer.heads, 1, dim)
+            mixed = (state[None, :, None] + grid * np.uint64(0xBF58476D1CE4E5B9)) * np.uint64(2 * number + which + 3)
+            mixed ^= mixed >> np.uint64(29)
+            width = 16 if layout.item_bytes == 2 else 32
+            bits = (mixed >> np.uint64(64 - width)).astype(f"uint{width}")
+            pair.append(torch.from_numpy(bits.view(f"int{width}")).view(getattr(torch, layout.dtype)))
+        layers.append((pair[0], pair[1]))
+    return layers
+
+
+def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal shapes, dtypes and bits (NaN payloads and the sign of zero included); a batch of 1 is ignored."""
+    found, expected = (t[0] if t.dim() == 4 else t for t in (found, expected))
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    as_int = {2: torch.int16, 4: torch.int32}[found.element_size()]
+    return bool(torch.equal(found.contiguous().view(as_int), expected.contiguous().view(as_int)))
+
+
+def same_kv(found: Sequence[tuple[torch.Tensor, torch.Tensor]], expected: Layers, count: int | None = None) -> bool:
+    """Whether all layers have the bits of the first `count` tokens of `expected`."""
+    return len(found) == len(expected) and all(
+        same_bits(a, b if count is None else b[..., :count, :])
+        for pair, other in zip(found, expected, strict=True)
+        for a, b in zip(pair, other, strict=True)
+    )
+
+
+def mixed_layout(dtype: str) -> KVLayout:
+    """Layers of different shapes, keys and values of different widths."""
+    return KVLayout((LayerLayout(1, 8, 24), LayerLayout(5, 3, 7), LayerLayout(2, 1, 64)), dtype)
+
+
+def _random(heads: int, count: int, dim: int, dtype: str, generator: np.random.Generator) -> torch.Tensor:
+    width = 16 if INTEGERS[dtype] == torch.int16 else 32
+    bits = generator.integers(0, 1 << width, (heads, count, dim), dtype=np.dtype(f"uint{width}"))
+    return torch.from_numpy(bits.view(f"int{width}")).view(getattr(torch, dtype))
