@@ -150,9 +150,7 @@ def test_hostile_columns_agree_with_the_oracle(rows: list[Any], random: Any) -> 
         evicted = []
         while (gone := trie.evict()) is not None:
             evicted.append(gone)
-        outcomes.append(
-            (dropped, evicted, {name: trie.stats()[name] for name in ("nodes", "tokens", "records")})
-        )
+        outcomes.append((dropped, evicted, {name: trie.stats()[name] for name in ("nodes", "tokens", "records")}))
     assert outcomes[0] == outcomes[1]
 
 
@@ -194,9 +192,7 @@ def test_a_restored_trie_equals_the_one_it_was_saved_from() -> None:
     sequences, next_id, rows = [], 1, []
     known: dict[bytes, int] = {b"": 0}
     for i in range(300):
-        tokens = np.concatenate(
-            [prompts[i % 3], rng.integers(0, 1000, int(rng.integers(1, 400)), dtype=np.uint32)]
-        )
+        tokens = np.concatenate([prompts[i % 3], rng.integers(0, 1000, int(rng.integers(1, 400)), dtype=np.uint32)])
         sequences.append(tokens)
         n = len(tokens)
         ends = [e for e in [*range(64, n, 64), n] if tokens[:e].tobytes() not in known]

@@ -19,9 +19,7 @@ LEVELS = ["scalar", "avx2", "avx512"]
 # A small alphabet and long runs of one token: paths share a lot, and edges are long enough for vector code.
 TOKENS = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=14),
-    st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2), min_size=1, max_size=6)).map(
-        lambda x: [7] * x[0] + x[1]
-    ),
+    st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2), min_size=1, max_size=6)).map(lambda x: [7] * x[0] + x[1]),
 )
 
 
@@ -132,12 +130,7 @@ class TrieMachine(RuleBasedStateMachine):
     )
     def insert_nonsense(self, data: st.DataObject, ends: list[int], ids: list[int]) -> None:
         root, tokens = self.pick(data)
-        valid = (
-            ends
-            and ends == sorted(set(ends))
-            and not set(ids) & (self.ids | {0})
-            and len(set(ids)) == len(ids)
-        )
+        valid = ends and ends == sorted(set(ends)) and not set(ids) & (self.ids | {0}) and len(set(ids)) == len(ids)
         if valid and len(ends) == len(ids):
             return  # may be no nonsense, and would use an id twice
         if ends or ids:

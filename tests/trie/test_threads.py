@@ -29,9 +29,7 @@ def test_readers_beside_a_writer_see_whole_operations() -> None:
     )
     trie.pin(0, kept, 1)
     branches = []
-    for _ in range(
-        300
-    ):  # each branches off at some token of the pinned path
+    for _ in range(300):  # each branches off at some token of the pinned path
         at = int(rng.integers(1, len(kept)))
         branches.append(np.concatenate([kept[:at], rng.integers(50, 60, 3 * BLOCK, dtype=np.uint32)]))
     done = threading.Event()
@@ -41,7 +39,7 @@ def test_readers_beside_a_writer_see_whole_operations() -> None:
     def read(seat: int) -> None:
         order = np.random.default_rng(seat)
         while not done.is_set() or looked[seat] < 200:
-            depth, bits, records, ends = trie.match(0, kept, seat == 0)
+            depth, bits, records, _ = trie.match(0, kept, seat == 0)
             if (depth, bits) != (len(kept), float(len(kept))) or records.tolist() != list(range(1, 41)):
                 failures.append(f"pinned path: {depth} {bits} {records}")
             branch = branches[int(order.integers(len(branches)))]
@@ -75,9 +73,7 @@ def test_readers_beside_a_writer_see_whole_operations() -> None:
             trie.compact()
         done.set()
 
-    threads = [threading.Thread(target=read, args=(seat,)) for seat in range(3)] + [
-        threading.Thread(target=write)
-    ]
+    threads = [threading.Thread(target=read, args=(seat,)) for seat in range(3)] + [threading.Thread(target=write)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -33,9 +33,7 @@ def trie(request: pytest.FixtureRequest) -> Any:
     return made
 
 
-def matched(
-    trie: Any, tokens: np.ndarray, touch: bool = False, root: int = 0
-) -> tuple[int, list[int], list[int]]:
+def matched(trie: Any, tokens: np.ndarray, touch: bool = False, root: int = 0) -> tuple[int, list[int], list[int]]:
     depth, _, records, ends = trie.match(root, tokens, touch)
     assert records.dtype == np.uint64
     assert ends.dtype == np.uint32
@@ -115,9 +113,7 @@ def test_bits_accumulate_and_are_linear_inside_an_edge(trie: Any) -> None:
     assert trie.best_match(0, path(range(4))) == (4, 10.0)
     assert trie.best_match(0, path(range(8))) == (8, 18.0)
     assert trie.best_match(0, path(range(6), 99)) == (6, 14.0)
-    trie.insert(
-        0, path(range(6), 99), 3.0, u32(7), u64(3)
-    )  # the split keeps the value, and only new tokens count
+    trie.insert(0, path(range(6), 99), 3.0, u32(7), u64(3))  # the split keeps the value, and only new tokens count
     assert trie.best_match(0, path(range(6), 99)) == (7, 17.0)
     assert trie.best_match(0, path(99)) == (0, 0.0)
 
