@@ -1,0 +1,154 @@
+"""A store small enough to break thousands of times: tiny layout, contents that follow from the tokens, its files.
+
+Keys and values are a pure function of namespace and token prefix, as in a causal model, and run over all bit patterns
+(NaN and Inf too). So any process can say what a `get` must return, without having seen the `put`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore import Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.config import KIB
+
+BLOCK = 4
+SEGMENT = 64 * KIB
+LAYOUT = KVLayout.uniform(2, 1, 4)
+IDENTITY = ModelIdentity("tiny", "1", "00", "", LAYOUT)
+Layers = list[tuple[torch.Tensor, torch.Tensor]]
+
+_MASK = (1 << 64) - 1
+
+
+def config(
+    host: int = 1 << 20, disk: int = 4 << 20, device: int = 0, codec: str = "raw", **settings: Any
+) -> StoreConfig:
+    """Budgets in bytes; blocks of 4 tokens, segments of 64 KiB, one worker thread."""
+    defaults = {"block_tokens": BLOCK, "segment_bytes": SEGMENT, "threads": 1}
+    return StoreConfig(
+        device=TierConfig(device), host=TierConfig(host), disk=TierConfig(disk, codec), **{**defaults, **settings}
+    )
+
+
+def identity(layout: KVLayout = LAYOUT) -> ModelIdentity:
+    return ModelIdentity("tiny", "1", "00", "", layout)
+
+
+def tokens_of(number: int, count: int) -> np.ndarray:
+    """`count` tokens of sequence `number`; sequences of different numbers differ in the first token."""
+    rest = np.random.default_rng(number).integers(0, 1 << 32, count, dtype=np.uint64)
+    rest[0] = number
+    return rest.astype(np.uint32)
+
+
+def kv_of(tokens: Iterable[int], namespace: bytes = b"", layout: KVLayout = LAYOUT) -> Layers:
+    """The cache of a sequence: per layer (K, V), `[heads, tokens, dim]`."""
+    state = int.from_bytes(namespace.ljust(8, b"\0")[:8], "little") ^ len(namespace)
+    states = []
+    for token in tokens:
+        state = (state * 6364136223846793005 + int(token) + 1442695040888963407) & _MASK
+        states.append(state)
+    rows = np.array(states, np.uint64)
+    layers = []
+    for number, shape in enumerate(layout.layers):
+        pair = []
+        for which, dim in enumerate((shape.key_dim, shape.value_dim)):
+            salt = np.arange(shape.heads * dim, dtype=np.uint64) + np.uint64((number * 2 + which + 1) << 32)
+            values = _mix(rows[None, :, None] ^ (salt.reshape(shape.heads, 1, dim) * np.uint64(0x9E3779B97F4A7C15)))
+            pair.append(_as_dtype(values, layout))
+        layers.append((pair[0], pair[1]))
+    return layers
+
+
+def is_exact(hit: Hit, tokens: Iterable[int], namespace: bytes = b"", layout: KVLayout = LAYOUT) -> bool:
+    """Whether a hit holds exactly the bits of the first `hit.tokens` tokens."""
+    want = kv_of(list(tokens)[: hit.tokens], namespace, layout)
+    return len(want) == len(hit.layers) and all(
+        a.shape[1:] == b.shape and torch.equal(_bits(a[0]), _bits(b))
+        for pair, expected in zip(hit.layers, want, strict=True)
+        for a, b in zip(pair, expected, strict=True)
+    )
+
+
+def put(store: KVStore, tokens: np.ndarray, namespace: bytes = b"", **options: Any) -> Any:
+    """Puts a sequence with the contents that `kv_of` gives it."""
+    return store.put(tokens, kv_of(tokens, namespace, store.identity.layout), namespace=namespace, **options)
+
+
+def stored(store: KVStore, tokens: np.ndarray, namespace: bytes = b"") -> int:
+    """How many leading tokens `get` returns; fails where it returns one wrong bit."""
+    hit = store.get(tokens, namespace=namespace)
+    if hit is None:
+        return 0
+    assert is_exact(hit, tokens, namespace, store.identity.layout), f"wrong bytes for {tokens.tolist()}"
+    return hit.tokens
+
+
+def disk_use(path: str | os.PathLike[str]) -> int:
+    """Bytes of all segment files and of the catalog, as the file system says."""
+    total = 0
+    for folder in ("segments", "catalog"):
+        for entry in os.scandir(Path(path) / folder):
+            if entry.name != "lock.mdb":
+                total += entry.stat().st_size
+    return total
+
+
+def space_is_accounted_for(store: KVStore) -> None:
+    """Every segment file is known to the store, and is live, current or free; nothing is held or counted twice."""
+    disk = store._residency.disk
+    assert disk is not None
+    segments = disk.segments
+    names = {f"{number:08x}.seg" for number in segments.by_number}
+    assert set(os.listdir(segments.directory)) == names, "segment files that the store does not know"
+    live: dict[int, int] = {}
+    for entry in catalog_entries(store):
+        live[entry.extent.segment] = live.get(entry.extent.segment, 0) + entry.extent.nbytes
+    for segment in segments.by_number.values():
+        assert segment.holds == 0, f"segment {segment.number} is held by nobody"
+        assert segment.live == live.get(segment.number, 0), f"segment {segment.number}: live bytes are wrong"
+        is_free = segment in segments.free
+        assert (segment.live > 0 or segment is segments.current) != is_free, f"segment {segment.number} leaked"
+    assert len(segments.free) == len({s.number for s in segments.free})
+
+
+def catalog_entries(store: KVStore) -> list[Any]:
+    """All entries of the store's catalog, by record number."""
+    disk = store._residency.disk
+    assert disk is not None
+    records = disk.catalog.scan().entries["record"].tolist()
+    return [entry for entry in disk.catalog.get(records) if entry is not None]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory in memory where there is such a file system, for suites that open thousands of stores."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="kvstore-test-", dir=base) as path:
+        yield Path(path)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _as_dtype(values: np.ndarray, layout: KVLayout) -> torch.Tensor:
+    integers = values.astype(np.uint64)
+    kind = np.int32 if layout.item_bytes == 4 else np.int16
+    bits = np.ascontiguousarray(integers & np.uint64((1 << (8 * layout.item_bytes)) - 1))
+    narrow = bits.astype(np.uint32 if layout.item_bytes == 4 else np.uint16).view(kind)
+    return torch.from_numpy(narrow).view(getattr(torch, layout.dtype))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
