@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.common import MIB, arguments, drop_page_cache, scratch
 
 IN_FLIGHT = b"in flight"  # namespace of the puts that the kill interrupts
-SESSIONS, TURNS, NEW_TOKENS = 6, 3, 16  # turns that the model answers; what came before them is given
+SESSIONS, TURNS, NEW_TOKENS = 6, 2, 16  # turns that the model answers; what came before them is given
 HISTORY, QUESTION = 7000, 300  # characters of a conversation before those turns, of its last message
 
 
