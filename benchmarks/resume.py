@@ -54,7 +54,14 @@ def main() -> None:
 
 
 def measure(
-    rows: Rows, path: Path, identity: ModelIdentity, config: StoreConfig, model: Any, prompt: Any, length: int, quick: bool
+    rows: Rows,
+    path: Path,
+    identity: ModelIdentity,
+    config: StoreConfig,
+    model: Any,
+    prompt: Any,
+    length: int,
+    quick: bool,
 ) -> bool:
     """Rows of one length; whether every restored cache was the one that was put."""
     tokens = prompt[0, :length].numpy()
