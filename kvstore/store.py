@@ -90,7 +90,7 @@ class KVStore:
             persister = Persister(self._residency, self._pool, self._executor, self._sessions)
             writer = WriteBehind(
                 config.write_queue_bytes,
-                config.group_bytes,
+                _group_bytes(config),
                 persister.encode,
                 persister.persist,
                 self._residency.expire,
@@ -324,6 +324,11 @@ class KVStore:
                     f"segment_bytes: a block of {self.config.block_tokens} tokens can take {largest} bytes, more than "
                     f"a segment of {self.config.segment_bytes}; raise segment_bytes or lower block_tokens"
                 )
+
+
+def _group_bytes(config: StoreConfig) -> int:
+    # A group is all held until its commit: it must leave room for what is evicted meanwhile.
+    return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8))
 
 
 def _expiry(ttl: float | None) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvstore.config import PAGE_BYTES
 from kvstore.record import DamagedRecord, RecordHeader, padded, parse
 from kvstore.session_record import SessionRecord, session_key
-from kvstore.tiers.disk.catalog import Catalog, Entry, intact
+from kvstore.tiers.disk.catalog import Catalog, Entry, Scan, intact
 from kvstore.tiers.disk.fs import FileSystem, read_all
 from kvstore.tiers.disk.segments import Extent
 
@@ -83,6 +83,22 @@ def rebuild(
     sessions = salvage_sessions(fs, damaged_catalog)
     catalog.commit(added=(entries[number] for number in sorted(entries)), sessions=sessions.items())
     return catalog, Rebuilt(len(entries), len(sessions))
+
+
+def recover_entries(
+    fs: FileSystem, directory: str, segment_numbers: list[int], scan: Scan, namespaces: dict[bytes, int]
+) -> list[Entry]:
+    """Makes the damaged entries of a scan anew from their records, which the segments still hold."""
+    wanted = {int.from_bytes(key, "big") for key in scan.damaged}
+    by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
+    found: dict[int, Entry] = {}
+    for number in segment_numbers:
+        for header, extent in scan_segment(fs, os.path.join(directory, f"{number:08x}.seg"), number, 1 << 40):
+            # A number stands once in the catalog; of two records with it one was moved, and either is whole.
+            if header.record_id in wanted and header.namespace in namespaces:
+                parent = by_tag.get(key_tag(header.parent), 0)
+                found[header.record_id] = entry_of(header, extent, parent, namespaces[header.namespace])
+    return list(found.values())
 
 
 def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> Iterator[tuple[RecordHeader, Extent]]:

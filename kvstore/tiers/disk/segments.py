@@ -39,14 +39,15 @@ class Extent:
 @dataclass
 class Segment:
     """One file. `end`: where the next record goes. `live`: bytes of records the catalog knows in it.
-    `holds`: reads and uncommitted writes under way, during which it is not recycled.
+    `reads`, `writes`: reads under way and records placed but not settled, during which it is not recycled.
     `sealed`: a sync of it failed, so nothing may be written to it again; it is unlinked when empty."""
 
     number: int
     fd: int
     end: int = PAGE_BYTES
     live: int = 0
-    holds: int = 0
+    reads: int = 0
+    writes: int = 0
     sealed: bool = False
 
 
@@ -78,7 +79,7 @@ class Segments:
         or cut short of their last record.
         """
         damaged = []
-        present = {int(m[1], 16) for name in self.fs.names(self.directory) if (m := _NAME.fullmatch(name))}
+        present = set(segment_numbers(self.fs, self.directory))
         for number in sorted(present | set(used)):
             end, live = used.get(number, (PAGE_BYTES, 0))
             if number not in present:
@@ -130,7 +131,7 @@ class Segments:
 
     def place(self, nbytes: int, reserve: bool = False) -> Extent:
         """Takes whole pages at the end of the current segment, or of the next one, and holds the segment: the
-        caller releases it when the record is committed or given up. reserve: may use the last empty segment.
+        caller settles it when the record is committed or given up. reserve: may use the last empty segment.
 
         Raises `OutOfSpace` where there is no segment, `OSError` where the disk is full.
         """
@@ -141,8 +142,14 @@ class Segments:
         assert self.current is not None
         extent = Extent(self.current.number, self.current.end, nbytes)
         self.current.end += nbytes
-        self.current.holds += 1
+        self.current.writes += 1
         return extent
+
+    def settle(self, extent: Extent) -> None:
+        """The record placed there was committed, or given up."""
+        segment = self.by_number[extent.segment]
+        segment.writes -= 1
+        self._recycle(segment)
 
     def _fits(self, nbytes: int) -> bool:
         return self.current is not None and self.current.end + nbytes <= self.segment_bytes
@@ -191,18 +198,21 @@ class Segments:
         segment = self.by_number.get(number)
         if segment is None:
             return False
-        segment.holds += 1
+        segment.reads += 1
         return True
 
     def release(self, number: int) -> None:
         segment = self.by_number[number]
-        segment.holds -= 1
+        segment.reads -= 1
         self._recycle(segment)
 
     def emptiest(self) -> Segment | None:
         """The segment that costs least to empty: fewest live bytes, not the one being filled."""
-        candidates = [s for s in self.by_number.values() if s is not self.current and s.live > 0]
-        return min(candidates, key=lambda s: s.live, default=None)
+        return min(self.settled(), key=lambda s: s.live, default=None)
+
+    def settled(self) -> list[Segment]:
+        """Segments with live records and no writes under way."""
+        return [s for s in self.by_number.values() if s is not self.current and s.live > 0 and not s.writes]
 
     @property
     def live_bytes(self) -> int:
@@ -217,7 +227,9 @@ class Segments:
         read_all(self.fs, self.by_number[segment].fd, buffers, offset)
 
     def _recycle(self, segment: Segment) -> None:
-        if segment.live > 0 or segment.holds > 0 or segment is self.current or segment in self.free:
+        if segment.live > 0 or segment.reads > 0 or segment.writes > 0:
+            return
+        if segment is self.current or segment in self.free:
             return
         segment.end = PAGE_BYTES
         if segment.sealed:
@@ -274,6 +286,11 @@ class Segments:
 
     def _path(self, number: int) -> str:
         return os.path.join(self.directory, f"{number:08x}.seg")
+
+
+def segment_numbers(fs: FileSystem, directory: str) -> list[int]:
+    """The segments whose files are there, ascending."""
+    return sorted(int(m[1], 16) for name in fs.names(directory) if (m := _NAME.fullmatch(name)))
 
 
 def segment_header(number: int, segment_bytes: int, store_id: bytes) -> bytes:

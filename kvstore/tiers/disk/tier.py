@@ -6,33 +6,25 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from kvstore.config import GIB, MIB, MIN_SEGMENTS, PAGE_BYTES, StoreConfig
-from kvstore.errors import CorruptStore, KVStoreError
+from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
+from kvstore.errors import KVStoreError
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, CatalogError, Entry, Scan
+from kvstore.tiers.disk.catalog import CatalogError, Entry, Scan
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
-from kvstore.tiers.disk.recovery import DATA_FILE, entry_of, rebuild
+from kvstore.tiers.disk.opening import Opening
+from kvstore.tiers.disk.reclaim import FULL, Space
+from kvstore.tiers.disk.recovery import entry_of
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
-from kvstore.tiers.disk.superblock import Superblock
 
-# Live records may take this share of the segments; the rest is what makes recycling cheap.
-_LIVE_SHARE = 0.9
-# A segment is worth emptying for reuse when at most this share of it is live.
-_WORTH_EMPTYING = 0.5
-# One that is fuller than this frees too little to be worth it, whatever happens.
-_FULL = 0.95
+_PLACE_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -72,117 +64,29 @@ class DiskTier:
         self._lock = threading.RLock()  # segments and which catalog is open
         self._write_lock = threading.RLock()  # one writer at a time; taken before _lock
         self._writer = WriterLock(fs, path)
-        self._segment_directory = os.path.join(path, "segments")
-        self._catalog_directory = os.path.join(path, "catalog")
-        self._catalog_file = os.path.join(self._catalog_directory, DATA_FILE)
+        self._opening = opening = Opening(fs, path, config, read_only, metrics)
         self._bytes_per_token = identity.layout.bytes_per_token
+        self._orphans: list[int] = []  # records that the index forgot and the catalog could not
         self.last_record = 0
-        superblock = self._open_superblock(identity)
+        superblock = opening.superblock(identity, self._writer)
         try:
             self.segments = Segments(
-                fs, self._segment_directory, config.segment_bytes, self._max_segments(), superblock.store_id
+                fs, opening.segment_directory, config.segment_bytes, self._max_segments(), superblock.store_id
             )
-            self.catalog = self._open_catalog()
+            self.catalog = opening.catalog(self._writer)
             try:
                 self.seen_version = self.catalog.version()
+                scan = opening.scan(self.catalog, self.segments)
                 self.namespaces = self.catalog.namespaces()
-                self.scan: Scan | None = self._scan_and_open_segments()
             except BaseException:
                 self.catalog.close()
+                self.segments.close()
                 raise
         except BaseException:
             self._writer.release()
             raise
-
-    # ---- opening -------------------------------------------------------------------------------------------------
-
-    def _open_superblock(self, identity: ModelIdentity) -> Superblock:
-        config = self._config
-        if not self.read_only:
-            for directory in (self._path, self._segment_directory, self._catalog_directory):
-                self._fs.mkdir(directory)
-            self._writer.take()
-        try:
-            superblock = Superblock.read(self._fs, self._path)
-            if superblock is None:
-                if self.read_only or self._fs.names(self._segment_directory):
-                    raise CorruptStore(f"{self._path}: there is no store.json; this is no store, or it was damaged")
-                superblock = Superblock.new(identity, config.block_tokens, config.segment_bytes)
-                superblock.write(self._fs, self._path)
-            superblock.check(self._path, identity, config.block_tokens, config.segment_bytes)
-        except BaseException:
-            self._writer.release()
-            raise
-        return superblock
-
-    def _open_catalog(self) -> Catalog:
-        # A live writer has checked the file when it opened it, and changes it under a reader's eyes.
-        trusted = self.read_only and not self._writer.is_free()
-        if not trusted and os.path.basename(self._catalog_file) in self._fs.names(self._catalog_directory):
-            problems = catalog_module.check(self._catalog_directory)
-            if problems:
-                self.metrics.add("catalog_damaged")
-                if self.read_only:
-                    raise CorruptStore(f"{self._catalog_file}: {problems[0]}; open the store for writing to rebuild it")
-                return self._rebuild_catalog()
-        try:
-            return self._new_catalog()
-        except CatalogError as error:
-            if self.read_only:
-                raise CorruptStore(
-                    f"{self._catalog_file}: {error}; open the store for writing to rebuild it"
-                ) from error
-            return self._rebuild_catalog()
-
-    def _new_catalog(self) -> Catalog:
-        budget = self._config.disk.bytes
-        return Catalog(self._catalog_directory, min(max(budget // 4, 64 * MIB), 64 * GIB), self.read_only)
-
-    def _rebuild_catalog(self) -> Catalog:
-        damaged = self._catalog_file + ".damaged"
-        if os.path.basename(self._catalog_file) in self._fs.names(self._catalog_directory):
-            self._fs.rename(self._catalog_file, damaged)
-        names = self._fs.names(self._segment_directory)
-        numbers = sorted(int(n[:8], 16) for n in names if n.endswith(".seg") and len(n) == 12)
-        catalog, found = rebuild(
-            self._fs, self._segment_directory, damaged, numbers, self._config.segment_bytes, self._new_catalog
-        )
-        self.metrics.add("catalog_rebuilt")
-        self.metrics.add("catalog_rebuilt_records", found.records)
-        self.metrics.add("catalog_rebuilt_sessions", found.sessions)
-        if os.path.basename(damaged) in self._fs.names(self._catalog_directory):
-            self._fs.unlink(damaged)
-        return catalog
-
-    def _scan_and_open_segments(self) -> Scan:
-        scan = self.catalog.scan()
-        rows = scan.entries
-        ends = (rows["page"].astype(np.uint64) + rows["pages"]) * PAGE_BYTES
-        sound = (ends <= self._config.segment_bytes) & (rows["page"] > 0) & (rows["pages"] > 0)
-        present = {int(n[:8], 16) for n in self._fs.names(self._segment_directory) if n.endswith(".seg")}
-        sound &= np.isin(rows["segment"], np.array(sorted(present), dtype=np.uint32))
-        bad_keys = [int(r).to_bytes(8, "big") for r in rows["record"][~sound]] + scan.damaged
-        if bad_keys:
-            self.metrics.add("damaged_entries", len(bad_keys))
-            if not self.read_only:
-                self.catalog.purge(bad_keys)
-        scan = scan.subset(sound)
-        self._open_segments(scan)
+        self.scan: Scan | None = scan
         self._records, self._tokens = len(scan.entries), len(scan.tokens)
-        return scan
-
-    def _open_segments(self, scan: Scan) -> None:
-        rows = scan.entries
-        numbers, where = np.unique(rows["segment"], return_inverse=True)
-        ends = np.zeros(len(numbers), np.int64)
-        np.maximum.at(ends, where, (rows["page"].astype(np.int64) + rows["pages"]) * PAGE_BYTES)
-        live = np.bincount(where, rows["pages"], len(numbers)).astype(np.int64) * PAGE_BYTES
-        used = {int(n): (int(e), int(b)) for n, e, b in zip(numbers, ends, live, strict=True)}
-        damaged = self.segments.open_existing(used, not self.read_only)
-        if damaged:
-            self.metrics.add("damaged_segments", len(damaged))
-        if not self.segments.direct:
-            self.metrics.add("fallback_buffered_io")
 
     def close(self) -> None:
         """Closes files and releases the writer lock. Idempotent."""
@@ -286,7 +190,7 @@ class DiskTier:
                 if not self._commit(entries, gone, sessions):
                     return None
             finally:
-                self._release_all(extent for _, extent in placed)
+                self._settle_writes(extent for _, extent in placed)
             self.metrics.add("disk_written_records", len(written))
             self.metrics.add("disk_written_bytes", sum(extent.nbytes for _, extent in placed))
             return written
@@ -296,7 +200,12 @@ class DiskTier:
         with self._write_lock:
             entries = [e for e in self._known(records) if e is not None]
             if entries:
-                self.catalog.commit(removed=entries)
+                try:
+                    self.catalog.commit(removed=entries)
+                except CatalogError:
+                    self._orphans += [entry.record for entry in entries]
+                    self._reopen_catalog()
+                    raise
                 self._settle((), entries)
             return len(entries)
 
@@ -317,29 +226,29 @@ class DiskTier:
             self.metrics.add("dropped_write_error", len(placed))
             with self._lock:
                 self.segments.abandon_current()
-            self._release_all(extent for _, extent in placed)
+            self._settle_writes(extent for _, extent in placed)
             return []
         return placed
 
     def _place(self, nbytes: int) -> Extent | None:
-        with self._lock:
-            for _ in range(3):
-                try:
-                    if not self.segments.has_room(nbytes):
-                        self._reclaim()
-                    return self.segments.place(nbytes)
-                except (OutOfSpace, CatalogError):
-                    continue
-                except OSError:
-                    # The disk itself is full before the budget is: live with the segments there are.
-                    self.metrics.add("disk_full")
-                    self.segments.max_segments = len(self.segments.by_number)
-            return None
+        for _ in range(_PLACE_ATTEMPTS):
+            try:
+                with self._lock:
+                    if self.segments.has_room(nbytes):
+                        return self.segments.place(nbytes)
+                self._reclaim()
+            except (OutOfSpace, CatalogError):
+                continue
+            except OSError:
+                # The disk itself is full before the budget is: live with the segments there are.
+                self.metrics.add("disk_full")
+                self.segments.max_segments = len(self.segments.by_number)
+        return None
 
-    def _release_all(self, extents: Iterable[Extent]) -> None:
+    def _settle_writes(self, extents: Iterable[Extent]) -> None:
         with self._lock:
             for extent in extents:
-                self.segments.release(extent.segment)
+                self.segments.settle(extent)
 
     def _commit(
         self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[tuple[bytes, bytes | None]]
@@ -380,7 +289,7 @@ class DiskTier:
         with self._lock:
             self.catalog.close()
             try:
-                self.catalog = self._new_catalog()
+                self.catalog = self._opening.new_catalog()
                 self.metrics.add("catalog_reopened")
             except KVStoreError:
                 self.metrics.add("catalog_lost")
@@ -393,42 +302,41 @@ class DiskTier:
 
     def _catalog_bytes(self) -> int:
         try:
-            return self._fs.size(self._catalog_file)
+            return self._fs.size(self._opening.catalog_file)
         except OSError:
             return 0
 
     def _reclaim(self) -> None:
         """Makes a free segment: evicts what the index gives up, then moves what still lives in the emptiest
-        segment into the reserve. Raises `OutOfSpace` where everything is pinned."""
-        segments, size = self.segments, self._config.segment_bytes - PAGE_BYTES
+        segment into the reserve. Raises `OutOfSpace` where that did not help."""
         self.metrics.add("disk_reclaims")
-        limit = int((segments.max_segments - 1) * size * _LIVE_SHARE)
-        # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
-        most_left = size * _WORTH_EMPTYING if segments.available() else 0
-        evicted: list[Entry] = []
-        live = segments.live_bytes
-        left = {s.number: s.live for s in segments.by_number.values() if s is not segments.current}
-
-        def enough() -> bool:
-            return live <= limit and min(left.values(), default=0) <= most_left
-
-        while not enough() and (record := self._evict()):
-            entry = self._known([record])[0]
+        evicted = [e for e in self._known(self._orphans) if e is not None]
+        self._orphans.clear()
+        space = self._space(evicted)
+        while not space.enough() and (record := self._evict()):
+            entry = self.entry(record)
             if entry is not None:
                 evicted.append(entry)
-                live -= entry.extent.nbytes
-                if entry.extent.segment in left:
-                    left[entry.extent.segment] -= entry.extent.nbytes
+                space.lose(entry.extent)
         self._commit_moves((), evicted)
         self.metrics.add("disk_evicted_records", len(evicted))
-        if segments.available() <= 1:
+        if self.segments.available() <= 1:
             self._empty_a_segment()
 
+    def _space(self, evicted: Sequence[Entry]) -> Space:
+        with self._lock:
+            space = Space.of(self.segments)
+        for entry in evicted:
+            space.lose(entry.extent)
+        return space
+
     def _empty_a_segment(self) -> None:
-        segment = self.segments.emptiest()
-        if segment is None or segment.live > (self._config.segment_bytes - PAGE_BYTES) * _FULL:
-            raise OutOfSpace
-        moved, lost, held = [], [], []
+        with self._lock:
+            segment = self.segments.emptiest()
+            if segment is None or segment.live > (self._config.segment_bytes - PAGE_BYTES) * FULL:
+                raise OutOfSpace
+            self.segments.hold(segment.number)
+        moved, lost, placed = [], [], []
         try:
             for entry in self.catalog.in_segment(segment.number):
                 buffer = self._pool.take(entry.extent.nbytes)
@@ -437,14 +345,17 @@ class DiskTier:
                 except OSError:
                     lost.append(entry)
                     continue
-                extent = self.segments.place(entry.extent.nbytes, reserve=True)
-                held.append(extent)
+                with self._lock:
+                    extent = self.segments.place(entry.extent.nbytes, reserve=True)
+                placed.append(extent)
                 self.segments.write([extent], [buffer.view])
                 moved.append((entry, replace(entry, extent=extent)))
-            self.segments.sync({extent.segment for extent in held})
+            self.segments.sync({extent.segment for extent in placed})
             self._commit_moves([new for _, new in moved], [*lost, *(old for old, _ in moved)])
         finally:
-            self._release_all(held)
+            self._settle_writes(placed)
+            with self._lock:
+                self.segments.release(segment.number)
         self.metrics.add("disk_moved_records", len(moved))
         self.metrics.add("disk_lost_records", len(lost))
 
@@ -455,6 +366,8 @@ class DiskTier:
             self.catalog.commit(added, removed)
         except CatalogError as error:
             self.metrics.add("catalog_errors")
+            # What was to go is no longer in the index: it must be tried again, or its space would be lost.
+            self._orphans += [entry.record for entry in removed] if not added else []
             self._reopen_catalog()
             raise OutOfSpace from error
         self._settle(added, removed)

@@ -1,0 +1,69 @@
+"""When a reclaim has evicted enough: the arithmetic of making a segment free. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.config import PAGE_BYTES
+from kvstore.tiers.disk.segments import Extent, Segments
+
+# Live records may take this share of the segments; the rest is what makes recycling cheap.
+_LIVE_SHARE = 0.9
+# Less than this left in a segment is moved; while more is, one segment's worth is evicted...
+_NEARLY_EMPTY = 0.1
+# ...as long as this share of what may live still does.
+_FLOOR = 0.75
+# A segment is worth moving from when at most this share of it is live...
+_WORTH_EMPTYING = 0.5
+# ...or, so that pins do not cost everything else, after this many segments' worth were evicted in vain.
+_MOST_EVICTED = 2
+# Moving from a segment fuller than this frees too little to be worth it.
+FULL = 0.98
+
+
+@dataclass
+class Space:
+    """Live bytes, as a reclaim goes on. left: live bytes by segment, those being filled left out.
+
+    Records used last at the same time mostly lie together: so it pays to evict a little more and find the segment
+    nearly empty, rather than to move records that would have been the next to go.
+    """
+
+    segment: int
+    live: int
+    limit: int
+    left: dict[int, int]
+    can_move: bool
+    lost: int = 0
+
+    @classmethod
+    def of(cls, segments: Segments) -> Space:
+        size = segments.segment_bytes - PAGE_BYTES
+        return cls(
+            segment=size,
+            live=segments.live_bytes,
+            limit=int((segments.max_segments - 1) * size * _LIVE_SHARE),
+            left={s.number: s.live for s in segments.settled()},
+            # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
+            can_move=segments.available() > 0,
+        )
+
+    def lose(self, extent: Extent) -> None:
+        """A record there was evicted."""
+        self.live -= extent.nbytes
+        self.lost += extent.nbytes
+        if extent.segment in self.left:
+            self.left[extent.segment] -= extent.nbytes
+
+    def enough(self) -> bool:
+        """Whether a segment can now be made free at a fair price."""
+        least = min(self.left.values(), default=0)
+        if self.live > self.limit:
+            return False
+        if not self.can_move:
+            return least <= 0
+        if least <= self.segment * _NEARLY_EMPTY:
+            return True
+        if self.lost < self.segment and self.live > self.limit * _FLOOR:
+            return False
+        return least <= self.segment * _WORTH_EMPTYING or self.lost >= self.segment * _MOST_EVICTED
