@@ -117,7 +117,9 @@ class StoreConfig:
                 continue
             tier, _, rest = key.partition("_")
             if tier in ("device", "host", "disk") and rest:
-                settings.setdefault(tier, {})[rest] = _number(text)
+                table = settings.setdefault(tier, {})
+                if isinstance(table, dict):  # else the bare name of the tier was set too, which is refused below
+                    table[rest] = _number(text)
             elif key == "namespaces":
                 settings[key] = [part for part in text.split(",") if part]
             else:

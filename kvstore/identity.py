@@ -107,11 +107,11 @@ def as_tokens(tokens: Any) -> Tokens:
 
     Raises `ValueError` naming the argument unless tokens are a non-empty 1-D array-like of integers in [0, 2^32).
     """
-    if hasattr(tokens, "detach"):
-        tokens = tokens.detach().cpu().numpy()
     try:
+        if hasattr(tokens, "detach"):
+            tokens = tokens.detach().cpu().numpy()
         array = np.asarray(tokens)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"tokens: expected a 1-D array of integers, found {type(tokens).__name__}") from error
     if array.ndim != 1:
         raise ValueError(f"tokens: expected one dimension, found shape {array.shape}")

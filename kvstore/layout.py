@@ -85,9 +85,12 @@ class KVLayout:
         try:
             document = json.loads(text)
             layers = tuple(LayerLayout(*row) for row in document["layers"])
-            return cls(layers, document["dtype"], document["rope"])
-        except (ValueError, KeyError, TypeError) as error:
+            layout = cls(layers, document["dtype"], document["rope"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a canonical layout: {error}") from error
+        if layout.canonical() != text:
+            raise ConfigError("not a canonical layout: other keys, order or spacing")
+        return layout
 
     def layers_of(self, kv: Any, tokens: int) -> tuple[KVLayers, bool]:
         """Checks a cache against this layout.
@@ -126,6 +129,8 @@ class KVLayout:
             )
         if str(tensor.dtype) != f"torch.{self.dtype}":
             raise LayoutMismatch(f"{name}: expected dtype {self.dtype}, found {tensor.dtype}")
+        if tensor.device.type == "meta" or str(tensor.layout) != "torch.strided":
+            raise LayoutMismatch(f"{name}: expected a dense tensor, found {tensor.layout} on {tensor.device}")
         checked: torch.Tensor = tensor.detach()
         return checked
 
@@ -137,5 +142,9 @@ def _items(kv: Any) -> tuple[Sequence[Any], bool]:
             return list(kv), False
         except TypeError as error:
             raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
+    try:
+        layers = list(layers)
+    except TypeError as error:
+        raise LayoutMismatch(f"kv.layers: expected a sequence, found {type(layers).__name__}") from error
     owned = all(type(layer).__name__ == "DynamicLayer" for layer in layers)
     return [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers], owned
