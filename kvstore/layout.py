@@ -7,12 +7,11 @@ the rotary embedding, as the model holds it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import ConfigError, LayoutMismatch
+from kvstore.errors import ConfigError, LayoutMismatch, UnsupportedCache
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +98,7 @@ class KVLayout:
         `[1, heads, tokens, dim]` or `[heads, tokens, dim]`.
         Returns the layers as `[heads, tokens, dim]` views, and whether the caller may still write into them
         (False only for transformers' DynamicLayer, which replaces its tensors and never writes into them).
-        Raises `LayoutMismatch`; changes nothing.
+        Raises `LayoutMismatch`, or `UnsupportedCache` naming a layer that does not hold all tokens; changes nothing.
         """
         items, owned = _items(kv)
         if len(items) != len(self.layers):
@@ -135,16 +134,27 @@ class KVLayout:
         return checked
 
 
-def _items(kv: Any) -> tuple[Sequence[Any], bool]:
+def _items(kv: Any) -> tuple[list[Any], bool]:
+    """(K, V) per layer, and whether only the cache itself writes into them."""
     layers = getattr(kv, "layers", None)
-    if layers is None:
-        try:
-            return list(kv), False
-        except TypeError as error:
-            raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
     try:
+        if layers is None:
+            return list(kv), False
         layers = list(layers)
     except TypeError as error:
-        raise LayoutMismatch(f"kv.layers: expected a sequence, found {type(layers).__name__}") from error
+        raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
     owned = all(type(layer).__name__ == "DynamicLayer" for layer in layers)
-    return [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers], owned
+    return [_pair(number, layer) for number, layer in enumerate(layers)], owned
+
+
+def _pair(number: int, layer: Any) -> tuple[Any, Any]:
+    kind = type(layer)
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if kind.__module__.startswith("transformers."):
+        if kind.__name__ not in ("DynamicLayer", "StaticLayer"):
+            # Their tensors are windows, quantised or recurrent: not the keys and values of all tokens.
+            raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}: not supported")
+        if kind.__name__ == "StaticLayer" and keys is not None and values is not None:
+            length = int(layer.get_seq_length())
+            return keys[..., :length, :], values[..., :length, :]
+    return keys, values
