@@ -379,6 +379,7 @@ void Trie::put(uint32_t node, uint32_t end, uint64_t id, std::vector<uint64_t>* 
   }
   place = id;
   records_.set(id, node);
+  top_id_ = std::max(top_id_, id);
   ++live_records_;
 }
 
@@ -417,8 +418,8 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
 
   Exclusive guard(*this);
   const uint32_t top = root_node(root);
-  for (size_t i = 0; i < records; ++i)
-    if (records_.get(ids[i])) throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
+  for (size_t i = 0; i < records; ++i)  // rising ids beyond all that were ever used need no look
+    if (ids[i] <= top_id_ && records_.get(ids[i])) throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
   const Cursor at = walk(top, 0, tokens, n);
   std::vector<uint64_t> replaced;
   room(n - at.depth, n / block_ - at.depth / block_, 2);

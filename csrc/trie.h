@@ -147,6 +147,7 @@ class Trie {
   std::vector<uint32_t> roots_;
   std::unordered_map<uint32_t, uint32_t> own_pins_;  // only pinned nodes
   uint32_t free_ = 0;
+  uint64_t top_id_ = 0;  // no record has a higher id
   uint64_t live_nodes_ = 0, live_tokens_ = 0, live_slots_ = 0, live_records_ = 0;
 
   mutable std::shared_mutex lock_;

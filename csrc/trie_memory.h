@@ -9,7 +9,6 @@
 #include <new>
 #include <type_traits>
 #include <unordered_map>
-#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -159,12 +158,12 @@ class ChildTable {
   size_t next(size_t at) const { return (at + 1) & mask_; }
   const Slot& at(size_t i) const { return slots_[i]; }
   Slot& at(size_t i) { return slots_[i]; }
-  bool empty() const { return slots_.empty(); }
-  size_t bytes() const { return slots_.capacity() * sizeof(Slot); }
+  bool empty() const { return slots_.size() == 0; }
+  size_t bytes() const { return slots_.bytes(); }
 
   // Makes room for `more` further entries, so that insert() cannot fail.
   void reserve(size_t more) {
-    size_t want = slots_.empty() ? 64 : slots_.size();
+    size_t want = empty() ? 64 : slots_.size();
     while ((count_ + more) * 10 > want * 7) want *= 2;
     if (want != slots_.size()) rehash(want);
   }
@@ -194,15 +193,16 @@ class ChildTable {
 
  private:
   void rehash(size_t size) {
-    std::vector<Slot> old(size, Slot{0, 0});
+    Buffer<Slot> old;
+    old.append_zeros(size);
     old.swap(slots_);
     mask_ = size - 1;
     count_ = 0;
-    for (const Slot& slot : old)
-      if (slot.node) insert(slot.hash, slot.node);
+    for (size_t i = 0; i < old.size(); ++i)
+      if (old[i].node) insert(old[i].hash, old[i].node);
   }
 
-  std::vector<Slot> slots_;
+  Buffer<Slot> slots_;
   size_t mask_ = 0;
   size_t count_ = 0;
 };
@@ -212,6 +212,7 @@ class ChildTable {
 class RecordTable {
  public:
   uint32_t get(uint64_t id) const {  // 0: unknown
+    if (recent_ && recent_key_ == id / kPage) return recent_->node[id % kPage];
     const auto page = pages_.find(id / kPage);
     return page == pages_.end() ? 0 : page->second->node[id % kPage];
   }
@@ -251,7 +252,7 @@ class RecordTable {
     size_t operator()(uint64_t page) const { return mix64(page); }
   };
   std::unordered_map<uint64_t, std::unique_ptr<Page>, Mixed> pages_;
-  // The page of the last write: ids come in runs. Only writers look at it.
+  // The page of the last write, as ids come in runs. Only writers change it, and they exclude readers.
   uint64_t recent_key_ = 0;
   Page* recent_ = nullptr;
 };

@@ -213,6 +213,7 @@ class Trie::Rebuild {
     *place = rows_.ids[row];
     trie_.records_.prepare(*place);
     trie_.records_.set(*place, node);
+    trie_.top_id_ = std::max(trie_.top_id_, *place);
     if (!rows_.pinned[row]) return;
     ++trie_.own_pins_[node];  // the record of a pinned row ends its node
     for (uint32_t x = node; trie_.nodes_[x].parent; x = trie_.nodes_[x].parent) ++trie_.nodes_[x].pins;
