@@ -50,8 +50,8 @@ def _tokens(count: int, seed: int = 0) -> torch.Tensor:
 
 def _same(left: Any, right: Any) -> bool:
     """Whether two sets of layers have the same bits."""
-    pairs = zip(left, right, strict=True)
-    return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for x, y in pairs for a, b in zip(x, y, strict=True))
+    flat = [[tensor.contiguous().view(torch.int32) for pair in layers for tensor in pair] for layers in (left, right)]
+    return all(torch.equal(a, b) for a, b in zip(*flat, strict=True))
 
 
 def _in_memory(model: Any, ids: torch.Tensor, cache: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def test_a_resumed_session_is_bit_identical_and_goes_on_the_same(tmp_path: Path,
 def test_the_longest_shared_prefix_is_reused_and_at_least_one_token_is_computed(store: KVStore, llama: Any) -> None:
     ids = _tokens(40)
     generate(llama, ids, store=store, **GREEDY)
-    before = store.stats()["counters"]["get_hits"] if "get_hits" in store.stats()["counters"] else 0
+    before = store.stats()["counters"].get("get_hits", 0)
     again = generate(llama, ids, store=store, return_dict_in_generate=True, **GREEDY)
     split = llama(ids[:, :39], use_cache=True).past_key_values
     assert store.stats()["counters"]["get_hits"] == before + 1
