@@ -27,7 +27,7 @@ class KVView:
     Views are immutable; what they point to is not.
     """
 
-    __slots__ = ("_rows", "_start", "_tensors", "layout", "owner", "tokens")
+    __slots__ = ("_detached", "_rows", "_start", "_tensors", "layout", "owner", "tokens")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class KVView:
         tensors: Sequence[torch.Tensor] | None,
         owner: Any = None,
         start: int = 0,
+        detached: bool = False,
     ) -> None:
         self.layout = layout
         self.tokens = tokens
@@ -44,15 +45,19 @@ class KVView:
         self._rows = rows
         self._tensors = tensors
         self._start = start
+        self._detached = detached  # a copy, not the tensors it was made of: to be read only
 
     @classmethod
     def of_layers(cls, layout: KVLayout, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> KVView:
-        """A view of per-layer `[heads, tokens, dim]` tensors that have the layout's shapes and dtype."""
-        tensors = [tensor for pair in layers for tensor in pair]
-        rows = None
-        if all(t.device.type == "cpu" for t in tensors):
+        """A view of per-layer `[heads, tokens, dim]` tensors that have the layout's shapes and dtype.
+
+        Tensors on the CPU whose last dimension is not contiguous are copied: such a view can only be read.
+        """
+        given = [tensor for pair in layers for tensor in pair]
+        tensors, rows = given, None
+        if all(t.device.type == "cpu" for t in given):
             # A last dimension that is not contiguous has no rows to copy.
-            tensors = [t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in tensors]
+            tensors = [t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in given]
             item = layout.item_bytes
             rows = np.array(
                 [
@@ -62,7 +67,8 @@ class KVView:
                 ],
                 dtype=np.int64,
             )
-        return cls(layout, tensors[0].shape[1], rows, tensors, tensors)
+        detached = any(t is not g for t, g in zip(tensors, given, strict=True))
+        return cls(layout, tensors[0].shape[1], rows, tensors, tensors, detached=detached)
 
     @classmethod
     def packed(cls, layout: KVLayout, tokens: int, address: int, owner: Any) -> KVView:
@@ -90,14 +96,14 @@ class KVView:
         if self._rows is not None:
             rows = self._rows.copy()
             rows[0] += rows[2] * start
-        return KVView(self.layout, tokens, rows, self._tensors, self.owner, self._start + start)
+        return KVView(self.layout, tokens, rows, self._tensors, self.owner, self._start + start, self._detached)
 
     def layer(self, number: int) -> KVView:
         """The view of one layer, as a layout of one layer."""
         single = _single(self.layout, number)
         rows = None if self._rows is None else np.ascontiguousarray(self._rows[:, 2 * number : 2 * number + 2])
         tensors = None if self._tensors is None else self._tensors[2 * number : 2 * number + 2]
-        return KVView(single, self.tokens, rows, tensors, self.owner, self._start)
+        return KVView(single, self.tokens, rows, tensors, self.owner, self._start, self._detached)
 
     def tensors(self) -> list[torch.Tensor]:
         """The `[heads, tokens, dim]` tensors behind a view that was made of tensors."""
@@ -109,6 +115,8 @@ class KVView:
         """Copies all rows into `target` (same layout, same number of tokens). Mutates what target points to."""
         if target.layout != self.layout or target.tokens != self.tokens:
             raise ValueError("copy_to: the views differ in layout or tokens")
+        if target._detached:
+            raise ValueError("copy_to: the last dimension of every tensor of the target must be contiguous")
         if self._rows is not None and target._rows is not None:
             heads, row_bytes = _row_shapes(self.layout)
             _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens)

@@ -1,0 +1,185 @@
+"""Views of keys and values: rows in memory, whoever owns it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kvcases import mixed_layout, random_kv, same_bits, same_kv
+
+from kvstore import KVLayout, LayerLayout
+from kvstore.codecs import KVView, _native
+
+LAYOUT = mixed_layout("bfloat16")
+
+
+def packed(layout: KVLayout, count: int) -> tuple[KVView, np.ndarray]:
+    memory = np.full(count * layout.bytes_per_token, 0xEE, dtype=np.uint8)
+    return KVView.packed(layout, count, memory.ctypes.data, memory), memory
+
+
+def back(view: KVView) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    out = random_kv(view.tokens, view.layout, seed=77)
+    view.copy_to(KVView.of_layers(view.layout, out))
+    return out
+
+
+def test_packed_memory_holds_the_tensors_in_order_without_gaps() -> None:
+    kv = random_kv(6, LAYOUT)
+    view, memory = packed(LAYOUT, 6)
+    KVView.of_layers(LAYOUT, kv).copy_to(view)
+    assert memory.tobytes() == b"".join(t.view(torch.uint8).numpy().tobytes() for pair in kv for t in pair)
+
+
+def test_a_copy_there_and_back_keeps_every_bit() -> None:
+    kv = random_kv(6, LAYOUT)
+    view, _ = packed(LAYOUT, 6)
+    KVView.of_layers(LAYOUT, kv).copy_to(view)
+    assert same_kv(back(view), kv)
+
+
+@given(st.integers(1, 20), st.data())
+def test_narrow_is_the_slice_of_tokens(count: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, count - 1))
+    length = data.draw(st.integers(1, count - start))
+    kv = random_kv(count, LAYOUT)
+    for view in (KVView.of_layers(LAYOUT, kv), packed_copy(kv, count)):
+        expected = [tuple(t[:, start : start + length] for t in pair) for pair in kv]
+        part = view.narrow(start, length)
+        assert (part.tokens, part.nbytes) == (length, length * LAYOUT.bytes_per_token)
+        assert same_kv(back(part), expected)
+
+
+def packed_copy(kv: list, count: int) -> KVView:
+    view, _ = packed(LAYOUT, count)
+    KVView.of_layers(LAYOUT, kv).copy_to(view)
+    return view
+
+
+def test_a_slice_of_a_slice_counts_from_the_slice() -> None:
+    kv = random_kv(20, LAYOUT)
+    for view in (KVView.of_layers(LAYOUT, kv), packed_copy(kv, 20)):
+        assert same_kv(back(view.narrow(5, 10).narrow(2, 3)), [tuple(t[:, 7:10] for t in pair) for pair in kv])
+    tensors = KVView.of_layers(LAYOUT, kv).narrow(5, 10).narrow(2, 3).tensors()
+    assert same_bits(tensors[1], kv[0][1][:, 7:10])
+
+
+@pytest.mark.parametrize(("start", "count"), [(-1, 2), (0, 7), (6, 1), (7, 0), (2, -1)])
+def test_a_slice_outside_of_the_view_is_refused(start: int, count: int) -> None:
+    with pytest.raises(ValueError, match="narrow"):
+        KVView.of_layers(LAYOUT, random_kv(6, LAYOUT)).narrow(start, count)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_one_layer_is_a_view_of_one_layer(number: int) -> None:
+    kv = random_kv(6, LAYOUT)
+    for view in (KVView.of_layers(LAYOUT, kv), packed_copy(kv, 6)):
+        layer = view.narrow(1, 4).layer(number)
+        assert layer.layout == KVLayout((LAYOUT.layers[number],), LAYOUT.dtype, LAYOUT.rope)
+        assert same_kv(back(layer), [tuple(t[:, 1:5] for t in kv[number])])
+
+
+def test_copying_between_views_that_differ_is_refused() -> None:
+    view = KVView.of_layers(LAYOUT, random_kv(6, LAYOUT))
+    other_dtype = mixed_layout("float16")
+    with pytest.raises(ValueError, match="differ"):
+        view.copy_to(packed(LAYOUT, 5)[0])
+    with pytest.raises(ValueError, match="differ"):
+        view.copy_to(packed(other_dtype, 6)[0])
+
+
+def test_strided_rows_are_copied_exactly_and_gaps_left_alone() -> None:
+    layout = KVLayout.uniform(1, 3, 8)
+    source = random_kv(5, layout)
+    room = torch.full((7, 4, 16), 1.0, dtype=torch.bfloat16)  # [tokens, heads, dim], larger than needed in each
+    target = room[1:6, :3, 4:12].transpose(0, 1)
+    value = torch.empty(3, 5, 8, dtype=torch.bfloat16)
+    KVView.of_layers(layout, source).copy_to(KVView.of_layers(layout, [(target, value)]))
+    assert same_bits(target, source[0][0])
+    mask = torch.ones_like(room, dtype=torch.bool)
+    mask[1:6, :3, 4:12] = False
+    assert bool((room[mask] == 1.0).all())
+
+
+def test_a_source_whose_last_dimension_is_strided_is_read_exactly() -> None:
+    layout = KVLayout.uniform(1, 2, 8)
+    kv = random_kv(5, layout)
+    odd = [tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in pair) for pair in kv]
+    assert odd[0][0].stride(2) != 1
+    assert same_kv(back(KVView.of_layers(layout, odd)), kv)
+
+
+def test_a_target_whose_last_dimension_is_strided_is_refused() -> None:
+    layout = KVLayout.uniform(1, 2, 8)
+    kv = random_kv(5, layout)
+    target = [tuple(torch.zeros(2, 8, 5, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))]
+    with pytest.raises(ValueError, match="contiguous"):
+        KVView.of_layers(layout, kv).copy_to(KVView.of_layers(layout, target))
+
+
+def test_rows_of_one_value_need_no_contiguous_dimension() -> None:
+    layout = KVLayout((LayerLayout(2, 1, 1),), "float32")
+    kv = random_kv(5, layout)
+    spread = torch.zeros(2, 5, 3)[:, :, ::3]
+    KVView.of_layers(layout, kv).copy_to(KVView.of_layers(layout, [(spread, torch.zeros(2, 5, 1))]))
+    assert same_bits(spread, kv[0][0])
+
+
+def test_a_view_keeps_its_memory_alive() -> None:
+    memory = np.zeros(6 * LAYOUT.bytes_per_token, dtype=np.uint8)
+    gone = weakref.ref(memory)
+    view = KVView.packed(LAYOUT, 6, memory.ctypes.data, memory).narrow(1, 2).layer(0)
+    del memory
+    gc.collect()
+    assert gone() is not None
+    del view
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_packed_view_has_no_tensors() -> None:
+    with pytest.raises(ValueError, match="no tensors"):
+        packed(LAYOUT, 2)[0].tensors()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("target", "heads", "row_bytes"),
+    [
+        (np.zeros((3, 1), np.int64), [1, 1], [4, 4]),
+        (np.zeros((2, 2), np.int64), [1, 1], [4, 4]),
+        (np.zeros(6, np.int64), [1, 1], [4, 4]),
+        (np.zeros((3, 2), np.int64), [1, 1], [4]),
+    ],
+)
+def test_row_tables_of_other_shapes_are_refused_by_the_extension(target, heads, row_bytes) -> None:
+    source = np.zeros((3, 2), np.int64)
+    with pytest.raises(ValueError, match="expected"):
+        _native.copy_rows(target, source, np.array(heads, np.uint32), np.array(row_bytes, np.uint32), 1)
+
+
+@pytest.mark.native
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.booleans(), st.booleans())
+def test_the_extension_copies_what_numpy_copies(
+    heads: int, count: int, row: int, wide_in: bool, wide_out: bool
+) -> None:
+    """Against numpy's strided assignment, with and without gaps between rows."""
+    source = np.arange(heads * count * 2 * row, dtype=np.uint32).astype(np.uint8).reshape(heads, count, 2 * row)
+    source = source[:, :, :row] if wide_in else np.ascontiguousarray(source[:, :, :row])
+    room = np.full((heads, count, row + 3 * wide_out), 0xEE, np.uint8)
+    expected = room.copy()
+    expected[:, :, :row] = source
+    tables = [np.array([[a.ctypes.data], [a.strides[0]], [a.strides[1]]], np.int64) for a in (room, source)]
+    _native.copy_rows(*tables, np.array([heads], np.uint32), np.array([row], np.uint32), count)
+    assert np.array_equal(room, expected)
+
+
+def test_tensors_that_are_not_on_the_cpu_have_no_rows() -> None:
+    kv = [tuple(t.to("meta") for t in pair) for pair in random_kv(3, LAYOUT)]
+    assert not KVView.of_layers(LAYOUT, kv).on_cpu
+    assert KVView.of_layers(LAYOUT, random_kv(3, LAYOUT)).on_cpu
