@@ -180,10 +180,8 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     """uint8 `[bytes]`: evenly spread elements of `tensor`, without copying all of it even where it is
     strided."""
     places = _places(tensor.numel(), tensor.device)
-    if tensor.is_contiguous():
-        values = tensor.view(-1)[places]
-    else:
-        values = tensor[torch.unravel_index(places, tensor.shape)]
+    flat = tensor.is_contiguous()
+    values = tensor.view(-1)[places] if flat else tensor[torch.unravel_index(places, tensor.shape)]
     return values.view(torch.uint8)
 
 

@@ -1,0 +1,134 @@
+"""What is built can be used: the sdist holds the sources, the wheel holds the package, and the names import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import kvstore
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ["kvstore", "trie", "codecs", "csrc", "ci", "tests", "benchmarks"]
+FILES = [
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "Makefile",
+    "LICENSE",
+    "README.md",
+    "ARCHITECTURE.md",
+    "FORMAT.md",
+]
+FILES += ["CHANGELOG.md"]
+
+
+def test_the_codecs_package_is_not_the_standard_library_s() -> None:
+    import codecs
+
+    import kvstore.codecs
+
+    assert codecs.lookup("utf-8").name == "utf-8"
+    assert kvstore.codecs is not codecs
+
+
+@pytest.mark.parametrize(
+    "name", ["kvstore", "kvstore.trie", "kvstore.codecs", "kvstore.tiers.disk", "kvstore.integrations"]
+)
+def test_every_package_imports(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("name", ["trie", "codecs"])
+def test_the_symlinks_point_at_the_top_level_folders(name: str) -> None:
+    link = ROOT / "kvstore" / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{name}"
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(str(kvstore.__file__)).parent / "py.typed").exists()
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel built from it, both from a copy of the sources without anything built."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    built = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info", ".hypothesis")
+    for folder in SOURCES:
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=built)
+    for name in FILES:
+        shutil.copy(ROOT / name, copy / name)
+    # Not isolated: the checks must not depend on a network, and the build requirements are installed.
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return out
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_all_sources(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").iterdir() if path.suffix in (".cc", ".h")}
+    for folder in ("kvstore", "trie", "codecs", "tests", "benchmarks"):
+        for path in (ROOT / folder).rglob("*"):
+            inner = path.relative_to(ROOT)
+            if path.suffix in (".py", ".pyi", ".typed") and inner.parts[:2] not in (
+                ("kvstore", "trie"),
+                ("kvstore", "codecs"),
+            ):
+                wanted.add(inner.as_posix())
+    assert wanted | set(FILES) <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(dist: Path) -> None:
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
+        names = set(archive.namelist())
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kvstore").glob("*.py")}
+    for folder in ("tiers", "integrations"):
+        modules |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "kvstore" / folder).rglob("*.py")}
+    for folder in ("trie", "codecs"):
+        modules |= {
+            f"kvstore/{path.relative_to(ROOT).as_posix()}"
+            for path in (ROOT / folder).rglob("*.py*")
+            if path.suffix in (".py", ".pyi")
+        }
+    assert modules | {"kvstore/py.typed"} <= names
+    extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
+    assert extensions == {"kvstore/trie/_trie", "kvstore/codecs/_native"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"kvstore"}
+
+
+@pytest.mark.slow
+def test_the_wheel_works_where_it_is_unpacked(dist: Path, tmp_path: Path) -> None:
+    """Its own files are imported, not those of the checkout, and a block goes through the store."""
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
+        archive.extractall(tmp_path / "site")
+    code = """
+import sys, pathlib, numpy as np, torch
+site, folder = map(pathlib.Path, sys.argv[1:])
+sys.path.insert(0, str(site))
+import kvstore, kvstore.trie, kvstore.codecs
+for module in (kvstore, kvstore.trie, kvstore.codecs):
+    assert pathlib.Path(module.__file__).is_relative_to(site), module.__file__
+identity = kvstore.ModelIdentity("m", "r", "w", "t", kvstore.KVLayout.uniform(2, 2, 8))
+layers = [(torch.randn(1, 2, 70, 8).bfloat16(), torch.randn(1, 2, 70, 8).bfloat16()) for _ in range(2)]
+with kvstore.KVStore(folder, identity) as store:
+    store.put(np.arange(70, dtype=np.uint32), layers)
+with kvstore.KVStore(folder, identity) as store:
+    hit = store.get(np.arange(70, dtype=np.uint32))
+assert hit.tokens == 70
+assert all(torch.equal(a, b) for x, y in zip(hit.layers, layers) for a, b in zip(x, y))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "site"), str(tmp_path / "store")]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=300)
