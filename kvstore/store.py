@@ -11,10 +11,11 @@ from typing import Any
 from kvstore.block import max_record_bytes
 from kvstore.codecs import KVView, codec_by_name
 from kvstore.config import PAGE_BYTES, StoreConfig
-from kvstore.errors import ConfigError, ReadOnlyStore, StoreClosed, StoreForked, UnknownCodec
+from kvstore.errors import ConfigError, ReadOnlyStore, UnknownCodec
 from kvstore.fetch import Fetcher
+from kvstore.gate import Gate
 from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
-from kvstore.identity import ModelIdentity, as_tokens, namespace_digest
+from kvstore.identity import ModelIdentity, Tokens, as_tokens, namespace_digest
 from kvstore.intake import Intake
 from kvstore.loading import load_index
 from kvstore.lookup import Lookup
@@ -57,8 +58,7 @@ class KVStore:
         self.config = config = config or StoreConfig()
         self.metrics = Metrics()
         self.read_only = read_only
-        self._pid = os.getpid()
-        self._closed = False
+        self._gate = Gate()
         self._check_config()
         if read_only and not config.disk.bytes:
             raise ConfigError("read_only: a store without a disk tier has nothing to read")
@@ -79,7 +79,11 @@ class KVStore:
                 evict=self._residency.evict_one,
                 alive=self._residency.pending.__contains__,
             )
-            next_record = load_index(self._residency)
+            try:
+                next_record = load_index(self._residency)
+            except BaseException:
+                self._residency.disk.close()  # or the lock would outlive the failure
+                raise
         self._executor = ThreadPoolExecutor(config.threads, "kvstore")
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
         self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads)
@@ -139,9 +143,10 @@ class KVStore:
         layers, mutable = layout.layers_of(kv, len(ids))
         bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
         sequence = Sequence(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
-        result = intake.put(sequence, layers, mutable, session)
-        if self.config.durability == "put":
-            intake.writer.flush()
+        with self._gate:
+            result = intake.put(sequence, layers, mutable, session)
+            if self.config.durability == "put":
+                intake.writer.flush()
         return result
 
     def get(
@@ -164,6 +169,10 @@ class KVStore:
                 raise ValueError(f"max_tokens: expected a positive integer, found {max_tokens!r}")
             ids = ids[:max_tokens]
         self.metrics.add("get_tokens", len(ids))
+        with self._gate:
+            return self._fetch(digest, ids, device, begin)
+
+    def _fetch(self, digest: bytes, ids: Tokens, device: Any, begin: float) -> Hit | None:
         parts = self._lookup.parts(digest, ids)
         if not parts:
             self.metrics.add("get_misses")
@@ -187,7 +196,9 @@ class KVStore:
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
         self._check_open()
-        return self._lookup.depth(self._digest(namespace), as_tokens(tokens))
+        ids, digest = as_tokens(tokens), self._digest(namespace)
+        with self._gate:
+            return self._lookup.depth(digest, ids)
 
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
         """Brings the stored prefix from disk into the host tier, in the background.
@@ -196,7 +207,8 @@ class KVStore:
         """
         self._check_open()
         ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
-        return self._background.submit(self._prefetch, ids, digest)
+        with self._gate:
+            return self._background.submit(self._prefetch, ids, digest)
 
     def _prefetch(self, ids: Any, digest: bytes) -> int:
         parts = self._lookup.parts(digest, ids)
@@ -215,15 +227,19 @@ class KVStore:
         A sequence that is not stored in full removes nothing. Raises `DiskError` where the catalog cannot be written;
         the sequence is gone from this process all the same.
         """
-        records = self._check_writable().delete(self._digest(namespace), as_tokens(tokens))
-        if self._residency.disk is not None and records:
-            self._residency.disk.remove(records)
+        intake, ids, digest = self._check_writable(), as_tokens(tokens), self._digest(namespace)
+        with self._gate:
+            records = intake.delete(digest, ids)
+            if self._residency.disk is not None and records:
+                self._residency.disk.remove(records)
         self.metrics.add("deleted_records", len(records))
         return len(records)
 
     def flush(self) -> FlushResult:
         """Returns when every put and session change made before is durable, or was dropped and counted."""
-        return self._check_writable().writer.flush()
+        intake = self._check_writable()
+        with self._gate:
+            return intake.writer.flush()
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 
@@ -234,9 +250,9 @@ class KVStore:
 
     def sessions(self) -> list[SessionInfo]:
         """All saved sessions, the last used first."""
-        self._check_open()
         width = self.identity.layout.bytes_per_token
-        rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in self._sessions.all()]
+        with self._gate:
+            rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in self._sessions.all()]
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
     # ---- state ---------------------------------------------------------------------------------------------------
@@ -244,7 +260,10 @@ class KVStore:
     def stats(self) -> dict[str, Any]:
         """Sizes and counters as plain numbers: `index`, one entry per tier, `queue`, and `counters` (which only
         grow; see ARCHITECTURE.md for their meaning). Every drop, fallback and damaged entry is there."""
-        self._check_open()
+        with self._gate:
+            return self._stats()
+
+    def _stats(self) -> dict[str, Any]:
         residency = self._residency
         disk = residency.disk
         tiers: dict[str, Any] = {
@@ -265,12 +284,10 @@ class KVStore:
         }
 
     def close(self) -> None:
-        """Writes what is queued, then closes files and ends threads. Idempotent; everything else raises after it."""
-        if os.getpid() != self._pid:
-            raise StoreForked("this store was opened in the parent process; open it anew in the child")
-        if self._closed:
+        """Waits for the calls of other threads, writes what is queued, closes files and ends threads. Idempotent;
+        everything else raises `StoreClosed` from now on."""
+        if not self._gate.close():
             return
-        self._closed = True
         self._background.shutdown(cancel_futures=True)
         if self._intake is not None:
             self._intake.writer.close()
@@ -291,13 +308,12 @@ class KVStore:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _note_session(self, key: bytes, record: SessionRecord | None) -> None:
-        self._check_writable().note(key, record)
+        intake = self._check_writable()
+        with self._gate:
+            intake.note(key, record)
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreForked("this store was opened in the parent process; open it anew in the child")
-        if self._closed:
-            raise StoreClosed("this store was closed; open it anew")
+        self._gate.check()
 
     def _check_writable(self) -> Intake:
         self._check_open()

@@ -1,0 +1,51 @@
+"""Who may use a store: nobody after it was closed, nobody in a forked child. Closing waits for calls under way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+from kvstore.errors import StoreClosed, StoreForked
+
+
+class Gate:
+    """A context manager around every call of a store. Thread-safe; calls run in parallel."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._inside = 0
+        self._left = threading.Condition()
+
+    def check(self) -> None:
+        """Raises `StoreForked` or `StoreClosed` where a call may not begin."""
+        if os.getpid() != self._pid:  # before any lock: another thread may have held it when the process forked
+            raise StoreForked("this store was opened in the parent process; open it anew in the child")
+        if self._closed:
+            raise StoreClosed("this store was closed; open it anew")
+
+    def __enter__(self) -> None:
+        self.check()
+        with self._left:
+            self.check()
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._left:
+            self._inside -= 1
+            self._left.notify_all()
+
+    def close(self) -> bool:
+        """No call begins any more; returns when the last one has ended. False where it was closed already.
+        Raises `StoreForked`."""
+        if os.getpid() != self._pid:
+            self.check()
+        with self._left:
+            if self._closed:
+                return False
+            self._closed = True
+            self._left.wait_for(lambda: not self._inside)
+            return True
