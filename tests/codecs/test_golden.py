@@ -1,0 +1,76 @@
+"""Every record that was ever written here is decoded for ever (see tests/golden/make.py)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from goldencases import CASES
+
+from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_by_name, codec_names
+from kvstore.identity import chain_key
+from kvstore.record import check_payload, parse, payload_of
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+RECORDS = sorted(GOLDEN.glob("*/*.rec"))
+
+
+def empty(info: BlockInfo) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    dtype = getattr(torch, info.layout.dtype)
+    return [
+        tuple(torch.zeros(x.heads, info.count, dim, dtype=dtype) for dim in (x.key_dim, x.value_dim))
+        for x in info.layout.layers
+    ]
+
+
+def raw_of(kv: list[tuple[torch.Tensor, torch.Tensor]]) -> bytes:
+    return b"".join(t.view(torch.uint8).numpy().tobytes() for pair in kv for t in pair)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_golden_record_decodes_to_the_bytes_it_was_made_of(path: Path) -> None:
+    data = memoryview(path.read_bytes())
+    header = parse(data, len(data))
+    check_payload(header, data)
+    codec = codec_by_id(header.codec)
+    assert codec.name == path.parent.name
+    case = CASES[path.stem]
+    info = BlockInfo(case.layout, header.tokens, header.start)
+    assert header.tokens.tolist() == case.info().tokens.tolist()
+    assert (header.start, header.key) == (case.start, chain_key(header.parent, header.tokens))
+    out = empty(info)
+    codec.decode(info, payload_of(header, data), header.layer_sizes, KVView.of_layers(info.layout, out))
+    assert hashlib.sha256(raw_of(out)).hexdigest() == (GOLDEN / f"{path.stem}.sha256").read_text().strip()
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_every_registered_codec_has_a_golden_record_of_every_dtype(name: str) -> None:
+    found = {CASES[path.stem].layout.dtype for path in RECORDS if path.parent.name == name}
+    assert found == {"bfloat16", "float16", "float32"}
+
+
+def test_every_case_and_every_record_belong_together() -> None:
+    assert {path.stem for path in RECORDS} == set(CASES) == {path.stem for path in GOLDEN.glob("*.sha256")}
+    assert {path.parent.name for path in RECORDS} <= set(codec_names())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_formulas_still_give_the_bytes_that_were_hashed(name: str) -> None:
+    """A golden record that decodes to a hash only says something while the hash is that of the case."""
+    assert hashlib.sha256(CASES[name].raw()).hexdigest() == (GOLDEN / f"{name}.sha256").read_text().strip()
+
+
+def test_codec_zero_still_writes_the_same_bytes() -> None:
+    """Raw is the oracle of the others: its encoder, too, may never change."""
+    for name, case in CASES.items():
+        data = memoryview((GOLDEN / "raw" / f"{name}.rec").read_bytes())
+        assert bytes(payload_of(parse(data, len(data)), data)) == case.raw()
+        assert codec_by_name("raw").id == 0
+
+
+def test_golden_files_stay_small() -> None:
+    sizes = [path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()]
+    assert max(sizes) < 20_000
+    assert sum(sizes) < 300_000
