@@ -83,7 +83,8 @@ class BufferPool:
     def _allocate(self, size: int) -> memoryview:
         if self._pinned:
             return _pinned_memory(size)
-        memory = mmap.mmap(-1, size)
+        # Private: the default, shared, is backed by a file system in memory, which has no huge pages.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if size >= _HUGE_PAGE_BYTES:
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(memory)

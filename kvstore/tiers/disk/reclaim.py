@@ -23,7 +23,8 @@ FULL = 0.98
 
 @dataclass
 class Space:
-    """Live bytes, as a reclaim goes on. left: live bytes by segment, those being filled left out.
+    """Live bytes, as a reclaim goes on. left: live bytes by segment, those being filled left out. lost: bytes evicted,
+    last: the segment of the last eviction.
 
     Records used last at the same time mostly lie together: so it pays to evict a little more and find the segment
     nearly empty, rather than to move records that would have been the next to go.
@@ -35,6 +36,7 @@ class Space:
     left: dict[int, int]
     can_move: bool
     lost: int = 0
+    last: int = 0
 
     @classmethod
     def of(cls, segments: Segments) -> Space:
@@ -52,6 +54,7 @@ class Space:
         """A record there was evicted."""
         self.live -= extent.nbytes
         self.lost += extent.nbytes
+        self.last = extent.segment
         if extent.segment in self.left:
             self.left[extent.segment] -= extent.nbytes
 
@@ -63,7 +66,17 @@ class Space:
         if not self.can_move:
             return least <= 0
         if least <= self.segment * _NEARLY_EMPTY:
-            return True
+            # While the evictions still hit this very segment, what is left in it goes next: then nothing is moved.
+            return least <= 0 or self.left.get(self.last) != least
         if self.lost < self.segment and self.live > self.limit * _FLOOR:
             return False
         return least <= self.segment * _WORTH_EMPTYING or self.lost >= self.segment * _MOST_EVICTED
+
+    def take_empty(self) -> bool:
+        """Sets an empty segment aside, so that `enough` is about the next one; False where there is none."""
+        empty = next((number for number, nbytes in self.left.items() if nbytes <= 0), None)
+        if empty is None:
+            return False
+        del self.left[empty]
+        self.lost = 0
+        return True

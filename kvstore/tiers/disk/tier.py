@@ -25,6 +25,8 @@ from kvstore.tiers.disk.recovery import entry_of
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 
 _PLACE_ATTEMPTS = 4
+# At most so many segments are emptied before they are needed.
+_MOST_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -178,16 +180,18 @@ class DiskTier:
                 return None
             placed = self._write_records(drafts)
             try:
+                ahead = {entry.record: entry for entry in self._evict_ahead(sum(e.nbytes for _, e in placed))}
                 entries = [
                     entry_of(d.header, extent, d.parent, self.namespaces[d.header.namespace]) for d, extent in placed
                 ]
                 entries = [entry for entry in entries if self._alive(entry.record)]
                 written = {entry.record for entry in entries}
                 for (_, expiry, pinned), entry in zip(changed, self._known([c[0] for c in changed]), strict=True):
-                    if entry is not None:
+                    if entry is not None and entry.record not in ahead:
                         entries.append(_changed(entry, expiry, pinned))
-                gone = [e for e in self._known(superseded) if e is not None]
-                if not self._commit(entries, gone, sessions):
+                gone = {e.record: e for e in self._known(superseded) if e is not None} | ahead
+                if not self._commit(entries, list(gone.values()), sessions):
+                    self._orphans += ahead
                     return None
             finally:
                 self._settle_writes(extent for _, extent in placed)
@@ -310,25 +314,42 @@ class DiskTier:
         """Makes a free segment: evicts what the index gives up, then moves what still lives in the emptiest
         segment into the reserve. Raises `OutOfSpace` where that did not help."""
         self.metrics.add("disk_reclaims")
-        evicted = [e for e in self._known(self._orphans) if e is not None]
-        self._orphans.clear()
-        space = self._space(evicted)
-        while not space.enough() and (record := self._evict()):
-            entry = self.entry(record)
-            if entry is not None:
-                evicted.append(entry)
-                space.lose(entry.extent)
+        evicted = self._victims(1)
         self._commit_moves((), evicted)
         self.metrics.add("disk_evicted_records", len(evicted))
         if self.segments.available() <= 1:
             self._empty_a_segment()
 
-    def _space(self, evicted: Sequence[Entry]) -> Space:
+    def _evict_ahead(self, nbytes: int) -> list[Entry]:
+        """What has to go so that the next group, of about `nbytes`, finds room: its removal is part of this group's
+        commit, and the next one need not wait for a commit of its own."""
+        with self._lock:
+            segments, size = self.segments, self._config.segment_bytes
+            room = (size - segments.current.end if segments.current else 0) + (segments.available() - 1) * size
+        if nbytes <= room:
+            return []
+        evicted = self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
+        self.metrics.add("disk_evicted_records", len(evicted))
+        return evicted
+
+    def _victims(self, wanted: int) -> list[Entry]:
+        """Evicts until `wanted` segments are empty, or one can be emptied at a fair price by moving what is left. The
+        index has forgotten the records on return; the catalog is the caller's."""
+        evicted = [e for e in self._known(self._orphans) if e is not None]
+        self._orphans.clear()
         with self._lock:
             space = Space.of(self.segments)
         for entry in evicted:
             space.lose(entry.extent)
-        return space
+        for _ in range(wanted):
+            while not space.enough() and (record := self._evict()):
+                found = self.entry(record)
+                if found is not None:
+                    evicted.append(found)
+                    space.lose(found.extent)
+            if not space.take_empty():
+                break
+        return evicted
 
     def _empty_a_segment(self) -> None:
         with self._lock:
