@@ -71,12 +71,13 @@ def prefixes(count: int, seed: int) -> Iterator[list[U32]]:
     for first in range(0, count, CHUNK):
         n = min(CHUNK, count - first)
         chosen = rng.choice(500, n, p=share)
-        lengths = rng.integers(500, 2001, n)
+        # A request is a whole prompt and something after it.
+        least = np.array([max(500, len(prompts[prompt]) + 16) for prompt in chosen])
+        lengths = rng.integers(least, 2001)
         tokens = rng.integers(0, 50_000, int(lengths.sum()), dtype=np.uint32)
         stops = np.cumsum(lengths)
-        for prompt, start, stop in zip(chosen, stops - lengths, stops, strict=True):
-            head = prompts[prompt][: stop - start]
-            tokens[start : start + len(head)] = head
+        for prompt, start in zip(chosen, stops - lengths, strict=True):
+            tokens[start : start + len(prompts[prompt])] = prompts[prompt]
         yield np.split(tokens, stops[:-1])
 
 
