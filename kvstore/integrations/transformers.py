@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import DynamicCache
@@ -228,9 +228,9 @@ def cache_from_layers(layers: KVLayers) -> DynamicCache:
 
     The cache never writes into them: a DynamicLayer grows by making new tensors.
     """
-    cache = DynamicCache()
+    cache, new_layer = DynamicCache(), cast(Any, DynamicLayer)  # its constructor has no types
     for keys, values in layers:
-        layer = DynamicLayer()
+        layer = new_layer()
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
         cache.layers.append(layer)
