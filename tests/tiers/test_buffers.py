@@ -1,0 +1,123 @@
+"""Page-aligned memory that comes back when nobody refers to it any more."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.config import GIB, KIB, MIB, PAGE_BYTES
+from kvstore.tiers.buffers import BufferPool, size_class
+
+
+@given(st.integers(0, 4 * GIB))
+def test_a_size_class_holds_the_size_in_whole_pages_and_wastes_at_most_an_eighth(nbytes: int) -> None:
+    size = size_class(nbytes)
+    assert size % PAGE_BYTES == 0
+    assert size >= max(nbytes, PAGE_BYTES)
+    pages = max(1, -(-nbytes // PAGE_BYTES))
+    assert size - pages * PAGE_BYTES <= pages * PAGE_BYTES // 8
+
+
+@given(st.integers(1, 1 * GIB))
+def test_a_size_class_is_its_own_class(nbytes: int) -> None:
+    assert size_class(size_class(nbytes)) == size_class(nbytes)
+
+
+@given(st.integers(0, 1 * GIB), st.integers(0, 1 * GIB))
+def test_classes_grow_with_sizes(one: int, other: int) -> None:
+    assert (one <= other) <= (size_class(one) <= size_class(other))
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, 5 * PAGE_BYTES + 1, 3 * MIB])
+def test_a_buffer_is_aligned_writable_and_as_long_as_asked(nbytes: int) -> None:
+    buffer = BufferPool(0).take(nbytes)
+    assert len(buffer.view) == nbytes
+    assert buffer.address % PAGE_BYTES == 0
+    assert buffer.capacity == size_class(nbytes)
+    buffer.view[:] = b"\xab" * nbytes
+    assert bytes(buffer.view) == b"\xab" * nbytes
+
+
+def test_the_address_is_that_of_the_view() -> None:
+    buffer = BufferPool(0).take(100)
+    assert np.frombuffer(buffer.view, np.uint8).ctypes.data == buffer.address
+
+
+def test_memory_comes_back_when_the_buffer_dies() -> None:
+    pool = BufferPool(1 * MIB)
+    buffer = pool.take(10 * KIB)
+    address, capacity = buffer.address, buffer.capacity
+    assert pool.free_bytes == 0
+    del buffer
+    assert pool.free_bytes == capacity
+    again = pool.take(10 * KIB - 5)
+    assert again.address == address
+    assert pool.free_bytes == 0
+
+
+def test_two_living_buffers_never_share_memory() -> None:
+    pool = BufferPool(1 * MIB)
+    buffers = [pool.take(8 * KIB) for _ in range(20)]
+    del buffers[::2]
+    buffers += [pool.take(8 * KIB) for _ in range(20)]
+    spans = sorted((b.address, b.address + b.capacity) for b in buffers)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_no_more_is_kept_than_asked() -> None:
+    pool = BufferPool(20 * KIB)
+    buffers = [pool.take(8 * KIB) for _ in range(5)]
+    del buffers
+    gc.collect()
+    assert pool.free_bytes == 16 * KIB
+
+
+def test_a_pool_that_keeps_nothing_keeps_nothing() -> None:
+    pool = BufferPool(0)
+    del_me = pool.take(8 * KIB)
+    del del_me
+    assert pool.free_bytes == 0
+
+
+def test_trimming_shortens_the_view_and_not_the_capacity() -> None:
+    buffer = BufferPool(0).take(10 * KIB)
+    buffer.view[:4] = b"abcd"
+    capacity = buffer.capacity
+    buffer.trim(3)
+    assert bytes(buffer.view) == b"abc"
+    assert buffer.capacity == capacity
+
+
+def test_a_trimmed_buffer_comes_back_whole() -> None:
+    pool = BufferPool(1 * MIB)
+    buffer = pool.take(64 * KIB)
+    buffer.trim(1)
+    del buffer
+    assert pool.free_bytes == 64 * KIB
+    assert len(pool.take(64 * KIB).view) == 64 * KIB
+
+
+def test_threads_get_memory_of_their_own() -> None:
+    pool = BufferPool(1 * MIB)
+    wrong: list[int] = []
+
+    def work(mark: int) -> None:
+        for _ in range(300):
+            buffer = pool.take(4 * KIB)
+            buffer.view[:] = bytes([mark]) * (4 * KIB)
+            if bytes(buffer.view) != bytes([mark]) * (4 * KIB):
+                wrong.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.free_bytes <= 1 * MIB
