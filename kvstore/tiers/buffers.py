@@ -2,6 +2,9 @@
 
 O_DIRECT needs aligned buffers, CUDA wants pinned ones, and fresh memory costs more to touch than a record takes to
 read: so buffers go back to the pool when the last reference dies, and are handed out again warm.
+
+Buffers are cut from slabs of huge pages: a request to the disk lists the pages of its buffer, and one of 1 MiB in
+small pages takes about twice as long as one in huge pages.
 """
 
 from __future__ import annotations
@@ -11,10 +14,15 @@ import threading
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.config import MIB, PAGE_BYTES
 
 _HUGE_PAGE_BYTES = 2 * MIB
+_SLAB_BYTES = 8 * MIB
+_MOST_PIECES = 64  # of a slab: small records do not take a whole one
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class Buffer:
@@ -23,25 +31,22 @@ class Buffer:
     `view` must not outlive the buffer: keep the buffer itself as long as its bytes are used.
     """
 
-    __slots__ = ("_memory", "_pool", "capacity", "view")
+    __slots__ = ("_memory", "_number", "_pool", "_slab", "capacity", "view")
 
-    def __init__(self, pool: BufferPool, memory: memoryview, nbytes: int) -> None:
+    def __init__(self, pool: BufferPool, slab: _Slab, number: int, nbytes: int) -> None:
         self._pool = pool
-        self._memory = memory
-        self.capacity = len(memory)
-        self.view = memory[:nbytes]
-
-    @property
-    def address(self) -> int:
-        """Where the memory starts."""
-        return int(np.frombuffer(self._memory, np.uint8).ctypes.data)
+        self._slab = slab
+        self._number = number
+        self._memory = slab.piece(number)
+        self.capacity = slab.size
+        self.view = self._memory[:nbytes]
 
     def trim(self, nbytes: int) -> None:
         """Shortens the view."""
         self.view = self._memory[:nbytes]
 
     def __del__(self) -> None:
-        self._pool._give_back(self._memory)
+        self._pool._give_back(self._slab, self._number)
 
 
 class BufferPool:
@@ -54,7 +59,9 @@ class BufferPool:
     def __init__(self, keep_bytes: int, pinned: bool = False) -> None:
         self._keep_bytes = keep_bytes
         self._pinned = pinned
-        self._free: dict[int, list[memoryview]] = {}
+        # By size: slabs with a free piece that has memory behind it, and slabs with one that has none.
+        self._warm: dict[int, dict[_Slab, None]] = {}
+        self._cold: dict[int, dict[_Slab, None]] = {}
         self._free_bytes = 0
         # Re-entrant: a buffer may be collected, and so come back, while this thread is inside the pool.
         self._lock = threading.RLock()
@@ -63,31 +70,69 @@ class BufferPool:
         """A buffer whose view has `nbytes`; its contents are undefined."""
         size = size_class(nbytes)
         with self._lock:
-            free = self._free.get(size)
-            memory = free.pop() if free else None
-            if memory is not None:
+            slab = next(reversed(self._warm.get(size, {})), None)
+            if slab is not None:
+                number = slab.warm.pop()
                 self._free_bytes -= size
-        return Buffer(self, memory if memory is not None else self._allocate(size), nbytes)
+            else:
+                slab = next(reversed(self._cold.get(size, {})), None) or _Slab(size, self._pinned)
+                number = slab.cold.pop()
+            self._file(slab)
+        return Buffer(self, slab, number, nbytes)
 
     @property
     def free_bytes(self) -> int:
+        """Memory that the pool has and that is in no buffer."""
         return self._free_bytes
 
-    def _give_back(self, memory: memoryview) -> None:
-        size = len(memory)
+    def _give_back(self, slab: _Slab, number: int) -> None:
         with self._lock:
-            if self._free_bytes + size <= self._keep_bytes:
-                self._free.setdefault(size, []).append(memory)
-                self._free_bytes += size
+            if self._free_bytes + slab.size <= self._keep_bytes:
+                slab.warm.append(number)
+                self._free_bytes += slab.size
+            else:
+                slab.forget(number)
+            self._file(slab)
 
-    def _allocate(self, size: int) -> memoryview:
-        if self._pinned:
-            return _pinned_memory(size)
-        # Private: the default, shared, is backed by a file system in memory, which has no huge pages.
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if size >= _HUGE_PAGE_BYTES:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return memoryview(memory)
+    def _file(self, slab: _Slab) -> None:
+        """Puts the slab where `take` looks for it; one without memory is not kept."""
+        _list(self._warm.setdefault(slab.size, {}), slab, bool(slab.warm))
+        _list(self._cold.setdefault(slab.size, {}), slab, 0 < len(slab.cold) < slab.count)
+
+
+class _Slab:
+    """`count` pieces of `size` bytes. warm: numbers of free pieces with memory behind them, cold: of those without."""
+
+    __slots__ = ("_array", "_begin", "_mapping", "cold", "count", "size", "warm")
+
+    def __init__(self, size: int, pinned: bool) -> None:
+        self.size = size
+        self.count = 1 if pinned else max(1, min(_MOST_PIECES, _SLAB_BYTES // size))
+        self._mapping: mmap.mmap | None = None
+        self._begin = 0
+        if pinned:
+            self._array = _pinned_memory(size)
+        else:
+            self._array, self._mapping, self._begin = _huge_pages(self.count * size)
+        self.warm: list[int] = []
+        self.cold = list(range(self.count - 1, -1, -1))
+
+    def piece(self, number: int) -> memoryview:
+        view: Any = self._array[number * self.size : (number + 1) * self.size]
+        return memoryview(view)
+
+    def forget(self, number: int) -> None:
+        """Gives the memory of a piece back to the system; its addresses stay."""
+        self.cold.append(number)
+        if self._mapping is not None and len(self.cold) < self.count:
+            self._mapping.madvise(mmap.MADV_DONTNEED, self._begin + number * self.size, self.size)
+
+
+def _list(slabs: dict[_Slab, None], slab: _Slab, wanted: bool) -> None:
+    """Puts the slab last, or takes it out."""
+    slabs.pop(slab, None)
+    if wanted:
+        slabs[slab] = None
 
 
 def size_class(nbytes: int) -> int:
@@ -97,12 +142,24 @@ def size_class(nbytes: int) -> int:
     return -(-pages // step) * step * PAGE_BYTES
 
 
-def _pinned_memory(size: int) -> memoryview:
+def _huge_pages(nbytes: int) -> tuple[Bytes, mmap.mmap, int]:
+    """Memory in huge pages where it is large enough; the mapping it is in, and where in it."""
+    slack = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else 0
+    # Private: the default, shared, is backed by a file system in memory, which has no huge pages.
+    mapping = mmap.mmap(-1, nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(mapping, np.uint8)
+    if not slack:
+        return array, mapping, 0
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    begin = -array.ctypes.data % _HUGE_PAGE_BYTES
+    return array[begin : begin + nbytes], mapping, begin
+
+
+def _pinned_memory(nbytes: int) -> Bytes:
     import torch
 
     # CUDA's host allocations are page-aligned; one page more makes that certain whatever the allocator does.
-    tensor: Any = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
-    array = tensor.numpy()
+    tensor: Any = torch.empty(nbytes + PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+    array: Bytes = tensor.numpy()
     shift = -array.ctypes.data % PAGE_BYTES
-    aligned: Any = array[shift : shift + size]
-    return memoryview(aligned)
+    return array[shift : shift + nbytes]
