@@ -421,6 +421,13 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
   for (size_t i = 0; i < records; ++i)  // rising ids beyond all that were ever used need no look
     if (ids[i] <= top_id_ && records_.get(ids[i])) throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
   const Cursor at = walk(top, 0, tokens, n);
+  // What linking the leaf will write to lies anywhere; fetch it while the tokens are copied.
+  const Node& reached = nodes_[at.node];
+  __builtin_prefetch(&nodes_[reached.child], 1);
+  if (reached.newer != kOut) {
+    __builtin_prefetch(&nodes_[reached.older], 1);
+    __builtin_prefetch(&nodes_[reached.newer], 1);
+  }
   std::vector<uint64_t> replaced;
   room(n - at.depth, n / block_ - at.depth / block_, 2);
   for (size_t i = 0; i < records; ++i) records_.prepare(ids[i]);
