@@ -148,14 +148,14 @@ class Ours:
 
 def write(rows: Rows, folder: Path, name: str, quick: bool) -> None:
     record, rounds = SIZES[name], 3 if quick else 7
-    total, budget = (128 * MIB, 384 * MIB) if quick else (256 * MIB, 1024 * MIB)
+    total, budget = (128 * MIB, 768 * MIB) if quick else (256 * MIB, 1024 * MIB)
     ours = {
         f"groups-of-{size}MiB": Ours(folder / f"ours-{size}", record, budget, group=size * MIB) for size in (64, 16)
     }
     first = {key: statistics.median(one.write(total) for _ in range(budget // total - 1)) for key, one in ours.items()}
     for one in ours.values():
         one.write(budget)  # from here on every put evicts, and segments are recycled
-    payload = memoryview(aligned(64 * MIB))
+    payload = aligned(64 * MIB)
     values = [payload[at : at + record] for at in range(0, len(payload), record)]
     others = {key: make(folder / key, record, budget // record) for key, make in peers().items()}
 

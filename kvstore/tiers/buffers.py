@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.config import MIB, PAGE_BYTES
+from kvstore.config import KIB, MIB, PAGE_BYTES
 
 _HUGE_PAGE_BYTES = 2 * MIB
+_WORTH_HUGE_PAGES = 128 * KIB  # a smaller buffer has few pages to list, whatever their size
 _SLAB_BYTES = 8 * MIB
 _MOST_PIECES = 64  # of a slab: small records do not take a whole one
 
@@ -113,7 +114,7 @@ class _Slab:
         if pinned:
             self._array = _pinned_memory(size)
         else:
-            self._array, self._mapping, self._begin = _huge_pages(self.count * size)
+            self._array, self._mapping, self._begin = _pages(self.count * size, size >= _WORTH_HUGE_PAGES)
         self.warm: list[int] = []
         self.cold = list(range(self.count - 1, -1, -1))
 
@@ -142,9 +143,9 @@ def size_class(nbytes: int) -> int:
     return -(-pages // step) * step * PAGE_BYTES
 
 
-def _huge_pages(nbytes: int) -> tuple[Bytes, mmap.mmap, int]:
-    """Memory in huge pages where it is large enough; the mapping it is in, and where in it."""
-    slack = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else 0
+def _pages(nbytes: int, huge: bool) -> tuple[Bytes, mmap.mmap, int]:
+    """Memory, in huge pages if wanted and to be had; the mapping it is in, and where in it."""
+    slack = _HUGE_PAGE_BYTES if huge else 0
     # Private: the default, shared, is backed by a file system in memory, which has no huge pages.
     mapping = mmap.mmap(-1, nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     array = np.frombuffer(mapping, np.uint8)
