@@ -16,6 +16,7 @@ from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 FORMAT = 1
 NAMES = ("store.json", "store.json.copy")
 _LIMIT = 1 << 20
+_ID_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Superblock:
                 return cls._parse(read_file(fs, path, _LIMIT), path)
             except FileNotFoundError:
                 found.pop()
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue
         if found:
             raise CorruptStore(f"{found[0]}: damaged, and no intact copy; restore the file or delete the store")
@@ -76,8 +77,11 @@ class Superblock:
                 f"{path}: format {document['format']}, this version of kvstore reads format {FORMAT}; open the store "
                 "with the version that wrote it, or start a new one"
             )
+        store_id = bytes.fromhex(document["store_id"])
+        if len(store_id) != _ID_BYTES:
+            raise ValueError(f"store_id of {len(store_id)} bytes")
         return cls(
-            bytes.fromhex(document["store_id"]),
+            store_id,
             {str(k): str(v) for k, v in document["identity"].items()},
             int(document["block_tokens"]),
             int(document["segment_bytes"]),
