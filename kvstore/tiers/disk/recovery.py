@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from kvstore.config import PAGE_BYTES
 from kvstore.record import DamagedRecord, RecordHeader, padded, parse
@@ -21,6 +21,7 @@ from kvstore.tiers.disk.segments import Extent
 DATA_FILE = "data.mdb"
 _CHUNK_BYTES = 4 << 20
 _LMDB_HEADER = 16
+_MAX_NUMBER = 1 << 62  # records are numbered from 1; anything near 2^64 was not written by a store
 _LEAF, _BIG = 0x02, 0x01
 
 
@@ -71,18 +72,30 @@ def rebuild(
             known = newest.get(header.key)
             if known is None or known[0].record_id < header.record_id:
                 newest[header.key] = (header, extent)
+    numbers = _numbers(header for header, _ in newest.values())
     namespaces: dict[bytes, int] = {}
-    entries: dict[int, Entry] = {}
+    entries = []
     for header, extent in newest.values():
         if header.namespace not in namespaces:
             namespaces[header.namespace] = catalog.namespace(header.namespace)
-        parent = newest.get(header.parent)
-        entries[header.record_id] = entry_of(
-            header, extent, parent[0].record_id if parent is not None else 0, namespaces[header.namespace]
-        )
+        entry = entry_of(header, extent, numbers.get(header.parent, 0), namespaces[header.namespace])
+        entries.append(replace(entry, record=numbers[header.key]))
     sessions = salvage_sessions(fs, damaged_catalog)
-    catalog.commit(added=(entries[number] for number in sorted(entries)), sessions=sessions.items())
+    catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=sessions.items())
     return catalog, Rebuilt(len(entries), len(sessions))
+
+
+def _numbers(headers: Iterable[RecordHeader]) -> dict[bytes, int]:
+    """The record number of every block (by its key): its own, or a new one where an older block has it. A number is
+    given again when its record was gone at an open, and the bytes of that record may still lie in some segment."""
+    taken: dict[int, bytes] = {}
+    again = []
+    for header in headers:
+        if header.record_id < _MAX_NUMBER and taken.setdefault(header.record_id, header.key) == header.key:
+            continue
+        again.append(header.key)
+    first_free = max(taken, default=0) + 1
+    return {key: number for number, key in taken.items()} | {k: n for n, k in enumerate(again, first_free)}
 
 
 def recover_entries(
