@@ -42,6 +42,11 @@ class Buffer:
         self.capacity = slab.size
         self.view = self._memory[:nbytes]
 
+    @property
+    def address(self) -> int:
+        """Where the memory starts."""
+        return int(np.frombuffer(self._memory, np.uint8).ctypes.data)
+
     def trim(self, nbytes: int) -> None:
         """Shortens the view."""
         self.view = self._memory[:nbytes]
