@@ -260,7 +260,7 @@ def host(rows: Rows, quick: bool) -> None:
     layout = KVLayout.uniform(30, 3, 64)
     with KVStore("", ModelIdentity("benchmark", "", "", "", layout), StoreConfig(disk=TierConfig(0))) as store:
         for tokens, calls in ((2048, 2), (64, 64)):
-            ids, cache, warm = np.arange(tokens, dtype=np.uint32), noise(layout, tokens), allocate(layout, tokens)
+            ids, cache, warm = np.arange(tokens, dtype=np.uint32), noise(layout, tokens), allocate(layout, tokens)[0]
             store.put(ids, cache, namespace=b"%d" % tokens)
             store.flush()
 
@@ -285,7 +285,7 @@ def host(rows: Rows, quick: bool) -> None:
                 return run
 
             get()
-            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens)))
+            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens)[0]))
             seconds = interleave(
                 {"get": timed(get), "new": new, "warm": timed(lambda copy=copy, warm=warm: copy(warm))},
                 5 if quick else 15,

@@ -65,6 +65,20 @@ class KVLayout:
         return cls((LayerLayout(heads, head_dim, head_dim),) * num_layers, dtype, rope)
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.layers, self.dtype, self.rope))
+
+    def __hash__(self) -> int:
+        """Computed once: layouts are keys of caches that every block goes through."""
+        return self._hash
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all keys and values have the same shape."""
+        first = self.layers[0]
+        return first.key_dim == first.value_dim and all(layer == first for layer in self.layers)
+
+    @cached_property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from kvstore.block import max_record_bytes
-from kvstore.codecs import KVView, codec_by_name
+from kvstore.codecs import codec_by_name
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, UnknownCodec
 from kvstore.fetch import Fetcher
@@ -178,8 +178,7 @@ class KVStore:
             self.metrics.add("get_misses")
             return None
         count = parts[-1].start + len(parts[-1].tokens)
-        layers = allocate(self.identity.layout, count)
-        out = KVView.of_layers(self.identity.layout, [(k[0], v[0]) for k, v in layers])
+        layers, out = allocate(self.identity.layout, count)
         good, tiers = self._fetcher.fetch(parts, out)
         if not good:
             self.metrics.add("get_misses")
