@@ -181,16 +181,19 @@ class DiskTier:
             placed = self._write_records(drafts)
             try:
                 ahead = {entry.record: entry for entry in self._evict_ahead(sum(e.nbytes for _, e in placed))}
-                entries = [
-                    entry_of(d.header, extent, d.parent, self.namespaces[d.header.namespace]) for d, extent in placed
-                ]
-                entries = [entry for entry in entries if self._alive(entry.record)]
-                written = {entry.record for entry in entries}
-                for (_, expiry, pinned), entry in zip(changed, self._known([c[0] for c in changed]), strict=True):
-                    if entry is not None and entry.record not in ahead:
-                        entries.append(_changed(entry, expiry, pinned))
+                entries = {
+                    d.header.record_id: entry_of(d.header, extent, d.parent, self.namespaces[d.header.namespace])
+                    for d, extent in placed
+                    if self._alive(d.header.record_id)
+                }
+                written = set(entries)
                 gone = {e.record: e for e in self._known(superseded) if e is not None} | ahead
-                if not self._commit(entries, list(gone.values()), sessions):
+                for (record, expiry, pinned), stored in zip(changed, self._known([c[0] for c in changed]), strict=True):
+                    # The record may be of this very group, changed by an earlier put of it, or on its way out.
+                    entry = entries.get(record, stored)
+                    if entry is not None and record not in gone:
+                        entries[record] = _changed(entry, expiry, pinned)
+                if not self._commit(list(entries.values()), list(gone.values()), sessions):
                     self._orphans += ahead
                     return None
             finally:
