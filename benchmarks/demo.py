@@ -91,7 +91,9 @@ def _start(args: argparse.Namespace, folder: Path, phase: str) -> subprocess.Pop
     for name in ("model", "text"):
         value = getattr(args, name)
         command += [f"--{name}", str(value)] if value is not None else []
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Idle threads sleep instead of spinning: on a busy machine spinning made single tokens ten times slower.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
