@@ -32,7 +32,11 @@ class Lookup:
         """How many leading tokens are stored, by the index alone; counts as no use."""
         self._refresh()
         match = self.residency.index.match(namespace, tokens, touch=False)
-        return match.usable(self.block_tokens) if len(match.records) else 0
+        usable = match.usable(self.block_tokens) if len(match.records) else 0
+        for i, record in enumerate(match.records[: -(-usable // self.block_tokens)].tolist()):
+            if self.residency.is_expired(record):
+                return i * self.block_tokens
+        return usable
 
     def parts(self, namespace: bytes, tokens: Tokens) -> list[Part]:
         """The stored prefix as parts with their sources, up to the first block that is nowhere; counts as a use.
