@@ -117,11 +117,14 @@ def memcpy_ceiling(size: int = 256 * MIB, repeats: int = 7) -> float:
     return size / interleave({"memcpy": lambda: np.copyto(target, source)}, repeats)["memcpy"]
 
 
-def aligned(size: int) -> memoryview:
-    """An anonymous page-aligned buffer, as O_DIRECT wants it, faulted in and filled with incompressible
-    bytes. In huge pages where the system has them: direct reads into small ones take twice as long."""
+def aligned(size: int, huge: bool = False) -> memoryview:
+    """An anonymous page-aligned buffer, as O_DIRECT wants it, faulted in and filled with incompressible bytes.
+
+    huge: of huge pages, where the system gives them. A request to a disk lists the pages of its buffer: with few of
+    them it is up to twice as fast, and a ceiling that few programs come near.
+    """
     mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
+    mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     begin = -np.frombuffer(mapping, np.uint8).ctypes.data % HUGE_PAGE
     buffer = memoryview(mapping)[begin : begin + size]
     noise = random.Random(1).randbytes(min(size, MIB))
@@ -149,10 +152,12 @@ def direct_file(folder: Path, size: int) -> Iterator[int]:
         path.unlink()
 
 
-def direct_write(descriptor: int, size: int, chunk: int = 4 * MIB, offset: int = 0) -> float:
+def direct_write(
+    descriptor: int, size: int, chunk: int = 4 * MIB, offset: int = 0, huge: bool = False
+) -> float:
     """Seconds to write `size` bytes at `offset` in writes of `chunk` (multiples of 4096), with one
-    fdatasync."""
-    buffer = aligned(chunk)
+    fdatasync. huge: see `aligned`."""
+    buffer = aligned(chunk, huge)
     start = time.perf_counter()
     for at in range(offset, offset + size, chunk):
         part = buffer[: min(chunk, offset + size - at)]
@@ -162,11 +167,14 @@ def direct_write(descriptor: int, size: int, chunk: int = 4 * MIB, offset: int =
     return time.perf_counter() - start
 
 
-def direct_read(descriptor: int, size: int, chunk: int, count: int, seed: int = 0) -> float:
-    """Seconds for `count` random reads of `chunk` bytes (a multiple of 4096) from the first `size` bytes."""
+def direct_read(
+    descriptor: int, size: int, chunk: int, count: int, seed: int = 0, huge: bool = False
+) -> float:
+    """Seconds for `count` random reads of `chunk` bytes (a multiple of 4096) from the first `size` bytes. huge: see
+    `aligned`."""
     order = random.Random(seed)
     places = [order.randrange(max(1, size // chunk)) * chunk for _ in range(count)]
-    buffer = aligned(chunk)
+    buffer = aligned(chunk, huge)
     start = time.perf_counter()
     for place in places:
         if os.preadv(descriptor, [buffer], place) != chunk:

@@ -4,12 +4,13 @@
 
 - write: durable puts of raw records, in groups of 16 and 64 MiB, in steady state (every put evicts) and while the
   store fills for the first time, against O_DIRECT writes of the same bytes with one fdatasync; and the peers.
-- read: random gets of single blocks, nothing in memory, decoded into tensors, against random O_DIRECT reads.
+- read: random gets with nothing in memory, decoded into tensors, against random O_DIRECT reads of as many records.
 - host: gets from the host tier against copying the same bytes.
 - latency: how long `put` holds up a program that just made a cache of 2,048 tokens.
 - lmcache: LMCache's own benchmark of its disk backend, run in turns with ours.
 
-Bytes are raw bytes of keys and values everywhere. Peers and ceilings run in turns with ours; medians.
+Bytes are raw bytes of keys and values everywhere. Peers and ceilings run in turns with ours; medians. There are two
+ceilings of the disk: what a program with page-aligned memory reaches, and what it reaches with huge pages.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from benchmarks.common import (
     scratch,
 )
 from benchmarks.peers import Peer, peers
+from benchmarks.peers.lmcache import compare
+from benchmarks.peers.ours import Ours, noise
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.result import allocate
 
 SIZES = {"256KiB": MIB // 4, "1MiB": MIB, "4MiB": 4 * MIB}
-BLOCK = 64  # tokens
-PUT = 16 * MIB  # raw bytes of one put: a conversation of one or two thousand tokens
+HUGE = "O_DIRECT in huge pages"
 SECTIONS = ("write", "read", "host", "latency", "lmcache")
 
 
@@ -63,7 +65,7 @@ def main() -> None:
             if "read" in args.only:
                 read(rows, folder / f"read-{name}", name, args.quick)
             if "lmcache" in args.only and args.lmcache is not None:
-                lmcache(rows, folder / f"lmcache-{name}", name, args.lmcache, args.quick)
+                compare(rows, folder / f"lmcache-{name}", name, SIZES[name], args.lmcache, args.quick)
         if "host" in args.only:
             host(rows, args.quick)
         if "latency" in args.only:
@@ -71,76 +73,6 @@ def main() -> None:
     if "lmcache" in args.only and args.lmcache is None:
         print("lmcache: not run; give the path of its executable with --lmcache", flush=True)
     rows.main_exit()
-
-
-def identity_for(record: int) -> ModelIdentity:
-    """A model whose blocks of 64 tokens have `record` raw bytes: 16 layers, heads of 64 bfloat16 values."""
-    layout = KVLayout.uniform(16, record // (16 * 2 * 64 * 2 * BLOCK), 64)
-    return ModelIdentity("benchmark", "", f"{record}", "", layout)
-
-
-def noise(layout: KVLayout, tokens: int) -> list[tuple[Any, Any]]:
-    """Per layer (K, V) of random bits. The store copies these: their owner may write into them again."""
-    return [
-        (
-            torch.randint(-(1 << 15), 1 << 15, (1, x.heads, tokens, x.key_dim), dtype=torch.int16).view(torch.bfloat16),
-            torch.randint(-(1 << 15), 1 << 15, (1, x.heads, tokens, x.value_dim), dtype=torch.int16).view(
-                torch.bfloat16
-            ),
-        )
-        for x in layout.layers
-    ]
-
-
-class Ours:
-    """A store of raw records of `record` bytes, and the sequences that were put into it: `put_bytes` each.
-
-    copied: put tensors that the store has to copy, rather than a model's cache, whose tensors it may keep.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        record: int,
-        disk: int,
-        host: int = 0,
-        group: int = 64 * MIB,
-        put_bytes: int = PUT,
-        copied: bool = False,
-    ) -> None:
-        from transformers import DynamicCache
-
-        identity = identity_for(record)
-        config = StoreConfig(host=TierConfig(host), disk=TierConfig(disk, "raw"), group_bytes=group)
-        self.store = KVStore(path, identity, config)
-        self.put_bytes = put_bytes
-        self.tokens = put_bytes // record * BLOCK
-        pairs = noise(identity.layout, self.tokens)
-        self.cache: Any = pairs if copied else DynamicCache(pairs)
-        self.sequences = 0
-
-    def sequence(self, number: int) -> Any:
-        return np.random.default_rng(number).integers(0, 1 << 15, self.tokens, dtype=np.uint32)
-
-    def put(self) -> None:
-        if self.store.put(self.sequence(self.sequences), self.cache).dropped_blocks:
-            raise RuntimeError("a put was dropped: this disk is slower than the put's time limit")
-        self.sequences += 1
-
-    def write(self, total: int) -> float:
-        """Seconds until `total` new bytes are durable."""
-        begin = time.perf_counter()
-        for _ in range(total // self.put_bytes):
-            self.put()
-        if self.store.flush().dropped_blocks:
-            raise RuntimeError("blocks were dropped; is the disk full?")
-        return time.perf_counter() - begin
-
-    def get(self, number: int, tier: str) -> None:
-        """Gets one sequence whole, all of it from `tier`."""
-        hit = self.store.get(self.sequence(number))
-        if hit is None or hit.tiers != {tier: self.tokens}:
-            raise RuntimeError(f"expected {self.tokens} tokens from {tier}, found {hit and hit.tiers}")
 
 
 # -- durable writes ----------------------------------------------------------------------------------------------------
@@ -171,85 +103,98 @@ def write(rows: Rows, folder: Path, name: str, quick: bool) -> None:
             key: lambda one=one: one.write(total) for key, one in ours.items()
         }
         functions |= {key: lambda peer=peer: write_peer(peer) for key, peer in others.items()}
-        functions["ceiling"] = lambda: direct_write(descriptor, total)
+        functions["O_DIRECT"] = lambda: direct_write(descriptor, total)
+        functions[HUGE] = lambda: direct_write(descriptor, total, huge=True)
         seconds = interleave(functions, rounds)
     for one in ours.values():
         one.store.close()
     for peer in others.values():
         peer.close()
 
-    ceiling, case = seconds["ceiling"], f"store/durable-write/{name}"
-    rows.add(f"ceiling/durable-write/{name}", "write_GBps", total / ceiling / 1e9, "GB/s")
+    case = f"durable-write/{name}"
+
+    def add(case: str, spent: float) -> None:
+        rows.add(case, "write_GBps", total / spent / 1e9, "GB/s")
+        add_shares(rows, case, seconds, spent)
+
+    rows.add(f"ceiling/{case}", "write_GBps", total / seconds["O_DIRECT"] / 1e9, "GB/s")
+    rows.add(f"ceiling-huge-pages/{case}", "write_GBps", total / seconds[HUGE] / 1e9, "GB/s")
     for key in ours:
-        for state, spent in (("", seconds[key]), ("/first-fill", first[key])):
-            rows.add(f"{case}/{key}{state}", "write_GBps", total / spent / 1e9, "GB/s")
-            rows.add(f"{case}/{key}{state}", "share_of_ceiling", ceiling / spent, "share", "O_DIRECT", ceiling / spent)
+        add(f"store/{case}/{key}", seconds[key])
+        add(f"store/{case}/{key}/first-fill", first[key])
     best = seconds["groups-of-64MiB"]
-    rows.add(case, "share_of_ceiling", ceiling / best, "share", "O_DIRECT", ceiling / best)
+    add(f"store/{case}", best)
     for key in others:
-        rows.add(f"{key}/durable-write/{name}", "write_GBps", total / seconds[key] / 1e9, "GB/s")
-        rows.add(
-            f"{key}/durable-write/{name}",
-            "share_of_ceiling",
-            ceiling / seconds[key],
-            "share",
-            "O_DIRECT",
-            ceiling / seconds[key],
-        )
-        rows.add(case, "write_GBps", total / best / 1e9, "GB/s", key, seconds[key] / best)
+        add(f"{key}/{case}", seconds[key])
+        rows.add(f"store/{case}", "write_GBps", total / best / 1e9, "GB/s", key, seconds[key] / best)
+
+
+def add_shares(rows: Rows, case: str, seconds: dict[str, float], spent: float) -> None:
+    for peer in ("O_DIRECT", HUGE):
+        rows.add(case, "share_of_ceiling", seconds[peer] / spent, "share", peer, seconds[peer] / spent)
 
 
 # -- cold reads --------------------------------------------------------------------------------------------------------
 
 
 def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
+    """Single blocks, then sequences of 16 MiB whose blocks lie together as they were put; each at random."""
     record, rounds = SIZES[name], 3 if quick else 7
-    total, count = (192 * MIB if quick else 512 * MIB), (64 * MIB if quick else 128 * MIB) // SIZES[name]
-    ours = Ours(folder / "ours", record, 2 * total, put_bytes=record)
-    ours.write(total)
-    held = ours.sequences
+    total, amount = (192 * MIB, 64 * MIB) if quick else (512 * MIB, 128 * MIB)
     picks = np.random.default_rng(0)
+    singles = Ours(folder / "singles", record, 2 * total, put_bytes=record)
+    whole = Ours(folder / "sequences", record, 2 * total)
 
-    def gets(threads: int) -> None:
-        numbers = [int(n) for n in picks.integers(0, held, count)]
-        if threads == 1:
-            for number in numbers:
-                ours.get(number, "disk")
-            return
+    def gets(ours: Ours, threads: int) -> float:
+        numbers = [int(n) for n in picks.integers(0, ours.sequences, amount // ours.put_bytes)]
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda number: ours.get(number, "disk"), numbers))
+            begin = time.perf_counter()
+            if threads == 1:
+                for number in numbers:
+                    ours.get(number, "disk")
+            else:
+                list(pool.map(lambda number: ours.get(number, "disk"), numbers))
+            return time.perf_counter() - begin
 
+    for ours in (singles, whole):
+        ours.write(total)
+        gets(ours, 1)
     with direct_file(folder, total) as descriptor:
 
-        def reads(threads: int) -> float:
+        def reads(threads: int, huge: bool) -> float:
+            def one(seed: int) -> float:
+                return direct_read(descriptor, total, record, amount // record // threads, seed, huge)
+
             with ThreadPoolExecutor(threads) as pool:
-                begin = time.perf_counter()
-                list(
-                    pool.map(
-                        lambda seed: direct_read(descriptor, total, record, count // threads, seed), range(threads)
-                    )
-                )
-                return time.perf_counter() - begin
+                return max(pool.map(one, picks.integers(1 << 30, size=threads).tolist()))
 
         drop_page_cache(folder)
-        gets(1)
         seconds = interleave(
             {
-                "get": lambda: gets(1),
-                "ceiling": lambda: direct_read(descriptor, total, record, count, int(picks.integers(1 << 30))),
-                "get-2": lambda: gets(2),
-                "ceiling-2": lambda: reads(2),
+                "one": lambda: gets(singles, 1),
+                "two": lambda: gets(singles, 2),
+                "sequences": lambda: gets(whole, 1),
+                "O_DIRECT": lambda: reads(1, False),
+                HUGE: lambda: reads(1, True),
+                "O_DIRECT/two": lambda: reads(2, False),
+                f"{HUGE}/two": lambda: reads(2, True),
             },
             rounds,
         )
-    ours.store.close()
-    for suffix, case in (("", f"store/cold-read/{name}"), ("-2", f"store/cold-read/{name}/2-threads")):
-        share = seconds["ceiling" + suffix] / seconds["get" + suffix]
-        rows.add(case, "read_GBps", count * record / seconds["get" + suffix] / 1e9, "GB/s")
-        rows.add(case, "share_of_ceiling", share, "share", "O_DIRECT", share)
-        rows.add(
-            case.replace("store", "ceiling"), "read_GBps", count * record / seconds["ceiling" + suffix] / 1e9, "GB/s"
-        )
+    singles.store.close()
+    whole.store.close()
+    two = {peer: seconds[f"{peer}/two"] for peer in ("O_DIRECT", HUGE)}
+    case = f"cold-read/{name}"
+    rows.add(f"ceiling/{case}", "read_GBps", amount / seconds["O_DIRECT"] / 1e9, "GB/s")
+    rows.add(f"ceiling-huge-pages/{case}", "read_GBps", amount / seconds[HUGE] / 1e9, "GB/s")
+    rows.add(f"ceiling/{case}/2-threads", "read_GBps", amount / two["O_DIRECT"] / 1e9, "GB/s")
+    for key, suffix, ceilings in (
+        ("one", "", seconds),
+        ("two", "/2-threads", two),
+        ("sequences", "/sequences", seconds),
+    ):
+        rows.add(f"store/{case}{suffix}", "read_GBps", amount / seconds[key] / 1e9, "GB/s")
+        add_shares(rows, f"store/{case}{suffix}", ceilings, seconds[key])
 
 
 # -- the host tier -----------------------------------------------------------------------------------------------------
@@ -317,51 +262,6 @@ def latency(rows: Rows, folder: Path, model_folder: Path | None, text: Path | No
             store.flush()
     share = statistics.median(puts) / statistics.median(prefills)
     rows.add("store/put-latency/2048", "p50_s", statistics.median(puts), "s", "prefill", share)
-
-
-# -- LMCache -----------------------------------------------------------------------------------------------------------
-
-
-def lmcache(rows: Rows, folder: Path, name: str, executable: Path, quick: bool) -> None:
-    from benchmarks.peers.lmcache import Speeds, bench
-
-    record, theirs, mine = SIZES[name], [], []
-    for number in range(1 if quick else 5):
-        theirs.append(bench(executable, folder, record, PUT // record))
-        mine.append(like_lmcache(folder / f"ours-{number}", record))
-    their, our = Speeds.median(theirs), Speeds.median(mine)
-    for key in ("store", "store_synced", "load_cold", "load_warm"):
-        ours, other = getattr(our, key), getattr(their, key)
-        rows.add(f"store/as-lmcache/{name}", f"{key}_GBps", ours / 1e9, "GB/s", "lmcache fs_native", ours / other)
-        rows.add(f"lmcache/{name}", f"{key}_GBps", other / 1e9, "GB/s")
-
-
-def like_lmcache(path: Path, record: int) -> Any:
-    """What `lmcache bench l2` does, done with a store: as many bytes, the same batches and sizes, a warm-up batch,
-    tensors whose owner may reuse them after the put, and then the loads."""
-    from benchmarks.peers.lmcache import ROUNDS, Speeds
-
-    ours = Ours(path, record, 1024 * MIB, copied=True)
-    ours.put()
-    begin = time.perf_counter()
-    for _ in range(ROUNDS):
-        ours.put()
-    store_s = time.perf_counter() - begin
-    ours.store.flush()
-    synced_s = time.perf_counter() - begin
-    ours.store.close()
-    drop_page_cache(path)
-    loads = []
-    for tier in ("disk", "host"):
-        ours = Ours(path, record, 1024 * MIB, host=512 * MIB if tier == "host" else 0)
-        for number in range(ROUNDS + 1 if tier == "host" else 1):
-            ours.get(number, "disk")
-        begin = time.perf_counter()
-        for number in range(1, ROUNDS + 1):
-            ours.get(number, tier)
-        loads.append(ROUNDS * PUT / (time.perf_counter() - begin))
-        ours.store.close()
-    return Speeds(ROUNDS * PUT / store_s, ROUNDS * PUT / synced_s, *loads)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import drop_page_cache, scratch
+from benchmarks.common import MIB, Rows, drop_page_cache, scratch
+from benchmarks.peers.ours import PUT, Ours
 
 ROUNDS = 8
 
@@ -52,6 +53,45 @@ def bench(executable: Path, folder: Path, record: int, batch: int) -> Speeds:
         cold_s = _run(executable, base, record, batch, "load")
         warm_s = _run(executable, base, record, batch, "load")
     return Speeds(total / store_s, total / (store_s + sync_s), total / cold_s, total / warm_s)
+
+
+def compare(rows: Rows, folder: Path, name: str, record: int, executable: Path, quick: bool) -> None:
+    """Rows of its benchmark and of the same done with the store, in turns."""
+    theirs, mine = [], []
+    for number in range(1 if quick else 5):
+        theirs.append(bench(executable, folder, record, PUT // record))
+        mine.append(like_lmcache(folder / f"ours-{number}", record))
+    their, our = Speeds.median(theirs), Speeds.median(mine)
+    for key in ("store", "store_synced", "load_cold", "load_warm"):
+        ours, other = getattr(our, key), getattr(their, key)
+        rows.add(f"store/as-lmcache/{name}", f"{key}_GBps", ours / 1e9, "GB/s", "lmcache fs_native", ours / other)
+        rows.add(f"lmcache/{name}", f"{key}_GBps", other / 1e9, "GB/s")
+
+
+def like_lmcache(path: Path, record: int) -> Speeds:
+    """What `lmcache bench l2` does, done with a store: as many bytes, the same batches and sizes, a warm-up batch,
+    tensors whose owner may reuse them after the put, and then the loads."""
+    ours = Ours(path, record, 1024 * MIB, copied=True)
+    ours.put()
+    begin = time.perf_counter()
+    for _ in range(ROUNDS):
+        ours.put()
+    store_s = time.perf_counter() - begin
+    ours.store.flush()
+    synced_s = time.perf_counter() - begin
+    ours.store.close()
+    drop_page_cache(path)
+    loads = []
+    for tier in ("disk", "host"):
+        ours = Ours(path, record, 1024 * MIB, host=512 * MIB if tier == "host" else 0)
+        for number in range(ROUNDS + 1 if tier == "host" else 1):
+            ours.get(number, "disk")
+        begin = time.perf_counter()
+        for number in range(1, ROUNDS + 1):
+            ours.get(number, tier)
+        loads.append(ROUNDS * PUT / (time.perf_counter() - begin))
+        ours.store.close()
+    return Speeds(ROUNDS * PUT / store_s, ROUNDS * PUT / synced_s, *loads)
 
 
 def _run(executable: Path, base: Path, record: int, batch: int, only: str) -> float:
