@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from kvstore import KVLayout, LayerLayout, ModelIdentity, StoreConfig, TierConfig
+from kvstore import KVLayout, KVStore, LayerLayout, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import KIB, MIB
+from kvstore.tiers.disk.fs import FileSystem
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -34,6 +37,37 @@ def config(**changes: Any) -> StoreConfig:
         "write_queue_bytes": 16 * MIB,
     }
     return StoreConfig(**{**settings, **changes})
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    layout: KVLayout = SMALL,
+    *,
+    read_only: bool = False,
+    fs: FileSystem | None = None,
+    **changes: Any,
+) -> KVStore:
+    """A store with the settings of `config(**changes)`."""
+    return KVStore(path, identity(layout), config(**changes), read_only=read_only, fs=fs)
+
+
+class GatedFS(FileSystem):
+    """The real file system, whose syncs of data wait while the gate is shut; `waiting` is set when one does."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+
+    def shut(self) -> None:
+        self.waiting.clear()
+        self.gate.clear()
+
+    def fdatasync(self, fd: int) -> None:
+        if not self.gate.is_set():
+            self.waiting.set()
+            self.gate.wait(60)
+        super().fdatasync(fd)
 
 
 def tokens(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint32]]:
