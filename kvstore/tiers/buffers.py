@@ -19,8 +19,10 @@ import numpy.typing as npt
 from kvstore.config import KIB, MIB, PAGE_BYTES
 
 _HUGE_PAGE_BYTES = 2 * MIB
-_WORTH_HUGE_PAGES = 128 * KIB  # a smaller buffer has few pages to list, whatever their size
 _SLAB_BYTES = 8 * MIB
+# A smaller buffer has few pages to list, whatever their size; a larger one is a copy of a whole cache, for no disk,
+# and huge pages that no one used before are slow to get where a hypervisor takes free ones back.
+_WORTH_HUGE_PAGES = range(128 * KIB, _SLAB_BYTES + 1)
 _MOST_PIECES = 64  # of a slab: small records do not take a whole one
 
 Bytes = npt.NDArray[np.uint8]
@@ -119,7 +121,7 @@ class _Slab:
         if pinned:
             self._array = _pinned_memory(size)
         else:
-            self._array, self._mapping, self._begin = _pages(self.count * size, size >= _WORTH_HUGE_PAGES)
+            self._array, self._mapping, self._begin = _pages(self.count * size, size in _WORTH_HUGE_PAGES)
         self.warm: list[int] = []
         self.cold = list(range(self.count - 1, -1, -1))
 
