@@ -104,7 +104,9 @@ class Session:
         ids = as_tokens(tokens)
         now = time.time()
         known = self._record()
-        record = SessionRecord(self.id, self._namespace, ids.copy(), known.created if known else now, now, 0)
+        kept = ids.copy()
+        kept.flags.writeable = False  # `tokens` hands it out
+        record = SessionRecord(self.id, self._namespace, kept, known.created if known else now, now, 0)
         return self._store._put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
     def resume(self, *, max_tokens: int | None = None, device: Any = None) -> Hit | None:

@@ -11,6 +11,7 @@ import numpy as np
 from kvstore.identity import Tokens
 
 _KEYS = {"v", "name", "namespace", "tokens", "created", "used", "sequence"}
+_MAX_SEQUENCE = 1 << 62  # what a store counts to; more would not fit when it counts on
 MAX_NAME_BYTES = 400  # LMDB takes keys of at most 511 bytes
 
 
@@ -55,7 +56,7 @@ class SessionRecord:
             return None
         if len(fields["namespace"]) != 32 or len(fields["tokens"]) % 4 or not fields["name"]:
             return None
-        if len(fields["name"].encode()) > MAX_NAME_BYTES:
+        if len(fields["name"].encode()) > MAX_NAME_BYTES or not 0 <= fields["sequence"] < _MAX_SEQUENCE:
             return None
         return cls(
             fields["name"],
