@@ -7,6 +7,7 @@ Keys and values are a pure function of namespace and token prefix, as in a causa
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -132,8 +133,12 @@ def catalog_entries(store: KVStore) -> list[Any]:
 def scratch() -> Iterator[Path]:
     """A directory in memory where there is such a file system, for suites that open thousands of stores."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="kvstore-test-", dir=base) as path:
+    path, owner = tempfile.mkdtemp(prefix="kvstore-test-", dir=base), os.getpid()
+    try:
         yield Path(path)
+    finally:
+        if os.getpid() == owner:  # not in a forked child that leaves this block by its own exit
+            shutil.rmtree(path)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

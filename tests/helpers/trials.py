@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -49,26 +50,33 @@ def failures(rows: Iterable[dict[str, Any]]) -> list[str]:
     return bad
 
 
-def in_child(function: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Calls `function` in a forked child: {"result": ...}, {"error": traceback} or {"signal": number}."""
+def in_child(function: Callable[[], Any], timeout_s: float = TIMEOUT_S, group: bool = False) -> dict[str, Any]:
+    """Calls `function` in a forked child: {"result": ...}, {"error": traceback} or {"signal": number}.
+
+    group: whatever the child leaves behind is killed with it.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 1
+        os.close(read)
+        if group:
+            os.setpgid(0, 0)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever outlives the trial must not hold the worker's
         try:
-            os.close(read)
-            try:
-                text = json.dumps({"result": function()})
-            except BaseException:
-                text = json.dumps({"error": traceback.format_exc()[-4000:]})
-            with os.fdopen(write, "w") as pipe:
-                pipe.write(text)
-            code = 0
-        finally:
-            os._exit(code)
+            text = json.dumps({"result": function()})
+        except SystemExit:
+            raise  # a process that the trial itself forked, and that is to end as any program does
+        except BaseException:
+            text = json.dumps({"error": traceback.format_exc()[-4000:]})
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(text)
+        os._exit(0)
     os.close(write)
     text = _read_all(read, pid, timeout_s)
     _, status = os.waitpid(pid, 0)
+    if group:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     if os.WIFSIGNALED(status):
         return {"signal": os.WTERMSIG(status)}
     found: dict[str, Any] = json.loads(text)
@@ -102,7 +110,7 @@ def main() -> None:
     module, function = load(Path(sys.argv[1])), sys.argv[2]
     for case in json.load(sys.stdin):
         call = getattr(module, function)
-        row = {"case": case, **in_child(lambda call=call, case=case: call(**case))}
+        row = {"case": case, **in_child(lambda call=call, case=case: call(**case), group=True)}
         print(json.dumps(row), flush=True)
 
 

@@ -8,7 +8,9 @@ This is the only module that imports lmdb. See FORMAT.md, "Catalog".
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,7 @@ import xxhash
 from lmdb import verify as lmdb_verify
 
 from kvstore.config import PAGE_BYTES
-from kvstore.errors import DiskError
+from kvstore.errors import DiskError, StoreLocked
 from kvstore.identity import Tokens
 from kvstore.tiers.disk.segments import Extent
 
@@ -55,6 +57,10 @@ _ENGINE = 0
 
 class CatalogError(DiskError):
     """LMDB refused; the transaction changed nothing."""
+
+
+class CatalogDamaged(CatalogError):
+    """LMDB refused the file itself."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,11 @@ class Catalog:
     """Opened catalog. Reads are thread-safe; writes are one at a time (the disk tier's lock)."""
 
     def __init__(self, directory: str, map_bytes: int, readonly: bool) -> None:
-        """Opens it, or makes it. The caller has checked the file (`check`). Raises `CatalogError`."""
+        """Opens it, or makes it. The caller has checked the file (`check`).
+
+        Raises `CatalogDamaged`, `CatalogError`, and `StoreLocked` where this process has it open already: LMDB allows
+        one environment of a file per process.
+        """
         with _errors("open"):
             self._env = lmdb.open(
                 directory,
@@ -176,6 +186,7 @@ class Catalog:
                 self._env.close()
                 raise
         self._records, self._places, self._namespaces, self._sessions = opened
+        _open_catalogs.add(self)
 
     def close(self) -> None:
         self._env.close()
@@ -344,9 +355,36 @@ def _number(value: bytes | None) -> int | None:
     return int.from_bytes(body, "little") if body is not None else None
 
 
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.NotFoundError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+_open_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # The parent's environment must not be used here, and while it exists this process could not open its own. Closing
+    # it in a child only forgets it: locks and reader slots belong to the parent's process id.
+    for catalog in list(_open_catalogs):
+        catalog.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextlib.contextmanager
 def _errors(doing: str) -> Iterator[None]:
     try:
         yield
+    except _DAMAGE as error:
+        raise CatalogDamaged(f"catalog: {doing}: {error}") from error
     except lmdb.Error as error:
+        if "already open in this process" in str(error):
+            raise StoreLocked(
+                "the store is open in this process already; share that KVStore object, or use another process"
+            ) from error
         raise CatalogError(f"catalog: {doing}: {error}") from error

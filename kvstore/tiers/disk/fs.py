@@ -68,6 +68,10 @@ class FileSystem:
             return False
         return True
 
+    def unlock(self, fd: int) -> None:
+        """Gives the lock back, also where a forked child still has the file open."""
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Writes all buffers one after the other from `offset`. A short write is an error: it means a full disk or a

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
+import weakref
 
 from kvstore.errors import StoreLocked
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_all
@@ -21,10 +23,19 @@ class WriterLock:
         self._fs = fs
         self._path = os.path.join(directory, _NAME)
         self._fd: int | None = None
+        _locks.add(self)
 
     def take(self) -> None:
         """Raises `StoreLocked` naming the holder."""
         fd = self._fs.open(self._path, os.O_RDWR | os.O_CREAT)
+        try:
+            self._take(fd)
+        except BaseException:
+            self._fs.close(fd)
+            raise
+        self._fd = fd
+
+    def _take(self, fd: int) -> None:
         # A read-only process probes the lock for an instant when it opens the store: try more than once.
         attempts = 5
         while not self._fs.lock(fd):
@@ -32,23 +43,22 @@ class WriterLock:
             if attempts:
                 time.sleep(0.02)
                 continue
-            self._fs.close(fd)
             raise StoreLocked(
                 f"{os.path.dirname(self._path)} is open for writing in {self.holder()}; close it there, share that "
                 "KVStore object, or open with read_only=True from another process"
             )
         # Only for the message above: whether the lock is held is the system's to say, not the file's.
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-        self._fs.truncate(fd, 0)
-        write_all(self._fs, fd, [memoryview(text)], 0)
-        self._fd = fd
+        with contextlib.suppress(OSError):
+            self._fs.truncate(fd, 0)
+            write_all(self._fs, fd, [memoryview(text)], 0)
 
     def holder(self) -> str:
         """Who holds the lock, as the file says."""
         try:
             found = json.loads(read_file(self._fs, self._path, _LIMIT))
             return f"process {int(found['pid'])} on {found['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return "another process"
 
     def is_free(self) -> bool:
@@ -63,6 +73,25 @@ class WriterLock:
             self._fs.close(fd)
 
     def release(self) -> None:
-        if self._fd is not None:
-            self._fs.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                self._fs.unlock(fd)  # closing is not enough where a forked child has the file open too
+            self._fs.close(fd)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: lets go of the file without giving the lock back, so that it dies with its holder."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._fs.close(fd)
+
+
+_locks: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        lock.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

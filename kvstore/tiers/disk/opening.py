@@ -12,7 +12,7 @@ from kvstore.errors import CorruptStore
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, CatalogError, Scan
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, Scan
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.recovery import DATA_FILE, rebuild, recover_entries
@@ -79,7 +79,7 @@ class Opening:
         if not problems:
             try:
                 return self.new_catalog()
-            except CatalogError as error:
+            except CatalogDamaged as error:
                 problems = [str(error)]
         self.metrics.add("catalog_damaged")
         if self.read_only:
@@ -87,7 +87,7 @@ class Opening:
         return self._rebuild()
 
     def new_catalog(self) -> Catalog:
-        """Opens or makes the LMDB environment as it is. Raises `CatalogError`."""
+        """Opens or makes the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""
         map_bytes = min(max(self.config.disk.bytes // 4, 64 * MIB), 64 * GIB)
         return Catalog(self.catalog_directory, map_bytes, self.read_only)
 
