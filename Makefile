@@ -52,7 +52,7 @@ test-faults: setup
 # libstdc++ is preloaded with libasan so that exceptions thrown by extension modules are intercepted; leak checking is
 # off because the interpreter itself leaks by design.
 ASAN := build/asan
-ASAN_TESTS ?= $(wildcard tests/trie tests/codecs tests/hostile)
+ASAN_TESTS ?= $(wildcard $(addprefix tests/,trie codecs tiers store hostile stateful))
 test-asan: setup
 	rm -rf $(ASAN) && mkdir -p $(ASAN)/path
 	cp -a kvstore trie codecs csrc tests pyproject.toml setup.py README.md LICENSE $(ASAN)/
@@ -62,7 +62,7 @@ test-asan: setup
 	cd $(ASAN) && PYTHONPATH=$(abspath $(ASAN)/path) KVSTORE_EXPECT_SANITIZED=1 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(abspath $(PY)) -m pytest -q -x $(ASAN_TESTS)
+	  $(abspath $(PY)) -m pytest -q -n $(JOBS) --dist worksteal $(ASAN_TESTS)
 
 bench: setup
 	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[bench]"

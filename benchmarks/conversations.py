@@ -9,7 +9,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _package(name: str) -> Path:
 
 def conversations(
     path: Path | None = None, min_turns: int = 3, max_characters: int = 1500
-) -> Iterator[list[dict[str, str]]]:
+) -> Generator[list[dict[str, str]], None, None]:
     """Conversations in file order, each a list of {"role": "user" or "assistant", "content": text}.
 
     Only those that start with the user, alternate, have at least `min_turns` messages of the user, and no

@@ -146,7 +146,7 @@ def live(args: argparse.Namespace) -> None:
     model, tokenizer = load_model(args.model)
     store = KVStore(args.folder / "store", ModelIdentity.from_transformers(model, tokenizer))
     expected: dict[str, Any] = {}
-    last = None
+    last: Any = None
     for number, (history, messages) in enumerate(_dialogues(args, sessions, turns + 1)):
         name = f"conversation-{number}"
         tokens: list[int] = []
@@ -269,11 +269,12 @@ def resumed(args: argparse.Namespace) -> None:
     expected: dict[str, Any] = json.loads((args.folder / "expected.json").read_text())
     model, tokenizer = load_model(args.model)
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    _first_token(model, list(range(64)), None)  # the libraries' own warm-up is nobody's first token
-    rows, opened = [], []
+    rows: list[dict[str, Any]] = []
+    opened = []
     for number, (name, want) in enumerate(expected.items()):
         _say(f"resuming {name}", number, 2 * len(expected))
         dropped = drop_page_cache(path)
+        _first_token(model, list(range(64)), None)  # brings back the libraries' own pages, none of the store's
         start = time.perf_counter()
         with KVStore(path, identity) as store:  # anew each time: nothing is left in memory from the last one
             opened.append(time.perf_counter() - start)
