@@ -69,6 +69,8 @@ class Fetcher:
         outcomes = [run(tasks[0])] if len(tasks) == 1 else list(self.executor.map(run, tasks))
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(parts))
+        # What was promoted came in any order: put the beginning of the prefix before its end again.
+        self.residency.touch([part.record for part in parts[:good]])
         tiers: dict[str, int] = {}
         for part in parts[:good]:
             name = _tier_name(part.source)

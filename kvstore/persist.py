@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -14,10 +14,19 @@ from kvstore.session import SessionTable
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.device import DeviceBlock
 from kvstore.tiers.disk.tier import Draft
+from kvstore.tiers.host import HostRecord
 from kvstore.writeback import Encoded, Job
 
 # A buffer that is this much larger than its record is copied to a smaller one before it is kept.
 _SLACK = 1.25
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A block's records, None where its tier wants none."""
+
+    host: HostRecord | None
+    disk: HostRecord | None
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,10 @@ class Persister:
 
     def encode(self, blocks: Sequence[Block]) -> list[Encoded]:
         """Encodes blocks on the workers; what the device and host tiers keep is in place on return."""
-        return [encoded for encoded in self.executor.map(self._encode, blocks) if encoded is not None]
+        made = list(self.executor.map(self._encode, blocks))
+        for first, last in _runs(blocks):
+            self._keep(blocks[first:last], [made_one.host for made_one in made[first:last]])
+        return [Encoded(b, m.disk) for b, m in zip(blocks, made, strict=True) if m.disk is not None]
 
     def persist(self, group: Sequence[Job], encoded: Sequence[Encoded]) -> FlushResult:
         """Writes a group; afterwards its blocks are no longer pending."""
@@ -57,14 +69,29 @@ class Persister:
             for block in job.blocks:
                 wanted = residency.pending.pop(block.record, None) is not None
                 if wanted and block.record not in written:
-                    dropped += residency.disk is not None
                     residency.drop_if_nowhere(block.record)
+                    dropped += residency.disk is not None
+                    if residency.disk is None and block.record not in residency.index:
+                        residency.metrics.add("dropped_no_memory")
         return FlushResult(len(written), dropped)
 
-    def _encode(self, block: Block) -> Encoded | None:
+    def _keep(self, run: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
+        """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its
+        end is added: where memory ends, the end of the sequence is missing and not the beginning."""
+        residency, host = self.residency, self.residency.host
+        path = residency.path(run[-1].record) or [block.record for block in run]
+        tight = host.nbytes + sum(record.nbytes for record in records if record is not None) > host.budget
+        for block, record in zip(run, records, strict=True):
+            if tight and block.record in path:
+                residency.touch(path[: path.index(block.record)])
+            if record is not None and block.record in residency.pending and not host.add(block.record, record):
+                residency.metrics.add("host_full")
+        residency.touch(path)
+
+    def _encode(self, block: Block) -> _Made:
         residency, config = self.residency, self.residency.config
         if block.record not in residency.pending:
-            return None  # deleted or superseded since it was put
+            return _Made(None, None)  # deleted or superseded since it was put
         if config.device.bytes:
             residency.device.add(block.record, DeviceBlock.copy_of(block.view))
         record = None
@@ -75,9 +102,17 @@ class Persister:
                 smaller = self.pool.take(needed)
                 smaller.view[:] = record.buffer.view
                 record = type(record)(record.header, smaller)
-            residency.host.add(block.record, record)
         if residency.disk is None:
-            return None
-        if record is None or config.disk.codec != config.host.codec:
-            record = block.encode(codec_by_name(config.disk.codec), self.pool)
-        return Encoded(block, record)
+            return _Made(record, None)
+        if record is not None and config.disk.codec == config.host.codec:
+            return _Made(record, record)
+        return _Made(record, block.encode(codec_by_name(config.disk.codec), self.pool))
+
+
+def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+    """Index ranges of blocks that continue each other."""
+    first = 0
+    for i in range(1, len(blocks) + 1):
+        if i == len(blocks) or blocks[i].parent != blocks[i - 1].record:
+            yield first, i
+            first = i

@@ -36,7 +36,8 @@ class Residency:
     def __post_init__(self) -> None:
         self.disk: DiskTier | None = None
         self.pending: dict[int, Block] = {}
-        self.pinned: set[int] = set()
+        self.pinned: set[int] = set()  # the last records of pinned sequences
+        self._kept: set[int] = set()  # all records of sequences that were pinned since the store was opened
         self._expiry: dict[int, float] = {}
         self._expiry_heap: list[tuple[float, int]] = []
         self._expiry_lock = threading.Lock()
@@ -66,10 +67,19 @@ class Residency:
         self.device.touch(records)
         self.host.touch(records)
 
+    def path(self, record: int) -> list[int]:
+        """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
+        try:
+            namespace, tokens = self.index.path(record)
+        except KeyError:
+            return []
+        return [r for r in self.index.match(namespace, tokens, touch=False).records.tolist() if r]
+
     def pin(self, record: int) -> None:
         """The record, and what comes before it, is never evicted."""
         self.index.pin(*self.index.path(record))
         self.pinned.add(record)
+        self._kept.update(self.path(record))
 
     # ---- leaving -------------------------------------------------------------------------------------------------
 
@@ -107,12 +117,15 @@ class Residency:
         self.pending.pop(record, None)
         self.device.remove(record)
         self.host.remove(record)
-        self.pinned.discard(record)
+        self._kept.discard(record)
+        if record in self.pinned:
+            self.pinned.discard(record)
+            self._kept = {r for pinned in list(self.pinned) for r in self.path(pinned)}
         with self._expiry_lock:
             self._expiry.pop(record, None)
 
     def _may_leave_memory(self, record: int) -> bool:
-        if record not in self.pinned or record in self.pending:
+        if record not in self._kept:
             return True
         return self.disk is not None and self.disk.holds(record)
 
