@@ -1,6 +1,6 @@
 """The store against the disk, against memory, and against other ways to keep the same bytes.
 
-`python -m benchmarks.store [--only write read host latency lmcache] [--lmcache PATH]`
+`python -m benchmarks.store [--only write read host latency lmcache] [--sizes 1MiB] [--lmcache PATH]`
 
 - write: durable puts of raw records, in groups of 16 and 64 MiB, in steady state (every put evicts) and while the
   store fills for the first time, against O_DIRECT writes of the same bytes with one fdatasync; and the peers.
@@ -45,6 +45,7 @@ from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.result import allocate
 
 SIZES = {"256KiB": MIB // 4, "1MiB": MIB, "4MiB": 4 * MIB}
+PEER_BYTES, PEER_BUDGET = 128 * MIB, 512 * MIB
 HUGE = "O_DIRECT in huge pages"
 SECTIONS = ("write", "read", "host", "latency", "lmcache")
 
@@ -52,6 +53,7 @@ SECTIONS = ("write", "read", "host", "latency", "lmcache")
 def main() -> None:
     parser = arguments("The store against the ceilings of this machine, and against peers.")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="parts to run (all)")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="record sizes (all; 1MiB where --quick)")
     parser.add_argument("--dir", type=Path, help="where the data is written (default: build/scratch)")
     parser.add_argument(
         "--lmcache", type=Path, metavar="PATH", help="the lmcache executable; see requirements-peers.txt"
@@ -59,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = Rows("store", args.json)
     with scratch("store", args.dir) as folder:
-        for name in ("1MiB",) if args.quick else SIZES:
+        for name in args.sizes or (("1MiB",) if args.quick else SIZES):
             if "write" in args.only:
                 write(rows, folder / f"write-{name}", name, args.quick)
             if "read" in args.only:
@@ -80,7 +82,7 @@ def main() -> None:
 
 def write(rows: Rows, folder: Path, name: str, quick: bool) -> None:
     record, rounds = SIZES[name], 3 if quick else 7
-    total, budget = (128 * MIB, 512 * MIB) if quick else (256 * MIB, 1024 * MIB)
+    total, budget = (128 * MIB, 512 * MIB) if quick else (512 * MIB, 2048 * MIB)
     ours = {
         f"groups-of-{size}MiB": Ours(folder / f"ours-{size}", record, budget, group=size * MIB)
         for size in ((64,) if quick else (64, 16))
@@ -90,14 +92,17 @@ def write(rows: Rows, folder: Path, name: str, quick: bool) -> None:
         one.write(budget)  # from here on every put evicts, and segments are recycled
     payload = aligned(64 * MIB)
     values = [payload[at : at + record] for at in range(0, len(payload), record)]
-    others = {key: make(folder / key, record, budget // record) for key, make in peers().items()}
+    others = {key: make(folder / key, record, PEER_BUDGET // record) for key, make in peers().items()}
 
-    def write_peer(peer: Peer) -> None:
-        for _ in range(total // len(payload)):
+    def write_peer(peer: Peer) -> float:
+        """Seconds for `total` bytes, from fewer: some take minutes for as many as ours takes in a second."""
+        begin = time.perf_counter()
+        for _ in range(PEER_BYTES // len(payload)):
             peer.write(values)
+        return (time.perf_counter() - begin) * total / PEER_BYTES
 
     for peer in others.values():
-        for _ in range((1 if quick else 2) * budget // total):
+        for _ in range(PEER_BUDGET // PEER_BYTES):
             write_peer(peer)
     with direct_file(folder, total) as descriptor:
         functions: dict[str, Callable[[], object]] = {
