@@ -329,7 +329,7 @@ class DiskTier:
         with self._lock:
             segments, size = self.segments, self._config.segment_bytes
             room = (size - segments.current.end if segments.current else 0) + (segments.available() - 1) * size
-        if nbytes <= room:
+        if not nbytes or nbytes <= room:
             return []
         evicted = self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
         self.metrics.add("disk_evicted_records", len(evicted))
