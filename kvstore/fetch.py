@@ -128,12 +128,29 @@ class _Run:
         buffers = [fetcher.pool.take(entry.extent.nbytes) for entry in entries]
         try:
             fetcher.residency.disk.read(entries, buffers)
+            readable = [True] * len(entries)
         except OSError:
-            fetcher.metrics.add("disk_read_errors", len(entries))
-            return list(task)
+            # One bad sector fails the whole run: find out whose it is.
+            fetcher.metrics.add("disk_read_errors")
+            readable = [self._read_one(entry, buffer) for entry, buffer in zip(entries, buffers, strict=True)]
         finally:
             fetcher.residency.disk.release(entries)
-        return [i for i, buffer in zip(task, buffers, strict=True) if not self._accept(self.parts[i], buffer)]
+        bad = []
+        for i, buffer, was_read in zip(task, buffers, readable, strict=True):
+            if not was_read:
+                self._reject(self.parts[i], "unreadable")
+            if not was_read or not self._accept(self.parts[i], buffer):
+                bad.append(i)
+        return bad
+
+    def _read_one(self, entry: Entry, buffer: Buffer) -> bool:
+        disk = self.fetcher.residency.disk
+        assert disk is not None
+        try:
+            disk.read([entry], [buffer])
+        except OSError:
+            return False
+        return True
 
     def _accept(self, part: Part, buffer: Buffer) -> bool:
         """Checks a record that was read, decodes it, and lends its buffer to the host tier."""

@@ -5,6 +5,7 @@ LMDB makes its own calls; see catalog.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -58,7 +59,7 @@ class FileSystem:
         try:
             os.fsync(fd)
         finally:
-            self.close(fd)
+            close_quietly(self, fd)
 
     def lock(self, fd: int) -> bool:
         """Takes the exclusive lock of an open file; False where somebody holds it."""
@@ -94,6 +95,13 @@ def read_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int
         offset += want
 
 
+def close_quietly(fs: FileSystem, fd: int) -> None:
+    """Closes a file of which nothing is expected any more: what had to be durable was synced, and Linux frees the
+    descriptor even where it reports an error."""
+    with contextlib.suppress(OSError):
+        fs.close(fd)
+
+
 def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
     """A small file whole; ValueError where it is larger than `limit`."""
     size = fs.size(path)
@@ -105,7 +113,7 @@ def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
         read_all(fs, fd, [memoryview(data)], 0)
         return bytes(data)
     finally:
-        fs.close(fd)
+        close_quietly(fs, fd)
 
 
 def write_file(fs: FileSystem, path: str, data: bytes) -> None:
@@ -116,6 +124,6 @@ def write_file(fs: FileSystem, path: str, data: bytes) -> None:
         write_all(fs, fd, [memoryview(data)], 0)
         fs.fdatasync(fd)
     finally:
-        fs.close(fd)
+        close_quietly(fs, fd)
     fs.rename(temporary, path)
     fs.sync_directory(os.path.dirname(path))

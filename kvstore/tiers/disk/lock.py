@@ -10,7 +10,7 @@ import time
 import weakref
 
 from kvstore.errors import StoreLocked
-from kvstore.tiers.disk.fs import FileSystem, read_file, write_all
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_file, write_all
 
 _NAME = "writer.lock"
 _LIMIT = 4096
@@ -31,7 +31,7 @@ class WriterLock:
         try:
             self._take(fd)
         except BaseException:
-            self._fs.close(fd)
+            close_quietly(self._fs, fd)
             raise
         self._fd = fd
 
@@ -70,20 +70,20 @@ class WriterLock:
         try:
             return self._fs.lock(fd)
         finally:
-            self._fs.close(fd)
+            close_quietly(self._fs, fd)
 
     def release(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
                 self._fs.unlock(fd)  # closing is not enough where a forked child has the file open too
-            self._fs.close(fd)
+            close_quietly(self._fs, fd)
 
     def leave_to_parent(self) -> None:
         """In a forked child: lets go of the file without giving the lock back, so that it dies with its holder."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            self._fs.close(fd)
+            close_quietly(self._fs, fd)
 
 
 _locks: weakref.WeakSet[WriterLock] = weakref.WeakSet()

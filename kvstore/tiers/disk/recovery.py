@@ -15,7 +15,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.record import DamagedRecord, RecordHeader, padded, parse
 from kvstore.session_record import SessionRecord, session_key
 from kvstore.tiers.disk.catalog import Catalog, Entry, Scan, intact
-from kvstore.tiers.disk.fs import FileSystem, read_all
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 from kvstore.tiers.disk.segments import Extent
 
 DATA_FILE = "data.mdb"
@@ -133,7 +133,7 @@ def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> 
             yield header, extent
             offset += extent.nbytes
     finally:
-        fs.close(fd)
+        close_quietly(fs, fd)
 
 
 def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeader:
@@ -202,4 +202,4 @@ def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:
                         continue
                     yield key, bytes(value)
     finally:
-        fs.close(fd)
+        close_quietly(fs, fd)

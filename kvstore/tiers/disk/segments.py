@@ -7,6 +7,7 @@ live in a segment is not written in it: the catalog says so.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import struct
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, read_all, write_all
+from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, read_all, write_all
 
 SEGMENT_MAGIC = b"KVSTSEG1"
 _HEADER = struct.Struct("<8sHxxIQ16s")
@@ -114,7 +115,7 @@ class Segments:
 
     def close(self) -> None:
         for segment in self.by_number.values():
-            self.fs.close(segment.fd)
+            close_quietly(self.fs, segment.fd)
         self.by_number.clear()
         self.free.clear()
         self.current = None
@@ -164,6 +165,8 @@ class Segments:
         """Makes the segments durable. After a failure a segment is sealed: the kernel may have dropped the dirty
         pages and marked them clean, so a second sync would prove nothing."""
         for number in numbers:
+            if self.by_number[number].sealed:  # since the records to be synced were placed there
+                raise OSError(errno.EIO, f"segment {number} is sealed")
             try:
                 self.fs.fdatasync(self.by_number[number].fd)
             except OSError:
@@ -239,7 +242,7 @@ class Segments:
 
     def _delete(self, segment: Segment) -> None:
         del self.by_number[segment.number]
-        self.fs.close(segment.fd)
+        close_quietly(self.fs, segment.fd)
         # A file that cannot be unlinked is found again, as free space, at the next open.
         with contextlib.suppress(OSError):
             self.fs.unlink(self._path(segment.number))
@@ -269,7 +272,7 @@ class Segments:
                 self.fs.unlink(path)
             raise
         finally:
-            self.fs.close(fd)
+            close_quietly(self.fs, fd)
         segment = Segment(number, self._open(number, writable=True))
         self.next_number += 1
         self.by_number[number] = segment
