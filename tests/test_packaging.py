@@ -58,29 +58,38 @@ def test_the_package_is_typed() -> None:
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel built from it, both from a copy of the sources without anything built."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, with nothing built in it."""
+    copy = tmp_path_factory.mktemp("source")
     built = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info", ".hypothesis")
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=built)
     for name in FILES:
         shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel built from it."""
+    out = tmp_path_factory.mktemp("dist")
     # Not isolated: the checks must not depend on a network, and the build requirements are installed.
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return out
 
 
 @pytest.mark.slow
-def test_the_sdist_holds_all_sources(dist: Path) -> None:
+def test_the_sdist_holds_all_sources(dist: Path, source: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").iterdir() if path.suffix in (".cc", ".h")}
+    wanted = {
+        path.relative_to(source).as_posix() for path in (source / "csrc").iterdir() if path.suffix in (".cc", ".h")
+    }
     for folder in ("kvstore", "trie", "codecs", "tests", "benchmarks"):
-        for path in (ROOT / folder).rglob("*"):
-            inner = path.relative_to(ROOT)
+        for path in (source / folder).rglob("*"):
+            inner = path.relative_to(source)
             if path.suffix in (".py", ".pyi", ".typed") and inner.parts[:2] not in (
                 ("kvstore", "trie"),
                 ("kvstore", "codecs"),
@@ -91,16 +100,16 @@ def test_the_sdist_holds_all_sources(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(dist: Path) -> None:
+def test_the_wheel_holds_the_package_and_nothing_else(dist: Path, source: Path) -> None:
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
         names = set(archive.namelist())
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kvstore").glob("*.py")}
+    modules = {path.relative_to(source).as_posix() for path in (source / "kvstore").glob("*.py")}
     for folder in ("tiers", "integrations"):
-        modules |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "kvstore" / folder).rglob("*.py")}
+        modules |= {path.relative_to(source).as_posix() for path in (source / "kvstore" / folder).rglob("*.py")}
     for folder in ("trie", "codecs"):
         modules |= {
-            f"kvstore/{path.relative_to(ROOT).as_posix()}"
-            for path in (ROOT / folder).rglob("*.py*")
+            f"kvstore/{path.relative_to(source).as_posix()}"
+            for path in (source / folder).rglob("*.py*")
             if path.suffix in (".py", ".pyi")
         }
     assert modules | {"kvstore/py.typed"} <= names
