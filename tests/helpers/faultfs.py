@@ -56,6 +56,10 @@ class FaultFS(FileSystem):
         self._failed: set[tuple[int, int]] = set()
         self._lock = threading.RLock()
 
+    def forget_failed_syncs(self) -> None:
+        """The store was closed: another life of it writes anew what it syncs."""
+        self._failed.clear()
+
     def _error(self, call: str) -> int | str | None:
         if self.before is not None:
             self.before(call)

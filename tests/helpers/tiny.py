@@ -114,7 +114,7 @@ def space_is_accounted_for(store: KVStore) -> None:
     for entry in catalog_entries(store):
         live[entry.extent.segment] = live.get(entry.extent.segment, 0) + entry.extent.nbytes
     for segment in segments.by_number.values():
-        assert segment.holds == 0, f"segment {segment.number} is held by nobody"
+        assert segment.reads == segment.writes == 0, f"segment {segment.number} is held by nobody"
         assert segment.live == live.get(segment.number, 0), f"segment {segment.number}: live bytes are wrong"
         is_free = segment in segments.free
         assert (segment.live > 0 or segment is segments.current) != is_free, f"segment {segment.number} leaked"

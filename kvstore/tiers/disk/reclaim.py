@@ -44,7 +44,7 @@ class Space:
         return cls(
             segment=size,
             live=segments.live_bytes,
-            limit=int((segments.max_segments - 1) * size * _LIVE_SHARE),
+            limit=int(max(1, segments.max_segments - 1) * size * _LIVE_SHARE),
             left={s.number: s.live for s in segments.settled()},
             # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
             can_move=segments.available() > 0,
