@@ -1,11 +1,21 @@
-"""kvstore: an embedded, persistent, tiered store for the KV caches of language models."""
+"""kvstore: an embedded, persistent, tiered store for the KV caches of language models.
 
-from kvstore.config import StoreConfig, TierConfig
-from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
-from kvstore.identity import ModelIdentity
-from kvstore.layout import KVLayout, LayerLayout
-from kvstore.session import Session
-from kvstore.store import KVStore
+Names are imported when they are first used, so that `kvstore.codecs` and `kvstore.trie` work where neither lmdb nor
+transformers is installed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvstore.config import StoreConfig, TierConfig
+    from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
+    from kvstore.identity import ModelIdentity
+    from kvstore.layout import KVLayout, LayerLayout
+    from kvstore.session import Session
+    from kvstore.store import KVStore
 
 __all__ = [
     "FlushResult",
@@ -20,3 +30,20 @@ __all__ = [
     "StoreConfig",
     "TierConfig",
 ]
+
+_HOMES = {
+    "config": ("StoreConfig", "TierConfig"),
+    "hit": ("FlushResult", "Hit", "PutResult", "SessionInfo"),
+    "identity": ("ModelIdentity",),
+    "layout": ("KVLayout", "LayerLayout"),
+    "session": ("Session",),
+    "store": ("KVStore",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"kvstore.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
+
+    from kvstore.layout import KVLayers
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,25 @@ class Hit:
 
     def cache(self) -> Any:
         """A fresh transformers `DynamicCache` of these tensors. It never writes into them: it grows by copying."""
-        from transformers import DynamicCache
-
-        return DynamicCache(list(self.layers))
+        return cache_from_layers(self.layers)
 
     @property
     def nbytes(self) -> int:
         """Raw bytes of the tensors."""
         return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
+
+
+def cache_from_layers(layers: KVLayers) -> Any:
+    """A transformers `DynamicCache` that starts as these (K, V), each `[1, heads, tokens, dim]`, without copying them.
+
+    The cache never writes into them: a DynamicLayer grows by making new tensors.
+    """
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    cache, new_layer = DynamicCache(), cast(Any, DynamicLayer)  # its constructor has no types
+    for keys, values in layers:
+        layer = new_layer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache

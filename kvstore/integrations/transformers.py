@@ -13,13 +13,14 @@ import os
 import weakref
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
+from kvstore.hit import cache_from_layers
 from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayers, KVLayout, LayerLayout
 
@@ -221,20 +222,6 @@ def cache_layers(cache: Any) -> KVLayers:
     if not pairs:
         raise UnsupportedCache(f"{type(cache).__name__} has no layers that can be stored")
     return tuple(pairs)
-
-
-def cache_from_layers(layers: KVLayers) -> DynamicCache:
-    """A `DynamicCache` that starts as these (K, V), each `[1, heads, tokens, dim]`, without copying them.
-
-    The cache never writes into them: a DynamicLayer grows by making new tensors.
-    """
-    cache, new_layer = DynamicCache(), cast(Any, DynamicLayer)  # its constructor has no types
-    for keys, values in layers:
-        layer = new_layer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-        cache.layers.append(layer)
-    return cache
 
 
 # Fingerprints of the models seen by `generate`: one look per model object, not one per call.
