@@ -60,6 +60,11 @@ def main() -> None:
     )
     args = parser.parse_args()
     rows = Rows("store", args.json)
+    # A full garbage collection walks all that torch and transformers imported: longer than a group takes to write.
+    import transformers  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
     with scratch("store", args.dir) as folder:
         for name in args.sizes or (("1MiB",) if args.quick else SIZES):
             if "write" in args.only:
