@@ -1,0 +1,46 @@
+"""A damaged byte costs the entry it lies in and nothing else; no damage gives wrong bytes or kills the process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import trials
+
+CASES = Path(__file__).with_name("damage_trials.py")
+FLIPS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 10
+_module = trials.load(CASES)
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+def _run(kinds: Iterable[str], seeds: int) -> dict[str, Counter[str]]:
+    """Outcomes by kind. All kinds in one worker process: importing torch takes longer than a kind does."""
+    rows = trials.run(CASES, "many", [{"kind": kind, "seeds": seeds} for kind in kinds])
+    assert trials.failures(rows) == []
+    return {row["case"]["kind"]: Counter(row["result"]) for row in rows}
+
+
+def test_a_flipped_bit_of_a_record_costs_that_record() -> None:
+    found = _run(_module.RECORD_KINDS, FLIPS)
+    assert found == {kind: {"quarantined_records": FLIPS} for kind in _module.RECORD_KINDS}
+
+
+def test_a_flipped_bit_around_the_records_costs_nothing() -> None:
+    found = _run(_module.HARMLESS_KINDS, FLIPS)
+    assert found == {kind: {"fine": FLIPS} for kind in _module.HARMLESS_KINDS}
+
+
+def test_a_flipped_bit_of_the_catalog_costs_nothing_that_the_segments_hold() -> None:
+    found = _run(_module.CATALOG_KINDS, 3 * FLIPS)
+    assert any(count["catalog_rebuilt"] for count in found.values())
+    print("\n", found)
+
+
+def test_damaged_files_cost_only_what_lay_in_them() -> None:
+    found = _run(_module.SHAPES, max(4, FLIPS // 2))
+    assert {kind for kind, outcomes in found.items() if "refused" in outcomes} == set(_module.REFUSED)
+    assert not any("opened" in outcomes for outcomes in found.values())
