@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PutResult:
     """tokens: length of the sequence. new_tokens: tokens that were not stored before. new_blocks: blocks queued for
-    writing. dropped_blocks: blocks not taken because the write queue stayed full (also counted in `stats()`).
-    waited_s: how long the queue made `put` wait."""
+    writing. dropped_blocks: blocks not taken because the write queue stayed full and, with durability "put", those that
+    could not be made durable (both also counted in `stats()`). waited_s: how long the queue made `put` wait."""
 
     tokens: int
     new_tokens: int

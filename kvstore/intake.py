@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,7 +41,12 @@ class Intake:
         """layers: the whole sequence's `[heads, n, dim]` views, copied where `mutable`. session: what is to stand for
         this sequence from now on, durable together with it."""
         with self._lock:
-            result = self._take(sequence, layers, mutable, session)
+            result, blocks = self._take(sequence, layers, mutable, session)
+        if self.residency.config.durability == "put":
+            self.writer.flush()
+            disk = self.residency.disk
+            lost = sum(not disk.holds(block.record) for block in blocks) if disk is not None else 0
+            result = replace(result, dropped_blocks=result.dropped_blocks + lost)
         self.metrics.add("put_tokens", result.tokens)
         self.metrics.add("put_new_tokens", result.new_tokens)
         self.metrics.add("put_wait_s", result.waited_s)
@@ -61,7 +66,7 @@ class Intake:
 
     def _take(
         self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
-    ) -> PutResult:
+    ) -> tuple[PutResult, list[Block]]:
         residency, config = self.residency, self.residency.config
         residency.expire()
         count = len(sequence.tokens)
@@ -75,7 +80,7 @@ class Intake:
             if sessions:
                 self.writer.submit(Job(sessions=sessions))
             self.metrics.add("dropped_queue_full", len(gap.blocks))
-            return PutResult(count, 0, 0, len(gap.blocks), config.put_timeout_s)
+            return PutResult(count, 0, 0, len(gap.blocks), config.put_timeout_s), []
         blocks: list[Block] = []
         superseded: list[int] = []
         if gap.blocks:
@@ -87,7 +92,7 @@ class Intake:
         residency.touch(match.records.tolist())
         if blocks or changed or sessions:
             self.writer.submit(Job(blocks, superseded, changed, sessions))
-        return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited)
+        return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
 
     def _index(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
         """Makes blocks findable; returns the records they replace."""

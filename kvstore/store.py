@@ -144,10 +144,7 @@ class KVStore:
         bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
         sequence = Sequence(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
         with self._gate:
-            result = intake.put(sequence, layers, mutable, session)
-            if self.config.durability == "put":
-                intake.writer.flush()
-        return result
+            return intake.put(sequence, layers, mutable, session)
 
     def get(
         self, tokens: Any, *, namespace: bytes = b"", max_tokens: int | None = None, device: Any = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from kvcases import SMALL, kv_of, open_store, same_kv, tokens
+import pytest
+from kvcases import SMALL, kv_of, open_store, quick_directory, same_kv, tokens
 
 from kvstore import KVStore, TierConfig
 from kvstore.config import KIB, MIB
@@ -15,6 +17,12 @@ assert 8 * SMALL.bytes_per_token + 512 <= RECORD
 
 MEMORY_ONLY = {"disk": TierConfig(0)}
 NO_HOST = {"host": TierConfig(0), "disk": TierConfig(4 * 64 * KIB, "raw")}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with quick_directory() as path:
+        yield path
 
 
 def put(store: KVStore, ids: np.ndarray, **settings) -> None:

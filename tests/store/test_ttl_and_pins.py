@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kvcases import GatedFS, kv_of, open_store, same_kv, tokens
+from kvcases import GatedFS, kv_of, open_store, quick_directory, same_kv, tokens
 
 from kvstore import KVStore, TierConfig
 from kvstore.config import KIB
@@ -16,6 +17,12 @@ from kvstore.config import KIB
 RECORD = 4096
 SMALL_DISK = {"host": TierConfig(0), "disk": TierConfig(4 * 64 * KIB, "raw")}
 MEMORY_ONLY = {"host": TierConfig(8 * RECORD), "disk": TierConfig(0)}
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with quick_directory() as path:
+        yield path
 
 
 @pytest.fixture

@@ -1,0 +1,229 @@
+"""Readers beside a writer in another process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kvcases import kv_of, open_store, quick_directory, same_kv, tokens
+
+from kvstore import TierConfig
+from kvstore.errors import ConfigError, CorruptStore, ReadOnlyStore
+
+HELPERS = Path(__file__).parent.parent / "helpers"
+WRITER = """
+import sys
+from kvcases import *
+store = open_store(sys.argv[1], **eval(sys.argv[2]))
+def put(count, seed=0, **settings):
+    ids = tokens(count, seed)
+    return store.put(ids, kv_of(ids), **settings)
+print("ready", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+store.close()
+"""
+
+
+class Writer:
+    """A process with the store open for writing that does as it is told, a line at a time."""
+
+    def __init__(self, path: Path, settings: str = "{}") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), settings],
+            env={**os.environ, "PYTHONPATH": str(HELPERS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._expect("ready")
+
+    def do(self, line: str) -> None:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        self._expect("done")
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert self.process.wait(60) == 0
+
+    def _expect(self, word: str) -> None:
+        assert self.process.stdout.readline().strip() == word
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    one = Writer(tmp_path)
+    yield one
+    one.end()
+
+
+def stored(store, ids) -> int:
+    hit = store.get(ids)
+    assert hit is None or same_kv(hit.layers, kv_of(ids[: hit.tokens]))
+    return 0 if hit is None else hit.tokens
+
+
+def test_a_reader_follows_a_writer(tmp_path: Path, writer: Writer) -> None:
+    writer.do("put(20); store.flush()")
+    with open_store(tmp_path, read_only=True) as reader:
+        assert stored(reader, tokens(20)) == 20
+        assert stored(reader, tokens(20, seed=1)) == 0
+        writer.do("put(20, 1); store.flush()")
+        assert stored(reader, tokens(20, seed=1)) == 20
+        assert reader.contains(tokens(20, seed=1)) == 20
+
+
+def test_a_reader_sees_growth_and_forks(tmp_path: Path, writer: Writer) -> None:
+    ids = tokens(40)
+    with open_store(tmp_path, read_only=True) as reader:
+        for count in (12, 13, 20, 40):
+            writer.do(f"put(40) if {count} == 40 else store.put(tokens(40)[:{count}], kv_of(tokens(40)[:{count}]))")
+            writer.do("store.flush()")
+            assert stored(reader, ids) == count
+        writer.do("ids = tokens(40); ids[17:] += 1; store.put(ids, kv_of(ids)); store.flush()")
+        other = ids.copy()
+        other[17:] += 1
+        assert stored(reader, other) == 40
+        assert stored(reader, ids) == 40
+
+
+def test_a_reader_sees_new_namespaces(tmp_path: Path, writer: Writer) -> None:
+    with open_store(tmp_path, read_only=True) as reader:
+        writer.do("put(20, namespace=b'new'); store.flush()")
+        assert stored(reader, tokens(20)) == 0
+        assert reader.get(tokens(20), namespace=b"new").tokens == 20
+
+
+def test_a_reader_misses_what_was_deleted(tmp_path: Path, writer: Writer) -> None:
+    writer.do("put(20); put(20, 1); store.flush()")
+    with open_store(tmp_path, read_only=True, host=TierConfig(0)) as reader:
+        assert stored(reader, tokens(20)) == 20
+        writer.do("store.delete(tokens(20))")
+        assert stored(reader, tokens(20)) == 0
+        assert stored(reader, tokens(20, seed=1)) == 20
+
+
+def test_a_reader_never_gives_wrong_bytes_while_space_is_reused() -> None:
+    with quick_directory() as path:
+        writer = Writer(path, "{'disk': TierConfig(6 * 65536, 'raw')}")
+        try:
+            writer.do("put(20); store.flush()")
+            with open_store(path, read_only=True, host=TierConfig(0), disk=TierConfig(6 * 65536, "raw")) as reader:
+                for last in range(15, 150, 15):
+                    seeds = range(last - 15, last)
+                    writer.do(f"[(put(20, seed), store.flush()) for seed in {seeds}]")
+                    lengths = [stored(reader, tokens(20, seed)) for seed in range(last)]
+                    assert lengths[-10:] == [20] * 10
+                assert lengths[0] == 0
+        finally:
+            writer.end()
+
+
+def test_a_reader_sees_sessions_and_cannot_change_them(tmp_path: Path, writer: Writer) -> None:
+    with open_store(tmp_path, read_only=True) as reader:
+        writer.do("store.session('chat').save(tokens(20), kv_of(tokens(20))); store.flush()")
+        assert [info.id for info in reader.sessions()] == ["chat"]
+        assert same_kv(reader.session("chat").resume().layers, kv_of(tokens(20)))
+        with pytest.raises(ReadOnlyStore):
+            reader.session("chat").delete()
+        with pytest.raises(ReadOnlyStore):
+            reader.session("chat").fork("other")
+        with pytest.raises(ReadOnlyStore):
+            reader.session("chat").save(tokens(3), kv_of(tokens(3)))
+        writer.do("store.session('chat').delete(); store.flush()")
+        assert reader.sessions() == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.put(tokens(3), kv_of(tokens(3))),
+        lambda store: store.delete(tokens(3)),
+        lambda store: store.flush(),
+    ],
+    ids=["put", "delete", "flush"],
+)
+def test_a_reader_refuses_to_write(tmp_path: Path, call) -> None:
+    with open_store(tmp_path) as store:
+        store.put(tokens(20), kv_of(tokens(20)))
+    with open_store(tmp_path, read_only=True) as reader:
+        with pytest.raises(ReadOnlyStore, match="read_only=True; open it for writing in one process"):
+            call(reader)
+        assert stored(reader, tokens(20)) == 20
+
+
+def test_a_reader_without_any_writer_reads(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.put(tokens(20), kv_of(tokens(20)))
+        store.session("chat").save(tokens(20), kv_of(tokens(20)))
+    with open_store(tmp_path, read_only=True) as reader:
+        assert stored(reader, tokens(20)) == 20
+        assert reader.prefetch(tokens(20)).result(30) == 20
+        assert reader.session("chat").resume().tokens == 20
+        assert reader.stats()["disk"]["records"] == 3
+
+
+def test_a_reader_changes_no_file_but_lmdbs_lock(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.put(tokens(20), kv_of(tokens(20)))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock.mdb"}
+    with open_store(tmp_path, read_only=True) as reader:
+        assert stored(reader, tokens(20)) == 20
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock.mdb"}
+    assert after == before
+
+
+def test_a_damaged_record_is_a_miss_for_a_reader_and_stays_for_the_writer(tmp_path: Path) -> None:
+    with open_store(tmp_path, disk=TierConfig(4 * 65536, "raw")) as store:
+        store.put(tokens(20), kv_of(tokens(20)))
+    path = tmp_path / "segments" / "00000001.seg"
+    data = bytearray(path.read_bytes())
+    data[4096 + 4096 + 1000] ^= 1  # in the second block's payload
+    path.write_bytes(data)
+    with open_store(tmp_path, read_only=True, disk=TierConfig(4 * 65536, "raw")) as reader:
+        assert stored(reader, tokens(20)) == 8
+        assert reader.stats()["counters"]["damaged_payload_sum"] == 1
+        assert reader.stats()["disk"]["records"] == 3
+
+
+def test_a_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorruptStore):
+        open_store(tmp_path, read_only=True)
+    with pytest.raises((CorruptStore, OSError)):
+        open_store(tmp_path / "missing", read_only=True)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_reader_needs_a_disk_tier(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="read_only: a store without a disk tier has nothing to read"):
+        open_store(tmp_path, read_only=True, disk=TierConfig(0))
+
+
+def test_two_readers_and_a_writer_at_once(tmp_path: Path, writer: Writer) -> None:
+    writer.do("put(20); store.flush()")
+    code = """
+import sys
+from kvcases import *
+with open_store(sys.argv[1], read_only=True) as store:
+    print(store.get(tokens(20)).tokens)
+"""
+    with open_store(tmp_path, read_only=True) as reader:
+        assert stored(reader, tokens(20)) == 20
+        second = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(HELPERS)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert second.stdout.strip() == "20"
+        writer.do("put(20, 1); store.flush()")
+        assert stored(reader, tokens(20, seed=1)) == 20
