@@ -121,6 +121,12 @@ class KVView:
             heads, row_bytes = _row_shapes(self.layout)
             _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens)
             return
+        if target._rows is not None:
+            # From a device to rows in memory: packed memory has no tensors that torch could copy to.
+            fetched = [tensor.cpu() for tensor in self.tensors()]
+            pairs = list(zip(fetched[::2], fetched[1::2], strict=True))
+            KVView.of_layers(self.layout, pairs).copy_to(target)
+            return
         for to, source in zip(target.tensors(), self.tensors(), strict=True):
             to.copy_(source)
 

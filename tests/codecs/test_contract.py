@@ -113,6 +113,19 @@ def test_transposed_and_strided_inputs_give_the_same_bytes_as_contiguous_ones(co
     assert encode(codec, info, last_dim_strided) == plain
 
 
+def test_tensors_that_only_torch_can_copy_give_the_same_bytes(codec: Codec, dtype: str) -> None:
+    """As those on a device: a view that has tensors and no rows in memory."""
+    layout, count = mixed_layout(dtype), 20
+    kv = random_kv(count + 7, layout)
+    tensors = [t for pair in kv for t in pair]
+    rowless = KVView(layout, count, None, tensors, start=4)
+    assert not rowless.on_cpu
+    info, memory = block_info(layout, count), memoryview(bytearray(codec.bound(block_info(layout, count))))
+    sizes = codec.encode(info, rowless, memory)
+    cut = [tuple(t[:, 4 : 4 + count] for t in pair) for pair in kv]
+    assert (bytes(memory[: sum(sizes)]), sizes) == encode(codec, info, cut)
+
+
 def test_one_row_expanded_over_all_tokens_is_coded_as_its_copies(codec: Codec, dtype: str) -> None:
     layout, count = KVLayout.uniform(1, 2, 16, dtype), 9
     info = block_info(layout, count)
