@@ -39,11 +39,11 @@ class Block:
     def info(self) -> BlockInfo:
         return BlockInfo(self.view.layout, self.tokens, self.start)
 
-    def encode(self, codec: Codec, pool: BufferPool) -> HostRecord:
-        """The block as a sealed record in a buffer of whole pages."""
+    def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:
+        """The block as a sealed record in a buffer of whole pages. lasting: it will be kept in memory."""
         info = self.info()
         begin = payload_offset(len(info.layout.layers), info.count)
-        buffer = pool.take(padded(begin + codec.bound(info)))
+        buffer = pool.take(padded(begin + codec.bound(info)), lasting)
         sizes = codec.encode(info, self.view, buffer.view[begin:])
         header = RecordHeader(
             key=self.key,

@@ -125,7 +125,8 @@ class _Run:
     def _from_disk(self, task: range, entries: Sequence[Entry]) -> list[int]:
         fetcher = self.fetcher
         assert fetcher.residency.disk is not None
-        buffers = [fetcher.pool.take(entry.extent.nbytes) for entry in entries]
+        lasting = self.promote and fetcher.residency.host.budget > 0
+        buffers = [fetcher.pool.take(entry.extent.nbytes, lasting) for entry in entries]
         try:
             fetcher.residency.disk.read(entries, buffers)
             readable = [True] * len(entries)

@@ -96,10 +96,10 @@ class Persister:
             residency.device.add(block.record, DeviceBlock.copy_of(block.view))
         record = None
         if config.host.bytes:
-            record = block.encode(codec_by_name(config.host.codec), self.pool)
+            record = block.encode(codec_by_name(config.host.codec), self.pool, lasting=True)
             needed = len(record.buffer.view)
             if record.buffer.capacity > _SLACK * needed:
-                smaller = self.pool.take(needed)
+                smaller = self.pool.take(needed, lasting=True)
                 smaller.view[:] = record.buffer.view
                 record = type(record)(record.header, smaller)
         if residency.disk is None:

@@ -3,8 +3,9 @@
 O_DIRECT needs aligned buffers, CUDA wants pinned ones, and fresh memory costs more to touch than a record takes to
 read: so buffers go back to the pool when the last reference dies, and are handed out again warm.
 
-Buffers are cut from slabs of huge pages: a request to the disk lists the pages of its buffer, and one of 1 MiB in
-small pages takes about twice as long as one in huge pages.
+Buffers that come back soon are cut from slabs of huge pages: a request to the disk lists the pages of its buffer, and
+one of 1 MiB in small pages takes about twice as long as one in huge pages. Buffers that stay have ordinary pages: huge
+pages that no one used before are slow to get, up to four times, where a hypervisor takes free ones back.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from kvstore.config import KIB, MIB, PAGE_BYTES
 
 _HUGE_PAGE_BYTES = 2 * MIB
 _SLAB_BYTES = 8 * MIB
-# A smaller buffer has few pages to list, whatever their size; a larger one is a copy of a whole cache, for no disk,
-# and huge pages that no one used before are slow to get where a hypervisor takes free ones back.
+# A smaller buffer has few pages to list, whatever their size; a larger one is a copy of a whole cache, for no disk.
 _WORTH_HUGE_PAGES = range(128 * KIB, _SLAB_BYTES + 1)
 _MOST_PIECES = 64  # of a slab: small records do not take a whole one
 
@@ -67,23 +67,24 @@ class BufferPool:
     def __init__(self, keep_bytes: int, pinned: bool = False) -> None:
         self._keep_bytes = keep_bytes
         self._pinned = pinned
-        # By size: slabs with a free piece that has memory behind it, and slabs with one that has none.
-        self._warm: dict[int, dict[_Slab, None]] = {}
-        self._cold: dict[int, dict[_Slab, None]] = {}
+        # By kind (size, huge pages): slabs with a free piece that has memory behind it, and with one that has none.
+        self._warm: dict[tuple[int, bool], dict[_Slab, None]] = {}
+        self._cold: dict[tuple[int, bool], dict[_Slab, None]] = {}
         self._free_bytes = 0
         # Re-entrant: a buffer may be collected, and so come back, while this thread is inside the pool.
         self._lock = threading.RLock()
 
-    def take(self, nbytes: int) -> Buffer:
-        """A buffer whose view has `nbytes`; its contents are undefined."""
+    def take(self, nbytes: int, lasting: bool = False) -> Buffer:
+        """A buffer whose view has `nbytes`; its contents are undefined. lasting: it will be kept."""
         size = size_class(nbytes)
+        kind = size, not lasting and size in _WORTH_HUGE_PAGES
         with self._lock:
-            slab = next(reversed(self._warm.get(size, {})), None)
+            slab = next(reversed(self._warm.get(kind, {})), None)
             if slab is not None:
                 number = slab.warm.pop()
                 self._free_bytes -= size
             else:
-                slab = next(reversed(self._cold.get(size, {})), None) or _Slab(size, self._pinned)
+                slab = next(reversed(self._cold.get(kind, {})), None) or _Slab(kind, self._pinned)
                 number = slab.cold.pop()
             self._file(slab)
         return Buffer(self, slab, number, nbytes)
@@ -104,16 +105,18 @@ class BufferPool:
 
     def _file(self, slab: _Slab) -> None:
         """Puts the slab where `take` looks for it; one without memory is not kept."""
-        _list(self._warm.setdefault(slab.size, {}), slab, bool(slab.warm))
-        _list(self._cold.setdefault(slab.size, {}), slab, 0 < len(slab.cold) < slab.count)
+        _list(self._warm.setdefault(slab.kind, {}), slab, bool(slab.warm))
+        _list(self._cold.setdefault(slab.kind, {}), slab, 0 < len(slab.cold) < slab.count)
 
 
 class _Slab:
     """`count` pieces of `size` bytes. warm: numbers of free pieces with memory behind them, cold: of those without."""
 
-    __slots__ = ("_array", "_begin", "_mapping", "cold", "count", "size", "warm")
+    __slots__ = ("_array", "_begin", "_mapping", "cold", "count", "kind", "size", "warm")
 
-    def __init__(self, size: int, pinned: bool) -> None:
+    def __init__(self, kind: tuple[int, bool], pinned: bool) -> None:
+        self.kind = kind
+        size, huge = kind
         self.size = size
         self.count = 1 if pinned else max(1, min(_MOST_PIECES, _SLAB_BYTES // size))
         self._mapping: mmap.mmap | None = None
@@ -121,7 +124,7 @@ class _Slab:
         if pinned:
             self._array = _pinned_memory(size)
         else:
-            self._array, self._mapping, self._begin = _pages(self.count * size, size in _WORTH_HUGE_PAGES)
+            self._array, self._mapping, self._begin = _pages(self.count * size, huge)
         self.warm: list[int] = []
         self.cold = list(range(self.count - 1, -1, -1))
 
