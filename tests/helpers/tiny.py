@@ -7,6 +7,7 @@ Keys and values are a pure function of namespace and token prefix, as in a causa
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -109,7 +110,8 @@ def space_is_accounted_for(store: KVStore) -> None:
     assert disk is not None
     segments = disk.segments
     names = {f"{number:08x}.seg" for number in segments.by_number}
-    assert set(os.listdir(segments.directory)) == names, "segment files that the store does not know"
+    files = {e.name for e in os.scandir(segments.directory) if e.is_file() and re.fullmatch("[0-9a-f]{8}.seg", e.name)}
+    assert files == names, "segment files that the store does not know"
     live: dict[int, int] = {}
     for entry in catalog_entries(store):
         live[entry.extent.segment] = live.get(entry.extent.segment, 0) + entry.extent.nbytes

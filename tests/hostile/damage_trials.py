@@ -82,6 +82,9 @@ def build(path: Path, seed: int) -> Built:
                 store.flush()
                 tiny.put(store, tiny.tokens_of(number, length), namespace)
                 built.lengths[namespace, number] = length
+            for number in (first + 3, first + 11):
+                namespace = b"other" if number % 5 == 0 else b""
+                store.delete(tiny.tokens_of(number, built.lengths.pop((namespace, number))), namespace=namespace)
             for name in sessions:
                 number = 100 + ord(name) + first
                 length = 9 + first
@@ -90,9 +93,6 @@ def build(path: Path, seed: int) -> Built:
                 built.lengths[b"", number] = length
                 built.sessions[name] = number
             store.flush()
-            for number in (first + 3, first + 11):
-                namespace = b"other" if number % 5 == 0 else b""
-                store.delete(tiny.tokens_of(number, built.lengths.pop((namespace, number))), namespace=namespace)
             built.entries = tiny.catalog_entries(store)
     return built
 
@@ -110,7 +110,7 @@ def many(kind: str, seeds: int) -> dict[str, int]:
             try:
                 outcome = shape(copy, kind, seed) if kind in SHAPES else flip(copy, kind, seed)
             except Exception as error:
-                raise AssertionError(f"{kind}, seed {seed}") from error
+                raise AssertionError(f"{kind}, seed {seed}: {error!r}") from error
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
             shutil.rmtree(copy.path)
     return outcomes

@@ -49,6 +49,7 @@ _ENTRY = struct.Struct("<QQQQQIIIIIIfHHd")
 _SUM = struct.Struct("<Q")
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
+_META_TXNID = 144  # where a meta page has the number of its commit
 assert _ENTRY.size == ENTRY.itemsize
 
 # The engine's format, pinned: an environment variable of py-lmdb could otherwise change it.
@@ -201,6 +202,22 @@ class Catalog:
         with _errors("read"):
             return int(self._env.reader_check())
 
+    def is_sound(self) -> bool:
+        """Whether every key that is there is found when it is looked for, and every namespace has its number.
+
+        `check` does not compare the keys that lead to a page with those in it; one flipped bit there hides entries.
+        Without its number a namespace would lose all of its entries.
+        """
+        with _errors("read"), self._env.begin() as txn:
+            for db in (self._records, self._places, self._namespaces, self._sessions):
+                with txn.cursor(db=db) as cursor:
+                    # Each is looked for from the root; a cursor would first look where it stands.
+                    if not all(txn.get(key, db=db) is not None for key in cursor.iternext(values=False)):
+                        return False
+            with txn.cursor(db=self._namespaces) as cursor:
+                numbers = [_number(value) if len(key) == 32 else None for key, value in cursor]
+        return None not in numbers and len(set(numbers)) == len(numbers)
+
     # ---- records -------------------------------------------------------------------------------------------------
 
     def commit(
@@ -318,6 +335,13 @@ def check(directory: str) -> list[str]:
 def _verify(directory: str) -> list[Any]:
     found: list[Any] = lmdb_verify.verify(directory, subdir=True)  # type: ignore[no-untyped-call]
     return found
+
+
+def metas_agree(pages: bytes | bytearray) -> bool:
+    """Whether the two meta pages are of commits n and n - 1, each in its place. LMDB takes the newer one: a flipped
+    bit in that number would silently undo the last commit."""
+    even, odd = (struct.unpack_from("<Q", pages, place + _META_TXNID)[0] for place in (0, PAGE_BYTES))
+    return even == odd == 0 or (even % 2 == 0 and odd % 2 == 1 and abs(even - odd) == 1)
 
 
 def intact(value: bytes) -> bytes | None:

@@ -13,7 +13,7 @@ from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.tiers.disk import catalog as catalog_module
 from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, Scan
-from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.recovery import DATA_FILE, rebuild, recover_entries
 from kvstore.tiers.disk.segments import Segments, segment_numbers
@@ -74,17 +74,38 @@ class Opening:
         # changes it under a reader's eyes.
         problems = ["a rebuild was cut short"] if self._is_there(self._damaged_file) else []
         trusted = self.read_only and not lock.is_free()
-        if not problems and not trusted and self._is_there(self.catalog_file):
-            problems = catalog_module.check(self.catalog_directory)
+        if not problems and not trusted:
+            problems = self._problems()
         if not problems:
             try:
-                return self.new_catalog()
+                catalog = self.new_catalog()
             except CatalogDamaged as error:
                 problems = [str(error)]
+            else:
+                if trusted or catalog.is_sound():
+                    return catalog
+                catalog.close()
+                problems = ["entries that are there cannot be found, or the number of a namespace is lost"]
         self.metrics.add("catalog_damaged")
         if self.read_only:
             raise CorruptStore(f"{self.catalog_file}: {problems[0]}; open the store for writing to rebuild it")
         return self._rebuild()
+
+    def _problems(self) -> list[str]:
+        if not self._is_there(self.catalog_file):
+            # The catalog is made before the first segment.
+            return ["it is missing"] if segment_numbers(self.fs, self.segment_directory) else []
+        if problems := catalog_module.check(self.catalog_directory):
+            return problems
+        pages = bytearray(2 * PAGE_BYTES)
+        fd = self.fs.open(self.catalog_file, os.O_RDONLY)
+        try:
+            read_all(self.fs, fd, [memoryview(pages)], 0)
+        except OSError as error:
+            return [str(error)]
+        finally:
+            close_quietly(self.fs, fd)
+        return [] if catalog_module.metas_agree(pages) else ["its two meta pages are not of two commits in a row"]
 
     def new_catalog(self) -> Catalog:
         """Opens or makes the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""

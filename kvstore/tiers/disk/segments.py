@@ -86,13 +86,15 @@ class Segments:
             if number not in present:
                 damaged.append(number)
                 continue
+            if live == 0 and not self._is_ours(number):
+                # Never finished, or somebody else's.
+                if writable:
+                    with contextlib.suppress(OSError):
+                        self.fs.unlink(self._path(number))
+                continue
             self.next_number = max(self.next_number, number + 1)
             if self.fs.size(self._path(number)) < self.segment_bytes:
-                # Cut short, or never finished: what can still be read is read, nothing is written to it again.
-                if live == 0:
-                    if writable:
-                        self.fs.unlink(self._path(number))
-                    continue
+                # Cut short: what can still be read is read, nothing is written to it again.
                 damaged.append(number)
                 segment = Segment(number, self._open(number, writable), end, live, sealed=True)
             else:
@@ -104,6 +106,20 @@ class Segments:
         started = [s for s in self.by_number.values() if s.live > 0 and not s.sealed]
         self.current = min(started, key=lambda s: s.end, default=None)
         return damaged
+
+    def _is_ours(self, number: int) -> bool:
+        path, page = self._path(number), bytearray(PAGE_BYTES)
+        try:
+            if self.fs.size(path) != self.segment_bytes:
+                return False
+            fd = self.fs.open(path, os.O_RDONLY)
+            try:
+                read_all(self.fs, fd, [memoryview(page)], 0)
+            finally:
+                close_quietly(self.fs, fd)
+        except OSError:
+            return False
+        return is_segment_of(bytes(page), number, self.store_id)
 
     def add_for_reading(self, number: int) -> bool:
         """Opens a segment that a writer process made since; False where the file is not there."""
