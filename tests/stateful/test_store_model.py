@@ -55,6 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.flushed_sessions: dict[str, Tokens] = {}
         self.sessions_certain = True
         self.store: KVStore | None = None
+        self.is_open = False
 
     @initialize(
         tight=st.booleans(), codec=st.sampled_from(["raw", "zstd"]), host=st.sampled_from([0, 40_000, 1 << 20]),
@@ -66,7 +67,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
+        self.is_open = False
         self.store = KVStore(self.path, IDENTITY, self.config, fs=self.fs)
+        self.is_open = True
+
+    def close(self) -> None:
+        assert self.store is not None
+        self.is_open = False
+        self.store.close()
 
     def doubt(self) -> None:
         """Something happened after which nothing is certain to be there."""
@@ -103,11 +111,11 @@ class StoreMachine(RuleBasedStateMachine):
         most = max((shared(tokens, s) for s in self.may[namespace]), default=0)
         assert least <= found <= most
 
-    @rule(data=st.data(), namespace=NAMESPACES)
-    def delete(self, data: st.DataObject, namespace: bytes) -> None:
+    @rule(other=SEQUENCES, pick=st.integers(0, 1000), namespace=NAMESPACES)
+    def delete(self, other: Tokens, pick: int, namespace: bytes) -> None:
         assert self.store is not None
         known = sorted(self.may[namespace])
-        tokens = data.draw(st.sampled_from(known) if known else SEQUENCES)
+        tokens = known[pick % len(known)] if known else other
         whole = self.store.contains(array(tokens), namespace=namespace) == len(tokens)
         try:
             self.store.delete(array(tokens), namespace=namespace)
@@ -116,7 +124,8 @@ class StoreMachine(RuleBasedStateMachine):
                 for kept in (self.must, self.flushed):
                     # Its prefixes may go with it; sequences that branch off stay.
                     kept[namespace] = {s for s in kept[namespace] if shared(s, tokens) < min(len(s), len(tokens))}
-                self.may[namespace] = {s for s in self.may[namespace] if s[: len(tokens)] != tokens} | {tokens[:-1]}
+                rest = {s for s in self.may[namespace] if s[: len(tokens)] != tokens} | {tokens[:-1]}
+                self.may[namespace] = rest - {()}
         assert self.store.contains(array(tokens), namespace=namespace) < len(tokens) or not whole
 
     @rule()
@@ -176,8 +185,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        assert self.store is not None
-        self.store.close()
+        self.close()
         self.fs.forget_failed_syncs()
         if self.fs.fault is None:
             self.flushed_sessions = dict(self.sessions)
@@ -189,13 +197,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The files as they are at this moment, in another directory, are what a kill would have left."""
-        assert self.store is not None
+        """The files as they are at this moment, in another directory, are what a kill would have left. Nothing is
+        written while they are copied: kills in the middle of a write have their own suite."""
         self.lives += 1
         copy = self.home / str(self.lives)
-        shutil.copytree(self.path, copy)
+        assert self.store is not None
+        disk = self.store._residency.disk
+        assert disk is not None
+        with disk._write_lock:
+            shutil.copytree(self.path, copy)
         self.fs.fault = None
-        self.store.close()
+        self.close()
         shutil.rmtree(self.path)
         self.path = copy
         self.fs.forget_failed_syncs()
@@ -210,15 +222,14 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 self.sessions.pop(name, None)
 
-    @rule(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.data())
-    def damage(self, where: float, bit: int, data: st.DataObject) -> None:
+    @rule(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), pick=st.integers(0, 3))
+    def damage(self, where: float, bit: int, pick: int) -> None:
         """A bit flips in a segment or in the catalog while the store is closed."""
-        assert self.store is not None
-        self.store.close()
+        self.close()
         self.fs.fault = None
         self.fs.forget_failed_syncs()
-        files = sorted(self.path.glob("segments/*.seg")) + [self.path / "catalog" / "data.mdb"]
-        file = data.draw(st.sampled_from(files))
+        files = [self.path / "catalog" / "data.mdb", *sorted(self.path.glob("segments/*.seg"))]
+        file = files[pick % len(files)]
         content = bytearray(file.read_bytes())
         content[int(where * len(content))] ^= 1 << bit
         file.write_bytes(content)
@@ -239,7 +250,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if self.store is not None:
+            if self.store is not None and self.is_open:
                 self.fs.fault = None
                 self.store.flush()
                 space_is_accounted_for(self.store)
@@ -252,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreModel = StoreMachine.TestCase
 TestStoreModel.settings = settings(
-    max_examples=200,
+    max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 200,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
