@@ -20,13 +20,14 @@ pytestmark = pytest.mark.faults
 
 _FULL_DISK = ("open", "pwritev", "allocate", "truncate", "mkdir")
 _HALF = ("pwritev", "preadv", "allocate")
+_CODES = (("EIO", errno.EIO, CALLS), ("ENOSPC", errno.ENOSPC, _FULL_DISK), ("short", "short", _HALF))
 _MOST = 600  # more calls of one kind than the script makes
 _STRIDE = 1 if os.environ.get("KVSTORE_FAULTS") == "full" else 11  # of the calls after the first few
 
 
 def _cases() -> Iterator[Any]:
     for call in CALLS:
-        for name, code, kinds in (("EIO", errno.EIO, CALLS), ("ENOSPC", errno.ENOSPC, _FULL_DISK), ("short", "short", _HALF)):
+        for name, code, kinds in _CODES:
             for sticky in (False, True):
                 if call in kinds:
                     yield pytest.param(call, code, sticky, id=f"{call}-{name}-{'sticky' if sticky else 'once'}")

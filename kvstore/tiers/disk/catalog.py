@@ -49,6 +49,7 @@ _ENTRY = struct.Struct("<QQQQQIIIIIIfHHd")
 _SUM = struct.Struct("<Q")
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
+_DATABASES = (b"records", b"places", b"namespaces", b"sessions")
 _META_TXNID = 144  # where a meta page has the number of its commit
 assert _ENTRY.size == ENTRY.itemsize
 
@@ -170,6 +171,7 @@ class Catalog:
         Raises `CatalogDamaged`, `CatalogError`, and `StoreLocked` where this process has it open already: LMDB allows
         one environment of a file per process.
         """
+        _close_inherited()
         with _errors("open"):
             self._env = lmdb.open(
                 directory,
@@ -181,12 +183,17 @@ class Catalog:
                 lib_version=_ENGINE,
             )
             try:
-                names = (b"records", b"places", b"namespaces", b"sessions")
-                opened = [self._env.open_db(name, create=not readonly) for name in names]
-            except lmdb.Error:
+                with self._env.begin() as txn, txn.cursor() as cursor:
+                    unknown = set(cursor.iternext(values=False)) - set(_DATABASES)
+                if unknown:
+                    # One of ours was renamed by damage; opening it would make an empty one.
+                    raise CatalogDamaged(f"catalog: open: unknown database {min(unknown)!r}")
+                opened = [self._env.open_db(name, create=not readonly) for name in _DATABASES]
+            except (lmdb.Error, CatalogDamaged):
                 self._env.close()
                 raise
         self._records, self._places, self._namespaces, self._sessions = opened
+        self.pid = os.getpid()
         _open_catalogs.add(self)
 
     def close(self) -> None:
@@ -215,7 +222,7 @@ class Catalog:
                     if not all(txn.get(key, db=db) is not None for key in cursor.iternext(values=False)):
                         return False
             with txn.cursor(db=self._namespaces) as cursor:
-                numbers = [_number(value) if len(key) == 32 else None for key, value in cursor]
+                numbers = [_number(key, value) for key, value in cursor]
         return None not in numbers and len(set(numbers)) == len(numbers)
 
     # ---- records -------------------------------------------------------------------------------------------------
@@ -290,16 +297,16 @@ class Catalog:
         """The number of a namespace, given at its first use. Durable on return."""
         with _errors("commit"), self._env.begin(write=True) as txn:
             value = txn.get(digest, db=self._namespaces)
-            number = _number(value)
+            number = _number(digest, value)
             if number is None:
                 number = txn.stat(self._namespaces)["entries"] + 1
-                txn.put(digest, _with_sum(number.to_bytes(4, "little")), db=self._namespaces)
+                txn.put(digest, _with_sum(digest + number.to_bytes(4, "little")), db=self._namespaces)
             return number
 
     def namespaces(self) -> dict[bytes, int]:
         """All namespaces: digest -> number."""
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._namespaces) as cursor:
-            pairs = [(key, _number(value)) for key, value in cursor]
+            pairs = [(key, _number(key, value)) for key, value in cursor]
         return {key: number for key, number in pairs if number is not None and len(key) == 32}
 
     def session(self, name: bytes) -> bytes | None:
@@ -374,9 +381,12 @@ def _is_entry(key: bytes, value: bytes) -> bool:
     )
 
 
-def _number(value: bytes | None) -> int | None:
+def _number(namespace: bytes, value: bytes | None) -> int | None:
+    # The namespace stands in the value too, for the sum to cover: the key alone would not tell that it is damaged.
     body = _checked(value) if value is not None else None
-    return int.from_bytes(body, "little") if body is not None else None
+    if body is None or len(body) != 36 or body[:32] != namespace:
+        return None
+    return int.from_bytes(body[32:], "little")
 
 
 _DAMAGE = (
@@ -390,14 +400,14 @@ _DAMAGE = (
 _open_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    # The parent's environment must not be used here, and while it exists this process could not open its own. Closing
-    # it in a child only forgets it: locks and reader slots belong to the parent's process id.
+def _close_inherited() -> None:
+    """In a forked child: forgets the environments of its parent, beside which it could not open its own. That gives
+    nothing back that is the parent's: locks and reader slots belong to the parent's process id."""
+    # Not at the fork itself: another thread may have been inside of LMDB then, and most children never come here.
     for catalog in list(_open_catalogs):
-        catalog.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        if catalog.pid != os.getpid():
+            catalog.close()
+            _open_catalogs.discard(catalog)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, read_all,
 
 SEGMENT_MAGIC = b"KVSTSEG1"
 _HEADER = struct.Struct("<8sHxxIQ16s")
+_MAX_NUMBER = 1 << 31  # a file with a larger one is not ours: we count from 1
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
 
 
@@ -83,6 +84,8 @@ class Segments:
         present = set(segment_numbers(self.fs, self.directory))
         for number in sorted(present | set(used)):
             end, live = used.get(number, (PAGE_BYTES, 0))
+            if number < _MAX_NUMBER:
+                self.next_number = max(self.next_number, number + 1)
             if number not in present:
                 damaged.append(number)
                 continue
@@ -92,7 +95,6 @@ class Segments:
                     with contextlib.suppress(OSError):
                         self.fs.unlink(self._path(number))
                 continue
-            self.next_number = max(self.next_number, number + 1)
             if self.fs.size(self._path(number)) < self.segment_bytes:
                 # Cut short: what can still be read is read, nothing is written to it again.
                 damaged.append(number)

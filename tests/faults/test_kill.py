@@ -1,0 +1,28 @@
+"""SIGKILL at random moments during put, evict, flush, delete and recovery (see kill_trials.py).
+
+`python -m benchmarks.faults` prints the figures of a full run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trials
+
+CASES = Path(__file__).with_name("kill_trials.py")
+KILLS = 5  # of one store
+LIVES = 8 if os.environ.get("KVSTORE_FAULTS") == "full" else 2
+_module = trials.load(CASES)
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("phase", _module.PHASES)
+def test_what_was_acknowledged_survives_a_kill(phase: str) -> None:
+    rows = trials.run(CASES, "life", [{"seed": seed, "phase": phase, "kills": KILLS} for seed in range(LIVES)])
+    assert trials.failures(rows) == []
+    times = [seconds for row in rows for seconds in row["result"]["reopen_s"]]
+    assert sum(row["result"]["durable"] for row in rows) > 0
+    print(f"\n{phase}: {len(times)} kills, slowest reopen {max(times):.3f} s")
