@@ -71,7 +71,7 @@ class Intake:
         residency.expire()
         count = len(sequence.tokens)
         match = residency.index.match(sequence.namespace, sequence.tokens, touch=True)
-        gap = missing_blocks(match, count, config.block_tokens)
+        gap = missing_blocks(match, count, config.block_tokens, residency.unwritten)
         layout = sequence.layout
         raw = (count - gap.first_token) * layout.bytes_per_token
         waited = self.writer.wait_for_room(raw, config.put_timeout_s) if gap.blocks else 0.0
@@ -84,6 +84,8 @@ class Intake:
         blocks: list[Block] = []
         superseded: list[int] = []
         if gap.blocks:
+            if any(record in residency.pinned for record in match.records.tolist()[gap.blocks[-1] :]):
+                sequence = replace(sequence, pin=True)  # it is stored again, and stays pinned
             view = view_from(layout, layers, gap.first_token, self.pool if mutable else None)
             blocks = list(make_blocks(sequence, match, gap, view, self.next_record, config.block_tokens))
             self.next_record += len(blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +24,16 @@ class Gap:
     first_token: int
 
 
-def missing_blocks(match: Match, tokens: int, block_tokens: int) -> Gap:
-    """The blocks of a sequence of `tokens` tokens that no record covers."""
+def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collection[int] = ()) -> Gap:
+    """The blocks of a sequence of `tokens` tokens that no record covers, or only one that is to be stored `again`."""
     count = -(-tokens // block_tokens)
     want = np.minimum((np.arange(count) + 1) * block_tokens, tokens)
     known = len(match.records)
     have = np.zeros(count, dtype=bool)
     # A record deeper than the match belongs to tokens that differ, so the match itself must reach the end too.
     have[:known] = (match.records != 0) & (match.ends >= want[:known]) & (match.depth >= want[:known])
+    if again:
+        have[:known] &= np.array([record not in again for record in match.records.tolist()], dtype=bool)
     blocks = np.flatnonzero(~have).tolist()
     return Gap(blocks, blocks[0] * block_tokens if blocks else tokens)
 

@@ -37,6 +37,8 @@ class Residency:
         self.disk: DiskTier | None = None
         self.pending: dict[int, Block] = {}
         self.pinned: set[int] = set()  # the last records of pinned sequences
+        # In memory only, for their write failed: a put of the same tokens writes them again.
+        self.unwritten: set[int] = set()
         self._kept: set[int] = set()  # all records of sequences that were pinned since the store was opened
         self._expiry: dict[int, float] = {}
         self._expiry_heap: list[tuple[float, int]] = []
@@ -118,6 +120,7 @@ class Residency:
         self.device.remove(record)
         self.host.remove(record)
         self._kept.discard(record)
+        self.unwritten.discard(record)
         if record in self.pinned:
             self.pinned.discard(record)
             self._kept = {r for pinned in list(self.pinned) for r in self.path(pinned)}

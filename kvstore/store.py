@@ -227,6 +227,8 @@ class KVStore:
         with self._gate:
             records = intake.delete(digest, ids)
             if self._residency.disk is not None and records:
+                # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
+                intake.writer.wait()
                 self._residency.disk.remove(records)
         self.metrics.add("deleted_records", len(records))
         return len(records)

@@ -107,13 +107,21 @@ class WriteBehind:
     def flush(self) -> FlushResult:
         """Returns when everything submitted before is durable or dropped; counts since the last flush."""
         with self._changed:
-            target = self._submitted
-            self._changed.wait_for(lambda: self._completed >= target or self._failure is not None)
-            if self._failure is not None:
-                raise RuntimeError("the write-behind thread died; close the store and open it again") from self._failure
+            self._wait()
             result = FlushResult(self._durable, self._dropped)
             self._durable = self._dropped = 0
             return result
+
+    def wait(self) -> None:
+        """Returns when everything submitted before is durable or dropped."""
+        with self._changed:
+            self._wait()
+
+    def _wait(self) -> None:
+        target = self._submitted
+        self._changed.wait_for(lambda: self._completed >= target or self._failure is not None)
+        if self._failure is not None:
+            raise RuntimeError("the write-behind thread died; close the store and open it again") from self._failure
 
     def close(self) -> None:
         """Writes what is queued, then ends the threads."""

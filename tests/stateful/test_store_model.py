@@ -50,9 +50,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.fs = FaultFS()
         self.must: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
         self.may: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
+        self.ever: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
         self.flushed: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
         self.sessions: dict[str, Tokens] = {}
-        self.flushed_sessions: dict[str, Tokens] = {}
+        # What a crash may leave of each session: what was flushed last, or anything since; () for none.
+        self.after_crash: dict[str, set[Tokens]] = {"a": {()}, "b": {()}}
         self.sessions_certain = True
         self.store: KVStore | None = None
         self.is_open = False
@@ -81,6 +83,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.must = {name: set() for name in self.must}
         self.flushed = {name: set() for name in self.flushed}
 
+    def name_session(self, name: str, tokens: Tokens) -> None:
+        self.sessions[name] = tokens
+        self.after_crash[name].add(tokens)
+
+    def settle_sessions(self) -> None:
+        self.after_crash = {name: {self.sessions.get(name, ())} for name in self.after_crash}
+
     # ---- what programs do ----
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES, pin=st.booleans())
@@ -88,6 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store is not None
         put(self.store, array(tokens), namespace, pin=pin and not self.tight)
         self.may[namespace].add(tokens)
+        self.ever[namespace].add(tokens)
         if not self.tight and self.fs.fault is None:
             self.must[namespace].add(tokens)
 
@@ -99,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
         asked = tokens[:limit]
         most = max((shared(asked, s) for s in self.may[namespace]), default=0)
         least = max((shared(asked, s) for s in self.must[namespace]), default=0)
-        assert least <= found <= most
+        assert least <= found <= most, (least, found, most, self.store.stats()["counters"])
         if hit is not None:
             assert is_exact(hit, asked, namespace)
 
@@ -109,7 +119,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.store.contains(array(tokens), namespace=namespace)
         least = max((shared(tokens, s) for s in self.must[namespace]), default=0)
         most = max((shared(tokens, s) for s in self.may[namespace]), default=0)
-        assert least <= found <= most
+        assert least <= found <= most, (least, found, most, self.store.stats()["counters"])
 
     @rule(other=SEQUENCES, pick=st.integers(0, 1000), namespace=NAMESPACES)
     def delete(self, other: Tokens, pick: int, namespace: bytes) -> None:
@@ -134,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.flush()
         if self.fs.fault is None:
             self.flushed = {name: set(kept) for name, kept in self.must.items()}
-            self.flushed_sessions = dict(self.sessions)
+            self.settle_sessions()
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES)
     def prefetch(self, tokens: Tokens, namespace: bytes) -> None:
@@ -148,8 +158,9 @@ class StoreMachine(RuleBasedStateMachine):
     def save(self, name: str, tokens: Tokens) -> None:
         assert self.store is not None
         self.store.session(name).save(array(tokens), kv_of(tokens))
-        self.sessions[name] = tokens
+        self.name_session(name, tokens)
         self.may[b""].add(tokens)
+        self.ever[b""].add(tokens)
         if not self.tight and self.fs.fault is None:
             self.must[b""].add(tokens)
 
@@ -172,13 +183,14 @@ class StoreMachine(RuleBasedStateMachine):
         if self.store.session(name).exists:
             tokens = tuple(self.store.session(name).tokens.tolist())
             assert tuple(self.store.session(name).fork(new).tokens.tolist()) == tokens
-            self.sessions[new] = tokens
+            self.name_session(new, tokens)
 
     @rule(name=NAMES)
     def delete_session(self, name: str) -> None:
         assert self.store is not None
         self.store.session(name).delete()
         self.sessions.pop(name, None)
+        self.after_crash[name].add(())
         assert not self.store.session(name).exists
 
     # ---- what happens to programs ----
@@ -188,7 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.close()
         self.fs.forget_failed_syncs()
         if self.fs.fault is None:
-            self.flushed_sessions = dict(self.sessions)
+            self.settle_sessions()
         else:
             self.fs.fault = None
             self.doubt()
@@ -217,14 +229,17 @@ class StoreMachine(RuleBasedStateMachine):
         for name in ("a", "b"):
             assert self.store is not None
             tokens = tuple(self.store.session(name).tokens.tolist())
+            assert tokens in self.after_crash[name] or not self.sessions_certain
             if tokens:
                 self.sessions[name] = tokens
             else:
                 self.sessions.pop(name, None)
+        self.settle_sessions()
 
     @rule(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), pick=st.integers(0, 3))
     def damage(self, where: float, bit: int, pick: int) -> None:
-        """A bit flips in a segment or in the catalog while the store is closed."""
+        """A bit flips in a segment or in the catalog while the store is closed. A catalog that is rebuilt from the
+        segments may know again what was deleted."""
         self.close()
         self.fs.fault = None
         self.fs.forget_failed_syncs()
@@ -234,6 +249,7 @@ class StoreMachine(RuleBasedStateMachine):
         content[int(where * len(content))] ^= 1 << bit
         file.write_bytes(content)
         self.doubt()
+        self.may = {name: set(put) for name, put in self.ever.items()}
         self.sessions_certain = False
         self.open()
 
@@ -241,8 +257,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.fs.fault is None)
     def disk_fails(self, code: Any, call: str) -> None:
         self.fs.fault = Fault(call, 1, errno.EIO if call == "fdatasync" else code, sticky=True)
-        # What is in the queue now may be lost.
-        self.must = {name: set(kept) for name, kept in self.flushed.items()}
+        # What is in the queue now may be lost, and a full disk makes room by evicting.
+        self.doubt()
 
     @rule()
     def disk_recovers(self) -> None:

@@ -6,6 +6,7 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from kvstore.tiers.disk.reclaim import FULL, Space
 from kvstore.tiers.disk.recovery import entry_of
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 
+_CATALOG_HEADROOM = 4  # a commit adds at most this part of a segment to the catalog
 _PLACE_ATTEMPTS = 4
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2
@@ -246,7 +248,10 @@ class DiskTier:
                 self._reclaim()
             except (OutOfSpace, CatalogError):
                 continue
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    self.metrics.add("disk_write_errors")  # a failing disk is no reason to evict anything
+                    return None
                 # The disk itself is full before the budget is: live with the segments there are.
                 self.metrics.add("disk_full")
                 self.segments.max_segments = len(self.segments.by_number)
@@ -305,7 +310,10 @@ class DiskTier:
 
     def _max_segments(self) -> int:
         """How many segments fit the budget beside the catalog, the one in reserve included."""
-        return max(MIN_SEGMENTS, (self._config.disk.bytes - self._catalog_bytes()) // self._config.segment_bytes + 1)
+        segment_bytes = self._config.segment_bytes
+        # The catalog grows with the next commit too.
+        catalog = self._catalog_bytes() + segment_bytes // _CATALOG_HEADROOM
+        return max(MIN_SEGMENTS, (self._config.disk.bytes - catalog) // segment_bytes + 1)
 
     def _catalog_bytes(self) -> int:
         try:
