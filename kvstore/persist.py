@@ -69,7 +69,8 @@ class Persister:
             for block in job.blocks:
                 wanted = residency.pending.pop(block.record, None) is not None
                 if wanted and block.record not in written:
-                    residency.unwritten.add(block.record)
+                    if residency.disk is not None:
+                        residency.unwritten.add(block.record)
                     residency.drop_if_nowhere(block.record)
                     dropped += residency.disk is not None
                     if residency.disk is None and block.record not in residency.index:
