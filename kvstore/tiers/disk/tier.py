@@ -25,7 +25,7 @@ from kvstore.tiers.disk.reclaim import FULL, Space
 from kvstore.tiers.disk.recovery import entry_of
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 
-_CATALOG_HEADROOM = 4  # a commit adds at most this part of a segment to the catalog
+_CATALOG_HEADROOM = 2  # a commit adds at most half a segment to the catalog
 _PLACE_ATTEMPTS = 4
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2
