@@ -210,17 +210,25 @@ class Catalog:
             return int(self._env.reader_check())
 
     def is_sound(self) -> bool:
-        """Whether every key that is there is found when it is looked for, and every namespace has its number.
+        """Whether every key that is there is found when it is looked for, has the right length, and every namespace its
+        number.
 
         `check` does not compare the keys that lead to a page with those in it; one flipped bit there hides entries.
         Without its number a namespace would lose all of its entries.
         """
+        try:
+            return self._is_sound()
+        except CatalogError:
+            return False
+
+    def _is_sound(self) -> bool:
         with _errors("read"), self._env.begin() as txn:
-            for db in (self._records, self._places, self._namespaces, self._sessions):
+            for db, key_bytes in ((self._records, 8), (self._places, 8), (self._namespaces, 32), (self._sessions, 0)):
                 with txn.cursor(db=db) as cursor:
                     # Each is looked for from the root; a cursor would first look where it stands.
-                    if not all(txn.get(key, db=db) is not None for key in cursor.iternext(values=False)):
-                        return False
+                    for key in cursor.iternext(values=False):
+                        if (key_bytes and len(key) != key_bytes) or txn.get(key, db=db) is None:
+                            return False
             with txn.cursor(db=self._namespaces) as cursor:
                 numbers = [_number(key, value) for key, value in cursor]
         return None not in numbers and len(set(numbers)) == len(numbers)
@@ -347,7 +355,7 @@ def _verify(directory: str) -> list[Any]:
 def metas_agree(pages: bytes | bytearray) -> bool:
     """Whether the two meta pages are of commits n and n - 1, each in its place. LMDB takes the newer one: a flipped
     bit in that number would silently undo the last commit."""
-    even, odd = (struct.unpack_from("<Q", pages, place + _META_TXNID)[0] for place in (0, PAGE_BYTES))
+    even, odd = (int(struct.unpack_from("<Q", pages, place + _META_TXNID)[0]) for place in (0, PAGE_BYTES))
     return even == odd == 0 or (even % 2 == 0 and odd % 2 == 1 and abs(even - odd) == 1)
 
 
