@@ -124,7 +124,7 @@ def touch_memory(nbytes: int) -> None:
 
 
 def measure(rows: Rows, name: str, count: int) -> None:
-    touch_memory(count * 4_000)
+    touch_memory(max(4 << 30, count * 4_000))
     index = TrieIndex(BLOCK)
     peers = {block: ChainDict(block) for block in (64, 16)}
     rng = np.random.default_rng(1)
