@@ -210,28 +210,39 @@ class Catalog:
             return int(self._env.reader_check())
 
     def is_sound(self) -> bool:
-        """Whether every key that is there is found when it is looked for, has the right length, and every namespace its
-        number.
+        """Whether every key that is there is found when it is looked for, keys and values have the lengths that they
+        must have, and sessions and numbers of namespaces are intact.
 
-        `check` does not compare the keys that lead to a page with those in it; one flipped bit there hides entries.
-        Without its number a namespace would lose all of its entries.
+        `check` knows nothing of that. One flipped bit in a key hides entries; a value of another length must not even
+        be deleted, for LMDB would move what lies beside it; without its number a namespace would lose all entries.
         """
         try:
-            return self._is_sound()
+            with _errors("read"), self._env.begin() as txn:
+                databases = (self._records, self._places, self._sessions, self._namespaces)
+                return all(self._are_sound(txn, db) for db in databases)
         except CatalogError:
             return False
 
-    def _is_sound(self) -> bool:
-        with _errors("read"), self._env.begin() as txn:
-            for db, key_bytes in ((self._records, 8), (self._places, 8), (self._namespaces, 32), (self._sessions, 0)):
-                with txn.cursor(db=db) as cursor:
-                    # Each is looked for from the root; a cursor would first look where it stands.
-                    for key in cursor.iternext(values=False):
-                        if (key_bytes and len(key) != key_bytes) or txn.get(key, db=db) is None:
-                            return False
-            with txn.cursor(db=self._namespaces) as cursor:
-                numbers = [_number(key, value) for key, value in cursor]
-        return None not in numbers and len(set(numbers)) == len(numbers)
+    def _are_sound(self, txn: lmdb.Transaction[bytes], db: Any) -> bool:
+        numbers = set()
+        with txn.cursor(db=db) as cursor:
+            for count, key in enumerate(cursor.iternext(values=False)):
+                # Each is looked for from the root; a cursor would first look where it stands.
+                value = txn.get(key, db=db)
+                if value is None:
+                    return False
+                if db is self._records:
+                    sound = len(key) == 8 and len(value) == ENTRY.itemsize + 4 * int.from_bytes(value[56:60], "little")
+                elif db is self._places:
+                    sound = len(key) == len(value) == 8
+                elif db is self._sessions:
+                    sound = _checked(value) is not None
+                else:
+                    numbers.add(_number(key, value))
+                    sound = None not in numbers and len(numbers) == count + 1
+                if not sound:
+                    return False
+        return True
 
     # ---- records -------------------------------------------------------------------------------------------------
 
