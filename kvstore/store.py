@@ -123,7 +123,8 @@ class KVStore:
         Returns when the blocks are taken and can be got; they are written behind, and durable after `flush()` (or on
         return with durability "put"). Takes references to a transformers cache's tensors, copies others. Waits up to
         `put_timeout_s` for room in the write queue, then drops the blocks and says so. A kill or a power cut leaves
-        a put whole or not at all; a disk that fills up in the middle of one may keep its beginning. Raises `ValueError` for bad tokens, `LayoutMismatch` for a bad kv; nothing is changed then.
+        a put whole or not at all; a disk that fills up in the middle of one may keep its beginning.
+        Raises `ValueError` for bad tokens, `LayoutMismatch` for a bad kv; nothing is changed then.
         """
         return self._put(tokens, kv, self._digest(namespace), logprobs, ttl, pin)
 
