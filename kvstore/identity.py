@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -67,9 +66,6 @@ class ModelIdentity:
         mine = self.fields()
         rows = [f"{k}: stored {other.get(k)!r}, given {v!r}" for k, v in mine.items() if other.get(k) != v]
         return "; ".join(row if len(row) < 300 else row[:300] + "..." for row in rows)
-
-    def to_json(self) -> str:
-        return json.dumps(self.fields(), sort_keys=True)
 
 
 def namespace_digest(namespace: bytes) -> bytes:

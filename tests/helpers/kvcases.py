@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore import KVLayout, KVStore, LayerLayout, ModelIdentity, StoreConfig, TierConfig
+from kvstore import Hit, KVLayout, KVStore, LayerLayout, ModelIdentity, PutResult, StoreConfig, TierConfig
 from kvstore.config import KIB, MIB
 from kvstore.tiers.disk.fs import FileSystem
 
@@ -130,6 +130,18 @@ def same_kv(found: Sequence[tuple[torch.Tensor, torch.Tensor]], expected: Layers
         for pair, other in zip(found, expected, strict=True)
         for a, b in zip(pair, other, strict=True)
     )
+
+
+def put(store: KVStore, ids: Any, **settings: Any) -> PutResult:
+    """Puts a sequence with the contents that `kv_of` gives it."""
+    return store.put(ids, kv_of(ids), **settings)
+
+
+def assert_hit(hit: Hit | None, ids: Any, count: int) -> None:
+    """`hit` is exactly the first `count` tokens of such a sequence."""
+    assert hit is not None
+    assert hit.tokens == count
+    assert same_kv(hit.layers, kv_of(ids[:count]))
 
 
 def mixed_layout(dtype: str) -> KVLayout:

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from kvcases import GatedFS, identity, kv_of, open_store, same_kv, tokens
+from kvcases import GatedFS, assert_hit, identity, kv_of, open_store, put, tokens
 
-from kvstore import Hit, KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.config import MIB
 from kvstore.errors import StoreClosed
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[KVStore]:
-    with open_store(tmp_path) as opened:
-        yield opened
-
-
-def put(store: KVStore, ids: Any, **settings: Any):
-    return store.put(ids, kv_of(ids), **settings)
-
-
-def assert_hit(hit: Hit | None, ids: Any, count: int) -> None:
-    assert hit is not None
-    assert hit.tokens == count
-    assert same_kv(hit.layers, kv_of(ids[:count]))
-
 
 # ---- delete, close -------------------------------------------------------------------------------------------------
 

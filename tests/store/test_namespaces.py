@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kvcases import kv_of, open_store, random_kv, same_kv, tokens
+from kvcases import kv_of, open_store, put, random_kv, same_kv, tokens
 
-from kvstore import Hit, KVStore
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[KVStore]:
-    with open_store(tmp_path) as opened:
-        yield opened
-
-
-def put(store: KVStore, ids: Any, **settings: Any):
-    return store.put(ids, kv_of(ids), **settings)
-
-
-def assert_hit(hit: Hit | None, ids: Any, count: int) -> None:
-    assert hit is not None
-    assert hit.tokens == count
-    assert same_kv(hit.layers, kv_of(ids[:count]))
-
+from kvstore import KVStore
 
 # ---- namespaces ----------------------------------------------------------------------------------------------------
 

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
-from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
+from kvcases import SMALL, GatedFS, assert_hit, kv_of, open_store, put, tokens
 from transformers import DynamicCache
 
-from kvstore import Hit, KVStore, TierConfig
+from kvstore import KVStore, TierConfig
 from kvstore.config import MIB
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[KVStore]:
-    with open_store(tmp_path) as opened:
-        yield opened
-
-
-def put(store: KVStore, ids: Any, **settings: Any):
-    return store.put(ids, kv_of(ids), **settings)
-
-
-def assert_hit(hit: Hit | None, ids: Any, count: int) -> None:
-    assert hit is not None
-    assert hit.tokens == count
-    assert same_kv(hit.layers, kv_of(ids[:count]))
-
 
 # ---- whose memory --------------------------------------------------------------------------------------------------
 

@@ -204,11 +204,6 @@ class Catalog:
         with _errors("read"):
             return int(self._env.info()["last_txnid"])
 
-    def free_stale_readers(self) -> int:
-        """Gives up the slots of reader processes that died; they would keep old pages from being reused."""
-        with _errors("read"):
-            return int(self._env.reader_check())
-
     def is_sound(self) -> bool:
         """Whether every key that is there is found when it is looked for, keys and values have the lengths that they
         must have, and sessions and numbers of namespaces are intact.
