@@ -26,8 +26,8 @@ from kvstore.tiers.device import DeviceBlock
 from kvstore.tiers.disk.catalog import Entry
 from kvstore.tiers.host import HostRecord
 
-# Larger runs read no faster; smaller ones leave more to overlap.
-_RUN_BYTES = 4 * MIB
+# Larger runs read no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
+_RUN_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Part:
 class Fetcher:
     """Reads and decodes. Thread-safe.
 
-    promote: disk records that were read are kept in the host tier as they are, coded as on disk: a record names
-    its codec, and decoding it again costs less than coding it anew.
+    executor: its threads read and decode; more of them than decode let reads overlap. threads: how many may decode.
+    Disk records that are read a second time (see `SecondRead`) are kept in the host tier as they are, coded as on
+    disk: a record names its codec, and decoding it again costs less than coding it anew.
     """
 
     residency: Residency
@@ -58,14 +59,14 @@ class Fetcher:
     metrics: Metrics
     threads: int
 
-    def fetch(self, parts: Sequence[Part], out: KVView | None, promote: bool = True) -> tuple[int, dict[str, int]]:
-        """Decodes the parts into `out` (None: only reads, checks and promotes them).
+    def fetch(self, parts: Sequence[Part], out: KVView | None) -> tuple[int, dict[str, int]]:
+        """Decodes the parts into `out` (None: reads and checks them, and keeps them in the host tier).
 
         Returns how many leading parts are good, and tokens by tier of those. Never raises for damaged or lost
         records: they are counted and quarantined. Releases the disk entries of the parts.
         """
         tasks = self._tasks(parts)
-        run = _Run(self, parts, out, promote)
+        run = _Run(self, parts, out)
         outcomes = [run(tasks[0])] if len(tasks) == 1 else list(self.executor.map(run, tasks))
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(parts))
@@ -100,7 +101,6 @@ class _Run:
     fetcher: Fetcher
     parts: Sequence[Part]
     out: KVView | None
-    promote: bool
 
     def __call__(self, task: range) -> list[int]:
         entries = [part.source for part in self.parts[task.start : task.stop] if isinstance(part.source, Entry)]
@@ -125,8 +125,8 @@ class _Run:
     def _from_disk(self, task: range, entries: Sequence[Entry]) -> list[int]:
         fetcher = self.fetcher
         assert fetcher.residency.disk is not None
-        lasting = self.promote and fetcher.residency.host.budget > 0
-        buffers = [fetcher.pool.take(entry.extent.nbytes, lasting) for entry in entries]
+        kept = [self._is_kept(entry) for entry in entries]
+        buffers = [fetcher.pool.take(e.extent.nbytes, keep) for e, keep in zip(entries, kept, strict=True)]
         try:
             fetcher.residency.disk.read(entries, buffers)
             readable = [True] * len(entries)
@@ -137,12 +137,18 @@ class _Run:
         finally:
             fetcher.residency.disk.release(entries)
         bad = []
-        for i, buffer, was_read in zip(task, buffers, readable, strict=True):
+        for i, buffer, was_read, keep in zip(task, buffers, readable, kept, strict=True):
             if not was_read:
                 self._reject(self.parts[i], "unreadable")
-            if not was_read or not self._accept(self.parts[i], buffer):
+            if not was_read or not self._accept(self.parts[i], buffer, keep):
                 bad.append(i)
         return bad
+
+    def _is_kept(self, entry: Entry) -> bool:
+        residency = self.fetcher.residency
+        if not residency.host.budget:
+            return False
+        return self.out is None or residency.host_admission.again(entry.record, entry.extent.nbytes)
 
     def _read_one(self, entry: Entry, buffer: Buffer) -> bool:
         disk = self.fetcher.residency.disk
@@ -153,8 +159,8 @@ class _Run:
             return False
         return True
 
-    def _accept(self, part: Part, buffer: Buffer) -> bool:
-        """Checks a record that was read, decodes it, and lends its buffer to the host tier."""
+    def _accept(self, part: Part, buffer: Buffer, keep: bool) -> bool:
+        """Checks a record that was read, decodes it, and may lend its buffer to the host tier."""
         try:
             header = check_record(part, buffer.view)
         except DamagedRecord as damage:
@@ -163,8 +169,8 @@ class _Run:
         target = self._target(part)
         if target is not None and not self._decode(part, header, HostRecord(header, buffer).payload, target):
             return False
-        if self.promote:
-            self.fetcher.residency.host.add(part.record, HostRecord(header, buffer))
+        if keep and self.fetcher.residency.host.add(part.record, HostRecord(header, buffer)):
+            self.fetcher.metrics.add("promoted_records")
         return True
 
     def _decode(self, part: Part, header: RecordHeader, payload: memoryview, target: KVView) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -49,35 +49,29 @@ class Hit:
 
     tokens: how many leading tokens matched. tiers: tokens by the tier they came from ("device", "queue" for blocks
     not yet written, "host", "disk"). seconds: time the get took. layers: per layer (K, V), each
-    `[1, heads, tokens, dim]`; the caller owns them and may write into them.
+    `[1, heads, tokens, dim]`; the caller owns them and may write into them. On the CPU heads are further apart than
+    their tokens take (`get`'s `reserve`): a caller that needs contiguous tensors asks for none.
     """
 
     tokens: int
     tiers: dict[str, int]
     seconds: float
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
 
     def cache(self) -> Any:
-        """A fresh transformers `DynamicCache` of these tensors. It never writes into them: it grows by copying."""
-        return cache_from_layers(self.layers)
+        """A fresh transformers `DynamicCache` of these tensors, which it never writes into.
+
+        The first one made of a hit appends behind them for as long as there is room (see `KVStore.get`); any other
+        copies them when it grows.
+        """
+        from kvstore.integrations.growing import cache_from_layers
+
+        # pop and not a look: two threads must not both get it
+        room = self._room.pop() if self._room else None
+        return cache_from_layers(self.layers, room)
 
     @property
     def nbytes(self) -> int:
         """Raw bytes of the tensors."""
         return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
-
-
-def cache_from_layers(layers: KVLayers) -> Any:
-    """A transformers `DynamicCache` that starts as these (K, V), each `[1, heads, tokens, dim]`, without copying them.
-
-    The cache never writes into them: a DynamicLayer grows by making new tensors.
-    """
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-
-    cache, new_layer = DynamicCache(), cast(Any, DynamicLayer)  # its constructor has no types
-    for keys, values in layers:
-        layer = new_layer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-        cache.layers.append(layer)
-    return cache

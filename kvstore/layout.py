@@ -111,7 +111,8 @@ class KVLayout:
         kv: a transformers cache (`.layers` with `.keys` and `.values`), or per layer (K, V), each
         `[1, heads, tokens, dim]` or `[heads, tokens, dim]`.
         Returns the layers as `[heads, tokens, dim]` views, and whether the caller may still write into them
-        (False only for transformers' DynamicLayer, which replaces its tensors and never writes into them).
+        (False only for transformers' DynamicLayer, which replaces its tensors and never writes into them, and for
+        our GrowingLayer, which never writes again what it has written).
         Raises `LayoutMismatch`, or `UnsupportedCache` naming a layer that does not hold all tokens; changes nothing.
         """
         items, owned = _items(kv)
@@ -157,7 +158,7 @@ def _items(kv: Any) -> tuple[list[Any], bool]:
         layers = list(layers)
     except TypeError as error:
         raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
-    owned = all(type(layer).__name__ == "DynamicLayer" for layer in layers)
+    owned = all(type(layer).__name__ in ("DynamicLayer", "GrowingLayer") for layer in layers)
     return [_pair(number, layer) for number, layer in enumerate(layers)], owned
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvstore.admission import SecondRead
 from kvstore.block import Block
 from kvstore.config import StoreConfig
 from kvstore.eviction import LeafFirstLRU
@@ -47,6 +48,7 @@ class Residency:
         self.device: DeviceTier = MemoryTier(
             "device", budgets.device.bytes, LeafFirstLRU(), self._may_leave_memory, self._left_memory
         )
+        self.host_admission = SecondRead(budgets.host.bytes)
         self.host: HostTier = MemoryTier(
             "host", budgets.host.bytes, LeafFirstLRU(), self._may_leave_memory, self._left_memory
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,35 +16,56 @@ from kvstore.layout import KVLayers, KVLayout
 _AT_ONCE_BYTES = 8 * MIB
 
 
-def allocate(layout: KVLayout, tokens: int) -> tuple[KVLayers, KVView]:
-    """Per layer (K, V), each `[1, heads, tokens, dim]` on the CPU, contents undefined; pinned where CUDA is. And the
-    view of them."""
+@dataclass(frozen=True)
+class Result:
+    """Memory for a prefix. room: per layer (K, V), each `[1, heads, capacity, dim]` on the CPU, contents undefined."""
+
+    layout: KVLayout
+    tokens: int
+    room: KVLayers
+    view: KVView
+
+    def layers(self, tokens: int) -> KVLayers:
+        """The first `tokens` tokens of every tensor, without copying."""
+        if tokens == self.room[0][0].shape[2]:
+            return self.room
+        return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.room)
+
+
+def allocate(layout: KVLayout, tokens: int, reserve: int) -> Result:
+    """Memory for `tokens` tokens and `reserve` more; pinned where CUDA is."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pinned = torch.cuda.is_available()
     first = layout.layers[0]
-    alike = layout.is_uniform and not pinned
-    if alike and tokens * layout.bytes_per_token <= _AT_ONCE_BYTES:
-        shape = (2 * len(layout.layers), 1, first.heads, tokens, first.key_dim)
+    capacity = tokens + reserve
+    if layout.is_uniform and not pinned and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
+        shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
         memory = torch.empty(shape, dtype=dtype)
         tensors = memory.unbind()
-        return tuple(zip(tensors[::2], tensors[1::2], strict=True)), KVView.packed(
-            layout, tokens, memory.data_ptr(), memory
+        room: KVLayers = tuple(zip(tensors[::2], tensors[1::2], strict=True))
+        view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
+    else:
+        room = tuple(
+            (
+                torch.empty((1, x.heads, capacity, x.key_dim), dtype=dtype, pin_memory=pinned),
+                torch.empty((1, x.heads, capacity, x.value_dim), dtype=dtype, pin_memory=pinned),
+            )
+            for x in layout.layers
         )
-    layers = tuple(
-        (
-            torch.empty((1, x.heads, tokens, x.key_dim), dtype=dtype, pin_memory=pinned),
-            torch.empty((1, x.heads, tokens, x.value_dim), dtype=dtype, pin_memory=pinned),
-        )
-        for x in layout.layers
-    )
-    return layers, KVView.of_layers(layout, [(k[0], v[0]) for k, v in layers])
+        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in room])
+    return Result(layout, tokens, room, view.narrow(0, tokens) if reserve else view)
 
 
 def deliver(layers: KVLayers, device: Any) -> KVLayers:
     """The same tensors on `device` (None: as they are). All copies are under way before the first is waited for."""
-    if device is None or torch.device(device).type == "cpu":
+    if stays(device):
         return layers
     moved = tuple((k.to(device, non_blocking=True), v.to(device, non_blocking=True)) for k, v in layers)
     if torch.device(device).type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return moved
+
+
+def stays(device: Any) -> bool:
+    """Whether tensors for `device` are those on the CPU."""
+    return device is None or torch.device(device).type == "cpu"

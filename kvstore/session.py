@@ -109,15 +109,15 @@ class Session:
         record = SessionRecord(self.id, self._namespace, kept, known.created if known else now, now, 0)
         return self._store._put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
-    def resume(self, *, max_tokens: int | None = None, device: Any = None) -> Hit | None:
+    def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
         """The cache of the session: all of it, or the longest prefix still stored; None where there is nothing.
-        Counts as a use."""
+        Counts as a use. Arguments and errors are those of `KVStore.get`."""
         record = self._record()
         if record is None:
             return None
         if not self._store.read_only:
             self._store._note_session(self._key, replace(record, used=time.time()))
-        return self._store._get(record.tokens, record.namespace, max_tokens, device)
+        return self._store._get(record.tokens, record.namespace, max_tokens, device, reserve)
 
     def fork(self, new_id: str) -> Session:
         """Another session that starts from the same tokens; the stored blocks are shared. Raises `KeyError` where

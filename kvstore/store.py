@@ -23,7 +23,7 @@ from kvstore.metrics import Metrics
 from kvstore.persist import Persister
 from kvstore.planner import Sequence
 from kvstore.residency import Residency
-from kvstore.result import allocate, deliver
+from kvstore.result import allocate, deliver, stays
 from kvstore.session import Session, SessionTable
 from kvstore.session_record import SessionRecord
 from kvstore.tiers.buffers import BufferPool
@@ -31,6 +31,9 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
 from kvstore.writeback import WriteBehind
+
+# Room behind the tensors of a hit for what is generated first.
+_RESERVE_TOKENS = 64
 
 
 class KVStore:
@@ -84,7 +87,8 @@ class KVStore:
             except BaseException:
                 self._residency.disk.close()  # or the lock would outlive the failure
                 raise
-        self._executor = ThreadPoolExecutor(config.threads, "kvstore")
+        # One more than may compute, so that one can wait for the disk.
+        self._executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
         self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads)
         self._sessions = SessionTable(self._residency.disk)
@@ -148,47 +152,61 @@ class KVStore:
             return intake.put(sequence, layers, mutable, session)
 
     def get(
-        self, tokens: Any, *, namespace: bytes = b"", max_tokens: int | None = None, device: Any = None
+        self,
+        tokens: Any,
+        *,
+        namespace: bytes = b"",
+        max_tokens: int | None = None,
+        device: Any = None,
+        reserve: int | None = None,
     ) -> Hit | None:
         """The cache of the longest stored prefix of `tokens`, exact to the token; None where nothing is stored.
 
         max_tokens: return at most so many tokens. device: where the tensors go (default: the CPU).
+        reserve: room behind the tensors, in tokens, so that `Hit.cache()` appends to them instead of copying them;
+        by default for the tokens that did not match, but no more than matched, and 64; 0 for contiguous tensors.
+        There is none on other devices.
         What comes back is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks make
         the prefix shorter, never wrong. Raises `ValueError` for bad tokens, nothing for any state of the store.
         """
-        return self._get(tokens, self._digest(namespace), max_tokens, device)
+        return self._get(tokens, self._digest(namespace), max_tokens, device, reserve)
 
-    def _get(self, tokens: Any, digest: bytes, max_tokens: int | None, device: Any) -> Hit | None:
+    def _get(
+        self, tokens: Any, digest: bytes, max_tokens: int | None, device: Any, reserve: int | None = None
+    ) -> Hit | None:
         self._check_open()
         begin = time.perf_counter()
         ids = as_tokens(tokens)
-        if max_tokens is not None:
-            if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-                raise ValueError(f"max_tokens: expected a positive integer, found {max_tokens!r}")
-            ids = ids[:max_tokens]
-        self.metrics.add("get_tokens", len(ids))
+        wanted = ids[: _positive("max_tokens", max_tokens, 1)]
+        _positive("reserve", reserve, 0)
+        self.metrics.add("get_tokens", len(wanted))
         with self._gate:
-            return self._fetch(digest, ids, device, begin)
+            return self._fetch(digest, wanted, device, reserve, len(ids), begin)
 
-    def _fetch(self, digest: bytes, ids: Tokens, device: Any, begin: float) -> Hit | None:
+    def _fetch(
+        self, digest: bytes, ids: Tokens, device: Any, reserve: int | None, asked: int, begin: float
+    ) -> Hit | None:
         parts = self._lookup.parts(digest, ids)
         if not parts:
             self.metrics.add("get_misses")
             return None
         count = parts[-1].start + len(parts[-1].tokens)
-        layers, out = allocate(self.identity.layout, count)
-        good, tiers = self._fetcher.fetch(parts, out)
+        if not stays(device):
+            reserve = 0
+        elif reserve is None:
+            reserve = min(asked - count, count) + _RESERVE_TOKENS
+        result = allocate(self.identity.layout, count, reserve)
+        good, tiers = self._fetcher.fetch(parts, result.view)
         if not good:
             self.metrics.add("get_misses")
             return None
         if good < len(parts):
             count = parts[good].start
-            layers = tuple((k[:, :, :count], v[:, :, :count]) for k, v in layers)
-        layers = deliver(layers, device)
+        layers = deliver(result.layers(count), device)
         self.metrics.add("get_hits")
         for name, amount in tiers.items():
             self.metrics.add(f"get_hit_tokens_{name}", amount)
-        return Hit(count, tiers, time.perf_counter() - begin, layers)
+        return Hit(count, tiers, time.perf_counter() - begin, layers, [result.room] if reserve else [])
 
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
@@ -344,6 +362,12 @@ class KVStore:
 def _group_bytes(config: StoreConfig) -> int:
     # A group is all held until its commit: it must leave room for what is evicted meanwhile.
     return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8))
+
+
+def _positive(name: str, value: int | None, least: int) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ValueError(f"{name}: expected an integer of at least {least}, found {value!r}")
+    return value
 
 
 def _expiry(ttl: float | None) -> float:

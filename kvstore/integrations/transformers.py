@@ -20,8 +20,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
-from kvstore.hit import cache_from_layers
 from kvstore.identity import ModelIdentity
+from kvstore.integrations.growing import GrowingLayer
 from kvstore.layout import KVLayers, KVLayout, LayerLayout
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def cache_layers(cache: Any) -> KVLayers:
     pairs = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         kind = type(layer)
-        if kind not in (DynamicLayer, StaticLayer):
+        if kind not in (DynamicLayer, GrowingLayer, StaticLayer):
             raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}: not supported")
         if layer.keys is None or layer.values is None or not layer.is_initialized:
             raise UnsupportedCache(f"layer {number} of the cache is an empty {kind.__name__}")
@@ -253,7 +253,7 @@ def generate(
     cache = None
     if len(prompt) > 1:
         hit = store.get(prompt[:-1], namespace=namespace, device=model.device)
-        cache = None if hit is None else cache_from_layers(hit.layers)
+        cache = None if hit is None else hit.cache()
     if cache is None:
         cache = DynamicCache(config=model.config)
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))

@@ -112,6 +112,7 @@ def test_what_was_read_from_disk_displaces_the_oldest_in_memory(tmp_path: Path) 
         for ids in (first, second, third):
             put(store, ids)
         assert store.get(first).tiers == {"disk": 16}
+        assert store.get(first).tiers == {"disk": 16}
         assert store.get(first).tiers == {"host": 16}
         assert store.get(third).tiers == {"host": 16}
         assert store.get(second).tiers == {"disk": 16}
@@ -122,6 +123,7 @@ def test_of_what_was_read_from_disk_the_end_goes_first_too(tmp_path: Path) -> No
     with open_store(tmp_path) as store:
         put(store, ids)
     with open_store(tmp_path, host=TierConfig(4 * RECORD)) as store:
+        assert store.get(ids).tiers == {"disk": 32}
         assert store.get(ids).tiers == {"disk": 32}
         put(store, tokens(8, seed=1))
         assert store.get(ids).tiers == {"host": 24, "disk": 8}

@@ -41,7 +41,7 @@ def test_what_is_not_stored_is_not_counted(stored: Path) -> None:
 
 def test_what_is_in_memory_already_is_not_read_again(stored: Path) -> None:
     with open_store(stored) as store:
-        store.get(tokens(36))
+        store.prefetch(tokens(36)).result(30)
         (stored / "segments" / "00000001.seg").write_bytes(b"")  # nothing can be read any more
         assert store.prefetch(tokens(36)).result(30) == 36
         assert same_kv(store.get(tokens(36)).layers, kv_of(tokens(36)))

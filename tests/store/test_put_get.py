@@ -240,9 +240,33 @@ def test_a_hit_becomes_a_fresh_transformers_cache_each_time(store: KVStore) -> N
     one, other = hit.cache(), hit.cache()
     assert isinstance(one, DynamicCache)
     assert one.get_seq_length() == 20
-    one.update(torch.zeros(1, 2, 1, 16).bfloat16(), torch.zeros(1, 2, 1, 16).bfloat16(), 0)
-    assert (one.get_seq_length(), other.get_seq_length(), hit.layers[0][0].shape[2]) == (21, 20, 20)
-    assert same_kv([(layer.keys, layer.values) for layer in other.layers], kv_of(ids))
+    more = torch.zeros(1, 2, 1, 16).bfloat16()
+    for cache, fill in ((one, 1), (other, 2)):
+        cache.update(more + fill, more + fill, 0)
+    assert (one.get_seq_length(), other.get_seq_length(), hit.layers[0][0].shape[2]) == (21, 21, 20)
+    for cache, fill in ((one, 1), (other, 2)):
+        assert (cache.layers[0].keys[..., 20, :] == fill).all()
+        assert same_kv([(layer.keys[..., :20, :], layer.values[..., :20, :]) for layer in cache.layers], kv_of(ids))
+    assert same_kv(hit.layers, kv_of(ids))
+
+
+def test_reserve_is_room_behind_the_tensors(store: KVStore) -> None:
+    ids = tokens(20)
+    put(store, ids)
+    more = np.concatenate([ids, tokens(9, seed=1)])
+    for asked, reserve, room in ((ids, None, 64), (more, None, 64 + 9), (more, 0, 0), (ids, 3, 3)):
+        hit = store.get(asked, reserve=reserve)
+        assert_hit(hit, ids, 20)
+        keys, values = hit.layers[0]
+        assert keys.stride(1) == values.stride(1) == (20 + room) * 16
+        assert keys.is_contiguous() == (room == 0)
+        cache = hit.cache()
+        before = cache.layers[0].keys.data_ptr()
+        cache.update(*(torch.ones(1, 2, max(room, 1), 16).bfloat16(),) * 2, 0)
+        assert (cache.layers[0].keys.data_ptr() == before) == (room > 0)
+        assert_hit(hit, ids, 20)
+    with pytest.raises(ValueError, match="reserve: expected an integer of at least 0, found -1"):
+        store.get(ids, reserve=-1)
 
 
 def test_the_helpers_tell_caches_apart() -> None:

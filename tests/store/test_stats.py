@@ -74,13 +74,15 @@ def test_hits_and_misses_are_counted_in_tokens_and_by_tier(tmp_path: Path) -> No
     with open_store(tmp_path) as store:
         store.put(tokens(20), kv_of(tokens(20)))
     with open_store(tmp_path) as store:
-        store.get(tokens(20)[:8])
+        for _ in range(2):
+            store.get(tokens(20)[:8])
         store.get(tokens(20))
         store.get(tokens(7, seed=1))
         counters = store.stats()["counters"]
-        assert (counters["get_hits"], counters["get_misses"]) == (2, 1)
-        assert counters["get_tokens"] == 8 + 20 + 7
-        assert (counters["get_hit_tokens_disk"], counters["get_hit_tokens_host"]) == (8 + 12, 8)
+        assert (counters["get_hits"], counters["get_misses"]) == (3, 1)
+        assert counters["get_tokens"] == 2 * 8 + 20 + 7
+        assert (counters["get_hit_tokens_disk"], counters["get_hit_tokens_host"]) == (2 * 8 + 12, 8)
+        assert counters["promoted_records"] == 1
 
 
 def test_puts_are_counted_in_tokens_and_new_tokens(tmp_path: Path) -> None:
