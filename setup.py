@@ -56,7 +56,8 @@ setup(
     package_data={"kvstore": ["py.typed"], "kvstore.trie": ["*.pyi"], "kvstore.codecs": ["*.pyi"]},
     ext_modules=[
         extension("kvstore.trie._trie", "trie.cc", "cpu.cc", "bindings_trie.cc"),
-        extension("kvstore.codecs._native", "kvcopy.cc", "cpu.cc", "bindings_codecs.cc"),
+        extension("kvstore.codecs._native", "kvcopy.cc", "splitzip.cc", "cpu.cc", "bindings_codecs.cc"),
+        extension("kvstore.codecs._rans", "rans.cc", "cpu.cc", "bindings_rans.cc"),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

@@ -43,11 +43,18 @@ class Codec(Protocol):
     def bound(self, info: BlockInfo) -> int:
         """The most payload bytes that `encode` may write for such a block."""
 
-    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...]:
-        """Writes the layers one after the other into `out` (writable, at least `bound` bytes), which it mutates.
+    def usual(self, info: BlockInfo) -> int:
+        """About how many payload bytes such a block takes, rather too many than too few; at most `bound`."""
 
-        Returns the coded bytes of each layer. The same input gives the same bytes on every machine.
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
+        """Writes the layers one after the other into `out` (writable), which it mutates.
+
+        Returns the coded bytes of each layer; None where `out`, shorter than `bound`, did not do. The same input gives
+        the same bytes on every machine.
         """
+
+    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
+        """How many parts of what `encode` wrote are as they were given, for coding did not make them smaller."""
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decodes the first `out.tokens` tokens of the block into `out`, which may be strided; mutates only that.

@@ -21,7 +21,15 @@ class RawCodec:
     def bound(self, info: BlockInfo) -> int:
         return info.count * info.layout.bytes_per_token
 
-    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...]:
+    def usual(self, info: BlockInfo) -> int:
+        return self.bound(info)
+
+    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
+        return 0
+
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
+        if len(out) < self.bound(info):
+            return None
         block.copy_to(_packed(info, out))
         return tuple(info.layer_bytes())
 

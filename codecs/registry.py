@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kvstore.codecs.base import Codec
 from kvstore.codecs.raw import RawCodec
+from kvstore.codecs.splitzip import SplitZipCodec
 from kvstore.codecs.zstd import ZstdCodec
 from kvstore.errors import UnknownCodec
 
@@ -38,7 +39,7 @@ class Registry:
         return tuple(self._by_name)
 
 
-_REGISTRY = Registry([RawCodec(), ZstdCodec()])
+_REGISTRY = Registry([RawCodec(), SplitZipCodec(), ZstdCodec()])
 
 
 def codec_by_id(number: int) -> Codec:

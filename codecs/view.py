@@ -88,6 +88,18 @@ class KVView:
     def nbytes(self) -> int:
         return self.tokens * self.layout.bytes_per_token
 
+    @property
+    def rows(self) -> RowTable:
+        """Where the rows are in memory. Raises `ValueError` for tensors on a device."""
+        if self._rows is None:
+            raise ValueError("a view of tensors on a device has no rows")
+        return self._rows
+
+    @property
+    def writable(self) -> bool:
+        """Whether what is written to the rows arrives in the tensors that the view was made of."""
+        return not self._detached
+
     def narrow(self, start: int, tokens: int) -> KVView:
         """The view of `tokens` tokens from `start`."""
         if start < 0 or tokens < 0 or start + tokens > self.tokens:
@@ -118,7 +130,7 @@ class KVView:
         if target._detached:
             raise ValueError("copy_to: the last dimension of every tensor of the target must be contiguous")
         if self._rows is not None and target._rows is not None:
-            heads, row_bytes = _row_shapes(self.layout)
+            heads, row_bytes = row_shapes(self.layout)
             _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens)
             return
         if target._rows is not None:
@@ -132,7 +144,8 @@ class KVView:
 
 
 @lru_cache(maxsize=64)
-def _row_shapes(layout: KVLayout) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+def row_shapes(layout: KVLayout) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Of every tensor: heads, and bytes of a token of one head."""
     heads = [x.heads for x in layout.layers for _ in range(2)]
     dims = [dim for x in layout.layers for dim in (x.key_dim, x.value_dim)]
     return np.array(heads, dtype=np.uint32), np.array(dims, dtype=np.uint32) * np.uint32(layout.item_bytes)
@@ -141,7 +154,7 @@ def _row_shapes(layout: KVLayout) -> tuple[npt.NDArray[np.uint32], npt.NDArray[n
 @lru_cache(maxsize=64)
 def _packing(layout: KVLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Per tensor: bytes before it and bytes of a row of one head, both for one token."""
-    heads, row_bytes = _row_shapes(layout)
+    heads, row_bytes = row_shapes(layout)
     sizes = heads.astype(np.int64) * row_bytes
     return np.cumsum(sizes) - sizes, row_bytes.astype(np.int64)
 

@@ -33,7 +33,15 @@ class ZstdCodec:
     def bound(self, info: BlockInfo) -> int:
         return info.count * info.layout.bytes_per_token + _OVERHEAD_BYTES * len(info.layout.layers)
 
-    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...]:
+    def usual(self, info: BlockInfo) -> int:
+        return self.bound(info)
+
+    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
+        return 0
+
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
+        if len(out) < self.bound(info):
+            return None
         blosc2 = _blosc2()
         layer_bytes = info.layer_bytes()
         raw = self._memory(sum(layer_bytes))

@@ -1,10 +1,15 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kvcopy.h"
+#include "splitzip.h"
 
 namespace py = pybind11;
 
@@ -33,10 +38,101 @@ void copy_rows(const Longs& target, const Longs& source, const Ints& heads, cons
   kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), static_cast<std::size_t>(count), tokens);
 }
 
+kvstore::splitzip::Dtype dtype_of(const std::string& name) {
+  if (name == "bfloat16") return kvstore::splitzip::Dtype::bfloat16;
+  if (name == "float16") return kvstore::splitzip::Dtype::float16;
+  if (name == "float32") return kvstore::splitzip::Dtype::float32;
+  if (name == "float8_e5m2") return kvstore::splitzip::Dtype::float8_e5m2;
+  throw std::invalid_argument("splitzip: no such dtype: " + name);
+}
+
+kvstore::Level level_of(const std::optional<std::string>& name) {
+  const kvstore::Level best = kvstore::level();
+  if (!name) return best;
+  for (const auto wanted : {kvstore::Level::scalar, kvstore::Level::avx2, kvstore::Level::avx512})
+    if (*name == kvstore::level_name(wanted) && wanted <= best) return wanted;
+  throw std::invalid_argument("level: " + *name + " is not one that this machine has");
+}
+
+// The arguments of all three functions below, checked.
+struct SplitZip {
+  kvstore::splitzip::Shape shape;
+  std::vector<std::uint64_t> bounds;
+
+  SplitZip(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens)
+      : shape{dtype_of(dtype), static_cast<std::size_t>(heads.size()) / 2, heads.data(), row_bytes.data(), tokens} {
+    if (heads.size() % 2 || row_bytes.size() != heads.size())
+      throw std::invalid_argument("heads and row_bytes: expected keys and values of every layer");
+    if (tokens >= std::size_t{1} << 33) throw std::invalid_argument("tokens: too many");
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      bounds.push_back(kvstore::splitzip::bound(shape, layer));
+      if (!bounds.back()) throw std::invalid_argument("splitzip: a layer has more values than can be coded at once");
+    }
+  }
+  std::uint64_t bound() const {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t nbytes : bounds) sum += nbytes;
+    return sum;
+  }
+};
+
+// The most bytes that a block can take, and what it takes usually.
+py::tuple splitzip_bound(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens) {
+  const SplitZip call(dtype, heads, row_bytes, tokens);
+  std::uint64_t usual = kvstore::splitzip::kChunk;  // the last chunk is begun only where it fits, whatever it holds
+  for (std::size_t layer = 0; layer < call.shape.layers; ++layer) usual += kvstore::splitzip::usual(call.shape, layer);
+  return py::make_tuple(call.bound(), std::min(usual, call.bound()));
+}
+
+// The bytes of each layer; None where `out` is too short.
+std::optional<py::tuple> splitzip_encode(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
+                          const Longs& source, const py::buffer& out, const std::optional<std::string>& level) {
+  const SplitZip call(dtype, heads, row_bytes, tokens);
+  const auto rows = rows_of(source, heads.size());
+  const py::buffer_info memory = out.request(true);
+  const kvstore::Level chosen = level_of(level);
+  std::vector<std::uint64_t> sizes(call.shape.layers);
+  std::size_t raw = 0;
+  {
+    py::gil_scoped_release release;
+    raw = kvstore::splitzip::encode(call.shape, rows.data(), static_cast<std::uint8_t*>(memory.ptr),
+                                    static_cast<std::size_t>(memory.size * memory.itemsize), sizes.data(), chosen);
+  }
+  if (raw == kvstore::splitzip::kTooShort) return std::nullopt;
+  return py::tuple(py::cast(sizes));
+}
+
+// What is wrong with the payload, or None.
+std::optional<std::string> splitzip_decode(const std::string& dtype, const Ints& heads, const Ints& row_bytes,
+                                           std::size_t tokens, const py::buffer& payload,
+                                           const std::vector<std::uint64_t>& sizes, const Longs& target,
+                                           std::size_t wanted, const std::optional<std::string>& level) {
+  const SplitZip call(dtype, heads, row_bytes, tokens);
+  const auto rows = rows_of(target, heads.size());
+  if (sizes.size() != call.shape.layers) throw std::invalid_argument("sizes: expected one a layer");
+  if (wanted > tokens) throw std::invalid_argument("wanted: more tokens than there are");
+  const py::buffer_info memory = payload.request();
+  const kvstore::Level chosen = level_of(level);
+  const char* wrong = nullptr;
+  {
+    py::gil_scoped_release release;
+    wrong = kvstore::splitzip::decode(call.shape, static_cast<const std::uint8_t*>(memory.ptr),
+                                      static_cast<std::size_t>(memory.size * memory.itemsize), sizes.data(),
+                                      rows.data(), wanted, chosen);
+  }
+  return wrong ? std::optional<std::string>(wrong) : std::nullopt;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ core of kvstore.codecs.";
   m.def("copy_rows", &copy_rows, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
         py::arg("tokens"));
+  m.def("splitzip_bound", &splitzip_bound, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"));
+  m.def("splitzip_encode", &splitzip_encode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"),
+        py::arg("tokens"), py::arg("source"), py::arg("out"), py::arg("level") = py::none());
+  m.def("splitzip_decode", &splitzip_decode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"),
+        py::arg("tokens"), py::arg("payload"), py::arg("sizes"), py::arg("target"), py::arg("wanted"),
+        py::arg("level") = py::none());
 }

@@ -43,8 +43,12 @@ class Block:
         """The block as a sealed record in a buffer of whole pages. lasting: it will be kept in memory."""
         info = self.info()
         begin = payload_offset(len(info.layout.layers), info.count)
-        buffer = pool.take(padded(begin + codec.bound(info)), lasting)
+        buffer = pool.take(padded(begin + codec.usual(info)), lasting)
         sizes = codec.encode(info, self.view, buffer.view[begin:])
+        if sizes is None:
+            buffer = pool.take(padded(begin + codec.bound(info)), lasting)
+            sizes = codec.encode(info, self.view, buffer.view[begin:])
+        assert sizes is not None
         header = RecordHeader(
             key=self.key,
             parent=self.parent_key,

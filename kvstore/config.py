@@ -43,8 +43,8 @@ class StoreConfig:
     """
 
     device: TierConfig = TierConfig(0)
-    host: TierConfig = TierConfig(1 * GIB)
-    disk: TierConfig = TierConfig(8 * GIB, "zstd")
+    host: TierConfig = TierConfig(1 * GIB, "splitzip")
+    disk: TierConfig = TierConfig(8 * GIB, "splitzip")
     block_tokens: int = 64
     segment_bytes: int = 64 * MIB
     group_bytes: int = 64 * MIB

@@ -98,7 +98,7 @@ class Persister:
             residency.device.add(block.record, DeviceBlock.copy_of(block.view))
         record = None
         if config.host.bytes:
-            record = block.encode(codec_by_name(config.host.codec), self.pool, lasting=True)
+            record = self._encode_with(config.host.codec, block, lasting=True)
             needed = len(record.buffer.view)
             if record.buffer.capacity > _SLACK * needed:
                 smaller = self.pool.take(needed, lasting=True)
@@ -108,7 +108,15 @@ class Persister:
             return _Made(record, None)
         if record is not None and config.disk.codec == config.host.codec:
             return _Made(record, record)
-        return _Made(record, block.encode(codec_by_name(config.disk.codec), self.pool))
+        return _Made(record, self._encode_with(config.disk.codec, block))
+
+    def _encode_with(self, name: str, block: Block, lasting: bool = False) -> HostRecord:
+        codec = codec_by_name(name)
+        record = block.encode(codec, self.pool, lasting)
+        fallbacks = codec.fallbacks(record.payload, record.header.layer_sizes)
+        if fallbacks:
+            self.residency.metrics.add("fallback_raw_chunks", fallbacks)
+        return record
 
 
 def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:

@@ -114,7 +114,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(dist: Path, source: Path) 
         }
     assert modules | {"kvstore/py.typed"} <= names
     extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
-    assert extensions == {"kvstore/trie/_trie", "kvstore/codecs/_native"}
+    assert extensions == {"kvstore/trie/_trie", "kvstore/codecs/_native", "kvstore/codecs/_rans"}
     assert {name.split("/")[0].split("-")[0] for name in names} == {"kvstore"}
 
 

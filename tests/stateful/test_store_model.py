@@ -60,7 +60,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.is_open = False
 
     @initialize(
-        tight=st.booleans(), codec=st.sampled_from(["raw", "zstd"]), host=st.sampled_from([0, 40_000, 1 << 20]),
+        tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "zstd"]),
+        host=st.sampled_from([0, 40_000, 1 << 20]),
         device=st.sampled_from([0, 4_000]),
     )  # fmt: skip
     def open_first(self, tight: bool, codec: str, host: int, device: int) -> None:

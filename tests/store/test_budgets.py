@@ -67,7 +67,7 @@ def pins_hold(store: KVStore) -> None:
     assert {number: tiny.stored(store, tiny.tokens_of(number, 9)) for number in PINNED} == dict.fromkeys(PINNED, 9)
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", "splitzip", "zstd"])
 @pytest.mark.parametrize("segments", [8, 32])
 def test_the_disk_budget_holds_at_every_call(tmp_path: Path, segments: int, codec: str) -> None:
     budget = segments * tiny.SEGMENT

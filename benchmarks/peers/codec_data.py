@@ -1,0 +1,126 @@
+"""What the codecs are measured on: keys and values of real text, and normal numbers with ever more that are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvstore import KVLayout, LayerLayout
+from kvstore.codecs import BlockInfo, KVView
+
+WINDOW = 2048  # tokens of one prefill
+BLOCK = 64  # tokens of a block, as the store cuts them
+PREFILL_S = 60.0  # after that the windows are repeated
+
+Values = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""Bits of floating point numbers, `[n]`."""
+
+
+Window = tuple[npt.NDArray[np.uint32], list[tuple[torch.Tensor, torch.Tensor]]]
+"""Its tokens, and per layer K and V, bfloat16 `[heads, tokens, dim]`."""
+
+
+@dataclass
+class RealKV:
+    """bfloat16 keys (after the rotary embedding) and values of windows of text.
+
+    values: `[n]` uint16; window after window, in it K of layer 0, V of layer 0, K of layer 1, ..., each
+    `[heads, tokens, dim]`. ids: the tokens of each window. tiled: whether windows are repeated.
+    """
+
+    layout: KVLayout
+    ids: list[npt.NDArray[np.uint32]]
+    values: npt.NDArray[np.uint16]
+    tiled: bool
+
+    def units(self, values: Values) -> list[Values]:
+        """`values` (as `self.values`) cut in tensors: K and V of each layer of each window, views."""
+        widths = [x.heads * dim for x in self.layout.layers for dim in (x.key_dim, x.value_dim)]
+        sizes = [width * len(ids) for ids in self.ids for width in widths]
+        ends = np.cumsum(sizes).tolist()
+        return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    def part(self, values: Values, number: int) -> Values:
+        """All keys (0) or all values (1), one after the other; a copy."""
+        part: Values = np.concatenate(self.units(values)[number::2])
+        return part
+
+    def blocks(self, values: Values) -> list[tuple[BlockInfo, KVView]]:
+        """`values` cut in blocks of 64 tokens, all layers; views."""
+        dims = [dim for x in self.layout.layers for dim in (x.key_dim, x.value_dim)]
+        units, found = iter(self.units(values)), []
+        for ids in self.ids:
+            tensors = [torch.from_numpy(next(units)).view(torch.bfloat16).view(-1, len(ids), dim) for dim in dims]
+            window = KVView.of_layers(self.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+            for start in range(0, len(ids), BLOCK):
+                tokens = ids[start : start + BLOCK]
+                info = BlockInfo(self.layout, tokens, start)
+                found.append((info, window.narrow(start, len(tokens))))
+        return found
+
+    def cast(self, dtype: torch.dtype) -> Values:
+        """The numbers as another type, as its bits."""
+        cast = torch.from_numpy(self.values).view(torch.bfloat16).to(dtype)
+        return cast.view(torch.uint8 if cast.itemsize == 1 else torch.uint16).numpy()
+
+
+def real_kv(nbytes: int, model_folder: Path | None, text: Path | None) -> RealKV:
+    """At least `nbytes` of them, in whole blocks, from consecutive windows of text. Prefills for seconds.
+
+    After a minute of prefill, or at the end of the text, the windows are repeated.
+    """
+    from benchmarks.conversations import load_model, plain_text
+
+    model, tokenizer = load_model(model_folder)
+    stream = tokenizer(plain_text(text, max(1 << 16, nbytes // 1024)), verbose=False).input_ids
+    stream = stream[: len(stream) // BLOCK * BLOCK]
+    if not stream:
+        raise SystemExit(f"the text has fewer than {BLOCK} tokens")
+    begin, have, windows = time.perf_counter(), 0, []
+    while have < nbytes and stream and time.perf_counter() - begin < PREFILL_S:
+        ids, stream = stream[:WINDOW], stream[WINDOW:]
+        with torch.inference_mode():
+            cache = model(torch.tensor([ids]), use_cache=True, logits_to_keep=1).past_key_values
+        layers = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+        windows.append((np.array(ids, np.uint32), layers))
+        have += sum(t.nbytes for pair in layers for t in pair)
+    return assemble(windows, nbytes)
+
+
+def assemble(windows: Sequence[Window], nbytes: int) -> RealKV:
+    """At least `nbytes` in whole blocks, from whole windows and a part of the last; from the first again if need be."""
+    first = windows[0][1]
+    layout = KVLayout(tuple(LayerLayout(k.shape[0], k.shape[2], v.shape[2]) for k, v in first), "bfloat16")
+    wanted = -(-nbytes // (BLOCK * layout.bytes_per_token)) * BLOCK
+    ids: list[npt.NDArray[np.uint32]] = []
+    tensors: list[npt.NDArray[np.uint16]] = []
+    while wanted > 0:
+        tokens, layers = windows[len(ids) % len(windows)]
+        tokens = tokens[:wanted]
+        for tensor in (t[:, : len(tokens)] for pair in layers for t in pair):
+            tensors.append(tensor.contiguous().view(torch.uint16).numpy().reshape(-1))
+        ids.append(tokens)
+        wanted -= len(tokens)
+    return RealKV(layout, ids, np.concatenate(tensors), len(ids) > len(windows))
+
+
+def normal(count: int, zeros: Sequence[int], escapes: Sequence[int]) -> dict[str, npt.NDArray[np.uint16]]:
+    """bfloat16 standard normal numbers, `[count]` uint16, of which so many per cent are exact zeros, and so many
+    others have an exponent drawn from 0 to 254. By name, "zerosZ/escapesE". The same numbers under all names, and
+    what is replaced for a smaller share is replaced for a larger too. Seeded."""
+    rng = np.random.default_rng(0)
+    clean = torch.from_numpy(rng.standard_normal(count, np.float32)).to(torch.bfloat16).view(torch.uint16).numpy()
+    draw = rng.random(count, np.float32) * 100
+    strange = clean & 0x807F | rng.integers(0, 255, count, np.uint16) << 7
+    found = {}
+    for zero in zeros:
+        for escape in escapes:
+            values = np.where(draw >= 100 - escape, strange, clean)
+            found[f"zeros{zero}/escapes{escape}"] = np.where(draw < zero, np.uint16(0), values)
+    return found

@@ -1,0 +1,98 @@
+// Python bindings of the entropy coder. Arrays are taken as they are (C-contiguous, the exact dtype) or refused with a
+// ValueError that names them; coding releases the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cpu.h"
+#include "rans.h"
+
+namespace py = pybind11;
+using namespace kvstore;
+
+namespace {
+
+struct Bytes {
+  std::uint8_t* data;
+  std::size_t size;
+};
+
+Bytes bytes_of(const py::array& array, const char* name, bool writeable) {
+  if (!py::isinstance<py::array_t<std::uint8_t>>(array) || array.ndim() != 1 ||
+      !(array.flags() & py::array::c_style) || (writeable && !array.writeable()))
+    throw py::value_error(std::string(name) + ": expected a contiguous uint8 array of one dimension" +
+                          (writeable ? " that may be written to" : ""));
+  // Never written through when not writeable; one struct serves both.
+  return {const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(array.data())),
+          static_cast<std::size_t>(array.size())};
+}
+
+void refuse_overlap(const Bytes& out, const Bytes& other) {
+  const auto a = reinterpret_cast<std::uintptr_t>(out.data), b = reinterpret_cast<std::uintptr_t>(other.data);
+  if (a < b + other.size && b < a + out.size) throw py::value_error("out: overlaps an input");
+}
+
+Level level_of(const std::optional<std::string>& name) {
+  if (!name) return level();
+  for (Level known : {Level::scalar, Level::avx2, Level::avx512})
+    if (*name == level_name(known)) {
+      if (known > machine_level()) throw py::value_error("level: this machine has no " + *name);
+      return known;
+    }
+  throw py::value_error("level: not scalar, avx2 or avx512");
+}
+
+std::unique_ptr<rans::Tables> build(const py::array& freqs, int bits) {
+  if (!py::isinstance<py::array_t<std::uint16_t>>(freqs) || freqs.ndim() != 2 ||
+      !(freqs.flags() & py::array::c_style) ||
+      freqs.shape(1) != static_cast<py::ssize_t>(rans::Tables::kSymbols))
+    throw py::value_error("freqs: expected a contiguous uint16 array [tables, 256]");
+  auto tables = std::make_unique<rans::Tables>();
+  if (!tables->build(static_cast<const std::uint16_t*>(freqs.data()), static_cast<std::size_t>(freqs.shape(0)), bits))
+    throw py::value_error("freqs: expected 1 to 256 tables, 11 or 12 bits, and rows that sum to 2**bits");
+  return tables;
+}
+
+std::int64_t encode(const rans::Tables& tables, const py::array& symbols, const py::array& classes,
+                    const py::array& out, const std::optional<std::string>& name) {
+  const Bytes from = bytes_of(symbols, "symbols", false), by = bytes_of(classes, "classes", false);
+  const Bytes to = bytes_of(out, "out", true);
+  refuse_overlap(to, from);
+  refuse_overlap(to, by);
+  const Level twin = level_of(name);
+  py::gil_scoped_release release;
+  return rans::encode(tables, from.data, from.size, by.data, by.size, to.data, to.size, twin);
+}
+
+std::int64_t decode(const rans::Tables& tables, const py::array& stream, const py::array& classes,
+                    const py::array& out, const std::optional<std::string>& name) {
+  const Bytes from = bytes_of(stream, "stream", false), by = bytes_of(classes, "classes", false);
+  const Bytes to = bytes_of(out, "out", true);
+  refuse_overlap(to, from);
+  refuse_overlap(to, by);
+  const Level twin = level_of(name);
+  py::gil_scoped_release release;
+  return rans::decode(tables, from.data, from.size, by.data, by.size, to.data, to.size, twin);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_rans, m) {
+  m.doc() = "Interleaved rANS; see csrc/rans.h for the format.";
+  py::class_<rans::Tables>(m, "Tables").def(py::init(&build), py::arg("freqs"), py::arg("prob_bits"));
+  m.def("bound", &rans::bound, py::arg("count"));
+  m.def("encode", &encode, py::arg("tables"), py::arg("symbols"), py::arg("classes"), py::arg("out"),
+        py::arg("level") = py::none());
+  m.def("decode", &decode, py::arg("tables"), py::arg("stream"), py::arg("classes"), py::arg("out"),
+        py::arg("level") = py::none());
+  m.def("machine_level", [] { return level_name(machine_level()); });
+  m.attr("UNKNOWN_CLASS") = static_cast<int>(rans::kUnknownClass);
+  m.attr("UNUSED_SYMBOL") = static_cast<int>(rans::kUnusedSymbol);
+  m.attr("NO_ROOM") = static_cast<int>(rans::kNoRoom);
+  m.attr("DAMAGED") = static_cast<int>(rans::kDamaged);
+}
