@@ -109,7 +109,7 @@ def bf16(rows: Rows, kv: RealKV, only: AbstractSet[str], threads: list[int], poo
     for name in codec_names():
         if name not in only:
             continue
-        base = "entropy/bf16/KV" if name == "splitzip-entropy" else f"{name}/bf16/KV/store-blocks"
+        base = "entropy/bf16/KV" if name == "entropy" else f"{name}/bf16/KV/store-blocks"
         for count in threads:
             coder = StoreBlocks(codec_by_name(name), blocks, targets, pools[count], count)
             cases[base + (f"/{count}threads" if count > 1 else "")] = Case("bf16/KV", coder, kv.values, target, count)

@@ -11,19 +11,23 @@ def copy_rows(
     row_bytes: npt.NDArray[np.uint32],
     tokens: int,
 ) -> None: ...
-def splitzip_bound(
-    dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32], tokens: int
+class EntropyModel:
+    def __init__(self, freqs: npt.NDArray[np.uint16], costs: npt.NDArray[np.uint16]) -> None: ...
+
+def bounds(
+    dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32], tokens: int, entropy: bool = False
 ) -> tuple[int, int]: ...
-def splitzip_encode(
+def encode(
     dtype: str,
     heads: npt.NDArray[np.uint32],
     row_bytes: npt.NDArray[np.uint32],
     tokens: int,
     source: npt.NDArray[np.int64],
     out: Buffer,
+    model: EntropyModel | None = None,
     level: str | None = None,
 ) -> tuple[int, ...] | None: ...
-def splitzip_decode(
+def decode(
     dtype: str,
     heads: npt.NDArray[np.uint32],
     row_bytes: npt.NDArray[np.uint32],
@@ -32,5 +36,6 @@ def splitzip_decode(
     sizes: Sequence[int],
     target: npt.NDArray[np.int64],
     wanted: int,
+    model: EntropyModel | None = None,
     level: str | None = None,
 ) -> str | None: ...

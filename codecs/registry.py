@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvstore.codecs.base import Codec
+from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.splitzip import SplitZipCodec
 from kvstore.codecs.zstd import ZstdCodec
@@ -39,7 +40,7 @@ class Registry:
         return tuple(self._by_name)
 
 
-_REGISTRY = Registry([RawCodec(), SplitZipCodec(), ZstdCodec()])
+_REGISTRY = Registry([RawCodec(), SplitZipCodec(), EntropyCodec(), ZstdCodec()])
 
 
 def codec_by_id(number: int) -> Codec:

@@ -24,7 +24,7 @@ from kvstore.errors import CodecError
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1}
 
-_HEADER = struct.Struct("<12xI")  # chunks stored raw
+_HEADER = struct.Struct("<12xI")  # chunks stored raw; 0 in layers of other modes
 
 
 class SplitZipCodec:
@@ -35,40 +35,62 @@ class SplitZipCodec:
     exact = True
 
     def bound(self, info: BlockInfo) -> int:
-        return _native.splitzip_bound(info.layout.dtype, *row_shapes(info.layout), info.count)[0]
+        return _native.bounds(info.layout.dtype, *row_shapes(info.layout), info.count)[0]
 
     def usual(self, info: BlockInfo) -> int:
-        return _native.splitzip_bound(info.layout.dtype, *row_shapes(info.layout), info.count)[1]
-
-    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
-        ends = accumulate(layer_sizes)
-        return sum(_HEADER.unpack_from(payload, end - size)[0] for end, size in zip(ends, layer_sizes, strict=True))
+        return _native.bounds(info.layout.dtype, *row_shapes(info.layout), info.count)[1]
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
-        heads, row_bytes = row_shapes(info.layout)
-        view = block if block.on_cpu else _on_cpu(info, block)
-        return _native.splitzip_encode(info.layout.dtype, heads, row_bytes, info.count, view.rows, out)
+        return encode_block(info, block, out)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        check_payload(info, payload, layer_sizes, out)
-        if min(layer_sizes, default=0) < 0:
-            raise CodecError(f"splitzip: layers of {list(layer_sizes)} bytes")
-        if not out.writable:
-            raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
-        target = out if out.on_cpu else _packed(info, out.tokens)
-        heads, row_bytes = row_shapes(info.layout)
-        wrong = _native.splitzip_decode(
-            info.layout.dtype, heads, row_bytes, info.count, payload, layer_sizes, target.rows, out.tokens
-        )
-        if wrong is not None:
-            raise CodecError(wrong)
-        if target is not out:
-            target.copy_to(out)
+        decode_block(info, payload, layer_sizes, out)
+
+    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
+        return raw_chunks(payload, layer_sizes)
+
+
+def encode_block(
+    info: BlockInfo, block: KVView, out: memoryview, model: _native.EntropyModel | None = None
+) -> tuple[int, ...] | None:
+    """See `Codec.encode`. model: code with entropy (codec 7) what that makes smaller."""
+    heads, row_bytes = row_shapes(info.layout)
+    view = block if block.on_cpu else _on_cpu(info, block)
+    return _native.encode(info.layout.dtype, heads, row_bytes, info.count, view.rows, out, model)
+
+
+def decode_block(
+    info: BlockInfo,
+    payload: memoryview,
+    layer_sizes: Sequence[int],
+    out: KVView,
+    model: _native.EntropyModel | None = None,
+) -> None:
+    """See `Codec.decode`."""
+    check_payload(info, payload, layer_sizes, out)
+    if min(layer_sizes) < 0:
+        raise CodecError(f"layers of {list(layer_sizes)} bytes")
+    if not out.writable:
+        raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+    target = out if out.on_cpu else _packed(info, out.tokens)
+    heads, row_bytes = row_shapes(info.layout)
+    dtype, wanted = info.layout.dtype, out.tokens
+    wrong = _native.decode(dtype, heads, row_bytes, info.count, payload, layer_sizes, target.rows, wanted, model)
+    if wrong is not None:
+        raise CodecError(wrong)
+    if target is not out:
+        target.copy_to(out)
+
+
+def raw_chunks(payload: memoryview, layer_sizes: Sequence[int]) -> int:
+    """How many chunks of layers that `encode_block` wrote are stored raw."""
+    ends = accumulate(layer_sizes)
+    return sum(_HEADER.unpack_from(payload, end - size)[0] for end, size in zip(ends, layer_sizes, strict=True))
 
 
 def bound_values(count: int, dtype: str) -> int:
     """The most bytes that `encode_values` writes for `count` values of this dtype."""
-    return _native.splitzip_bound(dtype, *_flat(dtype), count)[0]
+    return _native.bounds(dtype, *_flat(dtype), count)[0]
 
 
 def encode_values(
@@ -81,7 +103,7 @@ def encode_values(
     """
     _check(values, dtype)
     rows = _rows(values, dtype)
-    sizes = _native.splitzip_encode(dtype, *_flat(dtype), len(values), rows, out, level)
+    sizes = _native.encode(dtype, *_flat(dtype), len(values), rows, out, None, level)
     if sizes is None:
         raise ValueError(f"out: too short; bound_values({len(values)}, {dtype!r}) bytes are enough")
     return sizes[0]
@@ -91,7 +113,8 @@ def decode_values(stream: Any, dtype: str, out: npt.NDArray[np.unsignedinteger[A
     """The inverse of `encode_values`: fills `out`, whose length is that of what was coded. Raises `CodecError`."""
     _check(out, dtype)
     size = memoryview(stream).nbytes
-    wrong = _native.splitzip_decode(dtype, *_flat(dtype), len(out), stream, [size], _rows(out, dtype), len(out), level)
+    rows = _rows(out, dtype)
+    wrong = _native.decode(dtype, *_flat(dtype), len(out), stream, [size], rows, len(out), None, level)
     if wrong is not None:
         raise CodecError(wrong)
 

@@ -3,11 +3,13 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "entropy.h"
 #include "kvcopy.h"
 #include "splitzip.h"
 
@@ -55,11 +57,11 @@ kvstore::Level level_of(const std::optional<std::string>& name) {
 }
 
 // The arguments of all three functions below, checked.
-struct SplitZip {
+struct Call {
   kvstore::splitzip::Shape shape;
   std::vector<std::uint64_t> bounds;
 
-  SplitZip(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens)
+  Call(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens)
       : shape{dtype_of(dtype), static_cast<std::size_t>(heads.size()) / 2, heads.data(), row_bytes.data(), tokens} {
     if (heads.size() % 2 || row_bytes.size() != heads.size())
       throw std::invalid_argument("heads and row_bytes: expected keys and values of every layer");
@@ -76,49 +78,64 @@ struct SplitZip {
   }
 };
 
+using Halves = py::array_t<std::uint16_t, py::array::c_style>;
+
+std::unique_ptr<kvstore::entropy::Model> entropy_model(const Halves& freqs, const Halves& costs) {
+  const py::ssize_t size = 2 * kvstore::entropy::kClasses * kvstore::entropy::kSymbols;
+  if (freqs.size() != size || costs.size() != size) throw std::invalid_argument("tables: expected [2, 16, 193]");
+  auto model = std::make_unique<kvstore::entropy::Model>();
+  if (!model->build(freqs.data(), costs.data())) throw std::invalid_argument("tables: frequencies must sum to 4096");
+  return model;
+}
+
 // The most bytes that a block can take, and what it takes usually.
-py::tuple splitzip_bound(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens) {
-  const SplitZip call(dtype, heads, row_bytes, tokens);
+py::tuple bounds(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens, bool entropy) {
+  const Call call(dtype, heads, row_bytes, tokens);
   std::uint64_t usual = kvstore::splitzip::kChunk;  // the last chunk is begun only where it fits, whatever it holds
-  for (std::size_t layer = 0; layer < call.shape.layers; ++layer) usual += kvstore::splitzip::usual(call.shape, layer);
+  for (std::size_t layer = 0; layer < call.shape.layers; ++layer)
+    usual += entropy ? kvstore::entropy::usual(call.shape, layer) : kvstore::splitzip::usual(call.shape, layer);
   return py::make_tuple(call.bound(), std::min(usual, call.bound()));
 }
 
-// The bytes of each layer; None where `out` is too short.
-std::optional<py::tuple> splitzip_encode(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
-                          const Longs& source, const py::buffer& out, const std::optional<std::string>& level) {
-  const SplitZip call(dtype, heads, row_bytes, tokens);
+// The bytes of each layer; None where `out` is too short. model: codes with entropy where given.
+std::optional<py::tuple> encode(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
+                                const Longs& source, const py::buffer& out, const kvstore::entropy::Model* model,
+                                const std::optional<std::string>& level) {
+  const Call call(dtype, heads, row_bytes, tokens);
   const auto rows = rows_of(source, heads.size());
   const py::buffer_info memory = out.request(true);
+  auto* const begin = static_cast<std::uint8_t*>(memory.ptr);
+  const auto capacity = static_cast<std::size_t>(memory.size * memory.itemsize);
   const kvstore::Level chosen = level_of(level);
   std::vector<std::uint64_t> sizes(call.shape.layers);
   std::size_t raw = 0;
   {
     py::gil_scoped_release release;
-    raw = kvstore::splitzip::encode(call.shape, rows.data(), static_cast<std::uint8_t*>(memory.ptr),
-                                    static_cast<std::size_t>(memory.size * memory.itemsize), sizes.data(), chosen);
+    raw = model ? kvstore::entropy::encode(*model, call.shape, rows.data(), begin, capacity, sizes.data(), chosen)
+                : kvstore::splitzip::encode(call.shape, rows.data(), begin, capacity, sizes.data(), chosen);
   }
   if (raw == kvstore::splitzip::kTooShort) return std::nullopt;
   return py::tuple(py::cast(sizes));
 }
 
 // What is wrong with the payload, or None.
-std::optional<std::string> splitzip_decode(const std::string& dtype, const Ints& heads, const Ints& row_bytes,
-                                           std::size_t tokens, const py::buffer& payload,
-                                           const std::vector<std::uint64_t>& sizes, const Longs& target,
-                                           std::size_t wanted, const std::optional<std::string>& level) {
-  const SplitZip call(dtype, heads, row_bytes, tokens);
+std::optional<std::string> decode(const std::string& dtype, const Ints& heads, const Ints& row_bytes,
+                                  std::size_t tokens, const py::buffer& payload,
+                                  const std::vector<std::uint64_t>& sizes, const Longs& target, std::size_t wanted,
+                                  const kvstore::entropy::Model* model, const std::optional<std::string>& level) {
+  const Call call(dtype, heads, row_bytes, tokens);
   const auto rows = rows_of(target, heads.size());
   if (sizes.size() != call.shape.layers) throw std::invalid_argument("sizes: expected one a layer");
   if (wanted > tokens) throw std::invalid_argument("wanted: more tokens than there are");
   const py::buffer_info memory = payload.request();
+  const auto* const begin = static_cast<const std::uint8_t*>(memory.ptr);
+  const auto nbytes = static_cast<std::size_t>(memory.size * memory.itemsize);
   const kvstore::Level chosen = level_of(level);
   const char* wrong = nullptr;
   {
     py::gil_scoped_release release;
-    wrong = kvstore::splitzip::decode(call.shape, static_cast<const std::uint8_t*>(memory.ptr),
-                                      static_cast<std::size_t>(memory.size * memory.itemsize), sizes.data(),
-                                      rows.data(), wanted, chosen);
+    wrong = model ? kvstore::entropy::decode(*model, call.shape, begin, nbytes, sizes.data(), rows.data(), wanted, chosen)
+                  : kvstore::splitzip::decode(call.shape, begin, nbytes, sizes.data(), rows.data(), wanted, chosen);
   }
   return wrong ? std::optional<std::string>(wrong) : std::nullopt;
 }
@@ -129,10 +146,12 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ core of kvstore.codecs.";
   m.def("copy_rows", &copy_rows, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
         py::arg("tokens"));
-  m.def("splitzip_bound", &splitzip_bound, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"));
-  m.def("splitzip_encode", &splitzip_encode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"),
-        py::arg("tokens"), py::arg("source"), py::arg("out"), py::arg("level") = py::none());
-  m.def("splitzip_decode", &splitzip_decode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"),
-        py::arg("tokens"), py::arg("payload"), py::arg("sizes"), py::arg("target"), py::arg("wanted"),
+  py::class_<kvstore::entropy::Model>(m, "EntropyModel").def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
+  m.def("bounds", &bounds, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("entropy") = false);
+  m.def("encode", &encode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("source"), py::arg("out"), py::arg("model") = py::none(), py::arg("level") = py::none());
+  m.def("decode", &decode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("payload"), py::arg("sizes"), py::arg("target"), py::arg("wanted"), py::arg("model") = py::none(),
         py::arg("level") = py::none());
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kvrun.h"
 #include "splitzip_avx2.h"
 #include "splitzip_avx512.h"
 #include "splitzip_kernels.h"
@@ -70,38 +71,6 @@ const Kernels<Head>& kernels(Level level) {
 #endif
   (void)level;
   return kScalar<Head>;
-}
-
-// A head's rows as one run of bytes, any part of which can be had contiguously.
-struct Run {
-  std::uint64_t address;
-  std::int64_t stride;
-  std::size_t row;
-
-  bool contiguous() const { return stride == static_cast<std::int64_t>(row); }
-
-  template <class Visit>  // visit(address of a piece of a row, offset in the part, bytes)
-  void each(std::size_t begin, std::size_t nbytes, Visit visit) const {
-    for (std::size_t done = 0; done < nbytes;) {
-      const std::size_t at = begin + done, within = at % row;
-      const std::size_t piece = row - within < nbytes - done ? row - within : nbytes - done;
-      visit(address + static_cast<std::uint64_t>(stride * static_cast<std::int64_t>(at / row)) + within, done, piece);
-      done += piece;
-    }
-  }
-};
-
-Run head_of(const Rows& rows, std::uint32_t head, std::size_t row) {
-  return {rows.address + static_cast<std::uint64_t>(rows.head_stride * head), rows.token_stride, row};
-}
-
-// `count` values from `first` of a run, in place where they lie together, else copied into `room`.
-const std::uint8_t* gather(const Run& run, std::size_t first, std::size_t nbytes, std::uint8_t* room) {
-  if (run.contiguous()) return reinterpret_cast<const std::uint8_t*>(run.address + first);
-  run.each(first, nbytes, [&](std::uint64_t at, std::size_t done, std::size_t piece) {
-    std::memcpy(room + done, reinterpret_cast<const void*>(at), piece);
-  });
-  return room;
 }
 
 // Heads without the low part that a value of a wider dtype has, and that part.
@@ -265,12 +234,12 @@ std::size_t encode_layer(const Shape& shape, std::size_t layer, const Rows* sour
   Hint hint;
   for (std::size_t i = 0; i < 2; ++i) {
     for (std::uint32_t h = 0; h < layout.heads[i]; ++h, value += layout.padded[i]) {
-      const Run run = head_of(source[2 * layer + i], h, shape.row_bytes[2 * layer + i]);
+      const Run run(source[2 * layer + i], h, shape.row_bytes[2 * layer + i]);
       for (std::size_t first = 0; first < layout.run[i]; first += kChunk, ++chunk) {
         const std::size_t count = layout.run[i] - first < kChunk ? layout.run[i] - first : kChunk;
         if (layout.escapes + used + raw_bytes<Head>(count) + kPad > capacity) return kTooShort;
         const std::size_t at = value + first;
-        const std::uint8_t* bytes = gather(run, first * sizeof(Value), count * sizeof(Value), room);
+        const std::uint8_t* bytes = run.gather(first * sizeof(Value), count * sizeof(Value), room);
         const auto* values = reinterpret_cast<const Value*>(bytes);
         const Head* part;
         if constexpr (kHasLow) {
@@ -362,7 +331,7 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
     const std::size_t row = shape.row_bytes[2 * layer + i];
     const std::size_t wanted_run = row / sizeof(Value) * wanted_tokens;
     for (std::uint32_t h = 0; h < layout.heads[i]; ++h, value += layout.padded[i]) {
-      const Run run = head_of(target[2 * layer + i], h, row);
+      const Run run(target[2 * layer + i], h, row);
       for (std::size_t first = 0; first < layout.run[i]; first += kChunk, ++chunk) {
         const std::size_t count = layout.run[i] - first < kChunk ? layout.run[i] - first : kChunk;
         Stored stored;
@@ -387,11 +356,7 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
         kernel.unpack(codes, in + layout.rest + rest_bytes<Head>(at), wanted, stored.window, part, stream);
         if (!patch(stored, codes, count, wanted, part)) return "splitzip: an escape outside of its chunk";
         if constexpr (kHasLow) paste(heads, in + layout.low + at * (sizeof(Value) - sizeof(Head)), wanted, to);
-        if (!together)
-          run.each(first * sizeof(Value), wanted * sizeof(Value),
-                   [&](std::uint64_t piece, std::size_t done, std::size_t size) {
-                     std::memcpy(reinterpret_cast<void*>(piece), room + done, size);
-                   });
+        if (!together) run.scatter(first * sizeof(Value), wanted * sizeof(Value), room);
       }
     }
   }
@@ -405,6 +370,8 @@ std::size_t bound(const Shape& shape, std::size_t layer) {
   if (layout.values / 2 + layout.chunks >= kZeroFlag) return 0;
   return layout.escapes + layout.values / 2 + layout.chunks + kPad;
 }
+
+std::size_t least(const Shape& shape, std::size_t layer) { return Layout(shape, layer).escapes; }
 
 std::size_t usual(const Shape& shape, std::size_t layer) {
   const Layout layout(shape, layer);

@@ -27,6 +27,9 @@ struct Shape {
 // The most bytes that a layer can take; 0 where it has more values than the format can count.
 std::size_t bound(const Shape& shape, std::size_t layer);
 
+// What a layer takes at least.
+std::size_t least(const Shape& shape, std::size_t layer);
+
 // What a layer of ordinary values takes, rounded up.
 std::size_t usual(const Shape& shape, std::size_t layer);
 

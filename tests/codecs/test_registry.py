@@ -11,7 +11,7 @@ from kvstore.codecs.zstd import ZstdCodec
 from kvstore.errors import CodecError, UnknownCodec
 
 # Only ever added to: these numbers are on disks.
-NUMBERS = {"raw": 0, "splitzip": 1, "zstd": 16}
+NUMBERS = {"raw": 0, "splitzip": 1, "entropy": 7, "zstd": 16}
 
 
 def test_every_codec_has_its_number_for_ever() -> None:
@@ -32,7 +32,7 @@ def test_an_unknown_number_is_a_codec_error(number: int) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownCodec, match="'gzip' is unknown; known are raw, splitzip, zstd"):
+    with pytest.raises(UnknownCodec, match="'gzip' is unknown; known are raw, splitzip, entropy, zstd"):
         codec_by_name("gzip")
     assert issubclass(UnknownCodec, CodecError)
 

@@ -72,7 +72,7 @@ class Built:
 
 def build(path: Path, seed: int) -> Built:
     """Two lives of a store, with deletes, growth and sessions, so that there is old data beside the live."""
-    built = Built(path, tiny.config(host=1 << 20, codec=("raw", "splitzip", "zstd")[seed % 3]))
+    built = Built(path, tiny.config(host=1 << 20, codec=("raw", "splitzip", "entropy", "zstd")[seed % 4]))
     for first, sessions in ((0, _SESSIONS[:2]), (12, _SESSIONS[1:])):
         with KVStore(path, tiny.IDENTITY, built.config) as store:
             for number in range(first, first + 12):

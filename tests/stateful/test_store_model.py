@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.is_open = False
 
     @initialize(
-        tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "zstd"]),
+        tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "entropy", "zstd"]),
         host=st.sampled_from([0, 40_000, 1 << 20]),
         device=st.sampled_from([0, 4_000]),
     )  # fmt: skip

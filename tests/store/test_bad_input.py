@@ -144,7 +144,7 @@ def test_kv_of_another_layout_is_refused_and_nothing_is_stored(store: KVStore, k
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("codec", ["raw", "splitzip", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", "splitzip", "entropy", "zstd"])
 def test_nan_and_inf_are_stored_exactly(tmp_path: Path, dtype: str, codec: str) -> None:
     layout = replace(tiny.LAYOUT, dtype=dtype)
     kind = torch.int32 if dtype == "float32" else torch.int16

@@ -189,7 +189,7 @@ def test_many_sequences_come_back(store: KVStore) -> None:
 # ---- exact bits ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", ["raw", "splitzip", "zstd"])
+@pytest.mark.parametrize("codec", ["raw", "splitzip", "entropy", "zstd"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_bit_pattern_comes_back_from_every_tier(tmp_path: Path, codec: str, dtype: str) -> None:
     layout, ids = mixed_layout(dtype), tokens(21)

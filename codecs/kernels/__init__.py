@@ -1,0 +1,6 @@
+"""Codecs on the device that the tensors are on, in Triton: one file per kernel, `*_gpu.py` launches them.
+
+Importing this package costs nothing; the modules in it import triton, which is an optional dependency
+(`pip install kvstore[gpu]`), and are themselves imported only when a tensor on a device is coded, or under
+TRITON_INTERPRET=1.
+"""

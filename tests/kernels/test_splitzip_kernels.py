@@ -1,0 +1,79 @@
+"""The splitzip kernels without a GPU: interpreted against the reference, and compiled for GPUs that are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+GROUPS = ["lengths", "contents", "strides", "dtypes", "prefixes", "hostile", "look_back"]
+
+
+def _python(script: str, *arguments: str, **environment: str) -> str:
+    """What a script of this folder prints, in a process of its own: triton decides at its import what it is."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted_kernels_give_the_reference_s_bytes_and_values(group: str) -> None:
+    _python("interpreted.py", group)
+
+
+def test_an_unknown_group_fails() -> None:
+    with pytest.raises(AssertionError, match="KeyError"):
+        _python("interpreted.py", "nothing")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_python("compiled.py"))
+    return found
+
+
+def test_compiled_kernels_keep_everything_in_registers(compiled: dict[str, Any]) -> None:
+    assert len(compiled["kernels"]) == 30
+    for row in compiled["kernels"]:
+        assert (row["stack_bytes"], row["spill_bytes"], row["local_bytes"]) == (0, 0, 0), row
+
+
+def test_spills_would_be_seen(compiled: dict[str, Any]) -> None:
+    control = compiled["control"]
+    assert control["stack_bytes"] > 0
+    assert control["spill_bytes"] > 0
+
+
+def test_compiled_kernels_of_aligned_bf16_let_four_programs_share_a_multiprocessor(compiled: dict[str, Any]) -> None:
+    for row in compiled["kernels"]:
+        if row["dtype"] == "bfloat16" and row["layout"] in ("flat", "strided", "uneven"):
+            assert row["registers"] <= 64, row
+            assert row["shared_bytes"] <= 16 << 10, row
+            # 16 values a thread are two loads of 16 bytes (decoding: one of the plane, and half a one of the codes).
+            assert row["wide_loads"] >= (2 if row["kernel"] == "splitzip/encode" else 1), row
+            assert row["wide_stores"] >= (1 if row["kernel"] == "splitzip/encode" else 2), row
+
+
+def test_predecessors_are_read_by_one_load(compiled: dict[str, Any]) -> None:
+    """Two would let threads of one program see different states, and go different ways."""
+    assert {row["polls"] for row in compiled["kernels"] if row["kernel"] == "splitzip/encode"} == {1}
+
+
+def test_the_package_imports_without_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import kvstore, kvstore.codecs.kernels"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
