@@ -122,7 +122,8 @@ def _store_bits(target, rest, count):
 
 
 # The last two read the values anew, out of the cache and a slice at a time: kept in registers the values, and the
-# addresses of their escapes, would take the place of other programs, which hide the waiting.
+# addresses of their escapes, would take the place of other programs, which hide the waiting. (`while`, for there are
+# interpreters that cannot make a range of a tensor.)
 
 
 @triton.jit

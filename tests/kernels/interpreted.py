@@ -194,7 +194,7 @@ def hostile() -> None:
     payload = torch.from_numpy(np.frombuffer(memory, np.uint8, len(coded), room - len(coded)))
     planes = 16 + 2 * (5024 // 2 + 5024)
     random = np.random.default_rng(0)
-    places = [*range(12), *range(planes, planes + 20), *random.integers(planes + 20, len(coded), 12).tolist()]
+    places = [*range(12), *range(planes, planes + 18), *random.integers(planes + 18, len(coded), 6).tolist()]
     guarded = [torch.full((heads, tokens + 2, dim), 7.0, dtype=torch.bfloat16) for _ in range(2)]
     out = [(guarded[0][:, 1:-1], guarded[1][:, 1:-1])]
     refused = 0
