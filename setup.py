@@ -21,6 +21,9 @@ else:
     COMPILE += ["-O3", "-g0"]
 
 
+CODECS = ("kvcopy.cc", "splitzip.cc", "entropy.cc", "rans.cc")
+
+
 def extension(name: str, *sources: str) -> Pybind11Extension:
     return Pybind11Extension(
         name,
@@ -57,7 +60,7 @@ setup(
     package_data={"kvstore": ["py.typed"], "kvstore.trie": ["*.pyi"], "kvstore.codecs": ["*.pyi", "*.bin"]},
     ext_modules=[
         extension("kvstore.trie._trie", "trie.cc", "cpu.cc", "bindings_trie.cc"),
-        extension("kvstore.codecs._native", "kvcopy.cc", "splitzip.cc", "entropy.cc", "rans.cc", "cpu.cc", "bindings_codecs.cc"),
+        extension("kvstore.codecs._native", *CODECS, "cpu.cc", "bindings_codecs.cc"),
         extension("kvstore.codecs._rans", "rans.cc", "cpu.cc", "bindings_rans.cc"),
     ],
     cmdclass={"build_ext": parallel_build_ext},

@@ -40,7 +40,7 @@ from benchmarks.common import (
 )
 from benchmarks.peers import Peer, peers
 from benchmarks.peers.lmcache import compare
-from benchmarks.peers.ours import Ours, noise
+from benchmarks.peers.ours import Ours
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.result import allocate
 
@@ -213,10 +213,18 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
 
 def host(rows: Rows, quick: bool) -> None:
     """A cache of SmolLM2-135M's shape; 2,048 tokens are 47 MB."""
+    for codec in ("raw", "splitzip"):
+        host_tier(rows, codec, quick)
+
+
+def host_tier(rows: Rows, codec: str, quick: bool) -> None:
     layout = KVLayout.uniform(30, 3, 64)
-    with KVStore("", ModelIdentity("benchmark", "", "", "", layout), StoreConfig(disk=TierConfig(0))) as store:
+    config = StoreConfig(host=TierConfig(1024 * MIB, codec), disk=TierConfig(0))
+    with KVStore("", ModelIdentity("benchmark", "", "", "", layout), config) as store:
         for tokens, calls in ((2048, 2), (64, 64)):
-            ids, cache, warm = np.arange(tokens, dtype=np.uint32), noise(layout, tokens), allocate(layout, tokens)[0]
+            ids, warm = np.arange(tokens, dtype=np.uint32), allocate(layout, tokens, 0).room
+            shape = (1, 3, tokens, 64)
+            cache = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in layout.layers]
             store.put(ids, cache, namespace=b"%d" % tokens)
             store.flush()
 
@@ -241,12 +249,12 @@ def host(rows: Rows, quick: bool) -> None:
                 return run
 
             get()
-            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens)[0]))
+            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens, 0).room))
             seconds = interleave(
                 {"get": timed(get), "new": new, "warm": timed(lambda copy=copy, warm=warm: copy(warm))},
                 5 if quick else 15,
             )
-            case, nbytes = f"store/host-get/{tokens}-tokens", tokens * layout.bytes_per_token
+            case, nbytes = f"store/host-get/{codec}/{tokens}-tokens", tokens * layout.bytes_per_token
             rows.add(case, "read_GBps", nbytes / seconds["get"] / 1e9, "GB/s")
             for key, peer in (("new", "memcpy into new memory"), ("warm", "memcpy into warm memory")):
                 share = seconds[key] / seconds["get"]

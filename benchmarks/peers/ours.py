@@ -85,6 +85,11 @@ class Ours:
             raise RuntimeError("blocks were dropped; is the disk full?")
         return time.perf_counter() - begin
 
+    def prefetch(self, number: int) -> None:
+        """Brings one sequence into the host tier."""
+        if self.store.prefetch(self.sequence(number)).result() != self.tokens:
+            raise RuntimeError("the sequence does not fit the host tier")
+
     def get(self, number: int, tier: str) -> None:
         """Gets one sequence whole, all of it from `tier`."""
         hit = self.store.get(self.sequence(number))
