@@ -31,7 +31,8 @@ class StoreConfig:
 
     device: raw tensors on the device they came from. Off by default: on a CPU it would repeat the host tier.
     host: encoded records in host memory (pinned when CUDA is present), by default at the speed of memory ("splitzip").
-    disk: segment files, by default in the smallest exact form that needs no calibration ("entropy"); the budget counts whole segments. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
+    disk: segment files, by default in the smallest exact form that needs no calibration ("entropy"); the budget
+    counts whole segments. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
     block_tokens: tokens of a block, the unit of storage and sharing.
     segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
     group_bytes: the write-behind thread makes this many bytes durable with one sync.
