@@ -4,15 +4,16 @@ A value's exponent is coded by its distance from the bottom of a window of 16 ex
 values of one head has for itself: it ends at the chunk's largest exponent. Signs and mantissas are kept as they are.
 Exponents outside of the window are listed behind the planes; a chunk with too many of them keeps all its exponents.
 After SplitZip (arXiv, 2026), with windows instead of tables; docs/codecs/splitzip.md has the reasons and figures,
-FORMAT.md the bytes. bf16, fp16, fp32 (its upper half is a bf16), and float8 E5M2.
+FORMAT.md the bytes. bf16, fp16, fp32 (its upper half is a bf16), and float8 E5M2; E4M3, of which codes would save nothing, is stored as it is.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,10 @@ from kvstore.codecs.base import BlockInfo, check_payload
 from kvstore.codecs.view import KVView, row_shapes
 from kvstore.errors import CodecError
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1}
+if TYPE_CHECKING:
+    import torch
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1, "float8_e4m3fn": 1}
 
 _HEADER = struct.Struct("<12xI")  # chunks stored raw; 0 in layers of other modes
 
@@ -54,8 +58,12 @@ def encode_block(
     info: BlockInfo, block: KVView, out: memoryview, model: _native.EntropyModel | None = None
 ) -> tuple[int, ...] | None:
     """See `Codec.encode`. model: code with entropy (codec 7) what that makes smaller."""
+    if model is None and codes_on_device(block):
+        from kvstore.codecs.kernels.blocks import encode_into
+
+        return encode_into(block, out)
     heads, row_bytes = row_shapes(info.layout)
-    view = block if block.on_cpu else _on_cpu(info, block)
+    view = block if block.on_cpu else copy_on_cpu(block)
     return _native.encode(info.layout.dtype, heads, row_bytes, info.count, view.rows, out, model)
 
 
@@ -72,7 +80,12 @@ def decode_block(
         raise CodecError(f"layers of {list(layer_sizes)} bytes")
     if not out.writable:
         raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
-    target = out if out.on_cpu else _packed(info, out.tokens)
+    if model is None and codes_on_device(out):
+        from kvstore.codecs.kernels.blocks import decode_from
+
+        decode_from(payload, layer_sizes, info.count, out)
+        return
+    target = out if out.on_cpu else room_on_cpu(out)
     heads, row_bytes = row_shapes(info.layout)
     dtype, wanted = info.layout.dtype, out.tokens
     wrong = _native.decode(dtype, heads, row_bytes, info.count, payload, layer_sizes, target.rows, wanted, model)
@@ -80,6 +93,39 @@ def decode_block(
         raise CodecError(wrong)
     if target is not out:
         target.copy_to(out)
+
+
+def codes_on_device(view: KVView) -> bool:
+    """Whether the tensors of a view are coded by the device that they are on; False for tensors on the CPU."""
+    if view.on_cpu:
+        return False
+    devices = {tensor.device for tensor in view.tensors()}
+    return len(devices) == 1 and codes_on(devices.pop(), view.layout.dtype)
+
+
+def codes_on(device: torch.device, dtype: str) -> bool:
+    """Whether tensors on `device` (a GPU with its index) are coded there: triton is there, and can compile for it."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    try:
+        from kvstore.codecs.kernels.blocks import works
+    except ImportError:
+        return False
+    return works(device, dtype)
+
+
+def copy_on_cpu(view: KVView) -> KVView:
+    """What a view of tensors on a device holds, in memory of its own on the CPU."""
+    memory = np.empty(view.nbytes, np.uint8)
+    copy = KVView.packed(view.layout, view.tokens, memory.ctypes.data, memory)
+    view.copy_to(copy)
+    return copy
+
+
+def room_on_cpu(view: KVView) -> KVView:
+    """Tensors on the CPU, contents undefined, that can be copied to those of a view on a device."""
+    tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in view.tensors()]
+    return KVView.of_layers(view.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
 def raw_chunks(payload: memoryview, layer_sizes: Sequence[int]) -> int:
@@ -135,14 +181,3 @@ def _check(values: npt.NDArray[np.unsignedinteger[Any]], dtype: str) -> None:
         raise ValueError(
             f"values: expected a contiguous run of {ITEM_BYTES[dtype]}-byte integers, found {values.dtype}"
         )
-
-
-def _on_cpu(info: BlockInfo, block: KVView) -> KVView:
-    copy = _packed(info, info.count)
-    block.copy_to(copy)
-    return copy
-
-
-def _packed(info: BlockInfo, tokens: int) -> KVView:
-    memory = np.empty(tokens * info.layout.bytes_per_token, np.uint8)
-    return KVView.packed(info.layout, tokens, memory.ctypes.data, memory)

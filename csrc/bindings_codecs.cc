@@ -45,6 +45,7 @@ kvstore::splitzip::Dtype dtype_of(const std::string& name) {
   if (name == "float16") return kvstore::splitzip::Dtype::float16;
   if (name == "float32") return kvstore::splitzip::Dtype::float32;
   if (name == "float8_e5m2") return kvstore::splitzip::Dtype::float8_e5m2;
+  if (name == "float8_e4m3fn") return kvstore::splitzip::Dtype::float8_e4m3fn;
   throw std::invalid_argument("splitzip: no such dtype: " + name);
 }
 

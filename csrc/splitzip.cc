@@ -12,7 +12,8 @@ namespace kvstore::splitzip {
 namespace {
 
 constexpr std::size_t kHeader = 16;
-constexpr std::uint8_t kFixed = 1;  // the mode: 4-bit codes
+constexpr std::uint8_t kFixed = 1;  // the modes: 4-bit codes, or all values as they are
+constexpr std::uint8_t kPlain = 3;
 constexpr std::uint32_t kZeroFlag = 1u << 31;
 constexpr std::size_t kPad = 16;            // layers take a multiple of it
 constexpr std::size_t kEscape = 3;          // a position (2 bytes) and an exponent
@@ -21,7 +22,7 @@ constexpr std::size_t kHighShift = 5;       // ...and the window moves down unti
 constexpr std::size_t kStreamBytes = 1 << 22;  // results from this size on are written past the caches
 
 std::size_t item_bytes(Dtype dtype) {
-  return dtype == Dtype::float32 ? 4 : dtype == Dtype::float8_e5m2 ? 1 : 2;
+  return dtype == Dtype::float32 ? 4 : dtype == Dtype::bfloat16 || dtype == Dtype::float16 ? 2 : 1;
 }
 bool is_wide(Dtype dtype) { return dtype == Dtype::bfloat16 || dtype == Dtype::float32; }
 std::size_t low_bytes(Dtype dtype) {
@@ -363,17 +364,62 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
   return before == escape_bytes ? nullptr : "splitzip: escapes that belong to no chunk";
 }
 
+// ---- layers stored as they are ------------------------------------------------------------------------------------------
+
+std::size_t plain_bytes(const Shape& shape, std::size_t layer) {
+  std::size_t sum = kHeader;
+  for (std::size_t i = 0; i < 2; ++i) sum += shape.tokens * shape.heads[2 * layer + i] * shape.row_bytes[2 * layer + i];
+  return sum;
+}
+
+std::size_t encode_plain(const Shape& shape, std::size_t layer, const Rows* source, std::uint8_t* out,
+                         std::size_t capacity, std::uint64_t* size, Level) {
+  *size = plain_bytes(shape, layer);
+  if (*size > capacity) return kTooShort;
+  const std::size_t chunks = Layout(shape, layer).chunks;
+  put_word(out, kPlain);
+  put_word(out + 4, 0);
+  put_word(out + 8, 0);
+  put_word(out + 12, static_cast<std::uint32_t>(chunks));
+  out += kHeader;
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::size_t row = shape.row_bytes[2 * layer + i];
+    for (std::uint32_t h = 0; h < shape.heads[2 * layer + i]; ++h, out += row * shape.tokens) {
+      const Run run(source[2 * layer + i], h, row);
+      run.each(0, row * shape.tokens, [&](std::uint64_t at, std::size_t done, std::size_t piece) {
+        std::memcpy(out + done, reinterpret_cast<const void*>(at), piece);
+      });
+    }
+  }
+  return chunks;
+}
+
+const char* decode_plain(const Shape& shape, std::size_t layer, const std::uint8_t* in, std::size_t nbytes,
+                         const Rows* target, std::size_t wanted, bool, Level) {
+  if (nbytes != plain_bytes(shape, layer) || get_word(in) != kPlain)
+    return "splitzip: the header of a layer does not fit it";
+  in += kHeader;
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::size_t row = shape.row_bytes[2 * layer + i];
+    for (std::uint32_t h = 0; h < shape.heads[2 * layer + i]; ++h, in += row * shape.tokens)
+      Run(target[2 * layer + i], h, row).scatter(0, row * wanted, in);
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::size_t bound(const Shape& shape, std::size_t layer) {
   const Layout layout(shape, layer);
   if (layout.values / 2 + layout.chunks >= kZeroFlag) return 0;
+  if (shape.dtype == Dtype::float8_e4m3fn) return plain_bytes(shape, layer);
   return layout.escapes + layout.values / 2 + layout.chunks + kPad;
 }
 
 std::size_t least(const Shape& shape, std::size_t layer) { return Layout(shape, layer).escapes; }
 
 std::size_t usual(const Shape& shape, std::size_t layer) {
+  if (shape.dtype == Dtype::float8_e4m3fn) return plain_bytes(shape, layer);
   const Layout layout(shape, layer);
   return layout.escapes + layout.values / 128 + kPad;  // a third of a percent of escapes
 }
@@ -383,6 +429,7 @@ std::size_t encode(const Shape& shape, const Rows* source, std::uint8_t* out, st
   const auto code = shape.dtype == Dtype::float32       ? encode_layer<std::uint16_t, true>
                     : shape.dtype == Dtype::float16     ? encode_layer<std::uint8_t, true>
                     : shape.dtype == Dtype::float8_e5m2 ? encode_layer<std::uint8_t, false>
+                    : shape.dtype == Dtype::float8_e4m3fn ? encode_plain
                                                         : encode_layer<std::uint16_t, false>;
   std::size_t raw = 0;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
@@ -401,6 +448,7 @@ const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t 
   const auto code = shape.dtype == Dtype::float32       ? decode_layer<std::uint16_t, true>
                     : shape.dtype == Dtype::float16     ? decode_layer<std::uint8_t, true>
                     : shape.dtype == Dtype::float8_e5m2 ? decode_layer<std::uint8_t, false>
+                    : shape.dtype == Dtype::float8_e4m3fn ? decode_plain
                                                         : decode_layer<std::uint16_t, false>;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t size = sizes[layer];

@@ -9,7 +9,8 @@
 
 namespace kvstore::splitzip {
 
-enum class Dtype : int { bfloat16, float16, float32, float8_e5m2 };
+// E4M3 has 4 exponent bits: codes would save nothing, so its layers are stored as they are.
+enum class Dtype : int { bfloat16, float16, float32, float8_e5m2, float8_e4m3fn };
 
 inline constexpr std::size_t kChunk = 4096;  // values of one head that share a window of exponents
 inline constexpr std::size_t kGroup = 32;    // every head's planes start at a multiple of so many values

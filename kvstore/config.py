@@ -29,7 +29,8 @@ class TierConfig:
 class StoreConfig:
     """All settings of a `KVStore`; immutable, checked when made.
 
-    device: raw tensors on the device they came from. Off by default: on a CPU it would repeat the host tier.
+    device: blocks on the device they came from, "raw" or coded there by "splitzip". Off by default: on a CPU it would
+    repeat the host tier.
     host: encoded records in host memory (pinned when CUDA is present), by default at the speed of memory ("splitzip").
     disk: segment files, by default in the smallest exact form that needs no calibration ("entropy"); the budget
     counts whole segments. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
@@ -63,8 +64,8 @@ class StoreConfig:
             _integer(f"{tier}.bytes", value.bytes, 0, 1 << 60)
             if not isinstance(value.codec, str) or not value.codec:
                 raise ConfigError(f"{tier}.codec: expected a codec's name, found {value.codec!r}")
-        if self.device.codec != "raw":
-            raise ConfigError(f"device.codec: only 'raw' can be held on the device, found {self.device.codec!r}")
+        if self.device.codec not in ("raw", "splitzip"):
+            raise ConfigError(f"device.codec: expected 'raw' or 'splitzip', found {self.device.codec!r}")
         _integer("block_tokens", self.block_tokens, 1, 4096)
         _integer("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
         _integer("group_bytes", self.group_bytes, 1, 1 << 32)

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from kvstore.block import Block
 from kvstore.codecs import KVView, codec_by_id
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.splitzip import SplitZipCodec, codes_on, room_on_cpu
 from kvstore.config import MIB
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.identity import Tokens, chain_key
+from kvstore.layout import KVLayout
 from kvstore.metrics import Metrics
 from kvstore.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
 from kvstore.residency import Residency, Source
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.device import DeviceBlock
+from kvstore.tiers.device import DeviceBlock, move
 from kvstore.tiers.disk.catalog import Entry
 from kvstore.tiers.host import HostRecord
 
@@ -118,9 +122,23 @@ class _Run:
         assert target is not None
         if isinstance(source, HostRecord):
             return self._decode(part, source.header, source.payload, target)
-        assert isinstance(source, DeviceBlock | Block)
-        source.view.narrow(0, target.tokens).copy_to(target)
+        if isinstance(source, Block):
+            move(source.view.narrow(0, target.tokens), target)
+            return True
+        assert isinstance(source, DeviceBlock)
+        try:
+            self._from_device(source, target)
+        except CodecError as error:
+            self._reject(part, type(error).__name__)
+            return False
         return True
+
+    def _from_device(self, source: DeviceBlock, target: KVView) -> None:
+        try:
+            source.copy_to(target)
+        except torch.OutOfMemoryError:
+            self.fetcher.metrics.add("fallback_device_codec")
+            source.fetched().copy_to(target)
 
     def _from_disk(self, task: range, entries: Sequence[Entry]) -> list[int]:
         fetcher = self.fetcher
@@ -176,7 +194,11 @@ class _Run:
     def _decode(self, part: Part, header: RecordHeader, payload: memoryview, target: KVView) -> bool:
         try:
             info = BlockInfo(target.layout, header.tokens, header.start)
-            codec_by_id(header.codec).decode(info, payload, header.layer_sizes, target)
+            codec = codec_by_id(header.codec)
+            near = target if target.on_cpu or codec.id == SplitZipCodec.id else room_on_cpu(target)
+            codec.decode(info, payload, header.layer_sizes, near)
+            if near is not target:
+                move(near, target)
         except UnknownCodec:
             self.fetcher.metrics.add("unknown_codec")  # a newer version may read it: it stays
             return False
@@ -212,6 +234,24 @@ def check_record(part: Part, data: memoryview) -> RecordHeader:
     ):
         raise DamagedRecord(Damage.KEY, "another block's record")
     return header
+
+
+def home(parts: Sequence[Part], layout: KVLayout, device: Any) -> torch.device | None:
+    """Where to decode the parts when they are wanted on `device`: there, if it is a GPU that can decode them all; None
+    for the CPU. What the CPU must decode is better sent in large pieces, once the whole of it is there."""
+    where = torch.device("cpu" if device is None else device)
+    if where.type != "cuda":
+        return None
+    where = torch.empty(0, device=where).device  # with its index
+    return where if all(_is_coded_for(part.source, where) for part in parts) and codes_on(where, layout.dtype) else None
+
+
+def _is_coded_for(source: Source, device: torch.device) -> bool:
+    if isinstance(source, DeviceBlock):
+        return source.memory.device == device
+    if isinstance(source, Block):
+        return not source.view.on_cpu
+    return (source.codec if isinstance(source, Entry) else source.header.codec) == SplitZipCodec.id
 
 
 def release(residency: Residency, sources: Sequence[Source | None]) -> None:

@@ -16,7 +16,7 @@ from kvstore.errors import ConfigError, LayoutMismatch, UnsupportedCache
 if TYPE_CHECKING:
     import torch
 
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1, "float8_e4m3fn": 1}
 KVLayers = tuple[tuple["torch.Tensor", "torch.Tensor"], ...]
 
 
@@ -37,7 +37,7 @@ class LayerLayout:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """All layers of a cache, their dtype ("bfloat16", "float16", "float32") and the positions they carry.
+    """All layers of a cache, their dtype (a name in `ITEM_BYTES`) and the positions they carry.
 
     `rope` is the canonical JSON of the rotary parameters ("none" where positions are absolute or learned): two
     caches with different rotary bases have the same shape and different contents.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from kvstore.block import Block
-from kvstore.codecs import codec_by_name
+from kvstore.codecs import KVView, codec_by_name
+from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device, copy_on_cpu
 from kvstore.hit import FlushResult
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
@@ -95,7 +98,7 @@ class Persister:
         if block.record not in residency.pending:
             return _Made(None, None)  # deleted or superseded since it was put
         if config.device.bytes:
-            residency.device.add(block.record, DeviceBlock.copy_of(block.view))
+            self._keep_on_device(block)
         record = None
         if config.host.bytes:
             record = self._encode_with(config.host.codec, block, lasting=True)
@@ -110,9 +113,29 @@ class Persister:
             return _Made(record, record)
         return _Made(record, self._encode_with(config.disk.codec, block))
 
+    def _keep_on_device(self, block: Block) -> None:
+        residency, name = self.residency, self.residency.config.device.codec
+        make = DeviceBlock.raw if name == "raw" else DeviceBlock.coded
+        self._count_fallback(name, block.view)
+        try:
+            made = make(block.info(), block.view)
+        except torch.OutOfMemoryError:
+            residency.metrics.add("device_full")  # by others: the tier's own budget is not the device's memory
+            return
+        residency.device.add(block.record, made)
+
+    def _count_fallback(self, name: str, view: KVView) -> None:
+        if name == SplitZipCodec.name and not view.on_cpu and not codes_on_device(view):
+            self.residency.metrics.add("fallback_device_codec")
+
     def _encode_with(self, name: str, block: Block, lasting: bool = False) -> HostRecord:
         codec = codec_by_name(name)
-        record = block.encode(codec, self.pool, lasting)
+        self._count_fallback(name, block.view)
+        try:
+            record = block.encode(codec, self.pool, lasting)
+        except torch.OutOfMemoryError:
+            self.residency.metrics.add("fallback_device_codec")
+            record = replace(block, view=copy_on_cpu(block.view)).encode(codec, self.pool, lasting)
         fallbacks = codec.fallbacks(record.payload, record.header.layer_sizes)
         if fallbacks:
             self.residency.metrics.add("fallback_raw_chunks", fallbacks)

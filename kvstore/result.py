@@ -18,7 +18,7 @@ _AT_ONCE_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class Result:
-    """Memory for a prefix. room: per layer (K, V), each `[1, heads, capacity, dim]` on the CPU, contents undefined."""
+    """Memory for a prefix. room: per layer (K, V), each `[1, heads, capacity, dim]`, contents undefined."""
 
     layout: KVLayout
     tokens: int
@@ -32,13 +32,13 @@ class Result:
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.room)
 
 
-def allocate(layout: KVLayout, tokens: int, reserve: int) -> Result:
-    """Memory for `tokens` tokens and `reserve` more; pinned where CUDA is."""
+def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device | None = None) -> Result:
+    """Memory for `tokens` tokens and `reserve` more, on `device`; None: on the CPU, pinned where CUDA is."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
-    pinned = torch.cuda.is_available()
+    pinned = device is None and torch.cuda.is_available()
     first = layout.layers[0]
     capacity = tokens + reserve
-    if layout.is_uniform and not pinned and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
+    if layout.is_uniform and device is None and not pinned and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
         shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
         memory = torch.empty(shape, dtype=dtype)
         tensors = memory.unbind()
@@ -47,12 +47,15 @@ def allocate(layout: KVLayout, tokens: int, reserve: int) -> Result:
     else:
         room = tuple(
             (
-                torch.empty((1, x.heads, capacity, x.key_dim), dtype=dtype, pin_memory=pinned),
-                torch.empty((1, x.heads, capacity, x.value_dim), dtype=dtype, pin_memory=pinned),
+                torch.empty((1, x.heads, capacity, x.key_dim), dtype=dtype, device=device, pin_memory=pinned),
+                torch.empty((1, x.heads, capacity, x.value_dim), dtype=dtype, device=device, pin_memory=pinned),
             )
             for x in layout.layers
         )
         view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in room])
+    if device is not None and device.type == "cuda":
+        # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
+        torch.cuda.current_stream(device).synchronize()
     return Result(layout, tokens, room, view.narrow(0, tokens) if reserve else view)
 
 

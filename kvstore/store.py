@@ -12,7 +12,7 @@ from kvstore.block import max_record_bytes
 from kvstore.codecs import codec_by_name
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, UnknownCodec
-from kvstore.fetch import Fetcher
+from kvstore.fetch import Fetcher, home
 from kvstore.gate import Gate
 from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
 from kvstore.identity import ModelIdentity, Tokens, as_tokens, namespace_digest
@@ -195,7 +195,8 @@ class KVStore:
             reserve = 0
         elif reserve is None:
             reserve = min(asked - count, count) + _RESERVE_TOKENS
-        result = allocate(self.identity.layout, count, reserve)
+        layout = self.identity.layout
+        result = allocate(layout, count, reserve, home(parts, layout, device))
         good, tiers = self._fetcher.fetch(parts, result.view)
         if not good:
             self.metrics.add("get_misses")

@@ -37,7 +37,8 @@ def test_a_config_cannot_be_changed() -> None:
         ({"host": TierConfig(1 << 61)}, "host.bytes"),
         ({"disk": TierConfig(8 * GIB, "")}, "disk.codec"),
         ({"disk": TierConfig(8 * GIB, 7)}, "disk.codec"),
-        ({"device": TierConfig(1, "zstd")}, "device.codec: only 'raw'"),
+        ({"device": TierConfig(1, "zstd")}, "device.codec: expected 'raw' or 'splitzip', found 'zstd'"),
+        ({"device": TierConfig(0, "entropy")}, "device.codec"),
         ({"block_tokens": 0}, "block_tokens: expected 1 to 4096, found 0"),
         ({"block_tokens": 4097}, "block_tokens"),
         ({"segment_bytes": 64 * KIB - 4096}, "segment_bytes"),
@@ -67,6 +68,7 @@ def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, Any], names:
     "changes",
     [
         {"host": TierConfig(0)},
+        {"device": TierConfig(1, "splitzip")},
         {"disk": TierConfig(0)},
         {"disk": TierConfig(4 * 64 * KIB), "segment_bytes": 64 * KIB},
         {"block_tokens": 1},

@@ -13,7 +13,7 @@ from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name, codec_names
 from kvstore.errors import CodecError
 
-DTYPES = ["bfloat16", "float16", "float32"]
+DTYPES = ["bfloat16", "float16", "float32", "float8_e5m2", "float8_e4m3fn"]
 SHAPES = {
     "typical": lambda dtype: (KVLayout.uniform(4, 3, 64, dtype), 64),
     "odd": lambda dtype: (KVLayout((LayerLayout(5, 123, 123),), dtype), 123),
@@ -26,6 +26,8 @@ SPECIAL = {  # NaNs with payloads (quiet and signalling, both signs), infinities
     "bfloat16": [0x7FC0, 0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x0001, 0x807F, 0x0000, 0x8000],
     "float16": [0x7E00, 0x7E01, 0xFFFF, 0x7C01, 0x7C00, 0xFC00, 0x0001, 0x83FF, 0x0000, 0x8000],
     "float32": [0x7FC00000, 0x7FC12345, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0, 0x80000000],
+    "float8_e5m2": [0x7F, 0x7E, 0xFF, 0x7D, 0x7C, 0xFC, 0x01, 0x83, 0x00, 0x80],
+    "float8_e4m3fn": [0x7F, 0xFF, 0x01, 0x87, 0x00, 0x80],
 }
 
 
@@ -53,6 +55,8 @@ def encode(codec: Codec, info: BlockInfo, kv) -> tuple[bytes, tuple[int, ...]]:
 
 def empty(layout: KVLayout, count: int, fill: int = 0):
     item = INTEGERS[layout.dtype]
+    if item is torch.uint8:
+        fill &= 0xFF
     dtype = getattr(torch, layout.dtype)
     return [
         tuple(torch.full((x.heads, count, dim), fill, dtype=item).view(dtype) for dim in (x.key_dim, x.value_dim))
@@ -84,17 +88,16 @@ def test_zeros_come_back_exactly(codec: Codec, dtype: str, shape: str) -> None:
 
 def test_smooth_values_come_back_exactly(codec: Codec, dtype: str) -> None:
     layout = KVLayout.uniform(2, 2, 32, dtype)
-    ramp = torch.linspace(-3, 3, 2 * 50 * 32).reshape(2, 50, 32).to(getattr(torch, dtype))
-    kv = [(ramp, ramp * 2), (ramp.exp(), -ramp)]
+    ramp = torch.linspace(-3, 3, 2 * 50 * 32).reshape(2, 50, 32)
+    kv = [tuple(t.to(getattr(torch, dtype)) for t in pair) for pair in ((ramp, ramp * 2), (ramp.exp(), -ramp))]
     info = block_info(layout, 50)
     assert same_kv(decode(codec, info, *encode(codec, info, kv)), kv)
 
 
 def test_nan_payloads_infinities_subnormals_and_the_sign_of_zero_come_back_exactly(codec: Codec, dtype: str) -> None:
-    special = np.array(SPECIAL[dtype], dtype=np.uint32 if dtype == "float32" else np.uint16)
+    special = np.array(SPECIAL[dtype], dtype=f"uint{8 * INTEGERS[dtype].itemsize}")
     layout = KVLayout.uniform(1, 1, len(special), dtype)
-    signed = special.view(f"int{8 * special.itemsize}")
-    rows = torch.from_numpy(np.tile(signed, (1, 7, 1))).view(getattr(torch, dtype))
+    rows = torch.from_numpy(np.tile(special, (1, 7, 1))).view(getattr(torch, dtype))
     info = block_info(layout, 7)
     assert same_kv(decode(codec, info, *encode(codec, info, [(rows, rows.flip(1))])), [(rows, rows.flip(1))])
 

@@ -283,3 +283,19 @@ def test_the_exponent_of_the_reference_is_the_one_of_the_format() -> None:
     assert (exponent.tolist(), rest.tolist(), low.tolist()) == ([127, 128], [0x80, 0x49], [0, 0])
     exponent, rest, low = split(np.array([0xC045], np.uint16), "float16")
     assert (exponent.tolist(), rest.tolist(), low.tolist()) == ([16], [4], [0x45])
+
+
+def test_e4m3_has_nothing_to_save_and_is_stored_as_it_is_and_counted() -> None:
+    codec = codec_by_name("splitzip")
+    layout = KVLayout((LayerLayout(3, 64, 32),) * 2, "float8_e4m3fn")
+    info = BlockInfo(layout, np.arange(70, dtype=np.uint32), 0)
+    kv = [tuple(torch.randn(3, 70, dim).to(torch.float8_e4m3fn) for dim in (64, 32)) for _ in range(2)]
+    out = memoryview(bytearray(codec.bound(info)))
+    sizes = codec.encode(info, KVView.of_layers(layout, kv), out)
+    assert sizes == (16 + 3 * 70 * 96,) * 2
+    assert codec.usual(info) == codec.bound(info) == sum(sizes)
+    assert codec.fallbacks(out, sizes) == 2 * 3 * (2 + 1)
+    assert codec.encode(info, KVView.of_layers(layout, kv), out[:-1]) is None
+    out[0] = 1
+    with pytest.raises(CodecError, match="header"):
+        codec.decode(info, out, sizes, KVView.of_layers(layout, kv))

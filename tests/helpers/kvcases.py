@@ -21,7 +21,13 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 BLOCK = 8
 SMALL = KVLayout.uniform(3, 2, 16, "bfloat16")
-INTEGERS = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32}
+INTEGERS = {
+    "bfloat16": torch.int16,
+    "float16": torch.int16,
+    "float32": torch.int32,
+    "float8_e5m2": torch.uint8,
+    "float8_e4m3fn": torch.uint8,
+}
 
 
 def identity(layout: KVLayout = SMALL, **changes: Any) -> ModelIdentity:
@@ -119,7 +125,7 @@ def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
     found, expected = (t[0] if t.dim() == 4 else t for t in (found, expected))
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    as_int = {2: torch.int16, 4: torch.int32}[found.element_size()]
+    as_int = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[found.element_size()]
     return bool(torch.equal(found.contiguous().view(as_int), expected.contiguous().view(as_int)))
 
 
@@ -150,6 +156,6 @@ def mixed_layout(dtype: str) -> KVLayout:
 
 
 def _random(heads: int, count: int, dim: int, dtype: str, generator: np.random.Generator) -> torch.Tensor:
-    width = 16 if INTEGERS[dtype] == torch.int16 else 32
+    width = 8 * INTEGERS[dtype].itemsize
     bits = generator.integers(0, 1 << width, (heads, count, dim), dtype=np.dtype(f"uint{width}"))
-    return torch.from_numpy(bits.view(f"int{width}")).view(getattr(torch, dtype))
+    return torch.from_numpy(bits).view(getattr(torch, dtype))

@@ -15,8 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # without it triton warns; there are no floats here
-
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas

@@ -43,7 +43,8 @@ def test_an_unknown_group_fails() -> None:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_python("compiled.py"))
+    # Whoever uses the kernels would see every warning that compiling them gives.
+    found: dict[str, Any] = json.loads(_python("compiled.py", PYTHONWARNINGS="error::UserWarning"))
     return found
 
 

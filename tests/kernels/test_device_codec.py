@@ -1,0 +1,131 @@
+"""From a device into the store and back: interpreted without a GPU, and on one where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kvcases import Layers, identity, same_kv, tokens
+
+from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore.codecs.splitzip import codes_on
+from kvstore.config import KIB, MIB
+from kvstore.fetch import home
+from kvstore.result import allocate
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+LAYOUT = KVLayout.uniform(6, 2, 64)
+COUNT = 200  # three blocks and a tail
+
+
+@pytest.mark.parametrize("group", ["control", "encoding", "decoding", "hostile", "tier", "store"])
+def test_interpreted(group: str) -> None:
+    script = str(Path(__file__).with_name("interpreted_store.py"))
+    done = subprocess.run([sys.executable, script, group], env=os.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+def _kv(seed: int = 0) -> Layers:
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def tensor() -> torch.Tensor:
+        values = torch.randn(2, COUNT, 64, device="cuda", generator=generator)
+        values.view(-1)[::1009] = 1e-7
+        return values.bfloat16()
+
+    return [(tensor(), tensor()) for _ in LAYOUT.layers]
+
+
+def _to(kv: Any, device: str) -> Layers:
+    return [(k.to(device), v.to(device)) for k, v in kv]
+
+
+def _open(path: Path, **tiers: TierConfig) -> KVStore:
+    none: dict[str, Any] = {"device": TierConfig(0), "host": TierConfig(0), "disk": TierConfig(0)}
+    return KVStore(path, identity(LAYOUT), StoreConfig(**{**none, **tiers}, segment_bytes=512 * KIB))
+
+
+def _payloads(store: KVStore) -> list[bytes]:
+    store.flush()
+    return [bytes(item.payload) for _, item in sorted(store._residency.host._items.items())]
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_this_gpu_codes(dtype: str) -> None:
+    assert codes_on(torch.device("cuda", 0), dtype)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("codec", ["raw", "splitzip"])
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_cuda_caches_come_back_from_every_tier(tmp_path: Path, tier: str, codec: str) -> None:
+    ids, kv = tokens(COUNT), _kv()
+    with _open(tmp_path, **{tier: TierConfig(16 * MIB, codec)}) as store:
+        store.put(ids, kv)
+        store.flush()
+        for device in ("cpu", "cuda"):
+            for count in (COUNT, 70):
+                hit = store.get(ids[:count], device=device)
+                assert hit is not None
+                assert hit.tiers == {tier: count}
+                assert hit.layers[0][0].device.type == device
+                assert same_kv(_to(hit.layers, "cpu"), _to(kv, "cpu"), count)
+        assert "fallback_device_codec" not in store.stats()["counters"]
+        if tier == "device":
+            raw = COUNT * LAYOUT.bytes_per_token
+            held = store.stats()["device"]["bytes"]
+            assert held == raw if codec == "raw" else held < 0.8 * raw
+            assert all(block.memory.is_cuda for block in store._residency.device._items.values())
+
+
+@on_a_gpu
+def test_the_gpu_writes_the_records_that_the_cpu_writes(tmp_path: Path) -> None:
+    ids, kv = tokens(COUNT), _kv()
+    with _open(tmp_path / "a", host=TierConfig(16 * MIB, "splitzip"), device=TierConfig(16 * MIB, "splitzip")) as store:
+        store.put(ids, kv)
+        by_gpu = _payloads(store)
+        on_gpu = [b.memory.cpu().numpy().tobytes() for _, b in sorted(store._residency.device._items.items())]
+    with _open(tmp_path / "b", host=TierConfig(16 * MIB, "splitzip")) as store:
+        store.put(ids, _to(kv, "cpu"))
+        by_cpu = _payloads(store)
+    assert len(by_cpu) == 4
+    assert by_gpu == on_gpu == by_cpu
+
+
+@on_a_gpu
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_a_result_on_the_gpu_is_decoded_there(tmp_path: Path, tier: str) -> None:
+    ids, kv = tokens(COUNT), _kv()
+    with _open(tmp_path, **{tier: TierConfig(16 * MIB, "splitzip")}) as store:
+        store.put(ids, kv)
+        store.flush()
+        parts = store._lookup.parts(store._digest(b""), ids)
+        where = home(parts, LAYOUT, "cuda")
+        assert where == torch.device("cuda", torch.cuda.current_device())
+        result = allocate(LAYOUT, COUNT, 0, where)
+        assert store._fetcher.fetch(parts, result.view) == (4, {tier: COUNT})
+        assert same_kv(_to(result.layers(COUNT), "cpu"), _to(kv, "cpu"))
+
+
+@on_a_gpu
+def test_a_result_that_the_cpu_must_decode_is_made_there(tmp_path: Path) -> None:
+    with _open(tmp_path, host=TierConfig(16 * MIB, "zstd")) as store:
+        store.put(tokens(COUNT), _kv())
+        store.flush()
+        assert home(store._lookup.parts(store._digest(b""), tokens(COUNT)), LAYOUT, "cuda") is None
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_a_result_for_the_cpu_stays_there(device: Any) -> None:
+    assert home([], LAYOUT, device) is None
