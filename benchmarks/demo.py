@@ -139,12 +139,14 @@ def live(args: argparse.Namespace) -> None:
     """Talks in several sessions, flushes, records what a correct resume must give, and puts until it is
     killed."""
     from benchmarks.conversations import load_model
-    from kvstore import KVStore, ModelIdentity
+    from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
+    from kvstore.config import GIB
     from kvstore.integrations.transformers import cache_layers, generate
 
     sessions, turns = (2, 2) if args.quick else (SESSIONS, TURNS)
     model, tokenizer = load_model(args.model)
-    store = KVStore(args.folder / "store", ModelIdentity.from_transformers(model, tokenizer))
+    config = StoreConfig(disk=TierConfig(8 * GIB, "entropy"))
+    store = KVStore(args.folder / "store", ModelIdentity.from_transformers(model, tokenizer), config)
     expected: dict[str, Any] = {}
     last: Any = None
     for number, (history, messages) in enumerate(_dialogues(args, sessions, turns + 1)):

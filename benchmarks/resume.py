@@ -1,6 +1,6 @@
 """How soon the first token comes: prefix restored from disk, against recomputing it.
 
-`python -m benchmarks.resume [--lengths 512 2048 8000] [--new-tokens 1] [--codec entropy]`. The prompt is a prefix of
+`python -m benchmarks.resume [--lengths 512 2048 8000] [--new-tokens 1] [--codec splitzip]`. The prompt is a prefix of
 real conversations plus `--new-tokens` tokens. Resume: `get` from a store that was just opened (nothing in memory;
 the page cache is dropped, and segments are read with O_DIRECT anyway), then a forward pass of the new tokens.
 Recompute: a forward pass of the whole prompt. Opening the store happens once a process, so it is a row of its own.
@@ -32,7 +32,7 @@ def main() -> None:
     parser = arguments("Time to first token: resume from disk against recompute.")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="prefix lengths (512 2048 8000)")
     parser.add_argument("--new-tokens", type=int, default=1, metavar="N", help="tokens after the prefix (1)")
-    parser.add_argument("--codec", default="entropy", help="codec of the disk tier (entropy)")
+    parser.add_argument("--codec", default="splitzip", help="codec of the disk tier (splitzip)")
     parser.add_argument("--dir", type=Path, help="where the store is made (default: build/scratch)")
     args = parser.parse_args()
     lengths = args.lengths or ([512, 2048] if args.quick else [512, 2048, 8000])

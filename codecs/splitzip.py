@@ -4,7 +4,8 @@ A value's exponent is coded by its distance from the bottom of a window of 16 ex
 values of one head has for itself: it ends at the chunk's largest exponent. Signs and mantissas are kept as they are.
 Exponents outside of the window are listed behind the planes; a chunk with too many of them keeps all its exponents.
 After SplitZip (arXiv, 2026), with windows instead of tables; docs/codecs/splitzip.md has the reasons and figures,
-FORMAT.md the bytes. bf16, fp16, fp32 (its upper half is a bf16), and float8 E5M2; E4M3, of which codes would save nothing, is stored as it is.
+FORMAT.md the bytes. For bf16, fp16, fp32 (its upper half is a bf16), and float8 E5M2; E4M3, of which codes would
+save nothing, is stored as it is.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_toml_without_the_table_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_a_tier_keeps_the_default_of_what_toml_does_not_name(tmp_path: Path) -> None:
-    assert toml(tmp_path, "[kvstore.disk]\nbytes = 1073741824\n").disk == TierConfig(GIB, "entropy")
+    assert toml(tmp_path, "[kvstore.disk]\nbytes = 1073741824\n").disk == TierConfig(GIB, "splitzip")
 
 
 @pytest.mark.parametrize(
