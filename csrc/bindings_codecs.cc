@@ -135,8 +135,9 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
   const char* wrong = nullptr;
   {
     py::gil_scoped_release release;
-    wrong = model ? kvstore::entropy::decode(*model, call.shape, begin, nbytes, sizes.data(), rows.data(), wanted, chosen)
-                  : kvstore::splitzip::decode(call.shape, begin, nbytes, sizes.data(), rows.data(), wanted, chosen);
+    const auto* const to = rows.data();
+    wrong = model ? kvstore::entropy::decode(*model, call.shape, begin, nbytes, sizes.data(), to, wanted, chosen)
+                  : kvstore::splitzip::decode(call.shape, begin, nbytes, sizes.data(), to, wanted, chosen);
   }
   return wrong ? std::optional<std::string>(wrong) : std::nullopt;
 }
@@ -147,7 +148,8 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ core of kvstore.codecs.";
   m.def("copy_rows", &copy_rows, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
         py::arg("tokens"));
-  py::class_<kvstore::entropy::Model>(m, "EntropyModel").def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
+  py::class_<kvstore::entropy::Model>(m, "EntropyModel")
+      .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
   m.def("bounds", &bounds, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
         py::arg("entropy") = false);
   m.def("encode", &encode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),

@@ -73,7 +73,7 @@ struct Layer {
   std::size_t values() const { return channels * shape.tokens; }
   Channels of_head() { return {room.base.data(), room.flip.data(), room.chosen.data()}; }
 
-  // Calls visit(kind, head, dim, first value, first channel, number of the head) for every head, until it returns false.
+  // Calls visit(kind, head, dim, first value, first channel, number of the head) for every head, until that is false.
   template <class Visit>
   bool each(Visit visit) {
     std::size_t value = 0, channel = 0, number = 0;
@@ -106,7 +106,7 @@ struct Layer {
   }
 };
 
-// ---- encoding --------------------------------------------------------------------------------------------------------
+// ---- encoding -------------------------------------------------------------------------------------------------------
 
 // Fills what is known of a head (2 bytes) and of its channels.
 void describe(const Loops& loop, const std::uint16_t* values, std::size_t tokens, std::size_t dim,
@@ -153,7 +153,8 @@ std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t num
     describe(loop, values, tokens, dim, room.sums.data(), channels, out + layer.tops + 2 * which, per_channel);
     loop.symbols(values, tokens, dim, channels, symbols);
     loop.choose(symbols, tokens, dim, model.costs(kind), channels.chosen);
-    for (std::size_t c = 0; c < dim; ++c) per_channel[c] = static_cast<std::uint8_t>(per_channel[c] | channels.chosen[c]);
+    for (std::size_t c = 0; c < dim; ++c)
+      per_channel[c] = static_cast<std::uint8_t>(per_channel[c] | channels.chosen[c]);
     const Ranges known = layer.known_to(model, kind, dim);
     const std::size_t found = loop.restrict_(symbols, tokens, dim, known);
     layer.fill_classes(kind, dim, value);
@@ -161,8 +162,9 @@ std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t num
     plane += planes_bytes(tokens * dim);
     if (layer.escapes + 2 * (escapes + found) > capacity) return false;
     const std::uint8_t* at = symbols;
+    const std::uint8_t* const end = symbols + tokens * dim;
     for (std::size_t i = 0; i < found; ++i, ++at, ++escapes) {
-      at = static_cast<const std::uint8_t*>(std::memchr(at, kEscape, static_cast<std::size_t>(symbols + tokens * dim - at)));
+      at = static_cast<const std::uint8_t*>(std::memchr(at, kEscape, static_cast<std::size_t>(end - at)));
       std::memcpy(out + layer.escapes + 2 * escapes, values + (at - symbols), 2);
     }
     return true;
@@ -179,11 +181,11 @@ std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t num
   return begin + static_cast<std::size_t>(stream);
 }
 
-// ---- decoding --------------------------------------------------------------------------------------------------------
+// ---- decoding -------------------------------------------------------------------------------------------------------
 
 const char* decode_layer(const Model& model, const Shape& shape, std::size_t number, const std::uint8_t* in,
                          std::size_t nbytes, const Rows* target, std::size_t wanted, Room& room, Level level) {
-  // Every symbol takes part of a bit at least, its low bits 5: sizes are bounded by what was read before memory is taken.
+  // The low bits of a value alone take 5: sizes are bounded by what was read before memory is taken.
   std::size_t least = 0;
   for (std::size_t kind = 0; kind < 2; ++kind)
     least += shape.heads[2 * number + kind] * planes_bytes(shape.row_bytes[2 * number + kind] / 2 * shape.tokens);
@@ -193,7 +195,8 @@ const char* decode_layer(const Model& model, const Shape& shape, std::size_t num
   if (nbytes < layer.escapes) return "entropy: a layer is too short for its values";
   if (get_word(in + 12) != 0 || nbytes != layer.escapes + 2 * escapes + stream)
     return "entropy: the header of a layer does not fit it";
-  layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel, std::size_t) {
+  layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
+                 std::size_t) {
     for (std::size_t c = 0; c < dim; ++c) room.chosen[c] = in[layer.per_channel + channel + c] & 15u;
     layer.fill_classes(kind, dim, value);
     return true;

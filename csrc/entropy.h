@@ -1,4 +1,4 @@
-// The entropy codec: bf16 values less the mean exponent and sign of their channel, coded by rANS (FORMAT.md, "entropy").
+// The entropy codec (FORMAT.md, "entropy"): bf16 values less the mean exponent and sign of their channel, by rANS.
 // A layer that this makes no smaller is coded by splitzip.
 #pragma once
 
@@ -28,8 +28,8 @@ class Model {
   // [kSymbols][kClasses] costs of keys (0) or values (1).
   const std::uint16_t* costs(std::size_t kind) const { return costs_[kind]; }
   // The first symbol that a class knows with a sign, and how many more; kEscape and 0 where there is none.
-  std::uint8_t begin(std::size_t kind, std::size_t chosen, std::size_t sign) const { return begin_[kind][chosen][sign]; }
-  std::uint8_t width(std::size_t kind, std::size_t chosen, std::size_t sign) const { return width_[kind][chosen][sign]; }
+  std::uint8_t begin(std::size_t kind, std::size_t k, std::size_t sign) const { return begin_[kind][k][sign]; }
+  std::uint8_t width(std::size_t kind, std::size_t k, std::size_t sign) const { return width_[kind][k][sign]; }
 
  private:
   rans::Tables tables_;

@@ -106,7 +106,7 @@ struct Wider<std::uint16_t> { using Value = std::uint32_t; };
 template <>
 struct Wider<std::uint8_t> { using Value = std::uint16_t; };
 
-// ---- encoding --------------------------------------------------------------------------------------------------------
+// ---- encoding -------------------------------------------------------------------------------------------------------
 
 Window below(Range range) {
   const unsigned base = range.top > 15 ? range.top - 15 : 0;
@@ -271,7 +271,7 @@ std::size_t encode_layer(const Shape& shape, std::size_t layer, const Rows* sour
   return raw;
 }
 
-// ---- decoding --------------------------------------------------------------------------------------------------------
+// ---- decoding -------------------------------------------------------------------------------------------------------
 
 struct Stored {
   Window window;
@@ -301,7 +301,8 @@ bool patch(const Stored& stored, const std::uint8_t* codes, std::size_t count, s
     constexpr std::size_t kPerByte = sizeof(Head) == 2 ? 2 : 8;
     for (std::size_t i = 0; i < wanted; ++i) {
       const unsigned low = codes[i / 2] >> (i % 2 * 4) & 15u;
-      const unsigned high = stored.escapes[i / kPerByte] >> (i % kPerByte * (8 / kPerByte)) & (sizeof(Head) == 2 ? 15u : 1u);
+      const unsigned byte = stored.escapes[i / kPerByte];
+      const unsigned high = byte >> (i % kPerByte * (8 / kPerByte)) & (sizeof(Head) == 2 ? 15u : 1u);
       values[i] = with_exponent(values[i], low | high << 4);
     }
     return true;
@@ -364,7 +365,7 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
   return before == escape_bytes ? nullptr : "splitzip: escapes that belong to no chunk";
 }
 
-// ---- layers stored as they are ------------------------------------------------------------------------------------------
+// ---- layers stored as they are --------------------------------------------------------------------------------------
 
 std::size_t plain_bytes(const Shape& shape, std::size_t layer) {
   std::size_t sum = kHeader;

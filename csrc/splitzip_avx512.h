@@ -29,21 +29,25 @@ struct Heads {
   __m512i rest;
 };
 
+// Sign and mantissa of 32 values, as words: ((x >> 8) & 0x80) | (x & 0x7F).
+KVSTORE_AVX512 inline __m512i rest_of(__m512i x) {
+  const __m512i mantissa = _mm512_and_si512(x, _mm512_set1_epi16(0x7F));
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi16(0x80), _mm512_srli_epi16(x, 8), mantissa, 0xEA);
+}
+
 KVSTORE_AVX512 inline Heads split(const std::uint16_t* v) {
-  const __m512i a = load(v), b = load(v + 32);
-  const __m512i byte = _mm512_set1_epi16(0xFF), sign = _mm512_set1_epi16(0x80);
-  // sign | mantissa: ((x >> 8) & 0x80) | (x & 0x7F)
-  const __m512i ra = _mm512_ternarylogic_epi32(sign, _mm512_srli_epi16(a, 8), _mm512_and_si512(a, _mm512_set1_epi16(0x7F)), 0xEA);
-  const __m512i rb = _mm512_ternarylogic_epi32(sign, _mm512_srli_epi16(b, 8), _mm512_and_si512(b, _mm512_set1_epi16(0x7F)), 0xEA);
+  const __m512i a = load(v), b = load(v + 32), byte = _mm512_set1_epi16(0xFF);
   return {narrow(_mm512_and_si512(_mm512_srli_epi16(a, 7), byte), _mm512_and_si512(_mm512_srli_epi16(b, 7), byte)),
-          narrow(ra, rb)};
+          narrow(rest_of(a), rest_of(b))};
 }
 KVSTORE_AVX512 inline Heads split(const std::uint8_t* v) {
   const __m512i x = load(v);
   return {_mm512_and_si512(_mm512_srli_epi16(x, 2), _mm512_set1_epi8(0x1F)), x};
 }
 
-KVSTORE_AVX512 inline void write_rest(const std::uint16_t*, __m512i rest, std::uint8_t* to) { _mm512_storeu_si512(to, rest); }
+KVSTORE_AVX512 inline void write_rest(const std::uint16_t*, __m512i rest, std::uint8_t* to) {
+  _mm512_storeu_si512(to, rest);
+}
 KVSTORE_AVX512 inline void write_rest(const std::uint8_t*, __m512i x, std::uint8_t* to) {
   const std::uint64_t planes[3] = {_mm512_movepi8_mask(_mm512_slli_epi16(x, 7)),
                                    _mm512_movepi8_mask(_mm512_slli_epi16(x, 6)), _mm512_movepi8_mask(x)};

@@ -37,7 +37,7 @@ struct Kernels {
                  bool stream);
 };
 
-// ---- the two kinds of heads ------------------------------------------------------------------------------------------
+// ---- the two kinds of heads -----------------------------------------------------------------------------------------
 
 inline unsigned exponent_of(std::uint16_t v) { return (v >> 7) & 0xFFu; }
 inline unsigned exponent_of(std::uint8_t v) { return (v >> 2) & 0x1Fu; }
@@ -93,7 +93,7 @@ inline unsigned exponent_of_code(unsigned code, Window window) {
   return code == 0 && window.zero ? 0 : window.base + code;
 }
 
-// ---- scalar ----------------------------------------------------------------------------------------------------------
+// ---- scalar ---------------------------------------------------------------------------------------------------------
 
 template <class Head>
 Range scan_scalar(const Head* values, std::size_t count) {
