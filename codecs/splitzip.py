@@ -159,6 +159,8 @@ def encode_values(
 def decode_values(stream: Any, dtype: str, out: npt.NDArray[np.unsignedinteger[Any]], level: str | None = None) -> None:
     """The inverse of `encode_values`: fills `out`, whose length is that of what was coded. Raises `CodecError`."""
     _check(out, dtype)
+    if not out.flags.writeable:
+        raise ValueError("out: cannot be written to")
     size = memoryview(stream).nbytes
     rows = _rows(out, dtype)
     wrong = _native.decode(dtype, *_flat(dtype), len(out), stream, [size], rows, len(out), None, level)

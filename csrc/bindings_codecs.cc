@@ -57,6 +57,13 @@ kvstore::Level level_of(const std::optional<std::string>& name) {
   throw std::invalid_argument("level: " + *name + " is not one that this machine has");
 }
 
+py::buffer_info contiguous(const py::buffer& buffer, bool writable) {
+  py::buffer_info memory = buffer.request(writable);
+  if (memory.ndim != 1 || (memory.size > 1 && memory.strides[0] != memory.itemsize))
+    throw std::invalid_argument("buffer: expected one dimension without gaps");
+  return memory;
+}
+
 // The arguments of all three functions below, checked.
 struct Call {
   kvstore::splitzip::Shape shape;
@@ -66,7 +73,11 @@ struct Call {
       : shape{dtype_of(dtype), static_cast<std::size_t>(heads.size()) / 2, heads.data(), row_bytes.data(), tokens} {
     if (heads.size() % 2 || row_bytes.size() != heads.size())
       throw std::invalid_argument("heads and row_bytes: expected keys and values of every layer");
-    if (tokens >= std::size_t{1} << 33) throw std::invalid_argument("tokens: too many");
+    // So that no sum of sizes overflows; the format's own limit is far below.
+    double total = 0;
+    for (py::ssize_t i = 0; i < heads.size(); ++i)
+      total += static_cast<double>(heads.data()[i]) * row_bytes.data()[i] * static_cast<double>(tokens);
+    if (total >= 1e12) throw std::invalid_argument("splitzip: a block has more values than can be coded at once");
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       bounds.push_back(kvstore::splitzip::bound(shape, layer));
       if (!bounds.back()) throw std::invalid_argument("splitzip: a layer has more values than can be coded at once");
@@ -104,7 +115,7 @@ std::optional<py::tuple> encode(const std::string& dtype, const Ints& heads, con
                                 const std::optional<std::string>& level) {
   const Call call(dtype, heads, row_bytes, tokens);
   const auto rows = rows_of(source, heads.size());
-  const py::buffer_info memory = out.request(true);
+  const py::buffer_info memory = contiguous(out, true);
   auto* const begin = static_cast<std::uint8_t*>(memory.ptr);
   const auto capacity = static_cast<std::size_t>(memory.size * memory.itemsize);
   const kvstore::Level chosen = level_of(level);
@@ -128,7 +139,7 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
   const auto rows = rows_of(target, heads.size());
   if (sizes.size() != call.shape.layers) throw std::invalid_argument("sizes: expected one a layer");
   if (wanted > tokens) throw std::invalid_argument("wanted: more tokens than there are");
-  const py::buffer_info memory = payload.request();
+  const py::buffer_info memory = contiguous(payload, false);
   const auto* const begin = static_cast<const std::uint8_t*>(memory.ptr);
   const auto nbytes = static_cast<std::size_t>(memory.size * memory.itemsize);
   const kvstore::Level chosen = level_of(level);

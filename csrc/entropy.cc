@@ -296,7 +296,8 @@ const char* decode(const Model& model, const Shape& shape, const std::uint8_t* p
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t size = sizes[layer];
     if (size > nbytes) return "entropy: layers longer than the payload";
-    const bool coded = shape.dtype == Dtype::bfloat16 && size >= kHeader && get_word(payload) == kMode;
+    const bool ours = shape.dtype == Dtype::bfloat16 && shape.tokens > 0;
+    const bool coded = ours && size >= kHeader && get_word(payload) == kMode;
     const char* wrong = coded ? decode_layer(model, shape, layer, payload, size, target, wanted, room, level)
                               : splitzip::decode(single(shape, layer), payload, size, sizes + layer, target + 2 * layer,
                                                  wanted, level);

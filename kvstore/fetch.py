@@ -189,6 +189,8 @@ class _Run:
             return False
         if keep and self.fetcher.residency.host.add(part.record, HostRecord(header, buffer)):
             self.fetcher.metrics.add("promoted_records")
+            if part.record not in self.fetcher.residency.index:
+                self.fetcher.residency.host.remove(part.record)  # deleted while it was read
         return True
 
     def _decode(self, part: Part, header: RecordHeader, payload: memoryview, target: KVView) -> bool:

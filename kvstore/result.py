@@ -70,5 +70,10 @@ def deliver(layers: KVLayers, device: Any) -> KVLayers:
 
 
 def stays(device: Any) -> bool:
-    """Whether tensors for `device` are those on the CPU."""
-    return device is None or torch.device(device).type == "cpu"
+    """Whether tensors for `device` are those on the CPU. Raises `ValueError` for what is no device."""
+    if device is None:
+        return True
+    try:
+        return torch.device(device).type == "cpu"
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: {device!r} is none: {error}") from error

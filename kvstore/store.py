@@ -12,7 +12,7 @@ from kvstore.block import max_record_bytes
 from kvstore.codecs import codec_by_name
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, UnknownCodec
-from kvstore.fetch import Fetcher, home
+from kvstore.fetch import Fetcher, home, release
 from kvstore.gate import Gate
 from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
 from kvstore.identity import ModelIdentity, Tokens, as_tokens, namespace_digest
@@ -34,6 +34,7 @@ from kvstore.writeback import WriteBehind
 
 # Room behind the tensors of a hit for what is generated first.
 _RESERVE_TOKENS = 64
+_MOST_RESERVE = 1 << 24
 
 
 class KVStore:
@@ -167,7 +168,7 @@ class KVStore:
         by default for the tokens that did not match, but no more than matched, and 64; 0 for contiguous tensors.
         There is none on other devices.
         What comes back is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks make
-        the prefix shorter, never wrong. Raises `ValueError` for bad tokens, nothing for any state of the store.
+        the prefix shorter, never wrong. Raises `ValueError` for bad arguments, nothing for any state of the store.
         """
         return self._get(tokens, self._digest(namespace), max_tokens, device, reserve)
 
@@ -178,7 +179,7 @@ class KVStore:
         begin = time.perf_counter()
         ids = as_tokens(tokens)
         wanted = ids[: _positive("max_tokens", max_tokens, 1)]
-        _positive("reserve", reserve, 0)
+        _positive("reserve", reserve, 0, _MOST_RESERVE)
         self.metrics.add("get_tokens", len(wanted))
         with self._gate:
             return self._fetch(digest, wanted, device, reserve, len(ids), begin)
@@ -186,17 +187,22 @@ class KVStore:
     def _fetch(
         self, digest: bytes, ids: Tokens, device: Any, reserve: int | None, asked: int, begin: float
     ) -> Hit | None:
+        here = stays(device)
         parts = self._lookup.parts(digest, ids)
         if not parts:
             self.metrics.add("get_misses")
             return None
         count = parts[-1].start + len(parts[-1].tokens)
-        if not stays(device):
+        if not here:
             reserve = 0
         elif reserve is None:
             reserve = min(asked - count, count) + _RESERVE_TOKENS
         layout = self.identity.layout
-        result = allocate(layout, count, reserve, home(parts, layout, device))
+        try:
+            result = allocate(layout, count, reserve, home(parts, layout, device))
+        except BaseException:
+            release(self._residency, [part.source for part in parts])  # or their segments were never recycled
+            raise
         good, tiers = self._fetcher.fetch(parts, result.view)
         if not good:
             self.metrics.add("get_misses")
@@ -365,9 +371,11 @@ def _group_bytes(config: StoreConfig) -> int:
     return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8))
 
 
-def _positive(name: str, value: int | None, least: int) -> int | None:
+def _positive(name: str, value: int | None, least: int, most: int | None = None) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise ValueError(f"{name}: expected an integer of at least {least}, found {value!r}")
+    if value is not None and most is not None and value > most:
+        raise ValueError(f"{name}: expected at most {most}, found {value}")
     return value
 
 

@@ -7,6 +7,7 @@ tensors may be referred to like a DynamicLayer's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,17 +19,26 @@ _GROWTH = 8  # a layer that is full is copied once, with room for an eighth more
 _LEAST_ROOM = 64  # ...or for so many tokens
 
 
+@dataclass
+class Room:
+    """Keys and values with room behind them, `[batch, heads, capacity, dim]`. used: tokens that were ever written; the
+    layer that appends first takes the place, whoever else shares the room copies."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    used: int
+
+
 class GrowingLayer(DynamicLayer):
     """One layer, `[batch, heads, tokens, dim]`. `keys` and `values` are views of the tokens so far.
 
     After a crop, a beam reorder or anything else that puts other tensors in their place, the next update copies
-    once; under autograd every update does, as a DynamicLayer's. Not thread-safe, as all caches.
+    once; where gradients are recorded every update does, as a DynamicLayer's. Not thread-safe, as all caches.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
-        self._own: tuple[torch.Tensor, torch.Tensor] | None = None  # keys and values with room behind them
-        self._used = 0  # tokens of it that were ever written
+        self._room: Room | None = None
 
     @classmethod
     def of(
@@ -40,46 +50,47 @@ class GrowingLayer(DynamicLayer):
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
         if room is not None:
-            layer._own = room
-            layer._used = keys.shape[-2]
+            layer._room = Room(*room, used=keys.shape[-2])
         return layer
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         begin = self.get_seq_length()
-        if begin == 0 or (torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)):
-            self._own = None
+        # What attention saved for a backward pass must not change, and slices of a room change with it.
+        if begin == 0 or torch.is_grad_enabled():
+            self._room = None
             return super().update(key_states, value_states, *args, **kwargs)
         end = begin + key_states.shape[-2]
-        keys, values = self._room(begin, end, key_states, value_states)
-        keys[..., begin:end, :] = key_states
-        values[..., begin:end, :] = value_states
-        self._used = end
-        self.keys, self.values = keys[..., :end, :], values[..., :end, :]
+        if not self._has_room(begin, end, key_states, value_states):
+            self._room = self._larger(begin, end, key_states, value_states)
+        room = cast(Room, self._room)
+        room.keys[..., begin:end, :] = key_states
+        room.values[..., begin:end, :] = value_states
+        room.used = end
+        self.keys, self.values = room.keys[..., :end, :], room.values[..., :end, :]
         return self.keys, self.values
 
     def reset(self) -> None:
-        self._own = None
+        # Dropped, never zeroed: others may refer to them.
+        self._room = self.keys = self.values = None
+        self.is_initialized = False
         super().reset()
 
-    def _room(
-        self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tensors that hold the layer's tokens and are its own to write from `begin` to `end`."""
-        room = self._own
-        held_keys, held_values = cast(torch.Tensor, self.keys), cast(torch.Tensor, self.values)
-        if (
-            room is None
-            or self._used != begin
-            or room[0].shape[-2] < end
-            or not _begins(held_keys, room[0])
-            or not _begins(held_values, room[1])
-        ):
-            capacity = end + max(_LEAST_ROOM, end // _GROWTH)
-            room = _larger(held_keys, key_states, capacity), _larger(held_values, value_states, capacity)
-            self._own = room
-        return room
+    def _has_room(self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
+        room = self._room
+        return (
+            room is not None
+            and room.used == begin
+            and room.keys.shape[-2] >= end
+            and _begins(cast(torch.Tensor, self.keys), room.keys, key_states)
+            and _begins(cast(torch.Tensor, self.values), room.values, value_states)
+        )
+
+    def _larger(self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor) -> Room:
+        capacity = end + max(_LEAST_ROOM, end // _GROWTH)
+        keys = _copied(cast(torch.Tensor, self.keys), key_states, capacity)
+        return Room(keys, _copied(cast(torch.Tensor, self.values), value_states, capacity), begin)
 
 
 def cache_from_layers(layers: KVLayers, room: KVLayers | None = None) -> Any:
@@ -91,19 +102,24 @@ def cache_from_layers(layers: KVLayers, room: KVLayers | None = None) -> Any:
     return cache
 
 
-def _begins(part: torch.Tensor, room: torch.Tensor) -> bool:
-    """Whether `part` is the first tokens of `room`, which may be written here (not so an inference tensor outside
-    of inference mode)."""
+def _begins(part: torch.Tensor, room: torch.Tensor, states: torch.Tensor) -> bool:
+    """Whether `part` is the first tokens of `room`, in which `states` may be written as they are (an inference tensor
+    cannot be outside of inference mode)."""
     return (
         part.data_ptr() == room.data_ptr()
         and part.shape[:-2] == room.shape[:-2]
         and part.stride() == room.stride()
+        and states.dtype == room.dtype
+        and states.device == room.device
         and (torch.is_inference_mode_enabled() or not room.is_inference())
     )
 
 
-def _larger(part: torch.Tensor, states: torch.Tensor, capacity: int) -> torch.Tensor:
-    shape = (*part.shape[:-2], capacity, part.shape[-1])
-    room = torch.empty(shape, dtype=torch.promote_types(part.dtype, states.dtype), device=part.device)
+def _copied(part: torch.Tensor, states: torch.Tensor, capacity: int) -> torch.Tensor:
+    """`part` with room for `capacity` tokens, in the dtype that concatenating both would have."""
+    if part.device != states.device:
+        raise RuntimeError(f"the cache is on {part.device}, what is to be appended on {states.device}")
+    dtype = part.dtype if part.dtype == states.dtype else torch.promote_types(part.dtype, states.dtype)
+    room = torch.empty((*part.shape[:-2], capacity, part.shape[-1]), dtype=dtype, device=part.device)
     room[..., : part.shape[-2], :] = part
     return room

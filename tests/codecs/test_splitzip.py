@@ -266,9 +266,17 @@ def test_bad_arguments_are_refused() -> None:
         encode_values(values[::2], "bfloat16", None, bytearray(100))
     with pytest.raises(ValueError, match="out: too short"):
         encode_values(values, "bfloat16", None, bytearray(10))
+    with pytest.raises(ValueError, match="one dimension without gaps"):
+        encode_values(values, "bfloat16", None, np.zeros(1000, np.uint8)[::-1])
+    fixed = np.zeros(10, np.uint16)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="out: cannot be written to"):
+        decode_values(encoded(values, "bfloat16"), "bfloat16", fixed)
     with pytest.raises(ValueError, match="more values than can be coded at once"):
         bound_values(1 << 32, "bfloat16")
     assert bound_values((1 << 32) - (1 << 22), "bfloat16") > 1 << 32
+    with pytest.raises(ValueError, match="more values than can be coded at once"):
+        _native.bounds("bfloat16", np.array([1 << 16, 0], np.uint32), np.array([1 << 31, 2], np.uint32), 1 << 32)
     heads, row_bytes = np.array([1, 1], np.uint32), np.array([2, 2], np.uint32)
     rows = np.zeros((3, 2), np.int64)
     with pytest.raises(ValueError, match="wanted: more tokens"):

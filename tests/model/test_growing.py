@@ -70,7 +70,7 @@ def test_it_holds_what_a_dynamic_cache_holds(tokens: int, room: int, steps: Any,
     growing, plain, source = restored(tokens, room)
     before = [t.clone() for t in source]
     put: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with torch.inference_mode(inference):
+    with torch.inference_mode() if inference else torch.no_grad():
         for seed, (name, amount) in enumerate(steps):
             if name == "put":  # what a store refers to from here on
                 put += [(t, t.clone()) for t in held(growing)]
@@ -83,6 +83,7 @@ def test_it_holds_what_a_dynamic_cache_holds(tokens: int, room: int, steps: Any,
     assert all(torch.equal(t, want) for t, want in put)
 
 
+@torch.no_grad()
 def test_it_appends_without_copying_while_there_is_room() -> None:
     growing, _, source = restored(10, 64)
     for tokens in (1, 60, 3):
@@ -99,22 +100,57 @@ def test_it_appends_without_copying_while_there_is_room() -> None:
 def test_tensors_made_in_inference_mode_can_be_grown_outside_of_it() -> None:
     with torch.inference_mode():
         growing, plain, _ = restored(10, 64)
-    for cache in (growing, plain):
-        cache.update(states(3, 1), states(3, 2), 0)
-        cache.update(states(3, 3), states(3, 4), 0)
+    with torch.no_grad():
+        for cache in (growing, plain):
+            cache.update(states(3, 1), states(3, 2), 0)
+            cache.update(states(3, 3), states(3, 4), 0)
     assert torch.equal(growing.layers[0].keys, plain.layers[0].keys)
 
 
-def test_gradients_flow_as_through_a_dynamic_layer() -> None:
+@pytest.mark.parametrize("tracked", ["states", "queries", "held"])
+def test_gradients_flow_as_through_a_dynamic_layer(tracked: str) -> None:
     growing, plain, _ = restored(10, 64)
     found = []
     for cache in (growing, plain):
-        new = states(3, 1).float().requires_grad_()
+        layer = cache.layers[0]
+        new, queries = states(3, 1), torch.ones(4, dtype=torch.bfloat16)
+        wanted = new if tracked == "states" else queries if tracked == "queries" else layer.keys
+        wanted = wanted.detach().clone().requires_grad_()
+        if tracked == "states":
+            new = wanted
+        elif tracked == "queries":
+            queries = wanted
+        else:
+            layer.keys = wanted
+        total = torch.zeros(())
         for _ in range(2):
             keys, values = cache.update(new, new, 0)
-        (keys.float() ** 2 + values.float()).sum().backward()
-        found.append(new.grad)
+            total = total + ((keys * queries).float() ** 2).sum() + values.float().sum()
+        total.backward()
+        found.append(wanted.grad)
     assert torch.equal(*found)
+
+
+@torch.no_grad()
+def test_a_shallow_copy_and_its_original_do_not_write_over_each_other() -> None:
+    for room in (0, 64):
+        growing, _, _ = restored(10, room)
+        layer = growing.layers[0]
+        layer.update(states(1, 1), states(1, 2))
+        other = copy.copy(layer)
+        layer.update(states(2, 3), states(2, 4))
+        other.update(states(2, 5), states(2, 6))
+        assert torch.equal(layer.keys[..., 11:, :], states(2, 3))
+        assert torch.equal(other.keys[..., 11:, :], states(2, 5))
+
+
+@torch.no_grad()
+def test_states_of_another_dtype_are_not_rounded() -> None:
+    growing, plain, _ = restored(10, 64)
+    for cache in (growing, plain):
+        cache.update(states(3, 1).float() + 0.0001, states(3, 2).float() + 0.0001, 0)
+    assert growing.layers[0].keys.dtype == torch.float32
+    assert torch.equal(growing.layers[0].keys, plain.layers[0].keys)
 
 
 @pytest.mark.parametrize("kind", [DynamicLayer, GrowingLayer])

@@ -250,6 +250,7 @@ def test_a_hit_becomes_a_fresh_transformers_cache_each_time(store: KVStore) -> N
     assert same_kv(hit.layers, kv_of(ids))
 
 
+@torch.no_grad()
 def test_reserve_is_room_behind_the_tensors(store: KVStore) -> None:
     ids = tokens(20)
     put(store, ids)
@@ -267,6 +268,25 @@ def test_reserve_is_room_behind_the_tensors(store: KVStore) -> None:
         assert_hit(hit, ids, 20)
     with pytest.raises(ValueError, match="reserve: expected an integer of at least 0, found -1"):
         store.get(ids, reserve=-1)
+    with pytest.raises(ValueError, match="reserve: expected at most"):
+        store.get(ids, reserve=1 << 62)
+    with pytest.raises(ValueError, match="device: 'nosuch' is none"):
+        store.get(ids, device="nosuch")
+
+
+def test_a_get_that_cannot_be_allocated_holds_no_segment(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = tokens(20)
+    put(store, ids)
+    store.flush()
+    store._residency.host.clear()
+    monkeypatch.setattr("kvstore.store.allocate", _no_memory)
+    with pytest.raises(MemoryError):
+        store.get(ids)
+    assert [segment.reads for segment in store._residency.disk.segments.by_number.values()] == [0]
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError
 
 
 def test_the_helpers_tell_caches_apart() -> None:
