@@ -158,8 +158,13 @@ def _items(kv: Any) -> tuple[list[Any], bool]:
         layers = list(layers)
     except TypeError as error:
         raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
-    owned = all(type(layer).__name__ in ("DynamicLayer", "GrowingLayer") for layer in layers)
+    owned = all(_never_overwrites(type(layer)) for layer in layers)
     return [_pair(number, layer) for number, layer in enumerate(layers)], owned
+
+
+def _never_overwrites(kind: type) -> bool:
+    # In transformers 5.17 a DynamicLayer has no reset of its own, and the one it inherits writes zeros.
+    return kind.__name__ in ("DynamicLayer", "GrowingLayer") and "reset" in vars(kind)
 
 
 def _pair(number: int, layer: Any) -> tuple[Any, Any]:
