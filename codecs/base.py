@@ -45,6 +45,7 @@ class Codec(Protocol):
 
     def usual(self, info: BlockInfo) -> int:
         """About how many payload bytes such a block takes, rather too many than too few; at most `bound`."""
+        return self.bound(info)
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         """Writes the layers one after the other into `out` (writable), which it mutates.
@@ -55,6 +56,7 @@ class Codec(Protocol):
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """How many parts of what `encode` wrote are as they were given, for coding did not make them smaller."""
+        return 0
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decodes the first `out.tokens` tokens of the block into `out`, which may be strided; mutates only that.

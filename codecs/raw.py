@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstore.codecs.base import BlockInfo, check_payload
+from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
 
-class RawCodec:
+class RawCodec(Codec):
     """Copies; runs at memory speed."""
 
     id = 0
@@ -20,12 +20,6 @@ class RawCodec:
 
     def bound(self, info: BlockInfo) -> int:
         return info.count * info.layout.bytes_per_token
-
-    def usual(self, info: BlockInfo) -> int:
-        return self.bound(info)
-
-    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
-        return 0
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         if len(out) < self.bound(info):

@@ -23,11 +23,10 @@ from kvstore.codecs import _native
 from kvstore.codecs.base import BlockInfo, check_payload
 from kvstore.codecs.view import KVView, row_shapes
 from kvstore.errors import CodecError
+from kvstore.layout import ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
-
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1, "float8_e4m3fn": 1}
 
 _HEADER = struct.Struct("<12xI")  # chunks stored raw; 0 in layers of other modes
 
@@ -145,8 +144,8 @@ def encode_values(
 ) -> int:
     """Codes a run of values as one head of one layer; returns the bytes written to the front of `out`.
 
-    values: `[n]` contiguous, the bits of values of `dtype` (see `ITEM_BYTES`). level: which twin ("scalar", "avx2",
-    "avx512"), the machine's best by default. out: at least `bound_values(n, dtype)` writable bytes.
+    values: `[n]` contiguous, the bits of values of `dtype` (see `layout.ITEM_BYTES`). level: which twin ("scalar",
+    "avx2", "avx512"), the machine's best by default. out: at least `bound_values(n, dtype)` writable bytes.
     """
     _check(values, dtype)
     rows = _rows(values, dtype)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs.base import BlockInfo, check_payload
+from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
 _OVERHEAD_BYTES = 64  # blosc2 stores incompressible data with a header of 32 bytes
 
 
-class ZstdCodec:
+class ZstdCodec(Codec):
     """blosc2 with typesize of the dtype, SHUFFLE, zstd level 1, one thread (the store has its own)."""
 
     id = 16
@@ -32,12 +32,6 @@ class ZstdCodec:
 
     def bound(self, info: BlockInfo) -> int:
         return info.count * info.layout.bytes_per_token + _OVERHEAD_BYTES * len(info.layout.layers)
-
-    def usual(self, info: BlockInfo) -> int:
-        return self.bound(info)
-
-    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
-        return 0
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         if len(out) < self.bound(info):

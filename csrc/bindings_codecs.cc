@@ -52,8 +52,8 @@ kvstore::splitzip::Dtype dtype_of(const std::string& name) {
 kvstore::Level level_of(const std::optional<std::string>& name) {
   const kvstore::Level best = kvstore::level();
   if (!name) return best;
-  for (const auto wanted : {kvstore::Level::scalar, kvstore::Level::avx2, kvstore::Level::avx512})
-    if (*name == kvstore::level_name(wanted) && wanted <= best) return wanted;
+  kvstore::Level wanted;
+  if (kvstore::level_named(name->c_str(), &wanted) && wanted <= best) return wanted;
   throw std::invalid_argument("level: " + *name + " is not one that this machine has");
 }
 

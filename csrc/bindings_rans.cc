@@ -39,12 +39,10 @@ void refuse_overlap(const Bytes& out, const Bytes& other) {
 
 Level level_of(const std::optional<std::string>& name) {
   if (!name) return level();
-  for (Level known : {Level::scalar, Level::avx2, Level::avx512})
-    if (*name == level_name(known)) {
-      if (known > machine_level()) throw py::value_error("level: this machine has no " + *name);
-      return known;
-    }
-  throw py::value_error("level: not scalar, avx2 or avx512");
+  Level known;
+  if (!level_named(name->c_str(), &known)) throw py::value_error("level: not scalar, avx2 or avx512");
+  if (known > machine_level()) throw py::value_error("level: this machine has no " + *name);
+  return known;
 }
 
 std::unique_ptr<rans::Tables> build(const py::array& freqs, int bits) {
@@ -58,26 +56,26 @@ std::unique_ptr<rans::Tables> build(const py::array& freqs, int bits) {
   return tables;
 }
 
-std::int64_t encode(const rans::Tables& tables, const py::array& symbols, const py::array& classes,
-                    const py::array& out, const std::optional<std::string>& name) {
-  const Bytes from = bytes_of(symbols, "symbols", false), by = bytes_of(classes, "classes", false);
+// Both directions: `from` by `classes` into `out`.
+std::int64_t code(decltype(rans::encode)* function, const char* what, const rans::Tables& tables, const py::array& from,
+                  const py::array& classes, const py::array& out, const std::optional<std::string>& name) {
+  const Bytes source = bytes_of(from, what, false), by = bytes_of(classes, "classes", false);
   const Bytes to = bytes_of(out, "out", true);
-  refuse_overlap(to, from);
+  refuse_overlap(to, source);
   refuse_overlap(to, by);
   const Level twin = level_of(name);
   py::gil_scoped_release release;
-  return rans::encode(tables, from.data, from.size, by.data, by.size, to.data, to.size, twin);
+  return function(tables, source.data, source.size, by.data, by.size, to.data, to.size, twin);
+}
+
+std::int64_t encode(const rans::Tables& tables, const py::array& symbols, const py::array& classes,
+                    const py::array& out, const std::optional<std::string>& name) {
+  return code(rans::encode, "symbols", tables, symbols, classes, out, name);
 }
 
 std::int64_t decode(const rans::Tables& tables, const py::array& stream, const py::array& classes,
                     const py::array& out, const std::optional<std::string>& name) {
-  const Bytes from = bytes_of(stream, "stream", false), by = bytes_of(classes, "classes", false);
-  const Bytes to = bytes_of(out, "out", true);
-  refuse_overlap(to, from);
-  refuse_overlap(to, by);
-  const Level twin = level_of(name);
-  py::gil_scoped_release release;
-  return rans::decode(tables, from.data, from.size, by.data, by.size, to.data, to.size, twin);
+  return code(rans::decode, "stream", tables, stream, classes, out, name);
 }
 
 }  // namespace

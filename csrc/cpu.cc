@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace kvstore {
 
@@ -23,10 +24,7 @@ Level machine_level() {
 
 Level level() {
   Level cap = Level::avx512;
-  if (const char* text = std::getenv("KVSTORE_CPU")) {
-    if (std::strcmp(text, "scalar") == 0) cap = Level::scalar;
-    if (std::strcmp(text, "avx2") == 0) cap = Level::avx2;
-  }
+  if (const char* text = std::getenv("KVSTORE_CPU")) level_named(text, &cap);
   const Level best = machine_level();
   return best < cap ? best : cap;
 }
@@ -37,6 +35,16 @@ const char* level_name(Level level) {
     case Level::avx2: return "avx2";
     default: return "scalar";
   }
+}
+
+bool level_named(const char* name, Level* level) {
+  for (const Level known : {Level::scalar, Level::avx2, Level::avx512}) {
+    if (std::strcmp(name, level_name(known)) == 0) {
+      *level = known;
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace kvstore

@@ -4,6 +4,7 @@
 
 #include "entropy_loops.h"
 #include "kvrun.h"
+#include "words.h"
 
 namespace kvstore::entropy {
 namespace {
@@ -13,16 +14,6 @@ using splitzip::Shape;
 
 constexpr std::size_t kHeader = 16;
 constexpr std::uint32_t kMode = 2;
-
-void put_word(std::uint8_t* at, std::uint64_t word) {
-  const auto value = static_cast<std::uint32_t>(word);
-  std::memcpy(at, &value, 4);
-}
-std::uint32_t get_word(const std::uint8_t* at) {
-  std::uint32_t word;
-  std::memcpy(&word, at, 4);
-  return word;
-}
 
 std::size_t planes_bytes(std::size_t count) { return (count + 1) / 2 + (count + 7) / 8; }
 
@@ -174,10 +165,10 @@ std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t num
   const std::int64_t stream = rans::encode(model.tables(), room.symbols.data(), layer.values(), room.classes.data(),
                                            layer.values(), out + begin, capacity - begin, level);
   if (stream < 0) return 0;
-  put_word(out, kMode);
-  put_word(out + 4, static_cast<std::uint64_t>(stream));
-  put_word(out + 8, escapes);
-  put_word(out + 12, 0);
+  store32(out, kMode);
+  store32(out + 4, static_cast<std::uint32_t>(stream));
+  store32(out + 8, static_cast<std::uint32_t>(escapes));
+  store32(out + 12, 0);
   return begin + static_cast<std::size_t>(stream);
 }
 
@@ -191,9 +182,9 @@ const char* decode_layer(const Model& model, const Shape& shape, std::size_t num
     least += shape.heads[2 * number + kind] * planes_bytes(shape.row_bytes[2 * number + kind] / 2 * shape.tokens);
   if (nbytes < kHeader + least) return "entropy: a layer is too short for its values";
   Layer layer(shape, number, room);
-  const std::size_t stream = get_word(in + 4), escapes = get_word(in + 8);
+  const std::size_t stream = load32(in + 4), escapes = load32(in + 8);
   if (nbytes < layer.escapes) return "entropy: a layer is too short for its values";
-  if (get_word(in + 12) != 0 || nbytes != layer.escapes + 2 * escapes + stream)
+  if (load32(in + 12) != 0 || nbytes != layer.escapes + 2 * escapes + stream)
     return "entropy: the header of a layer does not fit it";
   layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
                  std::size_t) {
@@ -297,7 +288,7 @@ const char* decode(const Model& model, const Shape& shape, const std::uint8_t* p
     const std::size_t size = sizes[layer];
     if (size > nbytes) return "entropy: layers longer than the payload";
     const bool ours = shape.dtype == Dtype::bfloat16 && shape.tokens > 0;
-    const bool coded = ours && size >= kHeader && get_word(payload) == kMode;
+    const bool coded = ours && size >= kHeader && load32(payload) == kMode;
     const char* wrong = coded ? decode_layer(model, shape, layer, payload, size, target, wanted, room, level)
                               : splitzip::decode(single(shape, layer), payload, size, sizes + layer, target + 2 * layer,
                                                  wanted, level);

@@ -5,23 +5,10 @@
 #include "rans_avx2.h"
 #include "rans_avx512.h"
 #include "rans_walk.h"
+#include "words.h"
 
 namespace kvstore::rans {
 namespace {
-
-std::uint32_t load16(const std::uint8_t* from) { return from[0] | static_cast<std::uint32_t>(from[1]) << 8; }
-
-std::uint32_t load32(const std::uint8_t* from) { return load16(from) | load16(from + 2) << 16; }
-
-void store16(std::uint8_t* to, std::uint32_t value) {
-  to[0] = static_cast<std::uint8_t>(value);
-  to[1] = static_cast<std::uint8_t>(value >> 8);
-}
-
-void store32(std::uint8_t* to, std::uint32_t value) {
-  store16(to, value);
-  store16(to + 2, value >> 16);
-}
 
 // One lane's symbol. Writes the two bytes below top in any case, so that nothing here is a branch.
 template <int BITS>

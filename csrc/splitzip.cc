@@ -256,15 +256,15 @@ std::size_t encode_layer(const Shape& shape, std::size_t layer, const Rows* sour
                                          out + layout.rest + rest_bytes<Head>(at), out + layout.escapes + used, &hint);
         used += coded.escape_bytes;
         raw += coded.raw;
-        put_word(out + layout.ends + 4 * chunk, static_cast<std::uint32_t>(used) | (coded.window.zero ? kZeroFlag : 0));
+        store32(out + layout.ends + 4 * chunk, static_cast<std::uint32_t>(used) | (coded.window.zero ? kZeroFlag : 0));
         out[layout.bases + chunk] = static_cast<std::uint8_t>(coded.window.base);
       }
     }
   }
-  put_word(out, kFixed);
-  put_word(out + 4, static_cast<std::uint32_t>(layout.chunks));
-  put_word(out + 8, static_cast<std::uint32_t>(used));
-  put_word(out + 12, static_cast<std::uint32_t>(raw));
+  store32(out, kFixed);
+  store32(out + 4, static_cast<std::uint32_t>(layout.chunks));
+  store32(out + 8, static_cast<std::uint32_t>(used));
+  store32(out + 12, static_cast<std::uint32_t>(raw));
   const std::size_t end = layout.escapes + used;
   *size = round_up(end, kPad);
   std::memset(out + end, 0, *size - end);
@@ -284,7 +284,7 @@ struct Stored {
 template <class Head>
 bool look_up(const Layout& layout, const std::uint8_t* layer, std::size_t chunk, std::size_t count, std::size_t before,
              std::size_t escape_bytes, Stored* stored) {
-  const std::uint32_t word = get_word(layer + layout.ends + 4 * chunk);
+  const std::uint32_t word = load32(layer + layout.ends + 4 * chunk);
   const std::size_t end = word & ~kZeroFlag;
   if (end < before || end > escape_bytes) return false;
   stored->escape_bytes = end - before;
@@ -324,8 +324,8 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
   const Kernels<Head>& kernel = kernels<Head>(level);
   const Layout layout(shape, layer);
   if (nbytes < layout.escapes) return "splitzip: a layer is too short for its values";
-  const std::size_t escape_bytes = get_word(in + 8);
-  if (get_word(in) != kFixed || get_word(in + 4) != layout.chunks || escape_bytes >= kZeroFlag ||
+  const std::size_t escape_bytes = load32(in + 8);
+  if (load32(in) != kFixed || load32(in + 4) != layout.chunks || escape_bytes >= kZeroFlag ||
       nbytes != round_up(layout.escapes + escape_bytes, kPad))
     return "splitzip: the header of a layer does not fit it";
   std::size_t value = 0, chunk = 0, before = 0;
@@ -378,10 +378,10 @@ std::size_t encode_plain(const Shape& shape, std::size_t layer, const Rows* sour
   *size = plain_bytes(shape, layer);
   if (*size > capacity) return kTooShort;
   const std::size_t chunks = Layout(shape, layer).chunks;
-  put_word(out, kPlain);
-  put_word(out + 4, 0);
-  put_word(out + 8, 0);
-  put_word(out + 12, static_cast<std::uint32_t>(chunks));
+  store32(out, kPlain);
+  store32(out + 4, 0);
+  store32(out + 8, 0);
+  store32(out + 12, static_cast<std::uint32_t>(chunks));
   out += kHeader;
   for (std::size_t i = 0; i < 2; ++i) {
     const std::size_t row = shape.row_bytes[2 * layer + i];
@@ -397,7 +397,7 @@ std::size_t encode_plain(const Shape& shape, std::size_t layer, const Rows* sour
 
 const char* decode_plain(const Shape& shape, std::size_t layer, const std::uint8_t* in, std::size_t nbytes,
                          const Rows* target, std::size_t wanted, bool, Level) {
-  if (nbytes != plain_bytes(shape, layer) || get_word(in) != kPlain)
+  if (nbytes != plain_bytes(shape, layer) || load32(in) != kPlain)
     return "splitzip: the header of a layer does not fit it";
   in += kHeader;
   for (std::size_t i = 0; i < 2; ++i) {

@@ -47,9 +47,9 @@ KVSTORE_AVX2 inline void pack_rest32(const std::uint16_t* v, std::uint8_t* rest)
 }
 KVSTORE_AVX2 inline void pack_rest32(const std::uint8_t* v, std::uint8_t* rest) {
   const __m256i x = load(v);
-  put_word(rest, static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(x, 7))));
-  put_word(rest + 4, static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(x, 6))));
-  put_word(rest + 8, static_cast<std::uint32_t>(_mm256_movemask_epi8(x)));
+  store32(rest, static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(x, 7))));
+  store32(rest + 4, static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(x, 6))));
+  store32(rest + 8, static_cast<std::uint32_t>(_mm256_movemask_epi8(x)));
 }
 
 // Codes of 32 exponents as bytes; the bits of those that are escaped.
@@ -131,14 +131,9 @@ struct Tables {
 };
 
 KVSTORE_AVX2 inline Tables tables_of(Window window, bool wide) {
-  alignas(16) std::uint8_t high[16], low[16];
-  for (unsigned code = 0; code < 16; ++code) {
-    const unsigned e = exponent_of_code(code, window);
-    high[code] = static_cast<std::uint8_t>((e & 0xFFu) >> 1);
-    low[code] = static_cast<std::uint8_t>(wide ? e << 7 : (e & 0x1Fu) << 2);
-  }
-  return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(high))),
-          _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(low)))};
+  const CodeBytes bytes(window, wide);
+  return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.high))),
+          _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.low)))};
 }
 
 KVSTORE_AVX2 inline void unpack32(const Tables& tables, __m256i code, const std::uint8_t* rest, std::uint16_t* v,
@@ -156,7 +151,7 @@ KVSTORE_AVX2 inline void unpack32(const Tables& tables, __m256i code, const std:
 KVSTORE_AVX2 inline __m256i bits(const std::uint8_t* word, int value) {
   const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
-  const __m256i all = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(get_word(word))), which);
+  const __m256i all = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(load32(word))), which);
   const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(all, bit), bit);
   return _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(value)));
 }

@@ -52,8 +52,8 @@ KVSTORE_AVX512 inline void write_rest(const std::uint8_t*, __m512i x, std::uint8
   const std::uint64_t planes[3] = {_mm512_movepi8_mask(_mm512_slli_epi16(x, 7)),
                                    _mm512_movepi8_mask(_mm512_slli_epi16(x, 6)), _mm512_movepi8_mask(x)};
   for (std::size_t p = 0; p < 3; ++p) {
-    put_word(to + 4 * p, static_cast<std::uint32_t>(planes[p]));
-    put_word(to + 12 + 4 * p, static_cast<std::uint32_t>(planes[p] >> 32));
+    store32(to + 4 * p, static_cast<std::uint32_t>(planes[p]));
+    store32(to + 12 + 4 * p, static_cast<std::uint32_t>(planes[p] >> 32));
   }
 }
 
@@ -69,12 +69,7 @@ KVSTORE_AVX512 inline Range scan_words(const std::uint16_t* values, std::size_t 
   alignas(64) std::uint16_t tops[32], leasts[32];
   _mm512_store_si512(tops, top);
   _mm512_store_si512(leasts, least);
-  Range range{0, false};
-  for (int i = 0; i < 32; ++i) {
-    range.top = exponent_of(tops[i]) > range.top ? exponent_of(tops[i]) : range.top;
-    range.zero |= exponent_of(leasts[i]) == 0;
-  }
-  return range;
+  return {scan_scalar(tops, 32).top, scan_scalar(leasts, 32).zero};
 }
 KVSTORE_AVX512 inline Range scan_words(const std::uint8_t* values, std::size_t count) {
   const __m512i magnitude = _mm512_set1_epi8(0x7F);
@@ -87,12 +82,7 @@ KVSTORE_AVX512 inline Range scan_words(const std::uint8_t* values, std::size_t c
   alignas(64) std::uint8_t tops[64], leasts[64];
   _mm512_store_si512(tops, top);
   _mm512_store_si512(leasts, least);
-  Range range{0, false};
-  for (int i = 0; i < 64; ++i) {
-    range.top = exponent_of(tops[i]) > range.top ? exponent_of(tops[i]) : range.top;
-    range.zero |= exponent_of(leasts[i]) == 0;
-  }
-  return range;
+  return {scan_scalar(tops, 64).top, scan_scalar(leasts, 64).zero};
 }
 
 template <class Head>
@@ -167,14 +157,9 @@ struct Tables {
 };
 
 KVSTORE_AVX512 inline Tables tables_of(Window window, bool wide) {
-  alignas(16) std::uint8_t high[16], low[16];
-  for (unsigned code = 0; code < 16; ++code) {
-    const unsigned e = exponent_of_code(code, window);
-    high[code] = static_cast<std::uint8_t>((e & 0xFFu) >> 1);
-    low[code] = static_cast<std::uint8_t>(wide ? e << 7 : (e & 0x1Fu) << 2);
-  }
-  return {_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(high))),
-          _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(low)))};
+  const CodeBytes bytes(window, wide);
+  return {_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.high))),
+          _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes.low)))};
 }
 
 KVSTORE_AVX512 inline void unpack64(const Tables& tables, __m512i code, const std::uint8_t* rest, std::uint16_t* v,
@@ -193,7 +178,7 @@ KVSTORE_AVX512 inline void unpack64(const Tables& tables, __m512i code, const st
 KVSTORE_AVX512 inline void unpack64(const Tables& tables, __m512i code, const std::uint8_t* rest, std::uint8_t* v,
                                     bool stream) {
   const auto plane = [&](std::size_t p) {
-    return static_cast<__mmask64>(get_word(rest + 4 * p)) | static_cast<__mmask64>(get_word(rest + 12 + 4 * p)) << 32;
+    return static_cast<__mmask64>(load32(rest + 4 * p)) | static_cast<__mmask64>(load32(rest + 12 + 4 * p)) << 32;
   };
   __m512i x = _mm512_shuffle_epi8(tables.low, code);
   x = _mm512_or_si512(x, _mm512_maskz_set1_epi8(plane(0), 1));

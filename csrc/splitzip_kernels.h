@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "splitzip.h"
+#include "words.h"
 
 namespace kvstore::splitzip {
 
@@ -52,13 +53,6 @@ constexpr std::size_t rest_bytes(std::size_t values) {  // of whole groups
   return sizeof(Head) == 2 ? values : values / 8 * 3;
 }
 
-inline void put_word(std::uint8_t* at, std::uint32_t word) { std::memcpy(at, &word, 4); }
-inline std::uint32_t get_word(const std::uint8_t* at) {
-  std::uint32_t word;
-  std::memcpy(&word, at, 4);
-  return word;
-}
-
 inline void pack_rest(const std::uint16_t* v, std::size_t count, std::uint8_t* rest) {
   for (std::size_t i = 0; i < count; ++i) rest[i] = static_cast<std::uint8_t>(((v[i] >> 8) & 0x80u) | (v[i] & 0x7Fu));
   for (std::size_t i = count; i % kGroup; ++i) rest[i] = 0;
@@ -72,7 +66,7 @@ inline void pack_rest(const std::uint8_t* v, std::size_t count, std::uint8_t* re
       planes[1] |= (x >> 1 & 1u) << i;
       planes[2] |= (x >> 7) << i;
     }
-    for (std::size_t p = 0; p < 3; ++p) put_word(rest + 4 * p, planes[p]);
+    for (std::size_t p = 0; p < 3; ++p) store32(rest + 4 * p, planes[p]);
   }
 }
 // The values with exponent 0.
@@ -84,14 +78,27 @@ inline void unpack_rest(const std::uint8_t* rest, std::size_t count, std::uint8_
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint8_t* group = rest + i / kGroup * 12;
     const std::size_t bit = i % kGroup;
-    v[i] = static_cast<std::uint8_t>((get_word(group) >> bit & 1u) | (get_word(group + 4) >> bit & 1u) << 1 |
-                                     (get_word(group + 8) >> bit & 1u) << 7);
+    v[i] = static_cast<std::uint8_t>((load32(group) >> bit & 1u) | (load32(group + 4) >> bit & 1u) << 1 |
+                                     (load32(group + 8) >> bit & 1u) << 7);
   }
 }
 
 inline unsigned exponent_of_code(unsigned code, Window window) {
   return code == 0 && window.zero ? 0 : window.base + code;
 }
+
+// The two bytes of a value by code, rest excepted: what the vector twins look up.
+struct CodeBytes {
+  alignas(16) std::uint8_t high[16], low[16];
+
+  CodeBytes(Window window, bool wide) {
+    for (unsigned code = 0; code < 16; ++code) {
+      const unsigned e = exponent_of_code(code, window);
+      high[code] = static_cast<std::uint8_t>((e & 0xFFu) >> 1);
+      low[code] = static_cast<std::uint8_t>(wide ? e << 7 : (e & 0x1Fu) << 2);
+    }
+  }
+};
 
 // ---- scalar ---------------------------------------------------------------------------------------------------------
 

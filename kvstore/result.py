@@ -18,10 +18,9 @@ _AT_ONCE_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class Result:
-    """Memory for a prefix. room: per layer (K, V), each `[1, heads, capacity, dim]`, contents undefined."""
+    """Memory for a prefix. room: per layer (K, V), each `[1, heads, capacity, dim]`, contents undefined; view: of its
+    tokens, without what is reserved."""
 
-    layout: KVLayout
-    tokens: int
     room: KVLayers
     view: KVView
 
@@ -56,7 +55,7 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
     if device is not None and device.type == "cuda":
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         torch.cuda.current_stream(device).synchronize()
-    return Result(layout, tokens, room, view.narrow(0, tokens) if reserve else view)
+    return Result(room, view.narrow(0, tokens) if reserve else view)
 
 
 def deliver(layers: KVLayers, device: Any) -> KVLayers:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from kvstore.codecs import KVView, _native
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.registry import codec_by_name
-from kvstore.codecs.splitzip import ITEM_BYTES, bound_values, decode_values, encode_values
+from kvstore.codecs.splitzip import bound_values, decode_values, encode_values
 from kvstore.codecs.splitzip_reference import CHUNK, DTYPES, HEADER, UNSIGNED, decode_layer, encode_layer, split, window
 from kvstore.errors import CodecError
-from kvstore.layout import KVLayout, LayerLayout
+from kvstore.layout import ITEM_BYTES, KVLayout, LayerLayout
 
 pytestmark = pytest.mark.native
 
