@@ -2,11 +2,14 @@
 
 A codec calibrates `freqs = quantise(histograms, bits)` once, keeps one `RansTables`, and codes every block with it.
 Which table a symbol is coded with is given by `classes`, one byte a symbol, or fewer: they repeat, so for rows of
-`dim` symbols with a table per column, `dim` bytes are enough. The format of the stream is in csrc/rans.h, and in
+`dim` symbols with a table per column, `dim` bytes are enough. A stream may consist of parts with classes of their own,
+which a decoder may derive from the parts before. The format of the stream is in csrc/rans.h, and in
 rans_reference.py as a program.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +76,8 @@ class RansTables:
         wide = np.zeros((len(freqs), SYMBOLS), dtype=np.uint16)
         wide[:, : freqs.shape[1]] = freqs
         self._tables = _rans.Tables(wide, prob_bits)
+        wide.flags.writeable = False
+        self.freqs = wide  # [tables, 256]
         self.prob_bits = prob_bits
         self.count = len(freqs)
 
@@ -98,13 +103,22 @@ class RansTables:
         by default the best that the machine has and KVSTORE_CPU allows.
         """
         size = _rans.encode(self._tables, symbols, classes, np.frombuffer(out, dtype=np.uint8), level)
-        if size == _rans.NO_ROOM:
-            return None
-        if size == _rans.UNUSED_SYMBOL:
-            raise ValueError("symbols: one has the frequency 0 in its table; make the tables with floor=True")
-        if size < 0:
-            raise _unknown_class(self.count)
-        return size
+        return self._length(size)
+
+    def encode_parts(
+        self, symbols: Sequence[U8], classes: Sequence[U8], *, level: str | None = None
+    ) -> tuple[bytes, list[int]]:
+        """One stream of several parts, each with its symbols and its classes as in `encode`, and where the words of
+        each part end in it, in bytes. ValueError as in `encode`."""
+        out = np.empty(self.bound(sum(map(len, symbols))), dtype=np.uint8)
+        size, ends = _rans.encode_parts(self._tables, list(symbols), list(classes), out, level)
+        length = self._length(size)
+        assert length is not None  # as in encode
+        return out[:length].tobytes(), ends
+
+    def decoder(self, stream: U8 | bytes | memoryview) -> RansDecoder:
+        """For a stream of parts; `stream` must not be changed while it is in use."""
+        return RansDecoder(self._tables, self.count, np.frombuffer(stream, dtype=np.uint8))
 
     def decode(self, stream: U8 | bytes | memoryview, count: int, classes: U8) -> U8:
         """The `count` symbols of a stream, uint8 [count]. CodecError if it is not one, ValueError as in `encode`."""
@@ -126,6 +140,49 @@ class RansTables:
             raise CodecError(f"rans: {len(data)} bytes are not a stream of {len(out)} symbols of these tables")
         if status < 0:
             raise _unknown_class(self.count)
+
+    def _length(self, size: int) -> int | None:
+        if size == _rans.NO_ROOM:
+            return None
+        if size == _rans.UNUSED_SYMBOL:
+            raise ValueError("symbols: one has the frequency 0 in its table; make the tables with floor=True")
+        if size < 0:
+            raise _unknown_class(self.count)
+        return size
+
+
+class RansDecoder:
+    """Decodes the parts of one stream in their order (`RansTables.decoder` makes it). Not for two threads at once."""
+
+    def __init__(self, tables: _rans.Tables, count: int, stream: U8) -> None:
+        self._decoder = _rans.Decoder(tables, stream)
+        self._count = count
+        self._bytes = len(stream)
+
+    def part(self, classes: U8, count: int) -> U8:
+        """The `count` symbols of the next part, uint8 [count]. CodecError if the stream cannot go on like that, and
+        from then on; ValueError, and nothing is taken, if a class has no table."""
+        out = np.empty(count, dtype=np.uint8)
+        self.part_into(classes, out)
+        return out
+
+    def part_into(self, classes: U8, out: U8 | memoryview, *, level: str | None = None) -> None:
+        """As `part`, as many symbols as `out` is long; its content is undefined on CodecError."""
+        status = self._decoder.part(classes, np.frombuffer(out, dtype=np.uint8), level)
+        if status == _rans.DAMAGED:
+            raise CodecError(f"rans: {self._bytes} bytes are not a stream of such parts of these tables")
+        if status < 0:
+            raise _unknown_class(self._count)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the stream taken so far: the end of the last part."""
+        return self._decoder.position
+
+    def finish(self) -> None:
+        """CodecError unless the stream ends with the last part; most damage shows only here, some never does."""
+        if self._decoder.finish() != 0:
+            raise CodecError(f"rans: {self._bytes} bytes are not a stream of these parts of these tables")
 
 
 def _check_bits(prob_bits: int) -> None:

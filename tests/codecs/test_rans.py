@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranscases import case
 
 from kvstore.codecs import _rans, rans_reference
-from kvstore.codecs.rans import RansTables, quantise
+from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 
 pytestmark = pytest.mark.native
@@ -35,43 +36,6 @@ def twin(request: pytest.FixtureRequest) -> str:
 def bits(request: pytest.FixtureRequest) -> int:
     number: int = request.param
     return number
-
-
-def random_freqs(rng: np.random.Generator, tables: int, bits: int) -> npt.NDArray[np.uint16]:
-    """Tables of all kinds: one symbol only, two of which one is rare, few, skewed, all."""
-    counts = np.zeros((tables, 256), np.int64)
-    for row, kind in zip(counts, rng.permutation(tables) % 5, strict=True):
-        if kind == 0:
-            row[rng.integers(256)] = 1
-        elif kind == 1:
-            row[rng.choice(256, 2, replace=False)] = 1, 1 << bits
-        elif kind == 2:
-            row[rng.choice(256, 7, replace=False)] = rng.integers(1, 99, 7)
-        elif kind == 3:
-            row[:] = 1
-            row[rng.integers(256)] = 1 << 20
-        else:
-            row[:] = rng.integers(0, 1 << 16, 256)
-    return quantise(counts, bits)
-
-
-def random_symbols(rng: np.random.Generator, freqs: npt.NDArray[np.uint16], classes: U8, n: int) -> U8:
-    """Symbols as their tables have them, and the rare ones more often than that."""
-    symbols = np.empty(n, np.uint8)
-    which = np.resize(classes, n)
-    for number, row in enumerate(freqs):
-        places = np.flatnonzero(which == number)
-        likely = rng.choice(256, len(places), p=row / row.sum())
-        even = rng.choice(np.flatnonzero(row), len(places))
-        symbols[places] = np.where(rng.random(len(places)) < 0.8, likely, even)
-    return symbols
-
-
-def case(seed: int, n: int, period: int, tables: int, bits: int) -> tuple[npt.NDArray[np.uint16], U8, U8]:
-    rng = np.random.default_rng(seed)
-    freqs = random_freqs(rng, tables, bits)
-    classes = rng.integers(0, tables, period, dtype=np.uint8)
-    return freqs, random_symbols(rng, freqs, classes, n), classes
 
 
 def fitted(tables: RansTables, symbols: U8, classes: U8, twin: str, room: int) -> bytes | None:

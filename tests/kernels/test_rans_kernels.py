@@ -1,0 +1,122 @@
+"""The rANS kernels: interpreted against the CPU's coder, compiled for GPUs that are not there, and on one that is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranscases import random_freqs, random_symbols
+
+from kvstore.codecs.rans import RansTables
+
+FOLDER = Path(__file__).parent
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+GROUPS = ["lengths", "divisions", "refusals", "hostile", "arguments"]
+
+
+def _python(script: str, *arguments: str, **environment: str) -> str:
+    """What a script of this folder prints, in a process of its own: triton decides at its import what it is."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted_kernels_do_what_the_cpu_does(group: str) -> None:
+    _python("interpreted_rans.py", group)
+
+
+def test_an_unknown_group_fails() -> None:
+    with pytest.raises(AssertionError, match="KeyError"):
+        _python("interpreted_rans.py", "nothing")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    # Whoever uses the kernels would see every warning that compiling them gives.
+    found: dict[str, Any] = json.loads(_python("compiled_rans.py", PYTHONWARNINGS="error::UserWarning"))
+    return found
+
+
+def test_compiled_kernels_keep_everything_in_registers(compiled: dict[str, Any]) -> None:
+    assert len(compiled["kernels"]) == 12
+    for row in compiled["kernels"]:
+        assert (row["stack_bytes"], row["spill_bytes"], row["local_bytes"]) == (0, 0, 0), row
+        assert row["registers"] <= 64, row  # as many warps as a multiprocessor has places for programs
+
+
+def test_spills_would_be_seen(compiled: dict[str, Any]) -> None:
+    assert compiled["control"]["stack_bytes"] > 0
+    assert compiled["control"]["spill_bytes"] > 0
+
+
+def test_lanes_talk_within_their_warp_alone(compiled: dict[str, Any]) -> None:
+    """A step's words are dealt out by one sum over the warp and two counts of bits; nothing waits for shared memory."""
+    for row in compiled["kernels"]:
+        assert (row["warps"], row["shared_bytes"], row["barriers"]) == (1, 0, 0), row
+        assert (row["warp_sums"], row["bit_counts"], row["divisions"]) == (1, 2, 0), row
+
+
+@on_a_gpu
+@pytest.mark.parametrize("bits", [11, 12])
+def test_the_gpu_s_streams_are_the_cpu_s(bits: int) -> None:
+    from kvstore.codecs.kernels.rans_gpu import DeviceDecoder, DeviceTables, encode
+
+    rng = np.random.default_rng(bits)
+    freqs = random_freqs(rng, 60, bits)
+    tables = RansTables(freqs, bits)
+    lengths = rng.integers(0, 3000, (300, 3))
+    lengths[0] = 200_001, 0, 77
+    ends = lengths.cumsum().reshape(lengths.shape)
+    places = np.stack([ends - lengths, lengths], axis=-1)
+    classes = rng.integers(0, 60, int(ends[-1, -1]), dtype=np.uint8)
+    symbols = random_symbols(rng, freqs, classes, len(classes))
+    sizes = 128 + 2 * lengths.sum(axis=1)
+    rooms = np.stack([sizes.cumsum() - sizes, sizes], axis=-1)
+    on_device = DeviceTables(tables, "cuda")
+    sent = [torch.from_numpy(array).cuda() for array in (symbols, classes, places)]
+    out = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cuda")
+    done = encode(on_device, *sent, out, torch.from_numpy(rooms).cuda())
+    assert not done.status.any()
+    buffer = out.cpu().numpy()
+    for (begin, size), after, of in zip(done.streams.tolist(), done.after.tolist(), places.tolist(), strict=True):
+        parts = [slice(first, first + count) for first, count in of]
+        stream, at = tables.encode_parts([symbols[part] for part in parts], [classes[part] for part in parts])
+        assert buffer[begin : begin + size].tobytes() == stream
+        assert not stream or [size - bytes_after for bytes_after in after] == at
+    found = torch.zeros(len(symbols), dtype=torch.uint8, device="cuda")
+    decoder = DeviceDecoder(on_device, out, done.streams)
+    for part in range(3):
+        status = decoder.parts(sent[1], sent[2][:, part : part + 1].contiguous(), found)
+    assert not status.any()
+    assert torch.equal(found, sent[0])
+    # One word of one stream is lost: its own status says so.
+    cut = done.streams.clone()
+    cut[7, 1] -= 2
+    status = DeviceDecoder(on_device, out, cut).parts(sent[1], sent[2], found)
+    assert status.nonzero().flatten().tolist() == [7]
+
+
+def test_the_launch_code_refuses_tensors_on_the_host() -> None:
+    from kvstore.codecs.kernels.rans_gpu import DeviceDecoder, DeviceTables
+    from kvstore.errors import CodecError
+
+    tables = DeviceTables(RansTables(np.array([[2048]], np.uint16), 11), "cpu")
+    with pytest.raises(CodecError, match="kernels"):
+        DeviceDecoder(tables, torch.zeros(128, dtype=torch.uint8), torch.tensor([[0, 128]]))
