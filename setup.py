@@ -49,6 +49,7 @@ class parallel_build_ext(build_ext):
 setup(
     packages=[
         "kvstore",
+        "kvstore.calibration",
         "kvstore.integrations",
         "kvstore.tiers",
         "kvstore.tiers.disk",
@@ -62,6 +63,9 @@ setup(
         extension("kvstore.trie._trie", "trie.cc", "cpu.cc", "bindings_trie.cc"),
         extension("kvstore.codecs._native", *CODECS, "cpu.cc", "bindings_codecs.cc"),
         extension("kvstore.codecs._rans", "rans.cc", "cpu.cc", "bindings_rans.cc"),
+        extension(
+            "kvstore.codecs._predict", "predict.cc", "predict_model.cc", "rans.cc", "cpu.cc", "bindings_predict.cc"
+        ),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

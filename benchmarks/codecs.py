@@ -21,15 +21,21 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.common import MIB, Rows, arguments, interleave
+from benchmarks.conversations import load_model
 from benchmarks.peers.codec_coders import Coder, Kernels, PeerTensors, StoreBlocks
 from benchmarks.peers.codec_data import RealKV, Values, normal, real_kv
 from benchmarks.peers.codec_peers import LIBRARIES, codec_peer
+from benchmarks.profile import profile_path
 from kvstore.codecs import codec_by_name, codec_names
+from kvstore.codecs.profile import Profile
+from kvstore.codecs.rans import RansTables, quantise
+from kvstore.config import GIB
 from kvstore.trie._trie import machine_level
 
 LEVELS = ("scalar", "avx2", "avx512")
@@ -37,6 +43,7 @@ SLOW = frozenset(("zstd", "pcodec", "blosc2-zstd", "zstandard"))
 ZEROS, ESCAPES = (0, 2, 5), (0, 1, 3)  # per cent
 CLEAN = "splitzip/normal/zeros0/escapes0"
 ZIPNN = "zipnn/bf16/KV"
+RANS_TABLES, SYMBOLS = 40, 193
 NORMAL_MIB, NORMAL_MIB_QUICK = 64, 16  # of each of the nine
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -59,15 +66,22 @@ Cases = dict[str, Case]
 
 
 def main() -> None:
-    names = tuple(dict.fromkeys(("splitzip", *codec_names(), *LIBRARIES)))
+    names = tuple(dict.fromkeys(("splitzip", "predictive", "rans", *codec_names(), *LIBRARIES)))
     parser = arguments("Ratio and speed of the codecs, and of peers, on the same data.")
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="codecs and peers to run (all)")
     parser.add_argument("--mib", type=int, default=64, help="real keys and values, raw (64)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of the blocks (1 2)")
     args = parser.parse_args()
     rows, only = Rows("codecs", args.json), set(args.only)
     keep_memory()
-    kv = real_kv(args.mib * MIB, args.model, args.text)
+    model, tokenizer = load_model(args.model)
+    profile = None
+    if "predictive" in only:
+        path = profile_path(model, tokenizer, args.profile)
+        profile = Profile.load(path)
+    kv = real_kv(args.mib * MIB, model, tokenizer, args.text)
+    del model
     torch.set_num_threads(1)
     gc.collect()
     gc.disable()
@@ -80,6 +94,12 @@ def main() -> None:
         for part, count in ((only - SLOW, rounds), (only & SLOW, few)):
             cases = bf16(rows, kv, part, sorted(set(args.threads)), pools)
             measure(rows, cases, pools, count, tiled)
+        if profile is not None:
+            cases = predictive(kv, profile, sorted(set(args.threads)), pools)
+            measure(rows, cases, pools, few, tiled)
+            all_in(rows, "predictive/lossless/KV" + tiled, cases["predictive/lossless/KV"], profile)
+        if "rans" in only:
+            entropy_coder(rows, rounds)
         if "splitzip" in only:
             best = LEVELS.index(machine_level())
             measure(rows, by_level(kv, LEVELS[1 : best + 1]), pools, rounds, tiled)
@@ -126,6 +146,54 @@ def bf16(rows: Rows, kv: RealKV, only: AbstractSet[str], threads: list[int], poo
                 "bf16/KV", PeerTensors(peer, parts, restored), kv.values, target, ours=False
             )
     return cases
+
+
+def predictive(kv: RealKV, profile: Profile, threads: list[int], pools: Pools) -> Cases:
+    """All keys and values by the profile's predictor, in blocks."""
+    target = np.full_like(kv.values, 1)
+    blocks, targets, codec = kv.blocks(kv.values), kv.blocks(target), codec_by_name("predictive", profile)
+    return {
+        "predictive/lossless/KV" + (f"/{count}threads" if count > 1 else ""): Case(
+            "bf16/KV", StoreBlocks(codec, blocks, targets, pools[count], count), kv.values, target, count
+        )
+        for count in threads
+    }
+
+
+def all_in(rows: Rows, name: str, case: Case, profile: Profile) -> None:
+    """Ratios with all that the disk holds of it: records as they are written, and the profile, once in 1 GiB."""
+    assert isinstance(case.coder, StoreBlocks)
+    raw, stored = case.values.nbytes, case.coder.record_bytes()
+    section = sum(array.nbytes for array in profile.section("lossless").values())
+    rows.add(name, "bits_per_value", 8 * case.coder.coded_bytes() / case.values.size, "bits")
+    rows.add(name, "ratio_records", raw / stored, "x")
+    rows.add(name, "ratio_records_and_profile_per_GiB", raw / (stored + section * raw / GIB), "x")
+    rows.add(name, "profile_bytes", section, "bytes")
+
+
+def entropy_coder(rows: Rows, rounds: int) -> None:
+    """rANS alone: a million symbols of 40 normal distributions, a table each, in turns of two."""
+    rng = np.random.default_rng(0)
+    width = np.exp2(np.arange(RANS_TABLES) / 8)
+    symbols = np.arange(SYMBOLS) - SYMBOLS // 2
+    counts = np.rint(1e6 * np.exp(-((symbols / width[:, None]) ** 2) / 2)).astype(np.int64)
+    tables = RansTables(quantise(counts, 12, floor=True), 12)
+    classes = rng.integers(0, RANS_TABLES, 1 << 20).astype(np.uint8)
+    values = rng.normal(0, width[classes]).round().clip(-(SYMBOLS // 2), SYMBOLS // 2 - 1) + SYMBOLS // 2
+    coded = values.astype(np.uint8)
+    out, found = np.empty(tables.bound(len(coded)), np.uint8), np.empty_like(coded)
+    size = tables.encode_into(coded, classes, out)
+    functions: dict[str, Callable[[], object]] = {}
+    for level in LEVELS[: LEVELS.index(machine_level()) + 1]:
+        functions[f"rans/{level} encode"] = lambda level=level: tables.encode_into(coded, classes, out, level=level)
+        functions[f"rans/{level} decode"] = lambda level=level: tables.decode_into(
+            out[:size], classes, found, level=level
+        )
+    for name, seconds in interleave(functions, rounds).items():
+        case, way = name.split()
+        rows.add(case, f"{way}_symbols_per_s", len(coded) / seconds, "symbols/s")
+    if not np.array_equal(found, coded):
+        raise SystemExit("rans: what was decoded is not what was encoded")
 
 
 def by_level(kv: RealKV, levels: Sequence[str]) -> Cases:

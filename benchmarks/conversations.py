@@ -134,3 +134,18 @@ def plain_text(path: Path | None = None, characters: int = 1 << 20) -> str:
         while sum(map(len, parts)) < characters:
             parts.append("\n\n".join(turn["content"] for turn in next(source)) + "\n\n")
     return "".join(parts)[:characters]
+
+
+def split_text(test: bool, characters: int) -> str:
+    """`characters` of conversations one after the other, or as many as there are: every fourth conversation is for
+    tests, the others for calibration, so that nothing is measured on what it was fitted to."""
+    parts: list[str] = []
+    found = 0
+    with contextlib.closing(conversations()) as source:
+        for number, turns in enumerate(source):
+            if (number % 4 == 3) == test:
+                parts.append("\n\n".join(turn["content"] for turn in turns) + "\n\n")
+                found += len(parts[-1])
+            if found >= characters:
+                break
+    return "".join(parts)[:characters]

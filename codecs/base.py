@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 from kvstore.identity import Tokens
@@ -33,12 +34,14 @@ class BlockInfo:
 class Codec(Protocol):
     """Codes the layers of a block one by one. Stateless and thread-safe.
 
-    `id` is a number forever: a codec whose bytes change gets a new one. `exact` codecs give back every bit.
+    `id` is a number forever: a codec whose bytes change gets a new one. `exact` codecs give back every bit. `profile`
+    is the id of the profile (see profile.py) that decoding needs, zeros for none.
     """
 
     id: int
     name: str
     exact: bool
+    profile: bytes = NO_PROFILE
 
     def bound(self, info: BlockInfo) -> int:
         """The most payload bytes that `encode` may write for such a block."""
@@ -57,6 +60,11 @@ class Codec(Protocol):
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """How many parts of what `encode` wrote are as they were given, for coding did not make them smaller."""
         return 0
+
+    def error_bound(self, payload: memoryview, layer_sizes: Sequence[int]) -> float:
+        """What no value's error exceeds in what `encode` wrote; of a codec that is not exact, 0 says that no bound is
+        known."""
+        return 0.0
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decodes the first `out.tokens` tokens of the block into `out`, which may be strided; mutates only that.

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from kvstore.codecs import _native
-from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.entropy_tables import tables
 from kvstore.codecs.splitzip import decode_block, encode_block, raw_chunks
 from kvstore.codecs.view import KVView, row_shapes
 
 
-class EntropyCodec:
+class EntropyCodec(Codec):
     """About 1.55 for bf16, at a fifth of splitzip's speed. Stateless and thread-safe."""
 
     id = 7

@@ -1,15 +1,22 @@
-"""The closed list of codecs. Numbers are written to disk and mean the same forever."""
+"""The closed list of codecs. Numbers are written to disk and mean the same forever.
+
+Most codecs are always there. Those that decode with the numbers of a profile are made from one: "predictive", and with
+a quality behind an @, "predictive@0.75" (bits a value) and "aqua@2" (or 3, 4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvstore.codecs.base import Codec
 from kvstore.codecs.entropy import EntropyCodec
+from kvstore.codecs.profile import Profile
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.splitzip import SplitZipCodec
 from kvstore.codecs.zstd import ZstdCodec
-from kvstore.errors import UnknownCodec
+from kvstore.errors import ProfileError, UnknownCodec
+
+_MOST_BITS = 16.0
 
 
 class Registry:
@@ -33,7 +40,8 @@ class Registry:
 
     def by_name(self, name: str) -> Codec:
         if name not in self._by_name:
-            raise UnknownCodec(f"codec {name!r} is unknown; known are {', '.join(self.names())}")
+            known = ", ".join((*self.names(), *(f"{family}{_QUALITY[family]}" for family in _FAMILIES)))
+            raise UnknownCodec(f"codec {name!r} is unknown; known are {known}")
         return self._by_name[name]
 
     def names(self) -> tuple[str, ...]:
@@ -43,15 +51,80 @@ class Registry:
 _REGISTRY = Registry([RawCodec(), SplitZipCodec(), EntropyCodec(), ZstdCodec()])
 
 
-def codec_by_id(number: int) -> Codec:
-    """The codec with this number. Raises `UnknownCodec`."""
+def codec_by_id(number: int, profile: Profile | None = None) -> Codec:
+    """The codec with this number, able to decode all that codecs of this number wrote.
+
+    profile: the one that a record names, None where it names none. Raises `UnknownCodec`; `ProfileError` for a profile
+    that lacks what the codec needs.
+    """
+    if profile is not None:
+        for family_number, make in _FAMILIES.values():
+            if family_number == number:
+                return _made(make, profile, None)
     return _REGISTRY.by_id(number)
 
 
-def codec_by_name(name: str) -> Codec:
-    """The codec with this name. Raises `UnknownCodec` naming the known ones."""
-    return _REGISTRY.by_name(name)
+def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
+    """The codec with this name, to encode with. profile: for those that need one.
+
+    Raises `UnknownCodec` naming the known ones, `ProfileError` where a profile is needed and missing, or lacks what the
+    codec needs.
+    """
+    family, at, quality = name.partition("@")
+    if family not in _FAMILIES or (at and not quality):
+        return _REGISTRY.by_name(name)
+    if (quality or family == "aqua") and not _is_quality(family, quality):
+        raise UnknownCodec(f"codec {name!r} is unknown; known are {family}{_QUALITY[family]}")
+    if profile is None:
+        raise ProfileError(
+            f"codec {name!r} needs a profile of the model: make one with `kvstore calibrate` and name its file "
+            "(StoreConfig.profile)"
+        )
+    return _made(_FAMILIES[family][1], profile, quality or None)
 
 
 def codec_names() -> tuple[str, ...]:
+    """Names of the codecs that need no profile."""
     return _REGISTRY.names()
+
+
+def auto_name(profile: Profile | None) -> str:
+    """The exact codec that makes blocks smallest: predictive where the profile has what that needs, else entropy."""
+    return EntropyCodec.name if profile is None or "lossless" not in profile.sections else "predictive"
+
+
+# ---- codecs made from profiles ---------------------------------------------------------------------------------------
+
+Make = Callable[[Profile, str | None], Codec]
+
+
+def _made(make: Make, profile: Profile, quality: str | None) -> Codec:
+    codec = make(profile, quality)
+    codec.profile = profile.id
+    return codec
+
+
+def _predictive(profile: Profile, quality: str | None) -> Codec:
+    from kvstore.codecs.predictive import PredictiveCodec
+
+    return PredictiveCodec.from_profile(profile, None if quality is None else float(quality))
+
+
+def _aqua(profile: Profile, quality: str | None) -> Codec:
+    from kvstore.codecs.aqua import AquaCodec, AquaPredictors
+
+    predictors = AquaPredictors.from_arrays(profile.layout, profile.section("aqua"))
+    return AquaCodec(predictors) if quality is None else AquaCodec(predictors, int(quality))
+
+
+_FAMILIES: dict[str, tuple[int, Make]] = {"predictive": (2, _predictive), "aqua": (5, _aqua)}
+_QUALITY = {"predictive": "[@bits]", "aqua": "@2|3|4"}
+
+
+def _is_quality(family: str, text: str) -> bool:
+    if family == "aqua":
+        return text in ("2", "3", "4")
+    try:
+        return 0 < float(text) < _MOST_BITS
+    except ValueError:
+        return False

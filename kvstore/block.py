@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvstore.codecs.base import BlockInfo, Codec
@@ -49,6 +50,9 @@ class Block:
             buffer = pool.take(padded(begin + codec.bound(info)), lasting)
             sizes = codec.encode(info, self.view, buffer.view[begin:])
         assert sizes is not None
+        bound = 0.0
+        if not codec.exact:
+            bound = codec.error_bound(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
         header = RecordHeader(
             key=self.key,
             parent=self.parent_key,
@@ -62,6 +66,8 @@ class Block:
             bits=self.bits,
             expiry=self.expiry,
             flags=FLAG_PINNED if self.pinned else 0,
+            profile=codec.profile,
+            error_bound=bound,
         )
         buffer.trim(padded(header.record_bytes))
         seal(header, buffer.view)

@@ -33,8 +33,11 @@ class StoreConfig:
     repeat the host tier.
     host: encoded records in host memory (pinned when CUDA is present).
     disk: segment files; the budget counts whole segments. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
-    Both are coded at the speed of memory by default ("splitzip"); "entropy" takes a seventh less and some milliseconds
-    more.
+    codecs of host and disk: "raw", "splitzip" (at the speed of memory), "entropy" (a seventh less, some milliseconds
+    more), "zstd"; with a profile also "predictive", and the lossy "predictive@0.75" (bits a value) and "aqua@2" (3, 4).
+    "auto" is splitzip for the host tier, for the disk predictive if there is a profile that has it, else entropy.
+    profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and goes
+    on with the newest of those where none is named.
     block_tokens: tokens of a block, the unit of storage and sharing.
     segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
     group_bytes: the write-behind thread makes this many bytes durable with one sync.
@@ -47,7 +50,7 @@ class StoreConfig:
 
     device: TierConfig = TierConfig(0)
     host: TierConfig = TierConfig(1 * GIB, "splitzip")
-    disk: TierConfig = TierConfig(8 * GIB, "splitzip")
+    disk: TierConfig = TierConfig(8 * GIB, "auto")
     block_tokens: int = 64
     segment_bytes: int = 64 * MIB
     group_bytes: int = 64 * MIB
@@ -56,6 +59,7 @@ class StoreConfig:
     durability: Literal["flush", "put"] = "flush"
     namespaces: tuple[bytes, ...] = field(default=())
     threads: int = 2
+    profile: Path | None = None
 
     def __post_init__(self) -> None:
         for tier in ("device", "host", "disk"):
@@ -83,6 +87,8 @@ class StoreConfig:
             raise ConfigError(f"put_timeout_s: expected seconds >= 0, found {self.put_timeout_s!r}")
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
+        if self.profile is not None and not isinstance(self.profile, Path):
+            raise ConfigError(f"profile: expected a Path, found {self.profile!r}")
         if not isinstance(self.namespaces, tuple) or not all(isinstance(n, bytes) for n in self.namespaces):
             raise ConfigError(f"namespaces: expected a tuple of bytes, found {self.namespaces!r}")
 
@@ -123,6 +129,8 @@ class StoreConfig:
                 table = settings.setdefault(tier, {})
                 if isinstance(table, dict):  # else the bare name of the tier was set too, which is refused below
                     table[rest] = _number(text)
+            elif key == "profile":
+                settings[key] = text
             elif key == "namespaces":
                 settings[key] = [part for part in text.split(",") if part]
             else:
@@ -147,6 +155,8 @@ def _merge(base: StoreConfig, settings: Mapping[str, Any]) -> StoreConfig:
             if not isinstance(value, list | tuple):
                 raise ConfigError(f"namespaces: expected a list, found {value!r}")
             changes[key] = tuple(n.encode() if isinstance(n, str) else n for n in value)
+        elif key == "profile":
+            changes[key] = Path(value) if isinstance(value, str) else value
         else:
             changes[key] = value
     return replace(base, **changes)

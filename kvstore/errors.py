@@ -61,3 +61,7 @@ class CodecError(KVStoreError):
 
 class UnknownCodec(CodecError):
     """No codec is registered under that number or name."""
+
+
+class ProfileError(KVStoreError, ValueError):
+    """A calibration profile is missing, damaged, or another model's; `kvstore calibrate` makes one."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvstore.block import Block
-from kvstore.codecs import KVView, codec_by_id
+from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on, room_on_cpu
 from kvstore.config import MIB
@@ -23,6 +23,7 @@ from kvstore.errors import CodecError, UnknownCodec
 from kvstore.identity import Tokens, chain_key
 from kvstore.layout import KVLayout
 from kvstore.metrics import Metrics
+from kvstore.profiles import Profiles
 from kvstore.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
 from kvstore.residency import Residency, Source
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -62,6 +63,7 @@ class Fetcher:
     executor: Executor
     metrics: Metrics
     threads: int
+    profiles: Profiles
 
     def fetch(self, parts: Sequence[Part], out: KVView | None) -> tuple[int, dict[str, int]]:
         """Decodes the parts into `out` (None: reads and checks them, and keeps them in the host tier).
@@ -196,7 +198,9 @@ class _Run:
     def _decode(self, part: Part, header: RecordHeader, payload: memoryview, target: KVView) -> bool:
         try:
             info = BlockInfo(target.layout, header.tokens, header.start)
-            codec = codec_by_id(header.codec)
+            codec = self.fetcher.profiles.decoder(header.codec, header.profile)
+            if codec is None:
+                return False  # with its profile it can be read: it stays
             near = target if target.on_cpu or codec.id == SplitZipCodec.id else room_on_cpu(target)
             codec.decode(info, payload, header.layer_sizes, near)
             if near is not target:

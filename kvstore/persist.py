@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvstore.block import Block
-from kvstore.codecs import KVView, codec_by_name
+from kvstore.codecs import Codec, KVView
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device, copy_on_cpu
 from kvstore.hit import FlushResult
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
+from kvstore.tier_codecs import TierCodecs
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.device import DeviceBlock
 from kvstore.tiers.disk.tier import Draft
@@ -40,6 +41,7 @@ class Persister:
     pool: BufferPool
     executor: Executor
     sessions: SessionTable
+    codecs: TierCodecs
 
     def encode(self, blocks: Sequence[Block]) -> list[Encoded]:
         """Encodes blocks on the workers; what the device and host tiers keep is in place on return."""
@@ -101,7 +103,7 @@ class Persister:
             self._keep_on_device(block)
         record = None
         if config.host.bytes:
-            record = self._encode_with(config.host.codec, block, lasting=True)
+            record = self._encode_with(self.codecs.host, block, lasting=True)
             needed = len(record.buffer.view)
             if record.buffer.capacity > _SLACK * needed:
                 smaller = self.pool.take(needed, lasting=True)
@@ -109,9 +111,9 @@ class Persister:
                 record = type(record)(record.header, smaller)
         if residency.disk is None:
             return _Made(record, None)
-        if record is not None and config.disk.codec == config.host.codec:
+        if record is not None and self.codecs.disk is self.codecs.host:
             return _Made(record, record)
-        return _Made(record, self._encode_with(config.disk.codec, block))
+        return _Made(record, self._encode_with(self.codecs.disk, block))
 
     def _keep_on_device(self, block: Block) -> None:
         residency, name = self.residency, self.residency.config.device.codec
@@ -128,9 +130,8 @@ class Persister:
         if name == SplitZipCodec.name and not view.on_cpu and not codes_on_device(view):
             self.residency.metrics.add("fallback_device_codec")
 
-    def _encode_with(self, name: str, block: Block, lasting: bool = False) -> HostRecord:
-        codec = codec_by_name(name)
-        self._count_fallback(name, block.view)
+    def _encode_with(self, codec: Codec, block: Block, lasting: bool = False) -> HostRecord:
+        self._count_fallback(codec.name, block.view)
         try:
             record = block.encode(codec, self.pool, lasting)
         except torch.OutOfMemoryError:

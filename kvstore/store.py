@@ -8,10 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from kvstore.block import max_record_bytes
-from kvstore.codecs import codec_by_name
-from kvstore.config import PAGE_BYTES, StoreConfig
-from kvstore.errors import ConfigError, ReadOnlyStore, UnknownCodec
+from kvstore.codecs import Profile
+from kvstore.config import StoreConfig
+from kvstore.errors import ConfigError, ReadOnlyStore
 from kvstore.fetch import Fetcher, home, release
 from kvstore.gate import Gate
 from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
@@ -22,10 +21,12 @@ from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
 from kvstore.persist import Persister
 from kvstore.planner import Sequence
+from kvstore.profiles import Profiles
 from kvstore.residency import Residency
 from kvstore.result import allocate, deliver, stays
 from kvstore.session import Session, SessionTable
 from kvstore.session_record import SessionRecord
+from kvstore.tier_codecs import TierCodecs
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
@@ -45,7 +46,7 @@ class KVStore:
     fs: the file system, for tests that make it fail.
 
     Raises `StoreLocked` where another writer has it open, `IdentityMismatch`, `FormatVersion`, `CorruptStore`,
-    `ConfigError`. Damaged entries are dropped and counted, never raised.
+    `ConfigError`, `ProfileError`. Damaged entries are dropped and counted, never raised.
     """
 
     def __init__(
@@ -63,9 +64,12 @@ class KVStore:
         self.metrics = Metrics()
         self.read_only = read_only
         self._gate = Gate()
-        self._check_config()
         if read_only and not config.disk.bytes:
             raise ConfigError("read_only: a store without a disk tier has nothing to read")
+        fs = fs or FileSystem()
+        given = None if config.profile is None else Profile.load(config.profile, identity)
+        profiles = Profiles(fs, self.path if config.disk.bytes else None, identity, self.metrics, given)
+        codecs = TierCodecs.of(config, identity, profiles)
 
         index = TrieIndex(config.block_tokens)
         self._residency = Residency(config, index, self.metrics)
@@ -73,7 +77,7 @@ class KVStore:
         next_record = 1
         if config.disk.bytes:
             self._residency.disk = DiskTier(
-                fs or FileSystem(),
+                fs,
                 self.path,
                 identity,
                 config,
@@ -85,18 +89,20 @@ class KVStore:
             )
             try:
                 next_record = load_index(self._residency)
+                if not read_only:
+                    codecs = codecs.kept(profiles, self.metrics)
             except BaseException:
                 self._residency.disk.close()  # or the lock would outlive the failure
                 raise
         # One more than may compute, so that one can wait for the disk.
         self._executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
-        self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads)
+        self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads, profiles)
         self._sessions = SessionTable(self._residency.disk)
         self._lookup = Lookup(self._residency, identity, config.block_tokens, follows=read_only)
         self._intake: Intake | None = None
         if not read_only:
-            persister = Persister(self._residency, self._pool, self._executor, self._sessions)
+            persister = Persister(self._residency, self._pool, self._executor, self._sessions, codecs)
             writer = WriteBehind(
                 config.write_queue_bytes,
                 _group_bytes(config),
@@ -351,19 +357,6 @@ class KVStore:
         if allowed and bytes(namespace) not in allowed:
             raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
         return digest
-
-    def _check_config(self) -> None:
-        for tier in (self.config.host, self.config.disk):
-            try:
-                codec = codec_by_name(tier.codec)
-            except UnknownCodec as error:
-                raise ConfigError(str(error)) from error
-            largest = max_record_bytes(self.identity.layout, self.config.block_tokens, codec)
-            if self.config.disk.bytes and largest > self.config.segment_bytes - PAGE_BYTES:
-                raise ConfigError(
-                    f"segment_bytes: a block of {self.config.block_tokens} tokens can take {largest} bytes, more than "
-                    f"a segment of {self.config.segment_bytes}; raise segment_bytes or lower block_tokens"
-                )
 
 
 def _group_bytes(config: StoreConfig) -> int:

@@ -25,7 +25,7 @@ LAYERS = [
     {"kvstore.codecs", "kvstore.trie"},
     {"kvstore.tiers"},
     {"kvstore"},  # the engine: store, session, and what they are made of
-    {"kvstore.integrations", "kvstore.cli"},
+    {"kvstore.integrations", "kvstore.calibration", "kvstore.cli"},
 ]
 DATA = LAYERS[0] | LAYERS[1]  # no I/O, no torch at import
 # Methods that hand over to an integration when they are called; importing their modules costs nothing.
@@ -44,6 +44,12 @@ MAY_TOUCH_FILES = {
     "kvstore.tiers.disk.fs": "the one seam to the file system",
     "kvstore.config": "reads the settings file that the caller names",
     "kvstore.codecs.entropy_tables": "reads its tables, a file of the package",
+    "kvstore.codecs.higgs_grids": "reads its grids, a file of the package",
+    "kvstore.codecs.profile": "reads and writes the profile that the caller names",
+    "kvstore.calibration.calibrate": "reads the model and the text that the user names",
+    "kvstore.calibration.dump": "looks into its work folder",
+    "kvstore.calibration.lossless": "has scratch files in the work folder",
+    "kvstore.calibration.lossy": "has scratch files in the work folder",
 }
 NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FOLDERS = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from kvstore import KVLayout, LayerLayout
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -38,6 +40,7 @@ common, data, peers = load("common"), load("peers.codec_data"), load("peers.code
 
 HEADS, KEY_DIM, VALUE_DIM, LAYERS = 2, 8, 4, 3
 BYTES_PER_TOKEN = LAYERS * HEADS * (KEY_DIM + VALUE_DIM) * 2
+LAYOUT = KVLayout((LayerLayout(HEADS, KEY_DIM, VALUE_DIM),) * LAYERS, "bfloat16")
 
 
 def window(tokens: int, seed: int) -> Any:
@@ -51,7 +54,7 @@ def window(tokens: int, seed: int) -> Any:
 
 @pytest.fixture
 def kv() -> Any:
-    return data.assemble([window(128, 0), window(128, 1)], 192 * BYTES_PER_TOKEN)
+    return data.assemble([window(128, 0), window(128, 1)], 192 * BYTES_PER_TOKEN, LAYOUT)
 
 
 def test_values_are_cut_in_whole_blocks_and_in_tensors(kv: Any) -> None:
@@ -69,7 +72,7 @@ def test_values_are_cut_in_whole_blocks_and_in_tensors(kv: Any) -> None:
 
 
 def test_windows_are_repeated_when_there_are_too_few(kv: Any) -> None:
-    tiled = data.assemble([window(128, 0)], 320 * BYTES_PER_TOKEN)
+    tiled = data.assemble([window(128, 0)], 320 * BYTES_PER_TOKEN, LAYOUT)
     assert tiled.tiled
     assert [len(ids) for ids in tiled.ids] == [128, 128, 64]
     assert np.array_equal(tiled.units(tiled.values)[0], tiled.units(tiled.values)[2 * LAYERS])

@@ -54,6 +54,7 @@ def test_a_config_cannot_be_changed() -> None:
         ({"put_timeout_s": float("inf")}, "put_timeout_s"),
         ({"put_timeout_s": True}, "put_timeout_s"),
         ({"put_timeout_s": "1"}, "put_timeout_s"),
+        ({"profile": "a/profile"}, "profile: expected a Path"),
         ({"durability": "always"}, "durability: expected 'flush' or 'put'"),
         ({"namespaces": [b"a"]}, "namespaces"),
         ({"namespaces": ("a",)}, "namespaces"),
@@ -76,6 +77,7 @@ def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, Any], names:
         {"put_timeout_s": 0},
         {"threads": 256},
         {"namespaces": (b"", b"a")},
+        {"profile": Path("p")},
     ],
 )
 def test_the_limits_themselves_are_accepted(changes: dict[str, Any]) -> None:
@@ -113,7 +115,7 @@ def test_toml_without_the_table_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_a_tier_keeps_the_default_of_what_toml_does_not_name(tmp_path: Path) -> None:
-    assert toml(tmp_path, "[kvstore.disk]\nbytes = 1073741824\n").disk == TierConfig(GIB, "splitzip")
+    assert toml(tmp_path, "[kvstore.disk]\nbytes = 1073741824\n").disk == TierConfig(GIB, "auto")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ def test_the_environment_names_every_setting() -> None:
             "KVSTORE_DURABILITY": "put",
             "KVSTORE_NAMESPACES": "a,b",
             "KVSTORE_THREADS": "5",
+            "KVSTORE_PROFILE": "7",
             "PATH": "ignored",
         }
     )
@@ -176,6 +179,7 @@ def test_the_environment_names_every_setting() -> None:
         durability="put",
         namespaces=(b"a", b"b"),
         threads=5,
+        profile=Path("7"),
     )
 
 

@@ -40,7 +40,8 @@ def test_the_codecs_package_is_not_the_standard_library_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["kvstore", "kvstore.trie", "kvstore.codecs", "kvstore.tiers.disk", "kvstore.integrations"]
+    "name",
+    ["kvstore", "kvstore.trie", "kvstore.codecs", "kvstore.tiers.disk", "kvstore.integrations", "kvstore.calibration"],
 )
 def test_every_package_imports(name: str) -> None:
     assert importlib.util.find_spec(name) is not None
@@ -104,7 +105,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(dist: Path, source: Path) 
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
         names = set(archive.namelist())
     modules = {path.relative_to(source).as_posix() for path in (source / "kvstore").glob("*.py")}
-    for folder in ("tiers", "integrations"):
+    for folder in ("tiers", "integrations", "calibration"):
         modules |= {path.relative_to(source).as_posix() for path in (source / "kvstore" / folder).rglob("*.py")}
     for folder in ("trie", "codecs"):
         modules |= {

@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.peers.codec_data import Values
 from benchmarks.peers.codec_peers import Bytes, CodecPeer
 from kvstore.codecs import BlockInfo, Codec, KVView
+from kvstore.record import padded, payload_offset
 
 Blocks = list[tuple[BlockInfo, KVView]]
 PARTS_PER_THREAD = 4
@@ -86,6 +87,11 @@ class StoreBlocks:
 
     def coded_bytes(self) -> int:
         return sum(map(sum, self._sizes))
+
+    def record_bytes(self) -> int:
+        """Of the whole records, as segments hold them."""
+        rows = zip(self._blocks, self._sizes, strict=True)
+        return sum(padded(payload_offset(len(sizes), info.count) + sum(sizes)) for (info, _), sizes in rows)
 
     def _all(self, work: Callable[[list[int]], None]) -> None:
         if self._pool is None:

@@ -6,13 +6,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore import KVLayout, LayerLayout
+from benchmarks.conversations import plain_text, split_text
+from kvstore import KVLayout
 from kvstore.codecs import BlockInfo, KVView
+from kvstore.integrations.transformers import layout_from_config
 
 WINDOW = 2048  # tokens of one prefill
 BLOCK = 64  # tokens of a block, as the store cuts them
@@ -70,15 +73,15 @@ class RealKV:
         return cast.view(torch.uint8 if cast.itemsize == 1 else torch.uint16).numpy()
 
 
-def real_kv(nbytes: int, model_folder: Path | None, text: Path | None) -> RealKV:
+def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None) -> RealKV:
     """At least `nbytes` of them, in whole blocks, from consecutive windows of text. Prefills for seconds.
 
-    After a minute of prefill, or at the end of the text, the windows are repeated.
+    text: a file; by default conversations that nothing is calibrated on. After a minute of prefill, or at the end of
+    the text, the windows are repeated.
     """
-    from benchmarks.conversations import load_model, plain_text
-
-    model, tokenizer = load_model(model_folder)
-    stream = tokenizer(plain_text(text, max(1 << 16, nbytes // 1024)), verbose=False).input_ids
+    characters = max(1 << 16, nbytes // 1024)
+    words = split_text(True, characters) if text is None else plain_text(text, characters)
+    stream = tokenizer(words, verbose=False).input_ids
     stream = stream[: len(stream) // BLOCK * BLOCK]
     if not stream:
         raise SystemExit(f"the text has fewer than {BLOCK} tokens")
@@ -90,13 +93,11 @@ def real_kv(nbytes: int, model_folder: Path | None, text: Path | None) -> RealKV
         layers = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
         windows.append((np.array(ids, np.uint32), layers))
         have += sum(t.nbytes for pair in layers for t in pair)
-    return assemble(windows, nbytes)
+    return assemble(windows, nbytes, layout_from_config(model.config, model.dtype))
 
 
-def assemble(windows: Sequence[Window], nbytes: int) -> RealKV:
+def assemble(windows: Sequence[Window], nbytes: int, layout: KVLayout) -> RealKV:
     """At least `nbytes` in whole blocks, from whole windows and a part of the last; from the first again if need be."""
-    first = windows[0][1]
-    layout = KVLayout(tuple(LayerLayout(k.shape[0], k.shape[2], v.shape[2]) for k, v in first), "bfloat16")
     wanted = -(-nbytes // (BLOCK * layout.bytes_per_token)) * BLOCK
     ids: list[npt.NDArray[np.uint32]] = []
     tensors: list[npt.NDArray[np.uint16]] = []

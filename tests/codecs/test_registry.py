@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 
-from kvstore.codecs import codec_by_id, codec_by_name, codec_names
+from kvstore import KVLayout, ModelIdentity
+from kvstore.codecs import Profile, auto_name, codec_by_id, codec_by_name, codec_names, registry
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.registry import Registry
 from kvstore.codecs.zstd import ZstdCodec
-from kvstore.errors import CodecError, UnknownCodec
+from kvstore.errors import CodecError, ProfileError, UnknownCodec
 
 # Only ever added to: these numbers are on disks.
 NUMBERS = {"raw": 0, "splitzip": 1, "entropy": 7, "zstd": 16}
+OF_PROFILES = {"predictive": 2, "aqua": 5}
 
 
 def test_every_codec_has_its_number_for_ever() -> None:
     assert {name: codec_by_name(name).id for name in codec_names()} == NUMBERS
+    assert {name: number for name, (number, _) in registry._FAMILIES.items()} == OF_PROFILES
+    assert not set(OF_PROFILES.values()) & set(NUMBERS.values())
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -32,7 +39,8 @@ def test_an_unknown_number_is_a_codec_error(number: int) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownCodec, match="'gzip' is unknown; known are raw, splitzip, entropy, zstd"):
+    known = re.escape("known are raw, splitzip, entropy, zstd, predictive[@bits], aqua@2|3|4")
+    with pytest.raises(UnknownCodec, match=f"'gzip' is unknown; {known}"):
         codec_by_name("gzip")
     assert issubclass(UnknownCodec, CodecError)
 
@@ -59,3 +67,56 @@ def test_a_number_or_a_name_that_is_taken_is_refused(second: RawCodec) -> None:
 def test_a_number_that_does_not_fit_the_record_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit 16 bits"):
         Registry([_TooHigh()])
+
+
+# ---- codecs of profiles ----------------------------------------------------------------------------------------------
+
+IDENTITY = ModelIdentity("m", "1", "00", "", KVLayout.uniform(1, 1, 4))
+
+
+def profile(*sections: str) -> Profile:
+    """With these sections, in which nothing is that a codec could use."""
+    return Profile.new(IDENTITY, {section: {"x": np.zeros(1, np.int8)} for section in sections})
+
+
+@pytest.mark.parametrize("name", ["predictive", "predictive@0.75", "aqua@2"])
+def test_without_a_profile_the_error_says_how_to_make_one(name: str) -> None:
+    with pytest.raises(
+        ProfileError, match=f"codec '{name}' needs a profile .* `kvstore calibrate` .*StoreConfig.profile"
+    ):
+        codec_by_name(name)
+
+
+@pytest.mark.parametrize("number", OF_PROFILES.values())
+def test_a_number_of_a_profile_s_codec_is_unknown_where_the_record_names_none(number: int) -> None:
+    with pytest.raises(UnknownCodec):
+        codec_by_id(number)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("aqua", "aqua@", "aqua@1", "aqua@2.0", "predictive@", "predictive@0", "predictive@-1", "predictive@16"),
+        *("predictive@nan", "predictive@inf", "predictive@a", "predictive@1@2", "raw@1", "@", "Predictive"),
+    ],
+)
+def test_a_quality_that_there_is_not_is_an_unknown_codec(name: str) -> None:
+    with pytest.raises(UnknownCodec, match=re.escape(f"codec {name!r} is unknown")):
+        codec_by_name(name, profile("lossless", "aqua"))
+
+
+@pytest.mark.parametrize("name", ["predictive", "aqua@2"])
+def test_a_profile_that_lacks_the_codec_s_part_is_refused(name: str) -> None:
+    with pytest.raises(ProfileError):
+        codec_by_name(name, profile("other"))
+    with pytest.raises(ProfileError):
+        codec_by_id(OF_PROFILES[name.partition("@")[0]], profile("other"))
+
+
+def test_other_numbers_are_the_same_with_a_profile() -> None:
+    assert codec_by_id(7, profile("aqua")) is codec_by_id(7)
+
+
+def test_auto_follows_the_profile() -> None:
+    found = [auto_name(x) for x in (None, profile("aqua", "lossy"), profile("lossless"))]
+    assert found == ["entropy", "entropy", "predictive"]

@@ -1,0 +1,117 @@
+"""Codec 2: what the token and the two layers before say of a value is left out, the rest is coded by rANS.
+
+Exact. Every value is predicted in integers, the same on every machine, with the 8-bit weights of a profile
+(predictive_model.py); predictive_reference.py says how, FORMAT.md what is written, docs/codecs/predictive.md why.
+Blocks that this makes no smaller, at positions beyond the tables, or of other dtypes, are coded as by `entropy`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.codecs import _predict
+from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.entropy import EntropyCodec
+from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.profile import Profile
+from kvstore.codecs.splitzip import copy_on_cpu, room_on_cpu
+from kvstore.codecs.view import KVView
+from kvstore.errors import CodecError, ProfileError
+
+MODE = 4
+_MODE = struct.Struct("<I")
+_RATIO = 1.7  # what blocks are expected to come to, rather less than more
+
+
+class PredictiveCodec(Codec):
+    """About 1.95 for bf16 caches of the model that the profile was made with. Stateless and thread-safe."""
+
+    id = 2
+    name = "predictive"
+    exact = True
+
+    def __init__(self, model: PredictiveModel) -> None:
+        self._model = model
+        self._native = native_model(model)
+        self._plain = EntropyCodec()
+
+    @classmethod
+    def from_profile(cls, profile: Profile, bits: float | None = None) -> Codec:
+        """bits: a value, for lossy coding at this rate. Raises `ProfileError` where the profile lacks what it takes."""
+        if bits is not None:
+            raise ProfileError("this version of kvstore has no lossy predictive coding")
+        if "lossless" not in profile.sections:
+            raise ProfileError('the profile has no section "lossless"; make a new one with `kvstore calibrate`')
+        return cls(PredictiveModel.from_arrays(profile.layout, profile.section("lossless")))
+
+    def bound(self, info: BlockInfo) -> int:
+        return self._plain.bound(info)
+
+    def usual(self, info: BlockInfo) -> int:
+        return min(self.bound(info), int(sum(info.layer_bytes()) / _RATIO) + (1 << 12))
+
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
+        if info.layout != self._model.layout:
+            return self._plain.encode(info, block, out)
+        view = block if block.on_cpu else copy_on_cpu(block)
+        limit = self._plain.usual(info)
+        done = _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit)
+        if done == _predict.FALL_BACK:
+            return self._plain.encode(info, view, out)
+        return done if isinstance(done, tuple) else None
+
+    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
+        """The layers that were not predicted."""
+        return 0 if predicted(payload, layer_sizes) else len(layer_sizes)
+
+    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        check_payload(info, payload, layer_sizes, out)
+        if not predicted(payload, layer_sizes):
+            self._plain.decode(info, payload, layer_sizes, out)
+            return
+        if info.layout != self._model.layout:
+            raise CodecError("predictive: a block of another layout than the profile's")
+        if min(layer_sizes) < 0:
+            raise CodecError(f"layers of {list(layer_sizes)} bytes")
+        if not out.writable:
+            raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+        target = out if out.on_cpu else room_on_cpu(out)
+        wrong = _predict.decode(
+            self._native, _tokens(info), info.start, info.count, payload, layer_sizes, target.rows, out.tokens
+        )
+        if wrong is not None:
+            raise CodecError(wrong)
+        if target is not out:
+            target.copy_to(out)
+
+
+def predicted(payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+    """Whether a payload's first layer says that it was predicted."""
+    return layer_sizes[0] >= _MODE.size and _MODE.unpack_from(payload)[0] == MODE
+
+
+def native_model(model: PredictiveModel) -> _predict.Model:
+    """The same model for csrc/predict.h."""
+    parts = [part for pair in model.parts for part in pair]
+    return _predict.Model(
+        shapes=np.array([[x.heads, x.key_dim, x.value_dim] for x in model.layout.layers], np.int64),
+        in_scale=[part.in_scale for part in parts],
+        out_scale=[part.out_scale for part in parts],
+        scale=[part.scale for part in parts],
+        bias=[part.bias for part in parts],
+        adapt=[part.adapt for part in parts],
+        fix=[part.fix for part in parts],
+        weight=[part.weight for part in parts],
+        token_kv=model.token_kv,
+        freqs=model.freqs,
+        rope_fine=model.rope_fine,
+        rope_coarse=model.rope_coarse,
+    )
+
+
+def _tokens(info: BlockInfo) -> npt.NDArray[np.int64]:
+    return info.tokens.astype(np.int64)

@@ -1,0 +1,279 @@
+"""Profiles: what calibration found out about one model, in one file that codecs read.
+
+A profile is a safetensors file with named arrays in sections ("lossless/0.k.scale" is array "0.k.scale" of section
+"lossless") and four texts beside them. It is bound to a model's identity, and known by the hash of its bytes: equal
+contents give equal files. FORMAT.md has the schema. A profile holds numbers only, and is checked whole before use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.errors import ConfigError, ProfileError
+from kvstore.identity import ModelIdentity
+from kvstore.layout import KVLayout
+
+Array = npt.NDArray[Any]
+Sections = Mapping[str, Mapping[str, Array]]
+
+FORMAT = "kvstore-profile"
+VERSION = "1"
+NO_PROFILE = bytes(16)
+MAX_BYTES = 1 << 33
+MAX_HEADER_BYTES = 1 << 24
+MAX_ARRAYS = 1 << 16
+# What may differ between a profile and the caches it is used for: exact and lossy caches of one model share one.
+UNBOUND = ("codec_family",)
+_LENGTH = struct.Struct("<Q")
+_DTYPES = {
+    f"{letter}{8 * size}": f"<{kind}{size}"
+    for letter, kind, sizes in (("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)), ("F", "f", (2, 4, 8)))
+    for size in sizes
+}
+_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
+_NEW = "make a new one with `kvstore calibrate`"
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A checked profile. Immutable; its arrays are read-only and share the file's bytes.
+
+    data: the whole file. identity: the fields of the model's identity. report: what calibration measured (plain JSON
+    values). versions: of the programs that made it.
+    """
+
+    data: bytes
+    identity: dict[str, str]
+    layout: KVLayout
+    report: dict[str, Any]
+    versions: dict[str, str]
+    id: bytes
+    """16 bytes: xxh3-128 of the file. Records name the profile they need by it."""
+    _arrays: dict[str, dict[str, Array]] = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], identity: ModelIdentity | None = None) -> Profile:
+        """Reads a profile and checks everything in it.
+
+        identity: of the caches it is to be used for; None accepts any. Raises `ProfileError` that says what is wrong
+        and what to do: no such file, not a profile, truncated, another version or identity, sizes or numbers that
+        cannot be. Nothing is allocated for sizes that the file does not have.
+        """
+        name = os.fspath(path)
+        try:
+            with open(name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > MAX_BYTES:
+                    raise ProfileError(f"{name}: {size} bytes are too many for a profile; {_NEW}")
+                head = file.read(_LENGTH.size + MAX_HEADER_BYTES)
+                _header(head, size, name)  # before the rest, which may be large, is read
+                data = head + file.read(size - len(head))
+        except OSError as error:
+            raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {_NEW}") from error
+        return cls.from_bytes(data, identity, name)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, identity: ModelIdentity | None = None, name: str = "profile") -> Profile:
+        """The same from the bytes of a file; name: for error messages."""
+        texts, entries, begin = _header(data, len(data), name)
+        if texts.get("format") != FORMAT:
+            raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
+        if texts.get("version") != VERSION:
+            found = texts.get("version")
+            raise ProfileError(f"{name}: version {found!r}, this kvstore reads version {VERSION!r}; {_NEW}")
+        arrays = _arrays(data, entries, begin, name)
+        try:
+            fields = {str(key): str(value) for key, value in json.loads(texts["identity"]).items()}
+            layout = KVLayout.from_canonical(fields["layout"])
+            report, versions = json.loads(texts["report"]), json.loads(texts["versions"])
+            if not isinstance(report, dict) or not isinstance(versions, dict):
+                raise TypeError("report and versions must be objects")
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+            raise ProfileError(f"{name}: its description cannot be read ({error!r}); {_NEW}") from error
+        profile = cls(data, fields, layout, report, versions, xxhash.xxh3_128_digest(data), arrays)
+        if identity is not None:
+            profile.check_identity(identity, name)
+        return profile
+
+    @classmethod
+    def new(
+        cls,
+        identity: ModelIdentity,
+        sections: Sections,
+        report: Mapping[str, Any] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> Profile:
+        """A profile of these arrays. Equal arguments give equal bytes. Raises `ProfileError` for arrays that cannot be
+        in one: other types than integers and floats, NaN, infinity."""
+        arrays = {f"{section}/{name}": array for section, named in sections.items() for name, array in named.items()}
+        texts = {
+            "format": FORMAT,
+            "version": VERSION,
+            "identity": json.dumps(identity.fields(), sort_keys=True),
+            "report": json.dumps(report or {}, sort_keys=True),
+            "versions": json.dumps(dict(versions or {}), sort_keys=True),
+        }
+        return cls.from_bytes(_file(arrays, texts), identity, "the new profile")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, whole or not at all, durably; replaces one that is there. Raises `OSError`."""
+        target = Path(path)
+        fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with open(fd, "wb") as file:
+                file.write(self.data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Names of the sections that it has, sorted."""
+        return tuple(sorted(self._arrays))
+
+    def section(self, name: str) -> dict[str, Array]:
+        """The arrays of a section by name, read-only. Raises `ProfileError` where the profile lacks it."""
+        if name not in self._arrays:
+            raise ProfileError(f"the profile has no part {name!r}, only {', '.join(self.sections) or 'none'}; {_NEW}")
+        return dict(self._arrays[name])
+
+    def section_bytes(self, name: str) -> int:
+        return sum(array.nbytes for array in self.section(name).values())
+
+    def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
+        """Raises `ProfileError` naming the fields in which the profile's model differs from `identity`. A tokenizer is
+        compared where both know theirs; exact and lossy codecs share a profile."""
+        wanted = {key: value for key, value in identity.fields().items() if key not in UNBOUND}
+        if not (wanted["tokenizer"] and self.identity.get("tokenizer")):
+            del wanted["tokenizer"]
+        other = [key for key, value in wanted.items() if self.identity.get(key) != value]
+        if other:
+            rows = "; ".join(
+                f"{key}: the profile's is {_short(self.identity.get(key))}, given {_short(wanted[key])}"
+                for key in other
+            )
+            raise ProfileError(f"{name}: made for another model ({rows}); calibrate this one with `kvstore calibrate`")
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An array in the file; begin and end count from the end of the header."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_Entry], int]:
+    """(texts, arrays in the order of their bytes, where the bytes begin); every size fits the file of `total` bytes.
+    data: at least its header."""
+    if len(data) < _LENGTH.size:
+        raise ProfileError(f"{name}: {total} bytes are not a profile; {_NEW}")
+    (size,) = _LENGTH.unpack_from(data)
+    begin = _LENGTH.size + size
+    if size > MAX_HEADER_BYTES or data[_LENGTH.size : _LENGTH.size + 1] != b"{":
+        raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
+    if begin > total:
+        raise ProfileError(f"{name}: truncated: {total} bytes, of which {begin} should be its header; {_NEW}")
+    try:
+        document = json.loads(data[_LENGTH.size : begin].decode(), object_pairs_hook=_unique)
+        texts = document.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in texts.values()) or len(document) > MAX_ARRAYS:
+            raise ValueError("texts that are none, or too many arrays")
+        entries = [_entry(key, value) for key, value in document.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProfileError(f"{name}: not a profile of kvstore ({error!r}); {_NEW}") from error
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    at = 0
+    for entry in entries:
+        if entry.begin != at:
+            raise ProfileError(f"{name}: damaged: {entry.name} begins at {entry.begin}, not at {at}; {_NEW}")
+        at = entry.end
+    if begin + at != total:
+        what = "truncated" if begin + at > total else "damaged"
+        raise ProfileError(f"{name}: {what}: {total} bytes, its header names {begin + at}; {_NEW}")
+    return texts, entries, begin
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name appears twice")
+    return found
+
+
+def _entry(name: str, value: dict[str, Any]) -> _Entry:
+    shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
+    if not all(type(number) is int and 0 <= number < 1 << 40 for number in (*shape, begin, end)) or len(shape) > 8:
+        raise ValueError(f"{name}: shape {shape}, bytes {begin} to {end}")
+    dtype = np.dtype(_DTYPES[value["dtype"]])
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name}: {end - begin} bytes for {dtype} {list(shape)}")
+    return _Entry(name, dtype, shape, begin, end)
+
+
+def _arrays(data: bytes, entries: list[_Entry], begin: int, name: str) -> dict[str, dict[str, Array]]:
+    found: dict[str, dict[str, Array]] = {}
+    for entry in entries:
+        section, slash, inner = entry.name.partition("/")
+        if not (section and slash and inner):
+            raise ProfileError(f"{name}: {entry.name!r} is in no section; {_NEW}")
+        array = np.frombuffer(data, entry.dtype, math.prod(entry.shape), begin + entry.begin).reshape(entry.shape)
+        if entry.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ProfileError(f"{name}: {entry.name} holds numbers that are not finite; {_NEW}")
+        if not array.flags.aligned:
+            array = array.copy()
+            array.flags.writeable = False
+        found.setdefault(section, {})[inner] = array
+    return found
+
+
+def _file(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> bytes:
+    """A safetensors file. Widest types first, so that every array is aligned; safetensors' own writer does the same,
+    but puts the texts in any order."""
+    header: dict[str, Any] = {"__metadata__": dict(texts)}
+    at, parts = 0, []
+    for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        kind = _NAMES.get(array.dtype.newbyteorder("<"))
+        if kind is None:
+            raise ProfileError(f"{name}: a profile cannot hold {array.dtype}")
+        part = array.astype(_DTYPES[kind], copy=False).tobytes()
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(part)]}
+        parts.append(part)
+        at += len(part)
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return b"".join([_LENGTH.pack(len(text)), text, *parts])
+
+
+def _short(text: str | None) -> str:
+    return repr(text) if text is None or len(text) < 100 else repr(text[:100] + "...")

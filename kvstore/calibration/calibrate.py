@@ -1,0 +1,119 @@
+"""From a model and a text to a profile: run the model, fit every part, measure on what was kept back, write."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
+from kvstore.calibration.parts import NAMES, Arrays, Part, Task, part
+from kvstore.codecs.profile import Profile
+from kvstore.errors import ConfigError
+from kvstore.identity import ModelIdentity
+
+CURVE = (8, 4, 2)  # fits to this fraction of the windows are measured too
+_CHARACTERS = 8  # of a token, rather too many
+
+
+def calibrate(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    out: Path,
+    *,
+    windows: int = 64,
+    length: int = 1024,
+    work: Path | None = None,
+    parts: Sequence[str] = NAMES,
+    progress: Progress = silent,
+) -> Profile:
+    """Makes the profile of a model and writes it to `out`, whole or not at all.
+
+    model: a transformers model in bf16, like Llama. text: like what will be stored; its first `windows` windows of
+    `length` tokens are used, an eighth of them for the report alone. work: a folder for `windows * length` tokens' raw
+    caches; what an interrupted run left there is used again. By default `out` with ".work", removed at the end.
+    parts: of `parts.NAMES`; one that this version lacks is left out, which `progress` is told.
+
+    Raises `UnsupportedModel`, `ConfigError` (bad arguments, too little text), `OSError`.
+    """
+    if not parts:
+        raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found nothing")
+    fits = {name: part(name) for name in sorted(parts, key=[*NAMES, *parts].index)}
+    if "lossy" in fits and "lossless" not in fits:
+        raise ConfigError("parts: lossy needs lossless as well, which it stands on")
+    identity = ModelIdentity.from_transformers(model, tokenizer)
+    folder = work or out.with_name(out.name + ".work")
+    dump = KVDump.make(
+        model, tokenizer, text, folder, windows=windows, length=length, identity=identity, progress=progress
+    )
+    sections: dict[str, Arrays] = {}
+    reports = {}
+    for name, fitted in fits.items():
+        if fitted is None:
+            progress(f"{name}: not in this version of kvstore, left out", 0, 0)
+        else:
+            sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
+    report = {
+        "windows": {"fit": len(dump.fit_windows), "held_out": len(dump.held_out), "tokens": dump.length},
+        "model_bytes": sum(tensor.nbytes for tensor in model.parameters()),
+        "bytes": {name: sum(array.nbytes for array in arrays.values()) for name, arrays in sections.items()},
+        "parts": reports,
+    }
+    profile = Profile.new(identity, sections, report, _versions())
+    profile.save(out)
+    if work is None:
+        dump.remove()
+    return profile
+
+
+def load_model(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a checkpoint folder, in bf16. Raises `ConfigError` where there is none."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder}: no model (config.json is missing)")
+    import torch
+
+    transformers: Any = import_module("transformers")  # without types
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder}: the model cannot be loaded: {error}") from error
+    return model, tokenizer
+
+
+def load_text(path: Path, windows: int, length: int) -> str:
+    """As much of a text file as `windows` windows of `length` tokens can take. Raises `OSError`, `ConfigError`."""
+    check_sizes(windows, length)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(windows * length * _CHARACTERS)
+
+
+def _fit(
+    fitted: Part, dump: KVDump, made: Mapping[str, Arrays], model: Any, progress: Progress
+) -> tuple[Arrays, dict[str, Any]]:
+    """(arrays, report); with the held-out bits a value after fits to fewer windows, as "curve"."""
+    total, curve = len(dump.fit_windows), []
+    counts = sorted({max(1, total // share) for share in CURVE} - {total}) if fitted.has_curve else []
+    with tempfile.TemporaryDirectory(dir=dump.folder) as scratch:
+        for count in counts:
+
+            def tell(what: str, done: int, whole: int, count: int = count) -> None:
+                progress(f"{what}, to {count} of {total}", done, whole)
+
+            task = Task(dump.first(count), made, tell, Path(scratch))
+            curve.append([count, fitted.report(task, fitted.fit(task))["bits_per_value"]])
+        task = Task(dump, made, progress, Path(scratch))
+        arrays = fitted.finish(task, fitted.fit(task), model)
+        report = fitted.report(task, arrays)
+    if fitted.has_curve:
+        report = {**report, "curve": [*curve, [total, report["bits_per_value"]]]}
+    return arrays, report
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("kvstore", "numpy", "torch", "transformers")}

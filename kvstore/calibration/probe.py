@@ -1,0 +1,139 @@
+"""A model like Llama, taken apart as far as calibration needs it: its caches, its weights, its queries and norms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvstore.errors import UnsupportedModel
+from kvstore.layout import KVLayout
+
+SINKS = 4  # first tokens of a sequence, whose norms are many times those of others
+ROPE_TYPES = ("default",)
+_STEP = 4096  # tokens of the vocabulary at a time
+Bits = npt.NDArray[np.uint16]
+Floats = npt.NDArray[np.float32]
+
+
+class Probe:
+    """model: of transformers, in bf16 and evaluation mode; it is not changed.
+
+    Raises `UnsupportedModel` naming what is missing: bf16, the rotary embedding, or one of the projections that a
+    layer of Llama has.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from kvstore.integrations.transformers import layout_from_config
+
+        name = getattr(model.config, "model_type", type(model).__name__)
+        if model.dtype != torch.bfloat16:
+            raise UnsupportedModel(f"{name}: calibration needs the model in bfloat16, found {model.dtype}")
+        self.layout: KVLayout = layout_from_config(model.config, model.dtype)
+        _check_rope(name, self.layout.rope)
+        self._base = getattr(model, "base_model", model)
+        self._layers = list(_part(self._base, "layers", name))
+        self._embed = _part(self._base, "embed_tokens", name)
+        for number, layer in enumerate(self._layers):
+            attention = _part(layer, "self_attn", f"{name}: layer {number}")
+            for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                _part(attention, projection, f"{name}: layer {number}: self_attn")
+        _part(self._layers[0], "input_layernorm", f"{name}: layer 0")
+        shape = self.layout.layers[0]
+        self._heads, self._dim = shape.heads, shape.key_dim
+        self._group = model.config.get_text_config(decoder=True).num_attention_heads // shape.heads
+
+    @torch.inference_mode()
+    def run(self, tokens: npt.NDArray[np.int64]) -> tuple[list[tuple[Bits, Bits]], npt.NDArray[np.float64]]:
+        """Prefills one window, `[tokens]`.
+
+        Returns per layer K (as cached) and V, bf16 bits `[tokens, heads * dim]`, and `[layers, heads * dim + 1]`: mean
+        square of the queries that meet each dimension of K, then the RMS norm of the residual stream behind the layer.
+        """
+        statistics = np.zeros((len(self._layers), self._heads * self._dim + 1))
+        with self._hooks(statistics):
+            ids = torch.from_numpy(tokens)[None].to(self._base.device)
+            cache = self._base(input_ids=ids, use_cache=True).past_key_values
+        return [(_rows(layer.keys[0]), _rows(layer.values[0])) for layer in cache.layers], statistics
+
+    @torch.inference_mode()
+    def first_layer(self) -> Bits:
+        """K, before the rotary embedding, and V of the first layer for every token: `[vocabulary, 2 * heads * dim]`."""
+        layer, embedding = self._layers[0], self._embed.weight
+        attention, found = layer.self_attn, []
+        for begin in range(0, len(embedding), _STEP):
+            x = layer.input_layernorm(embedding[begin : begin + _STEP])
+            keys, values = attention.k_proj(x), attention.v_proj(x)
+            norm = getattr(attention, "k_norm", None)
+            if norm is not None:
+                keys = norm(keys.view(*keys.shape[:-1], -1, norm.weight.numel())).view(keys.shape)
+            found.append(_bits(torch.cat([keys, values], -1)))
+        return np.concatenate(found)
+
+    def embedding(self) -> Bits:
+        """`[vocabulary, hidden]`."""
+        return _bits(self._embed.weight)
+
+    def value_costs(self) -> Floats:
+        """`[layers, heads, dim, dim]`: see `KVDump.sensitivity_v`."""
+        factors = []
+        for layer in self._layers:
+            weight = layer.self_attn.o_proj.weight.detach().float().cpu()
+            o = weight.view(-1, self._heads, self._group, self._dim)
+            gram = torch.einsum("ohgd,ohge->hde", o, o) / self._group
+            # Enough that a projection that ignores a direction still has a factor.
+            gram += 1e-6 * gram.diagonal(dim1=1, dim2=2).mean() * torch.eye(self._dim)
+            factors.append(torch.linalg.cholesky(gram).numpy())
+        return np.stack(factors)
+
+    @contextmanager
+    def _hooks(self, statistics: npt.NDArray[np.float64]) -> Iterator[None]:
+        hooks = []
+        for number, layer in enumerate(self._layers):
+
+            def keep_queries(_module: Any, _inputs: Any, out: Any, number: int = number) -> None:
+                square = out.detach().float().view(-1, self._heads, self._group, self._dim).pow(2)
+                statistics[number, :-1] = square.mean((0, 2)).flatten().cpu().numpy()
+
+            def keep_norm(_module: Any, _inputs: Any, out: Any, number: int = number) -> None:
+                stream = (out[0] if isinstance(out, tuple) else out).detach().float().flatten(0, -2)[SINKS:]
+                statistics[number, -1] = stream.norm(dim=-1).pow(2).mean().sqrt().item()
+
+            attention = layer.self_attn
+            queries = getattr(attention, "q_norm", None) or attention.q_proj
+            hooks += [queries.register_forward_hook(keep_queries), layer.register_forward_hook(keep_norm)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _check_rope(name: str, rope: str) -> None:
+    if rope == "none":
+        raise UnsupportedModel(f"{name}: calibration needs a rotary embedding, the model has none")
+    facts = json.loads(rope)
+    if facts.get("rope_type", "default") not in ROPE_TYPES or facts.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"{name}: calibration needs the default rotary embedding, found {rope}")
+
+
+def _part(module: Any, name: str, where: str) -> Any:
+    part = getattr(module, name, None)
+    if part is None:
+        raise UnsupportedModel(f"{where}: has no {name}; calibration needs a model like Llama")
+    return part
+
+
+def _rows(tensor: torch.Tensor) -> Bits:
+    """`[heads, tokens, dim]` -> bits `[tokens, heads * dim]`."""
+    return _bits(tensor.transpose(0, 1).flatten(1))
+
+
+def _bits(tensor: torch.Tensor) -> Bits:
+    found: Bits = tensor.detach().contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+    return found

@@ -1,0 +1,401 @@
+"""The predictive codec's C++ against its reference: every twin, byte for byte, and what damage does."""
+
+from __future__ import annotations
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpulevels import cpu_levels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.codecs import KVView, _predict, predictive_reference
+from kvstore.codecs.predictive_model import CLASSES, FINE, SYMBOLS, PredictiveModel
+from kvstore.codecs.rans import quantise
+from kvstore.errors import CodecError
+from kvstore.layout import KVLayout, LayerLayout
+
+pytestmark = pytest.mark.native
+LEVELS = cpu_levels()
+KINDS = ("predicted", "alike", "random", "special", "zeros")
+COARSE = 60
+VOCABULARY = 100
+SPECIAL = [0, 0x8000, 1, 0x807F, 0x80, 0x7F7F, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x3F80, 0xBF81]
+Block = list[tuple[np.ndarray, np.ndarray]]
+
+
+def model_of(shapes: list[tuple[int, int, int]], rope: bool, seed: int, reach: float = 1.0) -> PredictiveModel:
+    """A model of layers of (heads, key_dim, value_dim) whose arrays are random; reach: how wild they are."""
+    rng = np.random.default_rng([seed, len(shapes), rope])
+    layout = KVLayout(tuple(LayerLayout(*shape) for shape in shapes), "bfloat16", "rotate_half" if rope else "none")
+    half = shapes[0][1] // 2
+    arrays: dict[str, np.ndarray] = {}
+    widths = [(h * k, h * v) for h, k, v in shapes]
+    for layer, width in enumerate(widths):
+        for which, name in enumerate("kv"):
+            prefix, c = f"{layer}.{name}.", width[which]
+            inputs = sum(sum(w) for w in widths[max(0, layer - 2) : layer]) + (width[0] if which else 0)
+            arrays[prefix + "in_scale"] = np.exp2(rng.uniform(3, 6, c)).astype(np.float32)
+            fixed = rope and which == 0
+            rough = 1.0 / (256 * 16 if layer == 0 else 127 * 60 * np.sqrt(inputs))
+            arrays[prefix + "out_scale"] = (rough * np.exp2(rng.normal(0, 2 * reach, c).clip(-80, 80))).astype(
+                np.float32
+            )
+            arrays[prefix + "scale"] = rng.normal(-4, 12 * reach, c).clip(-400, 400).astype(np.int16)
+            arrays[prefix + "bias"] = rng.integers(-3000, 3001, c).astype(np.int32)
+            arrays[prefix + "adapt"] = rng.integers(-160, 161, 3).astype(np.int32)
+            if fixed:
+                fix = rng.integers(4, 14, (shapes[layer][0], 1, half)) + rng.integers(
+                    -3, 4, (shapes[layer][0], 1, half)
+                )
+                arrays[prefix + "fix"] = np.broadcast_to(fix, (shapes[layer][0], 2, half)).reshape(-1).astype(np.int8)
+                arrays[prefix + "out_scale"] *= np.exp2(arrays[prefix + "fix"].astype(np.float32))
+                arrays[prefix + "in_scale"] /= np.exp2(arrays[prefix + "fix"].astype(np.float32) + 14)
+            if layer:
+                arrays[prefix + "weight"] = rng.integers(-127, 128, (inputs, c)).astype(np.int8)
+    arrays["token_kv"] = rng.integers(-128, 128, (VOCABULARY, sum(widths[0]))).astype(np.int8)
+    arrays["freqs"] = quantise(rng.integers(1, 1000, (2 * CLASSES, SYMBOLS)) ** 3, 12, floor=True)
+    if rope:
+        angle = np.exp2(-np.arange(half)) * np.arange(FINE)[:, None]
+        arrays["rope_fine"] = np.rint(16384 * np.stack([np.cos(angle), np.sin(angle)])).astype(np.int16)
+        angle = np.exp2(-np.arange(half)) * FINE * np.arange(COARSE)[:, None]
+        arrays["rope_coarse"] = np.rint(16384 * np.stack([np.cos(angle), np.sin(angle)])).astype(np.int16)
+    return PredictiveModel.from_arrays(layout, arrays)
+
+
+def native(model: PredictiveModel, **changed: Any) -> _predict.Model:
+    parts = [part for pair in model.parts for part in pair]
+    arrays: dict[str, Any] = {
+        name: [getattr(part, name) for part in parts]
+        for name in ("in_scale", "out_scale", "scale", "bias", "adapt", "fix", "weight")
+    }
+    arrays["shapes"] = np.array([(x.heads, x.key_dim, x.value_dim) for x in model.layout.layers], np.int64)
+    arrays |= {name: getattr(model, name) for name in ("token_kv", "freqs", "rope_fine", "rope_coarse")}
+    return _predict.Model(**{**arrays, **changed})
+
+
+def as_bits(values: torch.Tensor) -> np.ndarray:
+    return values.bfloat16().view(torch.int16).numpy().view(np.uint16).copy()
+
+
+def block_of(model: PredictiveModel, kind: str, tokens: np.ndarray, start: int, seed: int) -> Block:
+    """Bits of bf16, [n, C], of K and V of every layer."""
+    rng = np.random.default_rng([seed, len(tokens)])
+    n, block = len(tokens), []
+    walk = predictive_reference.Predictor(model, torch.from_numpy(tokens.astype(np.int64)), start)
+    for layer, pair in enumerate(model.parts):
+        found = []
+        for part in pair:
+            c = part.width
+            if kind == "random":
+                bits = rng.integers(0, 1 << 16, (n, c)).astype(np.uint16)
+            elif kind == "zeros":
+                bits = np.zeros((n, c), np.uint16)
+            elif kind == "alike":
+                bits = as_bits(torch.from_numpy(rng.normal(1, 1, (1, c)) + rng.normal(0, 0.1, (n, c))))
+            else:  # what is predicted and noise of the expected size
+                mean = (walk.predict(layer) << 16).int().view(torch.float32).numpy().clip(-1e30, 1e30)
+                noise = rng.normal(0, 1, (n, c)) * rng.exponential(1, (n, 1)) * np.exp2(part.scale / 4.0)
+                bits = as_bits(torch.from_numpy(mean + noise))
+            if kind == "special":
+                some = rng.random(bits.shape) < 0.3
+                bits[some] = rng.choice(SPECIAL, int(some.sum()))
+            found.append(bits)
+            walk.take(layer, torch.from_numpy(bits.astype(np.int64)))
+        block.append((found[0], found[1]))
+    return block
+
+
+def view_of(model: PredictiveModel, block: Block) -> KVView:
+    """A view of [heads, n, dim] tensors; every other one has its tokens apart."""
+    layers = []
+    for x, pair in zip(model.layout.layers, block, strict=True):
+        tensors = [
+            torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).view(len(bits), x.heads, dim).transpose(0, 1)
+            for bits, dim in zip(pair, (x.key_dim, x.value_dim), strict=True)
+        ]
+        layers.append((tensors[0], tensors[1].contiguous()))
+    return KVView.of_layers(model.layout, layers)
+
+
+def longs(block: Block) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [tuple(torch.from_numpy(bits.astype(np.int64)) for bits in pair) for pair in block]  # type: ignore[misc]
+
+
+def encoded(coder: _predict.Model, tokens: np.ndarray, start: int, view: KVView, level: str) -> list[bytes]:
+    out = bytearray(100_000 + 8 * view.nbytes)
+    sizes = _predict.encode(coder, tokens, start, view.rows, out, level=level)
+    assert isinstance(sizes, tuple)
+    ends = np.cumsum(sizes)
+    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+
+
+def decoded(
+    model: PredictiveModel,
+    coder: _predict.Model,
+    tokens: np.ndarray,
+    start: int,
+    layers: list[bytes],
+    level: str,
+    wanted: int | None = None,
+) -> Block:
+    n = len(tokens)
+    wanted = n if wanted is None else wanted
+    block = [tuple(np.full((wanted, p.width), 7, np.uint16) for p in pair) for pair in model.parts]
+    tensors = [
+        tuple(torch.full((x.heads, wanted, dim), 7.0).bfloat16() for dim in (x.key_dim, x.value_dim))
+        for x in model.layout.layers
+    ]
+    rows = KVView.of_layers(model.layout, tensors).rows  # type: ignore[arg-type]
+    wrong = _predict.decode(coder, tokens, start, n, b"".join(layers), list(map(len, layers)), rows, wanted, level)
+    if wrong is not None:
+        raise CodecError(wrong)
+    for pair, mine in zip(tensors, block, strict=True):
+        for tensor, bits in zip(pair, mine, strict=True):
+            bits[:] = as_bits(tensor).transpose(1, 0, 2).reshape(bits.shape)
+    return block  # type: ignore[return-value]
+
+
+def same(a: Block, b: Block, wanted: int | None = None) -> bool:
+    return all(
+        np.array_equal(x, y[:wanted])
+        for mine, theirs in zip(a, b, strict=True)
+        for x, y in zip(mine, theirs, strict=True)
+    )
+
+
+SHAPES = (
+    [(2, 8, 8)] * 3,
+    [(2, 16, 24)] * 3,
+    [(1, 64, 64), (1, 64, 40), (3, 64, 64), (2, 64, 8)],
+    [(3, 64, 64)] * 2,
+    [(1, 10, 7)] * 4,
+    [(2, 2, 1)],
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(SHAPES), st.booleans(), st.sampled_from(KINDS), st.sampled_from([1, 5, 64, 123]),
+    st.sampled_from([0, 5000]), st.sampled_from([0.3, 1.0, 8.0]), st.integers(0, 1 << 20),
+)  # fmt: skip
+def test_twins_give_the_bytes_of_the_reference(
+    shapes: list[tuple[int, int, int]], rope: bool, kind: str, n: int, start: int, reach: float, seed: int
+) -> None:
+    model = model_of(shapes, rope, seed, reach)
+    tokens = np.random.default_rng(seed).integers(0, VOCABULARY + 20, n).astype(np.int32)
+    block = block_of(model, kind, tokens, start, seed)
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    want = predictive_reference.encode(model, ids, start, longs(block))
+    coded = predictive_reference.parts_of(model, ids, start, longs(block))
+    coder, view = native(model), view_of(model, block)
+    for level in LEVELS:
+        found = _predict.residuals(coder, tokens, start, view.rows, level)
+        assert found is not None
+        for (symbols, classes, _), part in zip(found, coded, strict=True):
+            assert np.array_equal(symbols, part.symbols.numpy())
+            assert np.array_equal(classes, part.classes.numpy())
+        assert encoded(coder, tokens, start, view, level) == want
+        assert same(decoded(model, coder, tokens, start, want, level), block)
+        wanted = 1 + seed % n
+        assert same(decoded(model, coder, tokens, start, want, level, wanted), block, wanted)
+
+
+def test_offsets_are_those_of_the_reference() -> None:
+    model, tokens = model_of(SHAPES[0], True, 1), np.arange(64)
+    block = block_of(model, "predicted", tokens, 3, 1)
+    fits = [c.fits for c in predictive_reference.parts_of(model, torch.from_numpy(tokens), 3, longs(block))]
+    view = view_of(model, block)
+    found = _predict.residuals(native(model, freqs=None), tokens, 3, view.rows)
+    assert found is not None
+    seen = set()
+    for i, (_, _, offsets) in enumerate(found):
+        part = model.parts[i // 2][i % 2]
+        want = predictive_reference.offsets(part, fits[max(0, i - 2) : i], 64)
+        assert np.array_equal(offsets, want.numpy())
+        seen |= set(offsets.tolist())
+    assert len(seen) > 5
+
+
+def test_blocks_that_cannot_be_predicted_fall_back() -> None:
+    model, tokens = model_of(SHAPES[0], True, 1), np.arange(64)
+    coder, view = native(model), view_of(model, block_of(model, "alike", tokens, 0, 1))
+    last = model.positions - 64
+    assert coder.positions == model.positions
+    out = bytearray(1 << 20)
+    assert isinstance(_predict.encode(coder, tokens, last, view.rows, out), tuple)
+    for start in (-1, last + 1, 1 << 62, -(1 << 62)):
+        assert _predict.encode(coder, tokens, start, view.rows, out) == _predict.FALL_BACK
+        assert _predict.residuals(coder, tokens, start, view.rows) is None
+        assert "positions" in str(_predict.decode(coder, tokens, start, 64, b"", [0, 0, 0], view.rows, 64))
+    assert _predict.encode(coder, tokens[:0], 0, view.rows, out) == _predict.FALL_BACK
+
+
+def test_room_and_limit() -> None:
+    model, tokens = model_of(SHAPES[0], True, 1), np.arange(64)
+    coder, view = native(model), view_of(model, block_of(model, "alike", tokens, 0, 1))
+    size = sum(map(len, encoded(coder, tokens, 0, view, LEVELS[-1])))
+    for room in (0, 1, 50, 500, size // 2, size - 1):
+        assert _predict.encode(coder, tokens, 0, view.rows, bytearray(room)) is None
+        assert _predict.encode(coder, tokens, 0, view.rows, bytearray(room), room) == _predict.FALL_BACK
+    assert isinstance(_predict.encode(coder, tokens, 0, view.rows, bytearray(size)), tuple)
+    assert isinstance(_predict.encode(coder, tokens, 0, view.rows, bytearray(size), size + 1), tuple)
+    assert _predict.encode(coder, tokens, 0, view.rows, bytearray(size), size) == _predict.FALL_BACK
+
+
+@pytest.mark.parametrize("kind", ["predicted", "random", "special"])
+def test_damage_is_found_and_harms_nothing(kind: str) -> None:
+    model, rng = model_of(SHAPES[0], True, 2), np.random.default_rng(3)
+    tokens = rng.integers(0, VOCABULARY, 20)
+    block = block_of(model, kind, tokens, 7, 5)
+    coder = native(model)
+    layers = encoded(coder, tokens, 7, view_of(model, block), LEVELS[-1])
+    assert same(decoded(model, coder, tokens, 7, layers, LEVELS[-1]), block)
+    found_out = 0
+    for turn in range(1500):
+        bad = [bytearray(layer) for layer in layers]
+        which = bad[int(rng.integers(len(bad)))]
+        match turn % 5:
+            case 0:  # a bit anywhere
+                which[int(rng.integers(len(which)))] ^= 1 << int(rng.integers(8))
+            case 1:  # a field of the header
+                struct.pack_into(
+                    "<I", which, 4 * int(rng.integers(7)), int(rng.integers(1 << 32)) >> int(rng.integers(32))
+                )
+            case 2:
+                del which[int(rng.integers(len(which))) :]
+            case 3:
+                which += rng.bytes(int(rng.integers(1, 80)))
+            case _:  # rubbish to the end
+                at = int(rng.integers(28, len(which)))
+                which[at:] = rng.bytes(len(which) - at)
+        if [bytes(layer) for layer in bad] == layers:
+            continue
+        texts = set()
+        for level in LEVELS:
+            try:
+                found = decoded(model, coder, tokens, 7, [bytes(layer) for layer in bad], level)
+            except CodecError as error:
+                texts.add(str(error))
+            else:  # padding of raw bits is not looked at
+                assert same(found, block)
+                texts.add("")
+        assert len(texts) == 1
+        found_out += texts != {""}
+    assert found_out > 1200
+
+
+def test_every_kind_of_damage_is_named() -> None:
+    model, tokens = model_of(SHAPES[0], True, 2), np.arange(20)
+    block = block_of(model, "special", tokens, 7, 5)
+    coder = native(model)
+    layers = encoded(coder, tokens, 7, view_of(model, block), LEVELS[-1])
+
+    def changed(at: int, add: int, extra: bytes = b"", where: int | None = None) -> str:
+        layer = bytearray(layers[1])
+        struct.pack_into("<I", layer, at, struct.unpack_from("<I", layer, at)[0] + add)
+        if where is not None:
+            layer[where:where] = extra
+        with pytest.raises(CodecError) as caught:
+            decoded(model, coder, tokens, 7, [layers[0], bytes(layer), layers[2]], LEVELS[-1])
+        return str(caught.value)
+
+    raw_k, raw_v = struct.unpack_from("<2I", layers[1], 4)
+    assert "another mode" in changed(0, 1)
+    assert "left over" in changed(4, 1, b"\0", 28 + raw_k)
+    assert "left over" in changed(12, 1, b"\0\0", 28 + raw_k + raw_v)
+    assert "shorter than its header" in changed(16, 1 << 20)
+    assert "not what was encoded" in changed(20, 1)
+    assert "not what was encoded" in changed(24, 1)
+    view = view_of(model, block)
+    for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
+        assert _predict.decode(coder, tokens, 7, 20, b"".join(layers), sizes, view.rows, 20) is not None
+
+
+def test_models_that_are_not_in_order_are_refused() -> None:
+    model = model_of(SHAPES[0], True, 1)
+    parts = [part for pair in model.parts for part in pair]
+    native(model)
+
+    def with_one(name: str, number: int, value: Any) -> dict[str, Any]:
+        return {name: [value if i == number else getattr(part, name) for i, part in enumerate(parts)]}
+
+    one, wide = parts[2], parts[2].width
+    odd = one.fix.copy()  # type: ignore[union-attr]
+    odd[0] += 1
+    for match, changed in (
+        ("1.k.in_scale: expected finite", with_one("in_scale", 2, np.zeros(wide, np.float32))),
+        ("1.k.out_scale: expected finite", with_one("out_scale", 2, np.full(wide, np.inf, np.float32))),
+        ("1.k.scale: expected -400..400", with_one("scale", 2, np.full(wide, 401, np.int16))),
+        ("1.k.bias: expected -2684", with_one("bias", 2, np.full(wide, -(1 << 28) - 1, np.int32))),
+        ("1.k.adapt: expected -4096", with_one("adapt", 2, np.full(3, 4097, np.int32))),
+        ("1.k.fix: expected -14..30", with_one("fix", 2, np.full(wide, 31, np.int8))),
+        ("1.k.fix: the halves", with_one("fix", 2, odd)),
+        ("1.v.fix", with_one("fix", 3, one.fix)),
+        ("1.k.weight: expected -127", with_one("weight", 2, np.full_like(one.weight, -128))),
+        ("1.k.weight: expected a contiguous", with_one("weight", 2, one.weight[1:])),  # type: ignore[index]
+        ("1.k.weight: missing", with_one("weight", 2, None)),
+        ("0.k.weight: layer 0", with_one("weight", 0, one.weight)),
+        ("1.k.bias: expected a contiguous", with_one("bias", 2, one.bias.astype(np.int64))),
+        ("0.v.scale: expected a contiguous", with_one("scale", 1, one.scale[:-1])),
+        ("freqs: every row", {"freqs": np.ones_like(model.freqs)}),
+        ("freqs: a frequency", {"freqs": np.zeros_like(model.freqs)}),
+        ("rope_fine", {"rope_fine": None}),
+        ("rope_coarse", {"rope_coarse": np.full_like(model.rope_coarse, 16385)}),
+        ("token_kv", {"token_kv": model.token_kv[:, 1:]}),
+        ("entry for K and V", {"bias": []}),
+        ("shapes", {"shapes": np.zeros((3, 3), np.int64)}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            native(model, **changed)
+
+
+def test_calls_that_are_not_in_order_are_refused() -> None:
+    model, tokens = model_of(SHAPES[0], True, 1), np.arange(4)
+    view, coder = view_of(model, block_of(model, "alike", tokens, 0, 1)), native(model)
+    out = bytearray(100_000)
+    with pytest.raises(ValueError, match="tokens"):
+        _predict.encode(coder, tokens.astype(np.float32), 0, view.rows, out)
+    with pytest.raises(ValueError, match="rows"):
+        _predict.encode(coder, tokens, 0, view.rows[:, 1:], out)
+    with pytest.raises(ValueError, match="level"):
+        _predict.encode(coder, tokens, 0, view.rows, out, level="best")
+    with pytest.raises(ValueError, match="frequencies"):
+        _predict.encode(native(model, freqs=None), tokens, 0, view.rows, out)
+    with pytest.raises(ValueError, match="tokens"):
+        _predict.decode(coder, tokens, 0, 5, b"", [0, 0, 0], view.rows, 4)
+    with pytest.raises(ValueError, match="wanted"):
+        _predict.decode(coder, tokens, 0, 4, b"", [0, 0, 0], view.rows, 5)
+    with pytest.raises(ValueError, match="sizes"):
+        _predict.decode(coder, tokens, 0, 4, b"", [0, 0], view.rows, 4)
+
+
+def test_threads_share_a_model() -> None:
+    model, tokens = model_of(SHAPES[3], True, 1), np.arange(64)
+    coder, views = native(model), [view_of(model, block_of(model, "predicted", tokens, 0, i)) for i in range(4)]
+    want = [encoded(coder, tokens, 0, view, LEVELS[-1]) for view in views]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: encoded(coder, tokens, 0, views[i % 4], LEVELS[-1]), range(40)))
+    assert found == want * 10
+
+
+def test_a_thread_that_flushes_subnormal_numbers_codes_the_same() -> None:
+    model, tokens = model_of(SHAPES[1], True, 4), np.arange(30)
+    parts = [part for pair in model.parts for part in pair]
+    tiny = replace(parts[1], in_scale=np.full(parts[1].width, 3e38, np.float32)).in_scale
+    coder = native(model, in_scale=[tiny if i == 1 else part.in_scale for i, part in enumerate(parts)])
+    block = block_of(model, "predicted", tokens, 0, 1)
+    block[0][1][:] = np.arange(block[0][1].size).reshape(block[0][1].shape) % 128  # subnormal V, which K_1 is made of
+    view = view_of(model, block)
+    want = [encoded(coder, tokens, 0, view, level) for level in LEVELS]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine cannot flush")
+    try:
+        assert [encoded(coder, tokens, 0, view, level) for level in LEVELS] == want
+    finally:
+        torch.set_flush_denormal(False)

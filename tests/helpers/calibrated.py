@@ -1,0 +1,40 @@
+"""A model, a tokenizer and a text that are small enough to calibrate in a second."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import tiny
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+WINDOWS, LENGTH = 9, 48
+
+
+def tokenizer() -> Any:
+    """A token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def model(name: str = "llama", **changes: Any) -> Any:
+    return tiny(name, vocab_size=256, **changes).to(torch.bfloat16)
+
+
+def text(characters: int = WINDOWS * LENGTH + 100) -> str:
+    words = ["the ", "cache ", "of ", "a ", "model ", "holds ", "keys ", "and ", "values ", "for ", "every ", "token\n"]
+    chosen = random.Random(7)
+    return "".join(chosen.choice(words) for _ in range(characters))[:characters]
+
+
+def checkpoint(folder: Path) -> Path:
+    """The model and its tokenizer, saved."""
+    model().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

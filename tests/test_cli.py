@@ -1,0 +1,82 @@
+"""The command: what it prints, and that mistakes are short texts with status 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import calibrated
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from kvstore.cli import app
+from kvstore.codecs import Profile
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return calibrated.checkpoint(tmp_path_factory.mktemp("model"))
+
+
+def run(folder: Path, *arguments: str | Path, **changes: str | Path) -> Result:
+    """`kvstore calibrate` with a text of nine windows; what it wrote to both outputs is in `output`."""
+    (folder / "text").write_text(calibrated.text())
+    options = {"text": folder / "text", "out": folder / "p", "windows": "9", "length": "48", "parts": "aqua"}
+    given = [text for name, value in {**options, **changes}.items() for text in (f"--{name}", str(value))]
+    return CliRunner().invoke(app, ["calibrate", *given, *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_calibrate_writes_a_profile_and_prints_the_report(model: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, model=model)
+    assert done.exit_code == 0, done.output
+    profile = Profile.load(tmp_path / "p")
+    row = profile.report["parts"]["aqua"]
+    assert "1 of 9 windows of 48 tokens kept" in done.output
+    assert f"{row['bits_per_value']:.3f}" in done.output
+    assert f"{profile.nbytes / profile.report['model_bytes']:.1%} of the model" in done.output
+    assert profile.id.hex() in done.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "nowhere"}, "error: nowhere: no model (config.json is missing)"),
+        ({"text": "nowhere"}, "error: nowhere: No such file or directory"),
+        ({"out": "nowhere/p"}, "error: nowhere: no such folder"),
+        ({"out": "/"}, "error: /: is a folder"),
+        ({"windows": "1"}, "error: windows: expected at least 2"),
+        ({"windows": "0"}, "error: windows: expected at least 2"),
+        ({"length": "-4"}, "error: length: expected at least 8"),
+        ({"length": "400"}, "tokens are less than two windows of 400; give more text"),
+        ({"parts": "aqua,nothing"}, "error: parts: expected some of lossless, aqua, lossy, found 'nothing'"),
+        ({"parts": ""}, "error: parts: expected some of lossless, aqua, lossy, found nothing"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(changes: dict[str, str], message: str, model: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, **{"model": model, **changes})
+    assert done.exit_code == 1, done.output
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "p").exists()
+
+
+def test_an_interrupted_run_says_how_to_go_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvstore.calibration.calibrate._fit", interrupt)
+    done = run(tmp_path, model=model)
+    assert done.exit_code == 1
+    assert "interrupted; the same command goes on from here" in done.output
+
+
+def test_a_bug_has_its_traceback(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr("kvstore.calibration.calibrate._fit", fail)
+    assert isinstance(run(tmp_path, model=model).exception, AssertionError)
+
+
+def test_help_names_the_commands() -> None:
+    assert "calibrate" in CliRunner().invoke(app, ["--help"]).output
