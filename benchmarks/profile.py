@@ -1,7 +1,8 @@
-"""The profile that benchmarks code with: of the default model, calibrated once on conversations, kept in build/."""
+"""The profile that benchmarks code with, calibrated once and kept in build/; by default on conversations."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ CHARACTERS = 8  # more than a token has, on average
 FOLDER = Path("build/profiles")
 
 
-def profile_path(model: Any, tokenizer: Any, given: Path | None = None, windows: int = WINDOWS) -> Path:
-    """`given`, or the file that calibration on the conversations that are not for tests makes: minutes at first."""
+def profile_path(
+    model: Any, tokenizer: Any, given: Path | None = None, windows: int = WINDOWS, text: str | None = None
+) -> Path:
+    """`given`, or the file that calibration makes, minutes at first. text: by default conversations not for tests."""
     if given is not None:
         return given
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    path = FOLDER / f"{identity.digest.hex()[:16]}-{windows}.kvprofile"
+    words = split_text(False, windows * LENGTH * CHARACTERS) if text is None else text[: windows * LENGTH * CHARACTERS]
+    key = hashlib.sha256(identity.digest + words.encode()).hexdigest()[:16]
+    path = FOLDER / f"{key}-{windows}.kvprofile"
     try:
         Profile.load(path, identity)
     except ProfileError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = split_text(False, windows * LENGTH * CHARACTERS)
-        calibrate(model, tokenizer, text, path, windows=windows, length=LENGTH, parts=("lossless", "lossy"))
+        calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=("lossless", "lossy"))
     return path

@@ -30,13 +30,16 @@ from transformers import DynamicCache
 from benchmarks.common import Rows, arguments
 from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import LENGTH, Pairs, cut, prefill, test_text
-from benchmarks.peers.quality_methods import CASES, Context, Method
+from benchmarks.peers.quality_frontier import frontier
+from benchmarks.peers.quality_methods import CASES, LOSSY, Context, Method
 from kvstore.integrations.transformers import layout_from_config
 
 SINKS = 4
 PREFIX = 512  # of protocol A
 NEAR = 64
 STEP, RECENT, FULL = 32, 128, 256  # of protocol B, tokens
+AT_KL = {"at-4bit-kl": ("higgs/4bit", 1.0), "at-half-4bit-kl": ("higgs/4bit", 0.5), "at-aqua2-kl": ("aqua/2bit", 1.0)}
+AT_PERPLEXITY = {"at-4bit-perplexity": ("higgs/4bit", 1.0), "at-aqua2-perplexity": ("aqua/2bit", 1.0)}
 AT_ONCE = 64  # tokens whose distributions are compared at a time
 
 
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="test windows of 1,024 tokens (32)")
     parser.add_argument("--calibration-windows", type=int, help="windows to fit to (64)")
     parser.add_argument("--calibration-text", type=Path, metavar="FILE", help="text to fit to")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     parser.add_argument("--protocols", nargs="+", choices=("A", "B"), default=("A", "B"), help="(both)")
     args = parser.parse_args()
     windows = args.windows or (4 if args.quick else 32)
@@ -72,7 +76,7 @@ def main() -> None:
     model, tokenizer = load_model(args.model)
     layout = layout_from_config(model.config, model.dtype)
     test = cut(tokenizer, test_text(args.text, args.calibration_text, windows), windows)
-    context = Context(model, tokenizer, layout, args.text, args.calibration_text, calibration_windows)
+    context = Context(model, tokenizer, layout, args.text, args.calibration_text, calibration_windows, args.profile)
     methods = make(rows, names, context)
     scores = {name: Score() for name in methods}
     exact = Score()
@@ -86,6 +90,7 @@ def main() -> None:
         if (number + 1) % 4 == 0 or number + 1 in (1, len(test)):
             note(table(scores, exact, number + 1, args.protocols))
     report(rows, scores, exact, len(test), args.protocols)
+    compare_rates(rows, scores, exact, len(test), args.protocols)
     rows.main_exit()
 
 
@@ -218,6 +223,27 @@ def report(rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, 
         for metric, (value, unit) in values.items():
             peer = ("uncompressed", ratio) if metric == "perplexity" else (None, None)
             rows.add(name, metric, value, unit, *peer)
+
+
+def compare_rates(
+    rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, protocols: Sequence[str]
+) -> None:
+    """Rows of the bits at which predictive coding loses as little as peers do; `missing` where no rung does."""
+    values = {name: measured(score, exact, windows, protocols) for name, score in scores.items()}
+    ladder = [x for name, x in values.items() if name.startswith(LOSSY)]
+    peers = {name: {metric: x for metric, (x, _) in found.items()} for name, found in values.items()}
+    for protocol, rate, losses, cases in (
+        ("A", "bits_per_value", ("kl", "kl_first64"), AT_KL),
+        ("B", "steps_bits_per_value", ("perplexity_ratio",), AT_PERPLEXITY),
+    ):
+        if protocol in protocols and ladder:
+            curves = {metric: [(x[rate][0], x[metric][0]) for x in ladder] for metric in losses}
+            for case, (found, peer) in frontier(curves, peers, cases).items():
+                name = f"predictive/lossy/{case}"
+                if found is None:
+                    rows.add(name, "missing", 1, "rung that loses so little")
+                else:
+                    rows.add(name, rate, found, "bits", peer, found / peers[peer][rate])
 
 
 def table(scores: Mapping[str, Score], exact: Score, windows: int, protocols: Sequence[str]) -> str:

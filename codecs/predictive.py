@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,10 @@ from kvstore.codecs.splitzip import copy_on_cpu, room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError, ProfileError
 
-MODE = 4
+if TYPE_CHECKING:
+    from kvstore.codecs.lossy_model import LossyModel
+
+MODE, LOSSY_MODE = 4, 5
 _MODE = struct.Struct("<I")
 _RATIO = 1.7  # what blocks are expected to come to, rather less than more
 
@@ -34,19 +39,37 @@ class PredictiveCodec(Codec):
     name = "predictive"
     exact = True
 
-    def __init__(self, model: PredictiveModel) -> None:
+    def __init__(self, model: PredictiveModel, lossy: LossyModel | None = None) -> None:
+        """lossy: to decode what `LossyCodec`, of the same number and profile, wrote."""
         self._model = model
+        self._lossy = lossy
         self._native = native_model(model)
         self._plain = EntropyCodec()
+        self._lock = Lock()
+        self._decoder: Codec | None = None  # of lossy blocks, made when there is one
 
     @classmethod
     def from_profile(cls, profile: Profile, bits: float | None = None) -> Codec:
-        """bits: a value, for lossy coding at this rate. Raises `ProfileError` where the profile lacks what it takes."""
-        if bits is not None:
-            raise ProfileError("this version of kvstore has no lossy predictive coding")
-        if "lossless" not in profile.sections:
-            raise ProfileError('the profile has no section "lossless"; make a new one with `kvstore calibrate`')
-        return cls(PredictiveModel.from_arrays(profile.layout, profile.section("lossless")))
+        """bits: a value, for lossy coding at this rate; None for exact coding, which decodes both.
+
+        Raises `ProfileError` where the profile lacks what it takes, or does not reach the rate.
+        """
+        missing = [name for name in ("lossless", "lossy")[: 1 if bits is None else 2] if name not in profile.sections]
+        if missing:
+            raise ProfileError(f'the profile has no section "{missing[0]}"; make a new one with `kvstore calibrate`')
+        model, lossy = PredictiveModel.from_arrays(profile.layout, profile.section("lossless")), None
+        if "lossy" in profile.sections:
+            from kvstore.codecs.lossy_model import LossyModel
+
+            lossy = LossyModel.from_arrays(model, profile.section("lossy"))
+        if bits is None or lossy is None:
+            return cls(model, lossy)
+        from kvstore.codecs.lossy import LossyCodec
+
+        try:
+            return LossyCodec(lossy, lossy.steps_for(bits=bits))
+        except ValueError as error:
+            raise ProfileError(f"predictive@{bits:g}: {error}") from error
 
     def bound(self, info: BlockInfo) -> int:
         return self._plain.bound(info)
@@ -66,11 +89,14 @@ class PredictiveCodec(Codec):
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """The layers that were not predicted."""
-        return 0 if predicted(payload, layer_sizes) else len(layer_sizes)
+        return 0 if mode_of(payload, layer_sizes) in (MODE, LOSSY_MODE) else len(layer_sizes)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(info, payload, layer_sizes, out)
-        if not predicted(payload, layer_sizes):
+        if self._lossy is not None and mode_of(payload, layer_sizes) == LOSSY_MODE:
+            self._lossy_codec(self._lossy).decode(info, payload, layer_sizes, out)
+            return
+        if mode_of(payload, layer_sizes) != MODE:
             self._plain.decode(info, payload, layer_sizes, out)
             return
         if info.layout != self._model.layout:
@@ -88,10 +114,18 @@ class PredictiveCodec(Codec):
         if target is not out:
             target.copy_to(out)
 
+    def _lossy_codec(self, model: LossyModel) -> Codec:
+        with self._lock:
+            if self._decoder is None:
+                from kvstore.codecs.lossy import LossyCodec
 
-def predicted(payload: memoryview, layer_sizes: Sequence[int]) -> bool:
-    """Whether a payload's first layer says that it was predicted."""
-    return layer_sizes[0] >= _MODE.size and _MODE.unpack_from(payload)[0] == MODE
+                self._decoder = LossyCodec(model, (1.0, 1.0))  # steps are found in the block
+            return self._decoder
+
+
+def mode_of(payload: memoryview, layer_sizes: Sequence[int]) -> int:
+    """How a payload's first layer says that it is coded; 0 for one that is too short to say."""
+    return int(_MODE.unpack_from(payload)[0]) if layer_sizes[0] >= _MODE.size else 0
 
 
 def native_model(model: PredictiveModel) -> _predict.Model:

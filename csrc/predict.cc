@@ -12,6 +12,9 @@
 #include "rans.h"
 #include "words.h"
 
+#undef KVSTORE_TWIN
+#undef KVSTORE_INLINE
+
 namespace kvstore::predict {
 namespace {
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import struct
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from benchmodules import load
 
 from kvstore import KVLayout, LayerLayout
-
-ROOT = Path(__file__).parents[1]
-
-
-def load(name: str) -> ModuleType:
-    """A module of `benchmarks`, without the repository's root on the path."""
-    if "benchmarks" not in sys.modules:
-        folder = ROOT / "benchmarks"
-        spec = importlib.util.spec_from_file_location(
-            "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules["benchmarks"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["benchmarks"])
-    return importlib.import_module(f"benchmarks.{name}")
-
 
 codecs, plot = load("codecs"), load("plot")
 common, data, peers = load("common"), load("peers.codec_data"), load("peers.codec_peers")

@@ -14,11 +14,16 @@ import numpy as np
 import torch
 
 from benchmarks.peers.quality_data import MemoryDump, Pairs, calibration_text, cut
+from benchmarks.profile import profile_path
 from kvstore.calibration.aqua import fit
-from kvstore.codecs import BlockInfo, Codec, KVView
+from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
 from kvstore.codecs.aqua import AquaCodec
+from kvstore.codecs.profile import Profile
+from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayout
 
+LOSSY = "predictive/lossy@"  # and bits a value, as calibration found them
+RUNGS = (0.2, 0.28, 0.36, 0.5, 0.65, 0.85, 1.1)
 BLOCK = 64  # tokens of a block, as the store cuts them
 
 
@@ -64,6 +69,16 @@ class Context:
     text: Path | None
     calibration_text: Path | None
     windows: int
+    given: Path | None = None
+    """A profile for predictive coding; None: made with the calibration text, and kept in build/."""
+
+    @cached_property
+    def profile(self) -> Profile:
+        text = None
+        if self.text or self.calibration_text:
+            text = calibration_text(self.text, self.calibration_text, self.windows)
+        path = profile_path(self.model, self.tokenizer, self.given, self.windows, text)
+        return Profile.load(path, ModelIdentity.from_transformers(self.model, self.tokenizer))
 
     @cached_property
     def dump(self) -> MemoryDump:
@@ -80,6 +95,10 @@ def _plain(backbone: str, bits: int, context: Context) -> Method:
     return StoreMethod(AquaCodec(None, bits, backbone), context.layout)
 
 
+def _predictive(bits: float, context: Context) -> Method:
+    return StoreMethod(codec_by_name(f"predictive@{bits}", context.profile), context.layout)
+
+
 def _peer(name: str, library: str, bits: int, context: Context) -> Method | None:
     try:
         if find_spec(library) is None:
@@ -92,6 +111,7 @@ def _peer(name: str, library: str, bits: int, context: Context) -> Method | None
 
 # Makers by name; they give None where a library is not installed.
 CASES: dict[str, Callable[[Context], Method | None]] = {
+    **{f"{LOSSY}{bits}": partial(_predictive, bits) for bits in RUNGS},
     **{f"aqua/{bits}bit": partial(_aqua, bits) for bits in (2, 3, 4)},
     **{f"{name}/{bits}bit": partial(_plain, name, bits) for name in ("higgs", "rtn") for bits in (2, 3, 4)},
     **{f"quanto/{bits}bit": partial(_peer, "quanto", "optimum.quanto", bits) for bits in (4, 2)},

@@ -31,9 +31,8 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     out = tmp_path_factory.mktemp("profile") / "tiny"
-    return calibrate(
-        MODEL, TOKENIZER, calibrated.text(), out, windows=calibrated.WINDOWS, length=calibrated.LENGTH, parts=["lossless"]
-    )
+    sizes = {"windows": calibrated.WINDOWS, "length": calibrated.LENGTH}
+    return calibrate(MODEL, TOKENIZER, calibrated.text(), out, **sizes, parts=["lossless"])
 
 
 @pytest.fixture(scope="module")

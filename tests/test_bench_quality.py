@@ -1,0 +1,35 @@
+"""The rates that the quality benchmark reads off a ladder."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from benchmodules import load
+
+frontier = load("peers.quality_frontier")
+CURVE = [(0.2, 0.08), (0.4, 0.02), (0.8, 0.005)]
+
+
+def test_a_rung_is_found_exactly_and_between_rungs_logarithms_are_interpolated() -> None:
+    assert frontier.bits_at(CURVE, 0.02) == pytest.approx(0.4)
+    assert frontier.bits_at(CURVE, 0.01) == pytest.approx(0.4 * math.sqrt(2))
+    assert frontier.bits_at(CURVE[::-1], 0.01) == pytest.approx(0.4 * math.sqrt(2))
+
+
+def test_nothing_is_promised_outside_of_the_ladder() -> None:
+    assert frontier.bits_at(CURVE, 0.001) is None
+    assert frontier.bits_at(CURVE, 0.5) == pytest.approx(0.2)
+
+
+def test_a_lucky_rung_below_a_worse_one_does_not_count() -> None:
+    assert frontier.bits_at([(0.2, 0.001), (0.4, 0.02), (0.8, 0.005)], 0.01) > 0.4
+
+
+def test_every_loss_must_be_as_small_as_the_peers() -> None:
+    curves = {"kl": CURVE, "near": [(b, 2 * y) for b, y in CURVE]}
+    peers = {"peer": {"kl": 0.02, "near": 0.02}}
+    found = frontier.frontier(curves, peers, {"at": ("peer", 1.0), "half": ("peer", 0.5), "other": ("absent", 1.0)})
+    assert found["at"] == (pytest.approx(0.4 * math.sqrt(2)), "peer")
+    assert found["half"][0] == pytest.approx(0.8)
+    assert "other" not in found
