@@ -1,0 +1,153 @@
+"""Compiles the predictive codec's kernels for several GPUs, none of which is needed, and says what they take, as
+compiled.py does.
+
+`python tests/kernels/compiled_predict.py [--json FILE] [--ptx FOLDER]`. TRITON_INTERPRET must not be set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from compiled import ARCHITECTURES, spills, usage
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from kvstore.codecs.kernels.predict_copy import copy_kernel
+from kvstore.codecs.kernels.predict_decode import finish_kernel, measure_kernel, read_kernel
+from kvstore.codecs.kernels.predict_dense import dense_kernel
+from kvstore.codecs.kernels.predict_device import BLOCK_K, BLOCK_M, BLOCK_N, DENSE_OPTIONS, OPTIONS, TILE
+from kvstore.codecs.kernels.predict_encode import pack_kernel, split_kernel
+
+KERNELS = {
+    "dense": dense_kernel,
+    "measure": measure_kernel,
+    "read": read_kernel,
+    "finish": finish_kernel,
+    "split": split_kernel,
+    "pack": pack_kernel,
+    "copy": copy_kernel,
+}
+_TYPES = {
+    "*i8": "inputs weight",
+    "*i16": "scale mu values",
+    "*i32": "bias cos sin offsets adapts fits raw_bits escapes bad sums block_of words",
+    "*i64": "tokens sections firsts places targets pieces",
+    "*u8": "classes symbols payload source target",
+    "*fp32": "out_scale from_fixed to_fixed in_scale",
+}
+POINTERS = {name: kind for kind, names in _TYPES.items() for name in names.split()}
+# What the launch code passes that is no multiple of 16, or may be none.
+ODD = {"blocks", "shift0", "shift1", "shift2", "until0", "until1", "vocabulary", "part", "parts", "rows", "first_class"}
+PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|kind::i8)")
+
+
+def cases() -> list[tuple[str, dict[str, Any], int]]:
+    """(kernel, constants, architecture): heads of 128 and 64, K that is rotated and whatever is not."""
+    product = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K}
+    chosen: list[tuple[str, dict[str, Any]]] = []
+    for first in (False, True):
+        chosen += [("dense", {"FIRST": first, "ROTATE": True, "DIM": 128, **product})]
+        chosen += [("dense", {"FIRST": first, "ROTATE": False, "DIM": 0, **product})]
+    small = {**product, "BLOCK_N": 32}
+    chosen += [("dense", {"FIRST": False, "ROTATE": True, "DIM": 64, **small})]
+    chosen += [("dense", {"FIRST": False, "ROTATE": True, "DIM": 32, **product, "BLOCK_N": 16})]
+    for kernel in ("finish", "split"):
+        chosen += [
+            (kernel, {"DIM": dim, "ROTATE": rotate, "TILE": TILE}) for dim in (128, 80) for rotate in (True, False)
+        ]
+    chosen += [("pack", {"DIM": dim, "TILE": TILE}) for dim in (128, 80)]
+    chosen += [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
+    return [(*case, arch) for case in chosen for arch in ARCHITECTURES]
+
+
+def compile_for(
+    kernel: str, constants: dict[str, Any], arch: int, ptx_folder: Path | None = None, **changes: Any
+) -> dict[str, Any]:
+    """One row. changes: options of the compiler beside the launch code's."""
+    function = KERNELS[kernel]
+    arguments = {name: POINTERS.get(name, "i32") for name in function.arg_names if name not in constants}
+    even = [name for name in arguments if name not in ODD]
+    compiled = triton.compile(
+        ASTSource(
+            fn=function,
+            signature={**arguments, **dict.fromkeys(constants, "constexpr")},
+            constexprs=constants,
+            attrs={(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in even},
+        ),
+        target=GPUTarget("cuda", arch, 32),
+        options={**(DENSE_OPTIONS if kernel == "dense" else OPTIONS), **changes},
+    )
+    ptx = compiled.asm["ptx"]
+    if ptx_folder is not None:
+        name = "-".join(str(int(value)) for value in constants.values())
+        (ptx_folder / f"{kernel}-{name}-sm_{arch}.ptx").write_text(ptx)
+    registers, stack, _, local = usage(compiled.asm["cubin"])
+    row = {"kernel": f"predict/{kernel}", **constants, "arch": f"sm_{arch}"}
+    row |= {"registers": registers, "stack_bytes": stack, "local_bytes": local, "spill_bytes": spills(ptx, arch)}
+    row |= {"shared_bytes": compiled.metadata.shared, "warps": compiled.metadata.num_warps}
+    row["products"] = sorted(set(PRODUCT.findall(ptx)))
+    row["fused"] = count_fused(compiled.asm["cubin"])
+    row["flushed"] = len(re.findall(r"\.ftz\b", ptx))
+    row["multiplications"] = len(re.findall(r"\bmul\.rn\.f32", ptx))
+    row["divisions"] = len(re.findall(r"\b(?:div|rem)\.[us]", ptx))
+    return row
+
+
+def count_fused(cubin: bytes) -> int:
+    """Multiplications and additions of fp32 in one, in the machine's own code."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, "--print-code", file.name]
+        code = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "EXIT" in code
+    return len(re.findall(r"\bFFMA", code))
+
+
+@triton.jit
+def fusing_kernel(source, target):
+    """What must not be in the others: a product of fp32 and a sum right after it."""
+    tl.store(target, tl.load(source) * 3.1 + tl.load(source + 1))
+
+
+def fused_control() -> int:
+    signature = {"source": "*fp32", "target": "*fp32"}
+    compiled = triton.compile(
+        ASTSource(fn=fusing_kernel, signature=signature, constexprs={}),
+        target=GPUTarget("cuda", 90, 32),
+        options={"enable_fp_fusion": True},
+    )
+    return count_fused(compiled.asm["cubin"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the predictive kernels take, compiled for several GPUs.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write it to FILE")
+    parser.add_argument("--ptx", type=Path, metavar="FOLDER", help="keep the compiled kernels in FOLDER")
+    args = parser.parse_args()
+    # A cache elsewhere would hide that a kernel no longer compiles.
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        rows = [compile_for(*case, args.ptx) for case in cases()]
+        control = {**compile_for(*cases()[0], maxnreg=64), "fused": fused_control()}
+    assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in ARCHITECTURES}
+    versions = {"triton": triton.__version__, "ptxas": assemblers}
+    if args.json is not None:
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        args.json.write_text(f'{{"versions": {json.dumps(versions)},\n "kernels": [\n  {lines}\n ]}}\n')
+    print(json.dumps({"versions": versions, "kernels": rows, "control": control}))
+
+
+if __name__ == "__main__":
+    main()

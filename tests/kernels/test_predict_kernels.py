@@ -1,0 +1,125 @@
+"""The predictive codec's kernels: interpreted against the reference, compiled for GPUs that are not there, and on one
+that is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent / "codecs"))  # whose cases these are, too
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+GROUPS = ["shapes", "wide", "long", "prefixes", "refusals", "hostile", "views", "arguments"]
+
+
+def _python(script: str, *arguments: str, **environment: str) -> str:
+    """What a script of this folder prints, in a process of its own: triton decides at its import what it is."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted_kernels_give_the_reference_s_bytes_and_values(group: str) -> None:
+    _python("interpreted_predict.py", group)
+
+
+def test_an_unknown_group_fails() -> None:
+    with pytest.raises(AssertionError, match="KeyError"):
+        _python("interpreted_predict.py", "nothing")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    # Whoever uses the kernels would see every warning that compiling them gives.
+    found: dict[str, Any] = json.loads(_python("compiled_predict.py", PYTHONWARNINGS="error::UserWarning"))
+    return found
+
+
+def test_compiled_kernels_keep_everything_in_registers(compiled: dict[str, Any]) -> None:
+    assert len(compiled["kernels"]) == 57
+    for row in compiled["kernels"]:
+        assert (row["stack_bytes"], row["spill_bytes"], row["local_bytes"]) == (0, 0, 0), row
+        # Of 64 Ki registers, two programs of the product, and four of any other, have their share.
+        assert row["registers"] <= (255 if row["kernel"] == "predict/dense" else 128), row
+        assert row["shared_bytes"] <= 80 << 10, row
+
+
+def test_spills_and_fused_operations_would_be_seen(compiled: dict[str, Any]) -> None:
+    control = compiled["control"]
+    assert control["stack_bytes"] > 0
+    assert control["spill_bytes"] > 0
+    assert control["fused"] > 0
+
+
+def test_products_of_bytes_are_made_by_the_matrix_units(compiled: dict[str, Any]) -> None:
+    kinds = {"sm_80": ["mma.sync"], "sm_90": ["wgmma.mma_async"], "sm_100": ["tcgen05.mma"]}
+    for row in compiled["kernels"]:
+        product = row["kernel"] == "predict/dense" and not row["FIRST"]
+        assert row["products"] == (kinds[row["arch"]] if product else []), row
+
+
+def test_every_floating_point_operation_is_rounded_by_itself(compiled: dict[str, Any]) -> None:
+    """As on the CPU: nothing fused, small numbers not flushed to zero."""
+    for row in compiled["kernels"]:
+        assert (row["fused"], row["flushed"]) == (0, 0), row
+        if row["kernel"] in ("predict/dense", "predict/split", "predict/finish"):
+            assert row["multiplications"] > 0, row
+
+
+def test_the_launch_code_refuses_devices_that_run_no_kernels() -> None:
+    from test_predict_native import model_of
+
+    from kvstore.codecs.kernels.predict_gpu import DeviceModel
+    from kvstore.errors import CodecError
+
+    with pytest.raises(CodecError, match="kernels"):
+        DeviceModel(model_of([(1, 4, 4)], True, 0), "cpu")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("kind", ["predicted", "special"])
+@pytest.mark.parametrize("shapes", [[(8, 128, 128)] * 4, [(2, 64, 64)] * 3, [(3, 80, 48)] * 3, [(1, 2, 1)] * 2])
+def test_the_gpu_s_bytes_are_the_cpu_s(shapes: list[tuple[int, int, int]], kind: str) -> None:
+    from test_predict_native import VOCABULARY, block_of, encoded, model_of, native, view_of
+
+    from kvstore.codecs.kernels.predict_gpu import DeviceModel, decode_blocks, encode_blocks
+
+    model = model_of(shapes, True, 5)
+    device, coder = DeviceModel(model, "cuda"), native(model)
+    counts, starts = [64, 64, 37, 1], [0, 64, 4000, 7000]
+    tokens = [np.random.default_rng(n).integers(0, VOCABULARY + 20, n).astype(np.int64) for n in counts]
+    views = [view_of(model, block_of(model, kind, *of, 5)) for of in zip(tokens, starts, strict=True)]
+    right = [encoded(coder, *of, "scalar") for of in zip(tokens, starts, views, strict=True)]
+    blocks = [[t.cuda() for t in view.tensors()] for view in views]
+    layers = [list(zip(of[::2], of[1::2], strict=True)) for of in blocks]
+    for _ in range(3):  # programs run in another order each time
+        payload, sizes = encode_blocks(device, layers, tokens, starts, [1 << 40] * 4)
+        assert sizes == [tuple(map(len, of)) for of in right]
+        assert payload.cpu().numpy().tobytes() == b"".join(b for of in right for b in of)
+        out = [[(torch.empty_like(k), torch.empty_like(v)) for k, v in of] for of in layers]
+        assert not decode_blocks(device, payload, [of for of in sizes if of], tokens, starts, out).any()
+        for mine, theirs in zip(out, layers, strict=True):
+            for pair, other in zip(mine, theirs, strict=True):
+                assert all(
+                    torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(pair, other, strict=True)
+                )
+    payload[payload.numel() // 2] ^= 1
+    assert decode_blocks(device, payload, [of for of in sizes if of], tokens, starts, out).any()
