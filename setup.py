@@ -66,6 +66,10 @@ setup(
         extension(
             "kvstore.codecs._predict", "predict.cc", "predict_model.cc", "rans.cc", "cpu.cc", "bindings_predict.cc"
         ),
+        extension(
+            "kvstore.codecs._lossy",
+            *("lossy.cc", "lossy_model.cc", "predict_model.cc", "rans.cc", "cpu.cc", "bindings_lossy.cc"),
+        ),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

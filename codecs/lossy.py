@@ -14,16 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.codecs import _lossy
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, MAX_SCALE, PLAIN, LossyModel
 from kvstore.codecs.lossy_rows import MAX_STEP, SINKS, Engine, Rows, Steps, Tensor, Walk, quantise, row_steps, values_of
 from kvstore.codecs.rans import RansDecoder
+from kvstore.codecs.splitzip import room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
@@ -247,7 +250,12 @@ class LossyCodec(Codec):
 
     @cached_property
     def engine(self) -> Engine:
+        """For encoding."""
         return Engine(self.model)
+
+    @cached_property
+    def _native(self) -> _lossy.Model:
+        return native_model(self.model)
 
     def bound(self, info: BlockInfo) -> int:
         return self._exact.bound(info)
@@ -292,10 +300,33 @@ class LossyCodec(Codec):
             return
         if info.layout != self.model.layout or info.start < 0:
             raise CodecError("lossy: a block of another layout than the profile's")
-        ends = list(accumulate(layer_sizes))
-        sections = [payload[end - size : end] for end, size in zip(ends, layer_sizes, strict=True)]
-        tokens = torch.from_numpy(info.tokens.astype(np.int64))
-        _write(decode_blocks(self.engine, [(tokens, info.start)], [sections])[0], out)
+        if not out.writable:
+            raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+        target = out if out.on_cpu else room_on_cpu(out)
+        tokens = info.tokens.astype(np.int64)
+        wrong = _lossy.decode(self._native, tokens, info.start, payload, layer_sizes, target.rows, out.tokens)
+        if wrong is not None:
+            raise CodecError(wrong)
+        if target is not out:
+            target.copy_to(out)
+
+
+def native_model(model: LossyModel) -> _lossy.Model:
+    """The same model for csrc/lossy.h, whose decoder gives what `decode_blocks` does but for rounding of sums."""
+    base, own = ([part for pair in parts for part in pair] for parts in (model.base.parts, model.parts))
+    shared: dict[str, Any] = {
+        name: [getattr(part, name) for part in base]
+        for name in ("in_scale", "out_scale", "scale", "bias", "adapt", "fix")
+    }
+    shared |= {name: getattr(model.base, name) for name in ("token_kv", "rope_fine", "rope_coarse")}
+    shared["shapes"] = np.array([[x.heads, x.key_dim, x.value_dim] for x in model.layout.layers], np.int64)
+    arrays: dict[str, Any] = {
+        name: [getattr(part, name) for part in own]
+        for name in ("weight", "out_scale", "bias", "basis", "component", "unit", "scale", "adapt")
+    }
+    arrays |= {name: getattr(model, name) for name in ("levels", "freqs", "row_freqs", "centroids", "expect")}
+    arrays["uses"] = np.array([[part.uses for part in pair] for pair in model.parts], np.uint8)
+    return _lossy.Model(shared, arrays)
 
 
 def _read(view: KVView) -> Pairs:
@@ -304,16 +335,6 @@ def _read(view: KVView) -> Pairs:
     view.copy_to(KVView.of_layers(view.layout, rows))
     flat = [x.transpose(0, 1).flatten(1).view(torch.int16).long() & 0xFFFF for pair in rows for x in pair]
     return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _write(layers: Pairs, out: KVView) -> None:
-    rows = _room(out)
-    for pair, targets in zip(layers, rows, strict=True):
-        for bits, target in zip(pair, targets, strict=True):
-            heads, n, dim = target.shape
-            found = bits[:n].to(torch.int32).to(torch.int16).view(torch.bfloat16).view(n, heads, dim)
-            target.copy_(found.transpose(0, 1))
-    KVView.of_layers(out.layout, rows).copy_to(out)
 
 
 def _room(view: KVView) -> Pairs:

@@ -3,12 +3,15 @@
 Exact. Every value is predicted in integers, the same on every machine, with the 8-bit weights of a profile
 (predictive_model.py); predictive_reference.py says how, FORMAT.md what is written, docs/codecs/predictive.md why.
 Blocks that this makes no smaller, at positions beyond the tables, or of other dtypes, are coded as by `entropy`.
+Tensors on a GPU are coded there (kernels/predict_blocks.py), once it has shown that it writes the CPU's bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,9 @@ from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError, ProfileError
 
 if TYPE_CHECKING:
+    import torch
+
+    from kvstore.codecs.kernels.predict_device import DeviceModel
     from kvstore.codecs.lossy_model import LossyModel
 
 MODE, LOSSY_MODE = 4, 5
@@ -33,7 +39,11 @@ _RATIO = 1.7  # what blocks are expected to come to, rather less than more
 
 
 class PredictiveCodec(Codec):
-    """About 1.95 for bf16 caches of the model that the profile was made with. Stateless and thread-safe."""
+    """About 1.95 for bf16 caches of the model that the profile was made with. Thread-safe.
+
+    Has no state but what it learned of devices: of each that it was given tensors of, the model there, about as many
+    bytes as its weights have, or that the CPU does its work.
+    """
 
     id = 2
     name = "predictive"
@@ -47,6 +57,8 @@ class PredictiveCodec(Codec):
         self._plain = EntropyCodec()
         self._lock = Lock()
         self._decoder: Codec | None = None  # of lossy blocks, made when there is one
+        self._trial = Lock()
+        self._devices: dict[torch.device, DeviceModel | None] = {}  # None: the CPU codes for it
 
     @classmethod
     def from_profile(cls, profile: Profile, bits: float | None = None) -> Codec:
@@ -80,12 +92,23 @@ class PredictiveCodec(Codec):
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         if info.layout != self._model.layout:
             return self._plain.encode(info, block, out)
-        view = block if block.on_cpu else copy_on_cpu(block)
-        limit = self._plain.usual(info)
-        done = _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit)
+        view, done = self._encode(info, block, out, self._plain.usual(info))
         if done == _predict.FALL_BACK:
             return self._plain.encode(info, view, out)
         return done if isinstance(done, tuple) else None
+
+    def _encode(
+        self, info: BlockInfo, block: KVView, out: memoryview, limit: int
+    ) -> tuple[KVView, tuple[int, ...] | int | None]:
+        """The block, where it was coded, and what `_predict.encode` returns."""
+        coder = self._coder_for(block)
+        if coder is not None:
+            from kvstore.codecs.kernels.predict_blocks import encode_into
+
+            with self._watched(coder):
+                return block, encode_into(coder, info, block, out, limit)
+        view = block if block.on_cpu else copy_on_cpu(block)
+        return view, _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit)
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """The layers that were not predicted."""
@@ -105,6 +128,14 @@ class PredictiveCodec(Codec):
             raise CodecError(f"layers of {list(layer_sizes)} bytes")
         if not out.writable:
             raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+        coder = self._coder_for(out)
+        if coder is not None:
+            from kvstore.codecs.kernels.predict_blocks import decode_from
+
+            with self._watched(coder):
+                if decode_from(coder, [info], [payload], [layer_sizes], [out]):
+                    raise CodecError("predictive: the block is damaged")
+                return
         target = out if out.on_cpu else room_on_cpu(out)
         wrong = _predict.decode(
             self._native, _tokens(info), info.start, info.count, payload, layer_sizes, target.rows, out.tokens
@@ -113,6 +144,52 @@ class PredictiveCodec(Codec):
             raise CodecError(wrong)
         if target is not out:
             target.copy_to(out)
+            _settle(out)
+
+    def codes_on_device(self, view: KVView) -> bool:
+        """Whether the tensors of a view are predicted by the device that they are on; False for tensors on the CPU."""
+        return self._coder_for(view) is not None
+
+    def codes_on(self, device: torch.device) -> bool:
+        """Whether tensors on `device` (a GPU with its index) are predicted there: triton is there, can compile for it,
+        and the kernels did in a trial what the CPU does. The first call makes the trial, which takes as long as the
+        compiler does; others wait for it."""
+        return self._coder(device) is not None
+
+    def _coder_for(self, view: KVView) -> DeviceModel | None:
+        if view.on_cpu or view.layout != self._model.layout:
+            return None
+        devices = {tensor.device for tensor in view.tensors()}
+        return self._coder(devices.pop()) if len(devices) == 1 else None
+
+    def _coder(self, device: torch.device) -> DeviceModel | None:
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return None
+        with self._trial:
+            if device not in self._devices:
+                self._devices[device] = self._tried(device)
+            return self._devices[device]
+
+    def _tried(self, device: torch.device) -> DeviceModel | None:
+        try:
+            from kvstore.codecs.kernels.predict_blocks import tried
+        except ImportError:
+            return None
+        return tried(self._model, self._native, device)
+
+    @contextlib.contextmanager
+    def _watched(self, coder: DeviceModel) -> Iterator[None]:
+        """What a device raises inside, beside errors of its callers and of the moment, is its last: kernels are
+        compiled for more kinds of arguments than the trial has. The CPU goes on."""
+        import torch
+
+        try:
+            yield
+        except (CodecError, ValueError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            with self._trial:
+                self._devices[coder.device] = None
 
     def _lossy_codec(self, model: LossyModel) -> Codec:
         with self._lock:
@@ -145,6 +222,15 @@ def native_model(model: PredictiveModel) -> _predict.Model:
         rope_fine=model.rope_fine,
         rope_coarse=model.rope_coarse,
     )
+
+
+def _settle(view: KVView) -> None:
+    """Waits until what was copied to a view on a device is there, as what its kernels decode is."""
+    import torch
+
+    for device in {tensor.device for tensor in view.tensors()}:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
 
 
 def _tokens(info: BlockInfo) -> npt.NDArray[np.int64]:

@@ -64,7 +64,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def first_sums(part: Part, table: npt.NDArray[np.int8], tokens: Tensor) -> Tensor:
     """Layer 0: the sums of `predict`, int64 [n, C]. table: int8 [vocabulary, C], the part's columns."""
-    known = tokens < len(table)
+    known = (tokens >= 0) & (tokens < len(table))  # others: no row, the bias alone
     rows = torch.from_numpy(table[torch.where(known, tokens, 0).numpy()]).long()
     return torch.from_numpy(part.bias).long() + 256 * rows * known[:, None]
 

@@ -1,57 +1,17 @@
 #include "predict.h"
 
 #include <algorithm>
-#include <cfenv>
 #include <cstring>
-#include <memory>
 #include <vector>
 
-#include "predict_avx2.h"
-#include "predict_avx512.h"
-#include "predict_kernels.h"
+#include "predict_twins.h"
 #include "rans.h"
 #include "words.h"
 
-#undef KVSTORE_TWIN
 #undef KVSTORE_INLINE
 
 namespace kvstore::predict {
 namespace {
-
-const Kernels& kernels(Level level) {
-#if defined(__x86_64__)
-  if (level == Level::avx512 && avx512::runs()) return avx512::kKernels;
-  if (level >= Level::avx2) return avx2::kKernels;
-#endif
-  (void)level;
-  return plain::kKernels;
-}
-
-// Rounds to nearest and keeps subnormal numbers while it lives, whatever the caller's thread is set to.
-class PlainFloats {
- public:
-  PlainFloats() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~PlainFloats() { std::fesetenv(&before_); }
-  PlainFloats(const PlainFloats&) = delete;
-  PlainFloats& operator=(const PlainFloats&) = delete;
-
- private:
-  std::fenv_t before_;
-};
-
-// Memory whose first use is writing; every buffer has room for what kernels write beyond.
-template <class T>
-class Buffer {
- public:
-  explicit Buffer(std::size_t count) : data_(new T[count + kSlack]) {}
-  T* get() const { return data_.get(); }
-
- private:
-  std::unique_ptr<T[]> data_;
-};
 
 // What the values of a part leave besides their symbols, in a buffer for the widest part of a block.
 struct Leftovers {

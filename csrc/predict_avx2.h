@@ -1,5 +1,5 @@
 // AVX2 twins of the predictive codec's loops: the sums by hand, the rest as the compiler vectorises it. Included by
-// predict.cc only.
+// predict_twins.h only.
 #pragma once
 
 #if defined(__x86_64__)

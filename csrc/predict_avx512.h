@@ -1,4 +1,4 @@
-// AVX-512 twins of the predictive codec's loops; the sums need VNNI besides. Included by predict.cc only.
+// AVX-512 twins of the predictive codec's loops; the sums need VNNI besides. Included by predict_twins.h only.
 #pragma once
 
 #if defined(__x86_64__)

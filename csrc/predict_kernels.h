@@ -1,5 +1,5 @@
 // The inner loops of the predictive codec in plain C++: the scalar twin, and of most loops the AVX2 twin too, from one
-// body that the compiler vectorises. Included by predict.cc only.
+// body that the compiler vectorises. Included by predict_twins.h only.
 #pragma once
 
 #include <cmath>
@@ -21,8 +21,8 @@ constexpr int kMostRaw = 10;        // raw bits of a value
 
 // What the sums of a part are made of: for each of Part::inputs, the first row and the bytes from row to row.
 struct Inputs {
-  const std::uint8_t* rows[5];
-  std::size_t stride[5];
+  const std::uint8_t* rows[kMostParts];
+  std::size_t stride[kMostParts];
 };
 
 struct BitsOut {

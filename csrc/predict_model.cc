@@ -113,7 +113,7 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
       part.from_fixed[j] = std::ldexp(1.0f, -(from.fix[j] + 14));
     }
   }
-  if (number < 2) return;
+  if (number < 2 || !arrays.weights) return;
   part.inputs = number % 2 ? std::vector<std::size_t>{number - 3, number - 2}
                            : std::vector<std::size_t>{number - 2, number - 1};
   if (number >= 4) {
@@ -127,21 +127,29 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
 
 void Model::take_weight(Part& part, const PartArrays& arrays) {
   const auto number = static_cast<std::size_t>(&part - parts_.data());
+  std::vector<std::size_t> widths;
   std::size_t rows = 0;
   for (const std::size_t input : part.inputs) {
-    part.groups.push_back(round_up(parts_[input].width, kGroup) / kGroup);
-    part.depth += part.groups.back();
-    rows += parts_[input].width;
+    widths.push_back(parts_[input].width);
+    rows += widths.back();
   }
   if (rows > kMostInputs) refuse(name_of(number, "weight") + ": more than 65536 inputs");
   check_range(arrays.weight, rows * part.width, -127, 127, name_of(number, "weight"));
-  part.weights = lines_.size();
-  lines_.resize(lines_.size() + part.depth * part.padded * kGroup / kColumnsBytes, Line{});
-  std::int8_t* const packed = lines_[part.weights].bytes;
+  pack(part, widths, arrays.weight, lines_);
+}
+
+void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, std::vector<Line>& lines) {
+  for (const std::size_t width : widths) {
+    part.groups.push_back(round_up(width, kGroup) / kGroup);
+    part.depth += part.groups.back();
+  }
+  part.weights = lines.size();
+  lines.resize(lines.size() + part.depth * part.padded * kGroup / kColumnsBytes, Line{});
+  std::int8_t* const packed = lines[part.weights].bytes;
   std::vector<std::int64_t> sums(part.width, 0);
-  const std::int8_t* row = arrays.weight;
-  for (std::size_t i = 0, group = 0; i < part.inputs.size(); group += part.groups[i], ++i) {
-    for (std::size_t k = 0; k < parts_[part.inputs[i]].width; ++k, row += part.width) {
+  const std::int8_t* row = weight;
+  for (std::size_t i = 0, group = 0; i < widths.size(); group += part.groups[i], ++i) {
+    for (std::size_t k = 0; k < widths[i]; ++k, row += part.width) {
       for (std::size_t j = 0; j < part.width; ++j) {
         const std::size_t panel = j / kPanel * kPanel;
         const std::size_t wide = part.padded - panel < kPanel ? part.padded - panel : kPanel;

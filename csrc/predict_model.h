@@ -17,6 +17,7 @@ constexpr int kEscape = 192;
 constexpr int kMostScale = 400;  // quarter octaves
 constexpr std::size_t kFine = 128;           // positions of the fine table of angles
 constexpr std::size_t kMostInputs = 1 << 16;  // so that sums of products fit 32 bits
+constexpr std::size_t kMostParts = 6;          // that one is predicted from
 constexpr std::int64_t kPositions = std::int64_t{1} << 31;  // without a rotation
 
 constexpr std::size_t kVector = 16;             // columns of one vector of sums
@@ -55,6 +56,7 @@ struct Arrays {
   const std::int16_t* rope_fine;    // [2, kFine, half], null where nothing is rotated
   const std::int16_t* rope_coarse;  // [2, coarse, half]
   std::size_t coarse;
+  bool weights = true;  // false: no part has any, and only layer 0 can be predicted
 };
 
 // K or V of one layer. Arrays by column are padded to whole lines.
@@ -75,6 +77,11 @@ struct Part {
   std::size_t depth = 0;             // sum of groups
   std::size_t weights = 0;           // where the weights begin in Model::lines(), see weight()
 };
+
+// Lays out weights, [sum of widths, C], for the kernels (see Model::weight): appends them to `lines` and makes `groups`,
+// `depth` and `weights` of a part, and corrects its bias for inputs that are 128 too large. widths: of each of
+// part.inputs.
+void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, std::vector<Line>& lines);
 
 // Immutable once built; any number of threads may use one.
 class Model {

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from kvstore.block import Block
-from kvstore.codecs import KVView
+from kvstore.codecs import Codec, KVView
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.predictive import MODE, PredictiveCodec, mode_of
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on, room_on_cpu
 from kvstore.config import MIB
 from kvstore.errors import CodecError, UnknownCodec
@@ -201,8 +202,7 @@ class _Run:
             codec = self.fetcher.profiles.decoder(header.codec, header.profile)
             if codec is None:
                 return False  # with its profile it can be read: it stays
-            near = target if target.on_cpu or codec.id == SplitZipCodec.id else room_on_cpu(target)
-            codec.decode(info, payload, header.layer_sizes, near)
+            near = self._decode_near(codec, info, header, payload, target)
             if near is not target:
                 move(near, target)
         except UnknownCodec:
@@ -212,6 +212,28 @@ class _Run:
             self._reject(part, type(error).__name__)
             return False
         return True
+
+    def _decode_near(
+        self, codec: Codec, info: BlockInfo, header: RecordHeader, payload: memoryview, target: KVView
+    ) -> KVView:
+        """Decodes into `target`, or, where its device does not decode, into room on the CPU, which is returned."""
+        predictor = None  # of a block that has kernels
+        if not target.on_cpu and isinstance(codec, PredictiveCodec) and mode_of(payload, header.layer_sizes) == MODE:
+            predictor = codec
+        there = target.on_cpu or codec.id == SplitZipCodec.id
+        if predictor is not None:
+            there = predictor.codes_on_device(target)
+        near = target if there else room_on_cpu(target)
+        try:
+            codec.decode(info, payload, header.layer_sizes, near)
+        except torch.OutOfMemoryError:
+            self.fetcher.metrics.add("fallback_device_codec")
+            near = room_on_cpu(target)
+            codec.decode(info, payload, header.layer_sizes, near)
+            return near
+        if predictor is not None and not predictor.codes_on_device(target):  # which may have failed at this very block
+            self.fetcher.metrics.add("fallback_device_codec")
+        return near
 
     def _reject(self, part: Part, why: str) -> None:
         residency = self.fetcher.residency
@@ -242,22 +264,53 @@ def check_record(part: Part, data: memoryview) -> RecordHeader:
     return header
 
 
-def home(parts: Sequence[Part], layout: KVLayout, device: Any) -> torch.device | None:
+def home(parts: Sequence[Part], layout: KVLayout, device: Any, fetcher: Fetcher | None = None) -> torch.device | None:
     """Where to decode the parts when they are wanted on `device`: there, if it is a GPU that can decode them all; None
-    for the CPU. What the CPU must decode is better sent in large pieces, once the whole of it is there."""
+    for the CPU. What the CPU must decode is better sent in large pieces, once the whole of it is there.
+
+    fetcher: knows the profile that the predictive codec needs, without which it is decoded by the CPU, and counts the
+    blocks of codecs with kernels that the GPU should decode and cannot.
+    """
     where = torch.device("cpu" if device is None else device)
     if where.type != "cuda":
         return None
     where = torch.empty(0, device=where).device  # with its index
-    return where if all(_is_coded_for(part.source, where) for part in parts) and codes_on(where, layout.dtype) else None
+    return where if all_decode(parts, layout, where, fetcher) else None
 
 
-def _is_coded_for(source: Source, device: torch.device) -> bool:
+def all_decode(parts: Sequence[Part], layout: KVLayout, device: torch.device, fetcher: Fetcher | None) -> bool:
+    """Whether `device` (a GPU with its index) decodes all the parts; counts those that it should and does not."""
+    numbers = [_number(part.source, device) for part in parts]
+    predictor = None if fetcher is None or PredictiveCodec.id not in numbers else _predictor(fetcher)
+    if None in numbers or (predictor is None and PredictiveCodec.id in numbers):
+        return False
+    if codes_on(device, layout.dtype) and (predictor is None or predictor.codes_on(device)):
+        return True
+    records = sum(isinstance(part.source, Entry | HostRecord) for part in parts)
+    if fetcher is not None and records:
+        fetcher.metrics.add("fallback_device_codec", records)
+    return False
+
+
+def _number(source: Source, device: torch.device) -> int | None:
+    """The codec whose kernels bring a part to `device`, where there is one."""
     if isinstance(source, DeviceBlock):
-        return source.memory.device == device
+        return SplitZipCodec.id if source.memory.device == device else None
     if isinstance(source, Block):
-        return not source.view.on_cpu
-    return (source.codec if isinstance(source, Entry) else source.header.codec) == SplitZipCodec.id
+        return None if source.view.on_cpu else SplitZipCodec.id
+    number = source.codec if isinstance(source, Entry) else source.header.codec
+    return number if number in (SplitZipCodec.id, PredictiveCodec.id) else None
+
+
+def _predictor(fetcher: Fetcher) -> PredictiveCodec | None:
+    """The codec of new records, which stands for all: what lies on disk does not say which profile it needs. None where
+    they are lossy, which no device decodes."""
+    profiles, config = fetcher.profiles, fetcher.residency.config
+    profile = profiles.current
+    if profile is None or "lossless" not in profile.sections or "@" in config.disk.codec + config.host.codec:
+        return None
+    codec = profiles.decoder(PredictiveCodec.id, profile.id)
+    return codec if isinstance(codec, PredictiveCodec) else None
 
 
 def release(residency: Residency, sources: Sequence[Source | None]) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvstore.block import Block
-from kvstore.codecs import Codec, KVView
+from kvstore.codecs import Codec, KVView, codec_by_name
+from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device, copy_on_cpu
 from kvstore.hit import FlushResult
 from kvstore.residency import Residency
@@ -118,7 +119,7 @@ class Persister:
     def _keep_on_device(self, block: Block) -> None:
         residency, name = self.residency, self.residency.config.device.codec
         make = DeviceBlock.raw if name == "raw" else DeviceBlock.coded
-        self._count_fallback(name, block.view)
+        self._count_fallback(codec_by_name(name), block.view)
         try:
             made = make(block.info(), block.view)
         except torch.OutOfMemoryError:
@@ -126,14 +127,21 @@ class Persister:
             return
         residency.device.add(block.record, made)
 
-    def _count_fallback(self, name: str, view: KVView) -> None:
-        if name == SplitZipCodec.name and not view.on_cpu and not codes_on_device(view):
+    def _count_fallback(self, codec: Codec, view: KVView) -> None:
+        """Counts a block on a device that the CPU coded, though the codec has kernels."""
+        if view.on_cpu:
+            return
+        if isinstance(codec, PredictiveCodec):
+            fell_back = not codec.codes_on_device(view)
+        else:
+            fell_back = codec.id == SplitZipCodec.id and not codes_on_device(view)
+        if fell_back:
             self.residency.metrics.add("fallback_device_codec")
 
     def _encode_with(self, codec: Codec, block: Block, lasting: bool = False) -> HostRecord:
-        self._count_fallback(codec.name, block.view)
         try:
             record = block.encode(codec, self.pool, lasting)
+            self._count_fallback(codec, block.view)  # now: a device may have failed at this very block
         except torch.OutOfMemoryError:
             self.residency.metrics.add("fallback_device_codec")
             record = replace(block, view=copy_on_cpu(block.view)).encode(codec, self.pool, lasting)

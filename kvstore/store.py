@@ -205,7 +205,7 @@ class KVStore:
             reserve = min(asked - count, count) + _RESERVE_TOKENS
         layout = self.identity.layout
         try:
-            result = allocate(layout, count, reserve, home(parts, layout, device))
+            result = allocate(layout, count, reserve, home(parts, layout, device, self._fetcher))
         except BaseException:
             release(self._residency, [part.source for part in parts])  # or their segments were never recycled
             raise

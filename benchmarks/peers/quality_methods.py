@@ -23,7 +23,7 @@ from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayout
 
 LOSSY = "predictive/lossy@"  # and bits a value, as calibration found them
-RUNGS = (0.2, 0.28, 0.36, 0.5, 0.65, 0.85, 1.1)
+RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95)
 BLOCK = 64  # tokens of a block, as the store cuts them
 
 

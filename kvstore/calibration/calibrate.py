@@ -105,10 +105,10 @@ def _fit(
             def tell(what: str, done: int, whole: int, count: int = count) -> None:
                 progress(f"{what}, to {count} of {total}", done, whole)
 
-            task = Task(dump.first(count), made, tell, Path(scratch))
+            task = Task(dump.first(count), model, made, tell, Path(scratch))
             curve.append([count, fitted.report(task, fitted.fit(task))["bits_per_value"]])
-        task = Task(dump, made, progress, Path(scratch))
-        arrays = fitted.finish(task, fitted.fit(task), model)
+        task = Task(dump, model, made, progress, Path(scratch))
+        arrays = fitted.finish(task, fitted.fit(task))
         report = fitted.report(task, arrays)
     if fitted.has_curve:
         report = {**report, "curve": [*curve, [total, report["bits_per_value"]]]}

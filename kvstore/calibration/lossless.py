@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, floats, silent
+from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs import predictive_reference as reference
+from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.predictive_model import (
     CLASSES,
     FINE,
@@ -42,7 +44,7 @@ SINKS = 4  # first tokens of a sequence: attention sinks, unlike all others; fit
 SIGMAS = 5.0  # an input's 8 bits reach this far beyond its mean
 HEADROOM = 2.0  # of K's fixed point above the largest pair that was seen
 SCALE_WINDOWS = 4  # from so many windows
-SAMPLE = 4_096  # rows of each part, about, that the spread and the tables are taken from
+SAMPLE = 2_048  # rows of each part, about, that the spread and the tables are taken from
 COARSE = 1024  # entries of the coarse table of angles: 131,072 positions
 
 
@@ -87,26 +89,25 @@ def report(dump: KVDump, arrays: Arrays) -> dict[str, Any]:
 
 
 def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: int = 64) -> float:
-    """What the codec would take for these windows, all-in but for records: payload bits a value."""
-    model = PredictiveModel.from_arrays(dump.layout, arrays)
-    costs = 12 - np.log2(arrays["freqs"].astype(np.float64))
-    spent = values = 0.0
+    """What the codec makes of these windows, all-in but for records: payload bits a value."""
+    codec = PredictiveCodec(PredictiveModel.from_arrays(dump.layout, arrays))
+    spent = values = 0
     for window in windows:
-        tokens = torch.from_numpy(dump.tokens(window))
-        pairs = [
-            tuple(torch.from_numpy(x.astype(np.int64)) for x in dump.layer(i, window)) for i in range(len(model.parts))
-        ]
-        coded = reference.parts_of(model, tokens, 0, [(k, v) for k, v in pairs])
-        fits: list[Tensor] = []
-        for i, c in enumerate(coded):
-            part, bits = model.parts[i // 2][i % 2], pairs[i // 2][i % 2]
-            linear, _ = reference.linear_exponent(part, reference.offsets(part, fits, len(tokens)))
-            fits.append(c.fits)
-            _, count, whole = reference.raw_bits(bits, linear, c.symbols)
-            spent += costs[c.classes.numpy(), c.symbols.numpy()].sum() + int(count.sum()) + 16 * int(whole.sum())
-            values += bits.numel()
-        blocks = -(-len(tokens) // block)
-        spent += blocks * 8 * (128 + reference.HEADER.size * len(model.parts))
+        tokens, pairs = dump.tokens(window).astype(np.uint32), []
+        for number, shape in enumerate(dump.layout.layers):
+            k, v = (
+                torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16).view(len(bits), shape.heads, -1)
+                for bits in dump.layer(number, window)
+            )
+            pairs.append((k.transpose(0, 1), v.transpose(0, 1)))
+            values += k.numel() + v.numel()
+        view = KVView.of_layers(dump.layout, pairs)
+        for start in range(0, len(tokens), block):
+            info = BlockInfo(dump.layout, tokens[start : start + block], start)
+            room = memoryview(bytearray(codec.bound(info)))
+            sizes = codec.encode(info, view.narrow(start, info.count), room)
+            assert sizes is not None  # it fits by the meaning of bound
+            spent += 8 * sum(sizes)
     return spent / values
 
 

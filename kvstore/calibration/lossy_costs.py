@@ -91,8 +91,8 @@ def gradient_costs(
     progress("lossy: what errors cost", len(windows), len(windows))
     costs, focus, others = [], [], attention_costs(dump)
     for number, pair in enumerate(shapes):
-        rows = [_row(dump, number, window, half) for window in windows]
-        by, left = zip(*(_focus(rows, [x[2 * number + which] for x in norms]) for which in range(2)), strict=True)
+        inputs = [_row(dump, number, window, half) for window in windows]
+        by, left = zip(*(_focus(inputs, [x[2 * number + which] for x in norms]) for which in range(2)), strict=True)
         by = by if number else tuple(np.zeros_like(x) for x in by)  # the token says what layer 0 is
         focus.append(list(by))
         costs.append([_mixed(x, o, m * 1e6 / 2) for x, o, m in zip(pair, others[number], left, strict=True)])

@@ -145,7 +145,8 @@ def tables(counts: np.ndarray[Any, Any], sums: np.ndarray[Any, Any]) -> Arrays:
     smooth = counts + PARAMETRIC * prior
     middle = np.where(k > 0, k + 0.05, 0.0)
     centroids = (sums + PARAMETRIC * prior * middle) / np.maximum(smooth, 1e-12)
-    centroids = np.where(smooth > 1e-6, np.clip(centroids, np.maximum(k - 0.5, 0), k + 0.5), middle)
+    # Not below the number itself, though the mean is: values drawn to zero err all alike, which attention adds up.
+    centroids = np.where(smooth > 1e-6, np.clip(centroids, k, k + 0.5), middle)
     centroids[:, 0] = 0
     freqs = np.stack([frequencies(row / row.sum()) for row in smooth])
     mean = (smooth * k).sum(1) / smooth.sum(1)

@@ -20,15 +20,16 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Report = dict[str, Any]
 NAMES = ("lossless", "aqua", "lossy")
 _AQUA_BITS = 2  # whose errors the predictors are fitted to; they serve 3 and 4 bits as well
-_LADDER = (0.35, 0.6, 1.0, 1.6, 2.5)  # of the steps that the lossy part is fitted at
+_LADDER = (0.5, 0.75, 1.1, 1.6, 2.4, 3.4)  # of the steps that the lossy part is fitted at
 
 
 @dataclass(frozen=True)
 class Task:
-    """A fit to `dump.fit_windows`. made: the sections that were fitted before. scratch: a folder for files, removed
-    afterwards."""
+    """A fit to `dump.fit_windows`. model: that the dump was made with. made: the sections that were fitted before.
+    scratch: a folder for files, removed afterwards."""
 
     dump: KVDump
+    model: Any
     made: Mapping[str, Arrays]
     progress: Progress
     scratch: Path
@@ -43,7 +44,7 @@ class Part:
         """The section's arrays."""
         raise NotImplementedError
 
-    def finish(self, task: Task, arrays: Arrays, model: Any) -> Arrays:
+    def finish(self, task: Task, arrays: Arrays) -> Arrays:
         """The arrays with what only a profile needs, and a learning curve does not."""
         return arrays
 
@@ -78,17 +79,19 @@ class _Lossless(Part):
 class _Lossy(Part):
     """The predictive codec with loss, which stands on the exact one."""
 
+    has_curve = False  # it would take minutes; the exact part's tells as much
+
     def fit(self, task: Task) -> Arrays:
         from kvstore.calibration.lossy import fit
 
-        return fit(task.dump, self._base(task), task.progress, task.scratch)
+        return fit(task.dump, self._base(task), task.progress, task.scratch, model=task.model)
 
-    def finish(self, task: Task, arrays: Arrays, model: Any) -> Arrays:
+    def finish(self, task: Task, arrays: Arrays) -> Arrays:
         """With the ladder of qualities."""
         from kvstore.calibration.lossy import MIDDLE, measure, with_ladder
 
         levels = [(MIDDLE[0] * share, MIDDLE[1] * share) for share in _LADDER]
-        ladder = measure(model, task.dump, self._base(task), dict(arrays), levels, progress=task.progress)
+        ladder = measure(task.model, task.dump, self._base(task), dict(arrays), levels, progress=task.progress)
         return with_ladder(dict(arrays), ladder)
 
     def report(self, task: Task, arrays: Arrays) -> Report:

@@ -35,8 +35,8 @@ class Counted(parts.Part):
         (task.scratch / "rows").touch()
         return {"windows": np.array(list(task.dump.fit_windows), np.int32)}
 
-    def finish(self, task: parts.Task, arrays: parts.Arrays, model: Any) -> parts.Arrays:
-        assert model is MODEL
+    def finish(self, task: parts.Task, arrays: parts.Arrays) -> parts.Arrays:
+        assert task.model is MODEL
         return {**arrays, "before": np.array(len(task.made))}
 
     def report(self, task: parts.Task, arrays: parts.Arrays) -> parts.Report:

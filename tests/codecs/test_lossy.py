@@ -371,6 +371,29 @@ def test_steps_that_cannot_be_are_refused(step: float) -> None:
         LossyCodec(model_of(LAYOUT), (0.1, step))
 
 
+def test_rows_that_are_worth_it_get_smaller_steps() -> None:
+    """The same block with and without a focus on the rows whose first key is large."""
+    base, count = PredictiveModel.from_arrays(UNEQUAL, base_arrays(UNEQUAL)), 32
+    arrays = lossy_arrays(base)
+    errors = []
+    for worth in (0.0, 1.0):
+        for number, pair in enumerate(base.parts):
+            for name in "kv":
+                focus = np.zeros(sum(part.width for part in pair) + 1, np.float32)
+                focus[0] = worth
+                arrays[f"{number}.{name}.focus"] = focus
+        model = LossyModel.from_arrays(base, arrays)
+        layers, info = layers_of(model, count), info_of(model, count, 8)
+        for k, _ in layers:
+            k[0, :, 0] = torch.where(torch.arange(count) % 2 == 0, 3.0, 0.0)
+        codec = LossyCodec(model, (0.4, 0.4))
+        found = decoded(codec, info, *coded(codec, info, layers))
+        error = (found[1][1].float() - layers[1][1].float()).square().mean((0, 2))
+        errors.append((error[::2].mean().item(), error[1::2].mean().item()))
+    assert errors[1][0] < errors[0][0] / 8
+    assert errors[1][1] == pytest.approx(errors[0][1], rel=0.5)
+
+
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 

@@ -16,13 +16,12 @@ from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "codecs"))
 
 import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from test_predict_native import VOCABULARY, Block, block_of, longs, model_of, native
+from predictcases import VOCABULARY, Block, block_of, longs, model_of, native
 
 from kvstore.codecs import KVView, _predict, predictive_reference
 from kvstore.codecs.base import BlockInfo
@@ -60,7 +59,7 @@ def make(
     reach: float = 1.0,
 ) -> Case:
     model, rng = model_of(shapes, rope, seed, reach), np.random.default_rng(seed)
-    tokens = [rng.integers(0, VOCABULARY + 20, n).astype(np.int64) for n in counts]
+    tokens = [rng.integers(-5, VOCABULARY + 20, n).astype(np.int64) for n in counts]
     starts = [int(start) for start in rng.integers(0, 6000, len(counts))]
     blocks = [
         block_of(model, kind, ids, start, seed + i)

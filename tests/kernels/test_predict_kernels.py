@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from predictcases import VOCABULARY, block_of, encoded, model_of, native, view_of
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent / "codecs"))  # whose cases these are, too
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 GROUPS = ["shapes", "wide", "long", "prefixes", "refusals", "hostile", "views", "arguments"]
@@ -85,8 +85,6 @@ def test_every_floating_point_operation_is_rounded_by_itself(compiled: dict[str,
 
 
 def test_the_launch_code_refuses_devices_that_run_no_kernels() -> None:
-    from test_predict_native import model_of
-
     from kvstore.codecs.kernels.predict_gpu import DeviceModel
     from kvstore.errors import CodecError
 
@@ -98,8 +96,6 @@ def test_the_launch_code_refuses_devices_that_run_no_kernels() -> None:
 @pytest.mark.parametrize("kind", ["predicted", "special"])
 @pytest.mark.parametrize("shapes", [[(8, 128, 128)] * 4, [(2, 64, 64)] * 3, [(3, 80, 48)] * 3, [(1, 2, 1)] * 2])
 def test_the_gpu_s_bytes_are_the_cpu_s(shapes: list[tuple[int, int, int]], kind: str) -> None:
-    from test_predict_native import VOCABULARY, block_of, encoded, model_of, native, view_of
-
     from kvstore.codecs.kernels.predict_gpu import DeviceModel, decode_blocks, encode_blocks
 
     model = model_of(shapes, True, 5)

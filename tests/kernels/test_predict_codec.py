@@ -1,0 +1,61 @@
+"""The predictive codec on the device that holds the tensors: interpreted, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from kvcases import same_kv
+from predictcases import VOCABULARY, block_of, model_of, view_of
+
+from kvstore.codecs import BlockInfo, KVView
+from kvstore.codecs.predictive import PredictiveCodec
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+GROUPS = ["sample", "coding", "refusing", "trial", "once", "waits", "failures", "stored", "counting"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group: str) -> None:
+    script = str(Path(__file__).with_name("interpreted_predict_codec.py"))
+    command = [sys.executable, "-W", "error", script, group]
+    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_without_the_interpreter_the_cpu_is_no_device() -> None:
+    model = model_of([(1, 4, 4)], True, 0)
+    assert not PredictiveCodec(model).codes_on(torch.device("cpu"))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shapes", [[(8, 128, 128)] * 4, [(3, 80, 48)] * 3])
+def test_the_gpu_passes_its_trial_and_writes_the_cpu_s_bytes(shapes: list[tuple[int, int, int]]) -> None:
+    model = model_of(shapes, True, 5)
+    codec = PredictiveCodec(model)
+    assert codec.codes_on(torch.device("cuda", 0))
+    for count, start in ((64, 64), (37, 4000), (1, 7000)):
+        tokens = np.random.default_rng(count).integers(0, VOCABULARY + 20, count).astype(np.uint32)
+        view = view_of(model, block_of(model, "predicted", tokens, start, 5))
+        info, tensors = BlockInfo(model.layout, tokens, start), [tensor.cuda() for tensor in view.tensors()]
+        there = list(zip(tensors[::2], tensors[1::2], strict=True))
+        outs = [memoryview(bytearray(codec.bound(info))) for _ in range(2)]
+        sizes = [
+            codec.encode(info, of, out)
+            for of, out in zip((view, KVView.of_layers(info.layout, there)), outs, strict=True)
+        ]
+        assert sizes[0] == sizes[1]
+        assert sizes[0] is not None
+        payload = outs[0][: sum(sizes[0])]
+        assert outs[1][: len(payload)] == payload
+        room = [(torch.zeros_like(k), torch.zeros_like(v)) for k, v in there]
+        codec.decode(info, payload, sizes[0], KVView.of_layers(info.layout, room))
+        assert same_kv([(k.cpu(), v.cpu()) for k, v in room], [(k.cpu(), v.cpu()) for k, v in there])
+        assert codec.codes_on(torch.device("cuda", 0))
