@@ -1,5 +1,5 @@
-// What the bindings of the predictive codec's two modes share: the arrays of a model, each of the exact dtype and shape,
-// otherwise a ValueError names the one that has not; and the arguments of a call. Included by bindings_*.cc only.
+// What the bindings of the predictive codec's two modes share: the arrays of a model, each of the exact dtype and
+// shape, otherwise a ValueError names the one that has not; and the arguments of a call. For bindings_*.cc only.
 #pragma once
 
 #include <pybind11/numpy.h>

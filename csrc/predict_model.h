@@ -78,7 +78,7 @@ struct Part {
   std::size_t weights = 0;           // where the weights begin in Model::lines(), see weight()
 };
 
-// Lays out weights, [sum of widths, C], for the kernels (see Model::weight): appends them to `lines` and makes `groups`,
+// Lays out weights, [sum of widths, C], for the kernels (see Model::weight): appends them to `lines`, makes `groups`,
 // `depth` and `weights` of a part, and corrects its bias for inputs that are 128 too large. widths: of each of
 // part.inputs.
 void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, std::vector<Line>& lines);

@@ -1,0 +1,34 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+_Array = npt.NDArray[Any]
+_Longs = npt.NDArray[np.int64]
+
+class Model:
+    def __init__(self, base: dict[str, Any], own: dict[str, Any]) -> None: ...
+    @property
+    def positions(self) -> int: ...
+
+def decode(
+    model: Model,
+    tokens: _Array,
+    start: int,
+    payload: Buffer,
+    sizes: Sequence[int],
+    rows: _Longs,
+    wanted: int,
+    level: str | None = None,
+) -> str | None: ...
+def trace(
+    model: Model,
+    tokens: _Array,
+    start: int,
+    payload: Buffer,
+    sizes: Sequence[int],
+    rows: _Longs,
+    level: str | None = None,
+) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.int8], npt.NDArray[np.uint8]]] | str: ...
