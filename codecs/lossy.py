@@ -291,6 +291,10 @@ class LossyCodec(Codec):
         """The number of layers of a block that was stored exactly."""
         return 0 if payload[:4] == MODE.to_bytes(4, "little") else len(layer_sizes)
 
+    def error_bound(self, payload: memoryview, layer_sizes: Sequence[int]) -> float:
+        """The largest error of a value, as the encoder found it."""
+        return 0.0 if self.fallbacks(payload, layer_sizes) else header(payload)[2][2]
+
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(info, payload, layer_sizes, out)
         if min(layer_sizes) < 0:

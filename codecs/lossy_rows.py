@@ -133,15 +133,18 @@ def classes_of(scale: Tensor, quarters: int, state: Tensor, shifts: Tensor) -> T
     return (scale - quarters - LEAST + row[:, None]).clamp(max=CLASSES - 1)
 
 
-def shifts_of(part: LossyPart, keys: Tensor, values: Tensor) -> Tensor:
-    """Of the steps of rows, int64 [n]. keys (before the rotation), values: float32 [n, C] of the part's layer."""
-    return shifts_by(part.focus, keys, values)
+def shifts_of(part: LossyPart, keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
+    """Of the steps of rows, int64 [n]. keys (before the rotation), values: float32 [n, C] of the part's layer. favour:
+    float32 [n], octaves by which steps are to be smaller besides."""
+    return shifts_by(part.focus, keys, values, favour)
 
 
-def shifts_by(by: npt.NDArray[np.float32], keys: Tensor, values: Tensor) -> Tensor:
+def shifts_by(by: npt.NDArray[np.float32], keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
     """The same. by: `LossyPart.focus`."""
     focus = torch.from_numpy(by)
     found = keys @ focus[: keys.shape[1]] + values @ focus[keys.shape[1] : -1] + focus[-1]
+    if favour is not None:
+        found = found + favour
     return (found.round() + PLAIN).clamp(0, SHIFTS - 1).long()
 
 
@@ -319,15 +322,22 @@ class Rows:
 
 
 def quantise(
-    engine: Engine, steps: Steps, tokens: Tensor, positions: Tensor, exact: Tensor, layers: Sequence[Sequence[Tensor]]
+    engine: Engine,
+    steps: Steps,
+    tokens: Tensor,
+    positions: Tensor,
+    exact: Tensor,
+    layers: Sequence[Sequence[Tensor]],
+    favour: Tensor | None = None,
 ) -> Rows:
-    """Predicts and quantises rows. layers: bf16 bits (finite) of K and V of each layer, int64 [n, C]."""
+    """Predicts and quantises rows. layers: bf16 bits (finite) of K and V of each layer, int64 [n, C]. favour: float32
+    [n], octaves by which the steps of rows are to be smaller than the model says."""
     walk = Walk(engine, steps, tokens, positions, exact)
     rows = Rows([], [], [], [], [], torch.zeros(len(tokens), 2), torch.zeros(len(tokens)))
     for number, pair in enumerate(layers):
         straight = [walk.turned(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, bits in enumerate(pair):
-            shifts = torch.where(exact, PLAIN, shifts_of(engine.model.parts[number][which], *straight))
+            shifts = torch.where(exact, PLAIN, shifts_of(engine.model.parts[number][which], *straight, favour))
             mu, classes = walk.predict(number, which), walk.classes(number, which, shifts)
             step = row_steps(steps[which], shifts)
             y = (straight[which] - mu) @ engine.parts[number][which].analysis / step

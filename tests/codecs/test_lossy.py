@@ -153,6 +153,7 @@ def test_error_is_what_the_header_says(model: LossyModel, count: int, start: int
     # What an error is found from is itself rounded.
     assert largest_error(layers, found) == pytest.approx(bound, abs=1e-2)
     assert bound < 6
+    assert codec.error_bound(payload, sizes) == bound
     assert codec.fallbacks(payload, sizes) == 0
 
 
