@@ -337,7 +337,9 @@ def quantise(
     for number, pair in enumerate(layers):
         straight = [walk.turned(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, bits in enumerate(pair):
-            shifts = torch.where(exact, PLAIN, shifts_of(engine.model.parts[number][which], *straight, favour=favour))
+            shifts = torch.where(
+                exact, PLAIN, shifts_of(engine.model.parts[number][which], straight[0], straight[1], favour)
+            )
             mu, classes = walk.predict(number, which), walk.classes(number, which, shifts)
             step = row_steps(steps[which], shifts)
             y = (straight[which] - mu) @ engine.parts[number][which].analysis / step
