@@ -89,7 +89,7 @@ class Tables:
         rate = torch.from_numpy(bits[:, LARGEST:ESCAPE].copy())
         escape = torch.from_numpy(bits[:, ESCAPE] + 16)
         mean, slope = torch.from_numpy(np.pad(expect.astype(np.int64), ((0, 1), (0, 0))).T.copy())
-        return cls(rate, escape, torch.from_numpy(centroids), (mean, slope))
+        return cls(rate, escape, reference.tensor(centroids), (mean, slope))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Prepared:
 
     @classmethod
     def of(cls, part: LossyPart) -> Prepared:
-        weight = None if part.weight is None else torch.from_numpy(part.weight).float()
+        weight = None if part.weight is None else reference.tensor(part.weight).float()
         synthesis = part.component[:, None].astype(np.float64) * part.basis * part.unit
         try:
             analysis = np.linalg.inv(synthesis)
@@ -141,7 +141,7 @@ def shifts_of(part: LossyPart, keys: Tensor, values: Tensor, favour: Tensor | No
 
 def shifts_by(by: npt.NDArray[np.float32], keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
     """The same. by: `LossyPart.focus`."""
-    focus = torch.from_numpy(by)
+    focus = reference.tensor(by)
     found = keys @ focus[: keys.shape[1]] + values @ focus[keys.shape[1] : -1] + focus[-1]
     if favour is not None:
         found = found + favour
@@ -239,9 +239,9 @@ class Walk:
         if number == 0:
             split = base.parts[0][0].width
             rows = self._inputs[-1, 0][:, split:] if which else self._inputs[-1, 0][:, :split]
-            mu = (torch.from_numpy(lossless.bias) + 256 * rows) * torch.from_numpy(lossless.out_scale)
+            mu = (reference.tensor(lossless.bias) + 256 * rows) * reference.tensor(lossless.out_scale)
             if lossless.fix is not None:
-                mu = mu * torch.exp2(-torch.from_numpy(lossless.fix).float())
+                mu = mu * torch.exp2(-reference.tensor(lossless.fix).float())
             return mu
         weight = self._engine.parts[number][which].weight
         assert weight is not None
@@ -249,7 +249,7 @@ class Walk:
         assert part.out_scale is not None
         # Sums of products of 8 bits, which float32 holds exactly up to 2**24; beyond, the last place may differ.
         total = self.inputs(number, which, part.uses) @ weight
-        return (total + torch.from_numpy(part.bias)) * torch.from_numpy(part.out_scale)
+        return (total + reference.tensor(part.bias)) * reference.tensor(part.out_scale)
 
     def inputs(self, number: int, which: int, uses: int) -> Tensor:
         """float32 [n, inputs], integers from -127 to 127."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +42,19 @@ class Coded:
 # -- prediction --------------------------------------------------------------------------------------------------------
 
 
+def tensor(array: npt.NDArray[Any] | None) -> Tensor:
+    """A copy: torch warns of arrays that are read-only, as those of a profile are."""
+    return torch.from_numpy(np.array(array))
+
+
 Angles = tuple[Tensor, Tensor]
 """cos and sin of a rotation, each int64 [n, 1, D / 2] in 1/16384."""
 
 
 def angles(fine: npt.NDArray[np.int16], coarse: npt.NDArray[np.int16], positions: Tensor) -> Angles:
     """The rotation of the rotary embedding at `positions` [n], by the two tables of the model."""
-    f = torch.from_numpy(fine).long()[:, positions % FINE]
-    c = torch.from_numpy(coarse).long()[:, positions // FINE]
+    f = tensor(fine).long()[:, positions % FINE]
+    c = tensor(coarse).long()[:, positions // FINE]
     cos = (c[0] * f[0] - c[1] * f[1] + 8192) >> 14
     sin = (c[1] * f[0] + c[0] * f[1] + 8192) >> 14
     return cos[:, None], sin[:, None]
@@ -66,22 +72,22 @@ def first_sums(part: Part, table: npt.NDArray[np.int8], tokens: Tensor) -> Tenso
     """Layer 0: the sums of `predict`, int64 [n, C]. table: int8 [vocabulary, C], the part's columns."""
     known = (tokens >= 0) & (tokens < len(table))  # others: no row, the bias alone
     rows = torch.from_numpy(table[torch.where(known, tokens, 0).numpy()]).long()
-    return torch.from_numpy(part.bias).long() + 256 * rows * known[:, None]
+    return tensor(part.bias).long() + 256 * rows * known[:, None]
 
 
 def sums(part: Part, inputs: Tensor) -> Tensor:
     """Other layers: the same. inputs: int64 [n, inputs], -127..127."""
     # Sums of products of 8 bits are exact in float64.
-    product = inputs.double() @ torch.from_numpy(part.weight).double()
-    return torch.from_numpy(part.bias).long() + product.long()
+    product = inputs.double() @ tensor(part.weight).double()
+    return tensor(part.bias).long() + product.long()
 
 
 def predict(part: Part, total: Tensor, turn: Angles | None) -> Tensor:
     """The upper 16 bits of the prediction as float32, int64 [n, C]. turn: for K that was rotated."""
-    scaled = total.float() * torch.from_numpy(part.out_scale)
+    scaled = total.float() * tensor(part.out_scale)
     if part.fix is not None and turn is not None:
         fixed = scaled.clamp(-RANGE, RANGE).round().long()
-        scaled = _rotated(fixed, *turn).float() * torch.exp2(-(torch.from_numpy(part.fix).float() + 14))
+        scaled = _rotated(fixed, *turn).float() * torch.exp2(-(tensor(part.fix).float() + 14))
     return (scaled.view(torch.int32).long() >> 16) & 0xFFFF
 
 
@@ -89,10 +95,10 @@ def inputs_of(part: Part, bits: Tensor, turn: Angles | None) -> Tensor:
     """The 8-bit inputs, int64 [n, C], that a decoded part (bf16 bits, int64 [n, C]) gives to later parts."""
     finite = ((bits >> 7) & 0xFF) != 0xFF
     x = torch.where(finite, bits << 16, 0).int().view(torch.float32)
-    scale = torch.from_numpy(part.in_scale)
+    scale = tensor(part.in_scale)
     if part.fix is None or turn is None:
         return (x * scale).clamp(-127, 127).round().long()
-    fixed = (x * torch.exp2(torch.from_numpy(part.fix).float())).clamp(-RANGE, RANGE).round().long()
+    fixed = (x * torch.exp2(tensor(part.fix).float())).clamp(-RANGE, RANGE).round().long()
     return (_rotated(fixed, turn[0], -turn[1]).float() * scale).clamp(-127, 127).round().long()
 
 
@@ -136,7 +142,7 @@ class Predictor:
 
 def linear_exponent(part: Part, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """(E_lin, quarter octave), [n, C]: from the exponent E_lin on, a bin is one bf16 value; below, as wide as there."""
-    scale = (torch.from_numpy(part.scale).long() + offsets[:, None]).clamp(-440, 440)
+    scale = (tensor(part.scale).long() + offsets[:, None]).clamp(-440, 440)
     return ((scale >> 2) - 3 + 134).clamp(8, 254), scale & 3
 
 

@@ -108,8 +108,9 @@ def test_lossy_needs_lossless_in_whatever_order_they_are_named(tmp_path: Path) -
     profile = run(tmp_path / "p", parts=("lossy", "lossless"))
     assert profile.sections == ("lossless", "lossy")
     row = profile.report["parts"]["lossy"]
-    assert [len(level) for level in row["ladder"]] == [5] * 5
-    assert row["curve"][-1] == [8, row["bits_per_value"]]
+    assert [len(level) for level in row["ladder"]] == [5] * 6
+    exact = profile.report["parts"]["lossless"]
+    assert exact["curve"][-1] == [8, exact["bits_per_value"]]
 
 
 def test_the_exact_profile_serves_a_store(tmp_path: Path) -> None:
