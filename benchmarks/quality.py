@@ -32,6 +32,7 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import LENGTH, Pairs, cut, prefill, test_text
 from benchmarks.peers.quality_frontier import frontier
 from benchmarks.peers.quality_methods import CASES, LOSSY, Context, Method
+from kvstore.calibration.lossy_quality import divergences
 from kvstore.integrations.transformers import layout_from_config
 
 SINKS = 4
@@ -40,7 +41,6 @@ NEAR = 64
 STEP, RECENT, FULL = 32, 128, 256  # of protocol B, tokens
 AT_KL = {"at-4bit-kl": ("higgs/4bit", 1.0), "at-half-4bit-kl": ("higgs/4bit", 0.5), "at-aqua2-kl": ("aqua/2bit", 1.0)}
 AT_PERPLEXITY = {"at-4bit-perplexity": ("higgs/4bit", 1.0), "at-aqua2-perplexity": ("aqua/2bit", 1.0)}
-AT_ONCE = 64  # tokens whose distributions are compared at a time
 
 
 @dataclass
@@ -139,8 +139,7 @@ def log_probabilities(model: Any, ids: torch.Tensor, pairs: Pairs) -> torch.Tens
 
 def compare(reference: torch.Tensor, found: torch.Tensor, targets: torch.Tensor, score: Score) -> None:
     """Adds a window to `score`. targets: the tokens that came, of all but the last."""
-    pieces = zip(reference.split(AT_ONCE), found.split(AT_ONCE), strict=True)
-    each = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pieces])
+    each = divergences(reference, found)
     score.kl.append(each.mean().item())
     score.near.append(each[:NEAR].mean().item())
     score.top.append((reference.argmax(-1) == found.argmax(-1)).float().mean().item())

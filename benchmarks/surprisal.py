@@ -21,7 +21,7 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import cut, prefill, test_text
 from benchmarks.peers.quality_frontier import bits_at
 from benchmarks.profile import profile_path
-from kvstore.calibration.lossy_quality import NEAR, ideal_bits, log_probabilities
+from kvstore.calibration.lossy_quality import NEAR, as_cached, divergences, ideal_bits, log_probabilities
 from kvstore.codecs.lossy_model import LossyModel
 from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, quantise
 from kvstore.codecs.predictive_model import PredictiveModel
@@ -99,15 +99,10 @@ class Window:
             self._bits,
             self._favour if surprisal else None,
         )
-        cached = []
-        for part, bits in enumerate(rows.decoded):
-            heads = engine.model.layout.layers[part // 2].heads
-            x = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16).view(PREFIX, heads, -1)
-            cached.append(x.transpose(0, 1)[None].contiguous())
+        layers = engine.model.layout.layers
+        cached = [as_cached(bits, layers[part // 2].heads) for part, bits in enumerate(rows.decoded)]
         got = log_probabilities(self._model, self._ids[None, PREFIX:], cached)
-        each = torch.cat(
-            [(p.exp() * (p - q)).sum(-1) for p, q in zip(self._want.split(NEAR), got.split(NEAR), strict=True)]
-        )
+        each = divergences(self._want, got)
         values = (PREFIX - SINKS) * sum(x.shape[1] for pair in self._bits for x in pair)
         return ideal_bits(engine, rows) / values, each.mean().item(), each[:NEAR].mean().item()
 

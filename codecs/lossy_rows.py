@@ -29,6 +29,7 @@ from kvstore.codecs.lossy_model import (
     LossyPart,
     input_groups,
 )
+from kvstore.codecs.predictive_model import Part
 from kvstore.codecs.rans import RansTables
 
 SINKS = 4  # positions that are kept exactly: attention sinks, unlike all others
@@ -41,6 +42,7 @@ FINE = 16  # offsets of rows are kept in so many parts of a quarter octave
 
 Tensor = torch.Tensor
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,24 @@ class Prepared:
     @classmethod
     def of(cls, part: LossyPart) -> Prepared:
         weight = None if part.weight is None else reference.tensor(part.weight).float()
-        synthesis = part.component[:, None].astype(np.float64) * part.basis * part.unit
+        synthesis = synthesis_of(part.component, part.basis, part.unit)
         try:
             analysis = np.linalg.inv(synthesis)
         except np.linalg.LinAlgError:
             analysis = np.linalg.pinv(synthesis)
         return cls(weight, torch.from_numpy(analysis).float(), torch.from_numpy(synthesis).float())
+
+
+def synthesis_of(component: Floats, basis: npt.NDArray[np.int8], unit: Floats) -> npt.NDArray[np.float64]:
+    """From components, in units of cost, to values: float64 [C (component), C (value)]; arrays of a `LossyPart`."""
+    found: npt.NDArray[np.float64] = component[:, None].astype(np.float64) * basis * unit
+    return found
+
+
+def first_prediction(lossless: Part, rows: Tensor) -> Tensor:
+    """Of layer 0, of K before the rotation, float32 [n, C]. rows: the part's columns of the table of tokens."""
+    mu = (reference.tensor(lossless.bias) + 256 * rows) * reference.tensor(lossless.out_scale)
+    return mu if lossless.fix is None else mu * torch.exp2(-reference.tensor(lossless.fix).float())
 
 
 def scale_at(levels: npt.NDArray[np.int16], scale: npt.NDArray[np.int16], quarters: int) -> Tensor:
@@ -133,16 +147,11 @@ def classes_of(scale: Tensor, quarters: int, state: Tensor, shifts: Tensor) -> T
     return (scale - quarters - LEAST + row[:, None]).clamp(max=CLASSES - 1)
 
 
-def shifts_of(part: LossyPart, keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
-    """Of the steps of rows, int64 [n]. keys (before the rotation), values: float32 [n, C] of the part's layer. favour:
-    float32 [n], octaves by which steps are to be smaller besides."""
-    return shifts_by(part.focus, keys, values, favour)
-
-
-def shifts_by(by: npt.NDArray[np.float32], keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
-    """The same. by: `LossyPart.focus`."""
-    focus = reference.tensor(by)
-    found = keys @ focus[: keys.shape[1]] + values @ focus[keys.shape[1] : -1] + focus[-1]
+def shifts_of(focus: npt.NDArray[np.float32], keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
+    """Of the steps of rows, int64 [n]. focus: `LossyPart.focus`; keys (before the rotation), values: float32 [n, C] of
+    the part's layer. favour: float32 [n], octaves by which steps are to be smaller besides."""
+    by = reference.tensor(focus)
+    found = keys @ by[: keys.shape[1]] + values @ by[keys.shape[1] : -1] + by[-1]
     if favour is not None:
         found = found + favour
     return (found.round() + PLAIN).clamp(0, SHIFTS - 1).long()
@@ -235,14 +244,10 @@ class Walk:
     def predict(self, number: int, which: int) -> Tensor:
         """float32 [n, C], of K before the rotation."""
         base, part = self._model.base, self._model.parts[number][which]
-        lossless = base.parts[number][which]
         if number == 0:
             split = base.parts[0][0].width
             rows = self._inputs[-1, 0][:, split:] if which else self._inputs[-1, 0][:, :split]
-            mu = (reference.tensor(lossless.bias) + 256 * rows) * reference.tensor(lossless.out_scale)
-            if lossless.fix is not None:
-                mu = mu * torch.exp2(-reference.tensor(lossless.fix).float())
-            return mu
+            return first_prediction(base.parts[0][which], rows)
         weight = self._engine.parts[number][which].weight
         assert weight is not None
         assert part.bias is not None
@@ -338,7 +343,7 @@ def quantise(
         straight = [walk.turned(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, bits in enumerate(pair):
             shifts = torch.where(
-                exact, PLAIN, shifts_of(engine.model.parts[number][which], straight[0], straight[1], favour)
+                exact, PLAIN, shifts_of(engine.model.parts[number][which].focus, straight[0], straight[1], favour)
             )
             mu, classes = walk.predict(number, which), walk.classes(number, which, shifts)
             step = row_steps(steps[which], shifts)

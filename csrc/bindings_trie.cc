@@ -199,11 +199,12 @@ PYBIND11_MODULE(_trie, m) {
            },
            py::arg("root"), py::arg("tokens"), py::arg("delta"))
       .def("evict",
-           [](Trie& trie) -> py::object {
-             const uint64_t id = unlocked([&] { return trie.evict(); });
+           [](Trie& trie, uint64_t below) -> py::object {
+             const uint64_t id = unlocked([&] { return trie.evict(below); });
              if (!id) return py::none();
              return py::int_(id);
-           })
+           },
+           py::arg("below") = UINT64_MAX)
       .def("remove", [](Trie& trie, uint64_t id) { return unlocked([&] { return trie.remove(id); }); }, py::arg("record_id"))
       .def("erase",
            [](Trie& trie, uint32_t root, py::handle tokens) {

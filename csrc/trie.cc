@@ -523,17 +523,22 @@ void Trie::trim(uint32_t node) {
   }
 }
 
-uint64_t Trie::evict() {
+uint64_t Trie::evict(uint64_t below) {
   Exclusive guard(*this);
-  while (const uint32_t leaf = nodes_[0].newer) {
+  for (uint32_t leaf = nodes_[0].newer; leaf;) {  // the oldest node of all is one, those after it need not be
     uint32_t end;
     const uint64_t id = last_record(leaf, &end);
+    if (nodes_[leaf].child || id >= below) {
+      leaf = nodes_[leaf].newer;
+      continue;
+    }
     if (id) clear_record(leaf, end);
     trim(leaf);
     if (id) {
       compact_if_half_garbage();
       return id;
     }
+    leaf = nodes_[0].newer;
   }
   return 0;
 }

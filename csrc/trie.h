@@ -70,7 +70,7 @@ class Trie {
   uint32_t touch(uint32_t root, const uint32_t* tokens, size_t count);
   void pin(uint32_t root, const uint32_t* tokens, size_t count, int delta);
 
-  uint64_t evict();  // 0: nothing to evict
+  uint64_t evict(uint64_t below = UINT64_MAX);  // among records below this one; 0: nothing to evict
   bool remove(uint64_t id);
   std::vector<uint64_t> erase(uint32_t root, const uint32_t* tokens, size_t count);
 

@@ -25,6 +25,8 @@ from kvstore.trie import TrieIndex
 
 Source = DeviceBlock | Block | HostRecord | Entry
 
+_NO_RECORD = 1 << 63  # larger than any record's number
+
 
 @dataclass
 class Residency:
@@ -88,8 +90,9 @@ class Residency:
     # ---- leaving -------------------------------------------------------------------------------------------------
 
     def evict_one(self) -> int:
-        """The disk is full: the index gives up the record it can best spare, and with it every tier. 0 for none."""
-        record = self.index.evict() or 0
+        """The disk is full: the index gives up the record it can best spare, and with it every tier. 0 for none.
+        What is not written yet stays: it holds no space on disk."""
+        record = self.index.evict(below=min(list(self.pending), default=_NO_RECORD)) or 0
         if record:
             self._forget(record)
         return record

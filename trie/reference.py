@@ -233,15 +233,16 @@ class ReferenceTrie:
             node = node.parent
         node.edge_end = node.parent is not None
 
-    def evict(self) -> int | None:
+    def evict(self, below: int = (1 << 64) - 1) -> int | None:
         while True:
             nodes = [x for root in self._roots for x in root.below() if x.parent is not None]
             leaves = [x for x in nodes if not x.children and not x.pins]
+            last = {x: next((y for y in self._edge(x) if y.record), x) for x in leaves}
+            leaves = [x for x in leaves if last[x].record < below]
             if not leaves:
                 return None
             leaf = min(leaves, key=lambda x: (x.stamp, -x.depth))
-            last = next((x for x in self._edge(leaf) if x.record), None)
-            rid = self._set(last, 0) if last is not None else 0
+            rid = self._set(last[leaf], 0)
             self._trim(leaf)
             if rid:
                 return rid

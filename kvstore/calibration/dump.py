@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayout
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 
+if TYPE_CHECKING:
+    import torch
+
 Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[str, int, int], None]
@@ -39,6 +42,7 @@ Progress = Callable[[str, int, int], None]
 VERSION = 1
 MIN_LENGTH = 8
 HELD_OUT = 8  # one window of so many is kept for the report
+SINKS = 4  # first tokens of a sequence, unlike all others: no fit looks at them
 _CHARACTERS = 8  # of a token, rather too many
 _JSON_LIMIT = 1 << 24
 
@@ -155,6 +159,24 @@ class KVDump:
             self._map(window, begin, shape.heads * shape.key_dim),
             self._map(window, begin + 2 * self.length * shape.heads * shape.key_dim, shape.heads * shape.value_dim),
         )
+
+    def tensors(self, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """K and V of every layer, as cached: bfloat16 `[heads, length, dim]`, copies."""
+        import torch
+
+        found = []
+        for number, shape in enumerate(self.layout.layers):
+            k, v = (
+                torch.from_numpy(np.array(bits)).view(torch.bfloat16).view(len(bits), shape.heads, -1).transpose(0, 1)
+                for bits in self.layer(number, window)
+            )
+            found.append((k, v))
+        return found
+
+    def some(self, count: int) -> list[int]:
+        """So many of the windows to fit to, or all, evenly spread."""
+        windows = list(self.fit_windows)
+        return windows[:: max(1, len(windows) // count)][:count]
 
     # ---- the model -----------------------------------------------------------------------------------------------
 

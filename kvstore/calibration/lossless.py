@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, floats, silent
+from kvstore.calibration.rows import NO_SINKS, reach, target
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs import predictive_reference as reference
 from kvstore.codecs.predictive import PredictiveCodec
@@ -40,7 +41,6 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
 
 DAMP = 1e-3  # of the mean diagonal of the Gram matrix, as in AQUA-KV
-SINKS = 4  # first tokens of a sequence: attention sinks, unlike all others; fitted without, coded with
 SIGMAS = 5.0  # an input's 8 bits reach this far beyond its mean
 HEADROOM = 2.0  # of K's fixed point above the largest pair that was seen
 SCALE_WINDOWS = 4  # from so many windows
@@ -73,7 +73,7 @@ def fit(dump: KVDump, progress: Progress = silent, scratch: Path | None = None, 
     sums = _Sums(dump.layout, arrays)
     for window in dump.fit_windows:
         progress("lossless: summing windows", window, count)
-        sums.add(_inputs(dump, window, slice(SINKS, None), arrays))
+        sums.add(_inputs(dump, window, NO_SINKS, arrays))
     progress("lossless: summing windows", count, count)
     for number in range(1, len(dump.layout.layers)):
         for which in range(2):
@@ -93,14 +93,8 @@ def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: 
     codec = PredictiveCodec(PredictiveModel.from_arrays(dump.layout, arrays))
     spent = values = 0
     for window in windows:
-        tokens, pairs = dump.tokens(window).astype(np.uint32), []
-        for number, shape in enumerate(dump.layout.layers):
-            k, v = (
-                torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16).view(len(bits), shape.heads, -1)
-                for bits in dump.layer(number, window)
-            )
-            pairs.append((k.transpose(0, 1), v.transpose(0, 1)))
-            values += k.numel() + v.numel()
+        tokens, pairs = dump.tokens(window).astype(np.uint32), dump.tensors(window)
+        values += sum(x.numel() for pair in pairs for x in pair)
         view = KVView.of_layers(dump.layout, pairs)
         for start in range(0, len(tokens), block):
             info = BlockInfo(dump.layout, tokens[start : start + block], start)
@@ -155,14 +149,14 @@ def _scales(dump: KVDump, arrays: Arrays) -> None:
     for number, shape in enumerate(dump.layout.layers):
         for which in range(2):
             prefix = f"{number}.{'kv'[which]}."
-            x = np.concatenate([_target(dump, number, which, window) for window in windows])
-            reach = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
-            power = np.ones(len(reach), np.float32)
+            x = np.concatenate([target(dump, number, which, window) for window in windows])
+            largest = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
+            power = np.ones(len(largest), np.float32)
             if which == 0:
                 arrays[prefix + "fix"] = _fixed_point(x, shape.key_dim // 2)
                 power = np.exp2(arrays[prefix + "fix"].astype(np.float32))
             # A rotation leaves 14 binary places more.
-            arrays[prefix + "in_scale"] = (127 / reach / (power * (1 << 14) if which == 0 else 1)).astype(np.float32)
+            arrays[prefix + "in_scale"] = (127 / largest / (power * (1 << 14) if which == 0 else 1)).astype(np.float32)
             if number == 0:
                 arrays[prefix + "out_scale"] *= power
 
@@ -174,13 +168,6 @@ def _fixed_point(x: np.ndarray[Any, Any], half: int) -> np.ndarray[Any, Any]:
     return np.stack([places, places], 1).reshape(-1)  # places is [heads, half]
 
 
-def _reach(prefix: str, arrays: Arrays) -> np.ndarray[Any, Any]:
-    """What a value is multiplied by to become an input, before any rotation; float32 [C]."""
-    fix = arrays.get(prefix + "fix")
-    scale: np.ndarray[Any, Any] = arrays[prefix + "in_scale"]
-    return scale if fix is None else scale * np.exp2(fix.astype(np.float32) + 14)
-
-
 def _inputs(dump: KVDump, window: int, rows: slice, arrays: Arrays) -> list[tuple[Tensor, Tensor]]:
     """Per layer the inputs of K and of V of some rows of a window, float32 [rows, C] of whole numbers.
 
@@ -190,8 +177,9 @@ def _inputs(dump: KVDump, window: int, rows: slice, arrays: Arrays) -> list[tupl
     for number in range(len(dump.layout.layers)):
         pair = []
         for which in range(2):
-            scale = _reach(f"{number}.{'kv'[which]}.", arrays)
-            x = _target(dump, number, which, window, rows)
+            prefix = f"{number}.{'kv'[which]}."
+            scale = reach(arrays[prefix + "in_scale"], arrays.get(prefix + "fix"))
+            x = target(dump, number, which, window, rows)
             pair.append(torch.from_numpy(x * scale).round_().clamp_(-127, 127))
         found.append((pair[0], pair[1]))
     return found
@@ -250,8 +238,8 @@ class _Sums:
         means = torch.cat([self._sum[i][part] for i, part in inputs]) / self._rows
         middle = self._sum[number][target[1]] / self._rows
         bias = ((middle - means @ (whole * scale)) / scale).round().clamp(-MAX_BIAS, MAX_BIAS)
-        unit = scale.numpy() / _reach(prefix, arrays)
         fix = arrays.get(prefix + "fix")
+        unit = scale.numpy() / reach(arrays[prefix + "in_scale"], fix)
         arrays[prefix + "weight"], arrays[prefix + "bias"] = whole.to(torch.int8).numpy(), bias.to(torch.int32).numpy()
         arrays[prefix + "out_scale"] = (unit if fix is None else unit * np.exp2(fix.astype(float))).astype(np.float32)
 
@@ -260,28 +248,6 @@ class _Sums:
         product = self._product[i, j] if i >= j else self._product[j, i].T
         mean = torch.outer(self._sum[i], self._sum[j]) / self._rows
         return (product - mean)[rows, columns]
-
-
-def _target(
-    dump: KVDump, number: int, which: int, window: int, rows: slice = slice(SINKS, None)
-) -> np.ndarray[Any, Any]:
-    """What is predicted of a window, V, or K before the rotary embedding; float32 [rows, C]."""
-    x = floats(np.asarray(dump.layer(number, window)[which]))
-    if which == 0:
-        shape = dump.layout.layers[number]
-        x = unrotated(x, dump.layout, shape.key_dim)
-    return x[rows]
-
-
-def unrotated(keys: np.ndarray[Any, Any], layout: KVLayout, dim: int) -> np.ndarray[Any, Any]:
-    """K without the rotary embedding; keys: float32 `[tokens, heads * dim]` of positions from 0."""
-    half = dim // 2
-    theta = float(json.loads(layout.rope)["rope_theta"])
-    angle = np.arange(len(keys))[:, None] * theta ** -(np.arange(half) / half)
-    cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
-    pairs = keys.reshape(len(keys), -1, 2, half)
-    a, b = pairs[:, :, 0], pairs[:, :, 1]
-    return np.stack([a * cos + b * sin, b * cos - a * sin], 2).reshape(keys.shape)
 
 
 # -- spread and tables -------------------------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.calibration.dump import KVDump, Progress, floats, silent
-from kvstore.calibration.lossless import DAMP, unrotated
+from kvstore.calibration.dump import KVDump, Progress, silent
+from kvstore.calibration.lossless import DAMP
 from kvstore.calibration.lossy_costs import Costs, Focus, attention_costs, balanced, gradient_costs
 from kvstore.calibration.lossy_quality import bits_per_value, measure, with_ladder
 from kvstore.calibration.lossy_tables import fit_tables, laplace, quarters
+from kvstore.calibration.rows import reach, target
 from kvstore.codecs import lossy_rows as lossy
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.lossy_rows import SINKS, Steps, Tables
@@ -64,9 +65,8 @@ def fit(
     costs, focus: instead of that. uses: uint8 [layers, 2], which kinds of inputs parts have (see `LossyPart.uses`); 0,
     the default: those worth it. scratch: where files of a byte a value of three layers are made, and removed.
     """
-    fitted = dump.fit_windows
-    if model is not None and costs is None and len(fitted) > 1:
-        costs, focus = gradient_costs(model, dump, _some(fitted, COST_WINDOWS), progress)
+    if model is not None and costs is None and len(dump.fit_windows) > 1:
+        costs, focus = gradient_costs(model, dump, dump.some(COST_WINDOWS), progress)
     costs = attention_costs(dump) if costs is None else costs
     uses = np.zeros((len(base.parts), 2), np.uint8) if uses is None else uses.copy()
     steps = Steps.of(*middle)
@@ -87,13 +87,8 @@ def fit(
         fit_tables(dump, base, arrays)
     progress("lossy: fitting tables", TABLE_ROUNDS, TABLE_ROUNDS)
     if model is not None:
-        arrays = balanced(model, dump, base, arrays, _some(fitted, BALANCE_WINDOWS), middle, progress)
+        arrays = balanced(model, dump, base, arrays, dump.some(BALANCE_WINDOWS), middle, progress)
     return arrays
-
-
-def _some(windows: range, count: int) -> list[int]:
-    """So many of them, evenly spread."""
-    return list(windows)[:: max(1, len(windows) // count)][:count]
 
 
 # -- predictors and transforms -----------------------------------------------------------------------------------------
@@ -176,7 +171,7 @@ def _fit_part(loop: _Loop, number: int, which: int, arrays: Arrays, cost: np.nda
     square, total = torch.zeros(width, width, dtype=torch.double), torch.zeros(width, dtype=torch.double)
     moments = {key: torch.zeros(loop.width(key), width, dtype=torch.double) for key in keys}
     for window in loop.dump.fit_windows:
-        y = target(loop.dump, number, which, window)
+        y = torch.from_numpy(target(loop.dump, number, which, window))
         if not number:
             y = y - _first(loop, which, window)
         for key in keys:
@@ -252,12 +247,13 @@ def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: lis
     analysis, synthesis = _matrices(arrays, prefix)
     tables = Tables.of(arrays["freqs"], arrays["centroids"], arrays["expect"])
     scale = torch.from_numpy(arrays[prefix + "scale"][0].astype(np.int64))
-    in_scale = input_scale(loop.base, number, which)
+    part = loop.base.parts[number][which]
+    in_scale = torch.from_numpy(reach(part.in_scale, part.fix))
     rows = loop.begin((number, which), width)
     for at, window in enumerate(loop.dump.fit_windows):
         mu = (loop.inputs(keys, window) @ weight + bias) * out_scale
-        straight = [target(loop.dump, number, i, window) for i in range(2)]
-        shifts = lossy.shifts_by(arrays[prefix + "focus"], *straight)
+        straight = [torch.from_numpy(target(loop.dump, number, i, window)) for i in range(2)]
+        shifts = lossy.shifts_of(arrays[prefix + "focus"], *straight)
         step = lossy.row_steps(loop.steps[which], shifts)
         y = (straight[which] - mu) @ analysis / step
         classes = lossy.classes_of(scale, loop.steps.quarters[which], torch.zeros(len(y), dtype=torch.long), shifts)
@@ -269,30 +265,10 @@ def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: lis
     loop.end((number, which))
 
 
-def target(dump: KVDump, number: int, which: int, window: int) -> Tensor:
-    """What is predicted of a window without its sinks: V, or K before the rotary embedding; float32 [tokens, C]."""
-    x = floats(np.asarray(dump.layer(number, window)[which]))
-    if which == 0:
-        x = unrotated(x, dump.layout, dump.layout.layers[number].key_dim)
-    return torch.from_numpy(np.ascontiguousarray(x[SINKS:]))
-
-
-def input_scale(base: PredictiveModel, number: int, which: int) -> Tensor:
-    """What a value, of K before the rotation, is multiplied by to become an input; see `reference.inputs_of`."""
-    part = base.parts[number][which]
-    power = np.exp2(part.fix.astype(np.float32) + 14) if part.fix is not None else np.float32(1)
-    return torch.from_numpy(np.asarray(part.in_scale * power, np.float32))
-
-
 def _first(loop: _Loop, which: int, window: int) -> Tensor:
     """The prediction of layer 0."""
-    base = loop.base
-    part, split = base.parts[0][which], base.parts[0][0].width
-    rows = loop.inputs([(-1, 0)], window)
-    mu = (torch.from_numpy(part.bias) + 256 * (rows[:, split:] if which else rows[:, :split])) * torch.from_numpy(
-        part.out_scale
-    )
-    return mu if part.fix is None else mu * torch.exp2(-torch.from_numpy(part.fix).float())
+    rows, split = loop.inputs([(-1, 0)], window), loop.base.parts[0][0].width
+    return lossy.first_prediction(loop.base.parts[0][which], rows[:, split:] if which else rows[:, :split])
 
 
 def _transform(
@@ -320,6 +296,5 @@ def _factor(cost: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _matrices(arrays: Arrays, prefix: str) -> tuple[Tensor, Tensor]:
     """(analysis, synthesis), float32."""
-    synthesis = arrays[prefix + "component"][:, None].astype(np.float64) * arrays[prefix + "basis"]
-    synthesis = synthesis * arrays[prefix + "unit"]
+    synthesis = lossy.synthesis_of(*(arrays[prefix + name] for name in ("component", "basis", "unit")))
     return torch.from_numpy(np.linalg.inv(synthesis)).float(), torch.from_numpy(synthesis).float()

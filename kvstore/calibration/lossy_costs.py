@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, floats, silent
-from kvstore.calibration.lossless import unrotated
 from kvstore.calibration.lossy_quality import NEAR, as_cached, code_window, log_probabilities
+from kvstore.calibration.rows import unrotated
 from kvstore.codecs.lossy_model import MAX_SCALE, PLAIN, SHIFTS, LossyModel
 from kvstore.codecs.lossy_rows import SINKS, Engine, Steps
 from kvstore.codecs.predictive_model import PredictiveModel
@@ -170,7 +170,7 @@ def balanced(
             ids = torch.from_numpy(dump.tokens(window))[None, half:].to(model.device)
             with torch.inference_mode():
                 rows = code_window(engine, steps, dump, window, half)[1]
-                decoded = [as_cached(x, dump, i // 2).float() for i, x in enumerate(rows.decoded)]
+                decoded = [as_cached(x, dump.layout.layers[i // 2].heads).float() for i, x in enumerate(rows.decoded)]
             leaves = _leaves(model, dump, window)
             errors = [x.to(model.device) - leaf.detach().float() for x, leaf in zip(decoded, leaves, strict=True)]
             for gradients in _gradients(model, ids, leaves, generator, DRAWS):
@@ -206,7 +206,8 @@ def _frozen(model: Any) -> Iterator[None]:
 def _leaves(model: Any, dump: KVDump, window: int) -> list[Tensor]:
     """The cache of the first half of a window, K and V of each layer [1, heads, n, dim], to be differentiated by."""
     bits = [x[: dump.length // 2] for i in range(len(dump.layout.layers)) for x in dump.layer(i, window)]
-    found = [as_cached(torch.from_numpy(x.astype(np.int64)), dump, i // 2) for i, x in enumerate(bits)]
+    layers = dump.layout.layers
+    found = [as_cached(torch.from_numpy(x.astype(np.int64)), layers[i // 2].heads) for i, x in enumerate(bits)]
     return [x.to(model.device).requires_grad_() for x in found]
 
 

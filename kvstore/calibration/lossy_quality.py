@@ -75,7 +75,7 @@ def measure(
     """
     windows = list(dump.held_out)[:4] if windows is None else windows
     engine = Engine(LossyModel.from_arrays(base, arrays))
-    found = np.zeros((len(levels), 5))
+    found, heads = np.zeros((len(levels), 5)), [x.heads for x in dump.layout.layers]
     for at, window in enumerate(windows):
         progress("lossy: measuring quality", at, len(windows))
         half = dump.length // 2
@@ -83,17 +83,23 @@ def measure(
         exact = [
             torch.from_numpy(x[:half].astype(np.int64)) for i in range(len(base.parts)) for x in dump.layer(i, window)
         ]
-        want = log_probabilities(model, ids, [as_cached(x, dump, i // 2).to(ids.device) for i, x in enumerate(exact)])
+        want = log_probabilities(model, ids, [as_cached(x, heads[i // 2]).to(ids.device) for i, x in enumerate(exact)])
         for i, level in enumerate(levels):
             bits, rows = code_window(engine, Steps.of(*level), dump, window, half)
             got = log_probabilities(
-                model, ids, [as_cached(x, dump, j // 2).to(ids.device) for j, x in enumerate(rows.decoded)]
+                model, ids, [as_cached(x, heads[j // 2]).to(ids.device) for j, x in enumerate(rows.decoded)]
             )
-            pieces = [slice(begin, begin + NEAR) for begin in range(0, len(want), NEAR)]
-            each = torch.cat([(want[at].exp() * (want[at] - got[at])).sum(-1) for at in pieces])
+            each = divergences(want, got)
             found[i] += np.array([*level, bits, each.mean().item(), each[:NEAR].mean().item()]) / len(windows)
     progress("lossy: measuring quality", len(windows), len(windows))
     return found.astype(np.float32)
+
+
+def divergences(want: Tensor, got: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of each token's distribution, nats, [n]. Log-probabilities, [n, vocabulary]."""
+    # A few at a time: what is computed of them is as large as they are.
+    pieces = [slice(begin, begin + NEAR) for begin in range(0, len(want), NEAR)]
+    return torch.cat([(want[at].exp() * (want[at] - got[at])).sum(-1) for at in pieces])
 
 
 def with_ladder(arrays: Arrays, ladder: np.ndarray[Any, Any]) -> Arrays:
@@ -112,7 +118,7 @@ def log_probabilities(model: Any, ids: Tensor, cached: Sequence[Tensor]) -> Tens
     return logits.float().log_softmax(-1)
 
 
-def as_cached(bits: Tensor, dump: KVDump, layer: int) -> Tensor:
+def as_cached(bits: Tensor, heads: int) -> Tensor:
     """bf16 bits [n, C] as the model holds them, [1, heads, n, dim]."""
     x = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16)
-    return x.view(len(x), dump.layout.layers[layer].heads, -1).transpose(0, 1)[None].contiguous()
+    return x.view(len(x), heads, -1).transpose(0, 1)[None].contiguous()

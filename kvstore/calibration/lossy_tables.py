@@ -36,7 +36,7 @@ PARAMETRIC = 30.0  # observations that a class without any is taken to have had 
 def fit_tables(dump: KVDump, base: PredictiveModel, arrays: Arrays) -> None:
     """Scales, adaptation and tables, from all levels in step."""
     engine = Engine(LossyModel.from_arrays(base, arrays))
-    windows = list(dump.fit_windows)[:: max(1, len(dump.fit_windows) // TABLE_WINDOWS)][:TABLE_WINDOWS]
+    windows = dump.some(TABLE_WINDOWS)
     tokens = torch.from_numpy(np.concatenate([dump.tokens(w) for w in windows]))
     positions = torch.arange(dump.length).repeat(len(windows))
     exact = positions < SINKS
@@ -55,7 +55,7 @@ def fit_tables(dump: KVDump, base: PredictiveModel, arrays: Arrays) -> None:
         straight = [walks[0].turned(which, lossy.from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, (bits, given) in enumerate(zip(pair, straight, strict=True)):
             prefix = f"{number}.{'kv'[which]}."
-            shifts = torch.where(exact, PLAIN, lossy.shifts_of(engine.model.parts[number][which], *straight))
+            shifts = torch.where(exact, PLAIN, lossy.shifts_of(engine.model.parts[number][which].focus, *straight))
             index = (before * SHIFTS + shifts)[~exact]
             by_row += torch.bincount(index, minlength=by_row.size).numpy().reshape(by_row.shape)
             before = shifts

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -35,22 +36,22 @@ class Task:
     scratch: Path
 
 
-class Part:
+class Part(ABC):
     """A section of the profile; `has_curve`: whether its held-out figure tells how much text is enough."""
 
     has_curve = True
 
+    @abstractmethod
     def fit(self, task: Task) -> Arrays:
         """The section's arrays."""
-        raise NotImplementedError
 
     def finish(self, task: Task, arrays: Arrays) -> Arrays:
         """The arrays with what only a profile needs, and a learning curve does not."""
         return arrays
 
+    @abstractmethod
     def report(self, task: Task, arrays: Arrays) -> Report:
         """Plain JSON values measured on `dump.held_out`; among them "bits_per_value", payloads without records."""
-        raise NotImplementedError
 
 
 def part(name: str) -> Part | None:
@@ -59,7 +60,8 @@ def part(name: str) -> Part | None:
         raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found {name!r}")
     if util.find_spec(f"kvstore.calibration.{name}") is None:
         return None
-    return {"lossless": _Lossless, "aqua": _Aqua, "lossy": _Lossy}[name]()
+    made: dict[str, Callable[[], Part]] = {"lossless": _Lossless, "aqua": _Aqua, "lossy": _Lossy}
+    return made[name]()
 
 
 class _Lossless(Part):
@@ -132,23 +134,13 @@ class _Aqua(Part):
         spent, lost, power = 0, np.zeros(2), np.zeros(2)
         for window in dump.held_out:
             info = BlockInfo(dump.layout, dump.tokens(window).astype(np.uint32), 0)
-            layers = [
-                tuple(
-                    torch.from_numpy(np.array(bits))
-                    .view(torch.bfloat16)
-                    .view(len(bits), shape.heads, -1)
-                    .transpose(0, 1)
-                    for bits in dump.layer(number, window)
-                )
-                for number, shape in enumerate(dump.layout.layers)
-            ]
-            decoded = [tuple(torch.empty_like(x) for x in pair) for pair in layers]
+            layers = dump.tensors(window)
+            decoded = [(torch.empty_like(k), torch.empty_like(v)) for k, v in layers]
             payload = memoryview(bytearray(codec.bound(info)))
-            sizes = codec.encode(info, KVView.of_layers(dump.layout, [(k, v) for k, v in layers]), payload)
+            sizes = codec.encode(info, KVView.of_layers(dump.layout, layers), payload)
             assert sizes is not None
             spent += sum(sizes)
-            into = KVView.of_layers(dump.layout, [(k, v) for k, v in decoded])
-            codec.decode(info, payload[: sum(sizes)], sizes, into)
+            codec.decode(info, payload[: sum(sizes)], sizes, KVView.of_layers(dump.layout, decoded))
             for pair, found in zip(layers, decoded, strict=True):
                 for which in range(2):
                     x = pair[which].double()

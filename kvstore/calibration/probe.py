@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.calibration.dump import SINKS
 from kvstore.errors import UnsupportedModel
 from kvstore.layout import KVLayout
 
-SINKS = 4  # first tokens of a sequence, whose norms are many times those of others
 ROPE_TYPES = ("default",)
 _STEP = 4096  # tokens of the vocabulary at a time
 Bits = npt.NDArray[np.uint16]

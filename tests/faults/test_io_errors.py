@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import tiny
 from faultfs import CALLS, Fault, FaultFS, PowerCutFS
 
-from kvstore import KVStore
+from kvstore import FlushResult, KVStore
 from kvstore.errors import KVStoreError
 
 pytestmark = pytest.mark.faults
@@ -94,8 +95,9 @@ def _works(store: KVStore) -> Any:
     """New puts are kept and come back from disk."""
     for number in range(80, 90):
         tokens = tiny.tokens_of(number, 40)
-        assert tiny.put(store, tokens).dropped_blocks == 0
-        assert store.flush().dropped_blocks == 0
+        put = tiny.put(store, tokens)
+        assert put.dropped_blocks == 0
+        assert store.flush() == FlushResult(put.new_blocks, 0)
         store._residency.host.clear()
         assert tiny.stored(store, tokens) == 40
     return tokens
@@ -117,6 +119,23 @@ def test_an_open_store_works_again_after_the_fault_clears(tmp_path: Path, call: 
             _works(store)
             tiny.space_is_accounted_for(store)
         assert fs.resynced == []
+
+
+def test_what_is_not_written_yet_is_not_evicted(tmp_path: Path) -> None:
+    disk_goes_on = threading.Event()
+    disk_goes_on.set()
+    fs = FaultFS(before=lambda call: disk_goes_on.wait(60) if call == "pwritev" else None)
+    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(host=0), fs=fs) as store:
+        tiny.put(store, tiny.tokens_of(1, 40))
+        store.flush()
+        disk_goes_on.clear()
+        tiny.put(store, tiny.tokens_of(2, 40))
+        evicted = list(iter(store._residency.evict_one, 0))
+        disk_goes_on.set()
+        assert len(evicted) == 10
+        assert store.flush() == FlushResult(10, 0)
+        assert tiny.stored(store, tiny.tokens_of(1, 40)) == 0
+        assert tiny.stored(store, tiny.tokens_of(2, 40)) == 40
 
 
 def test_a_full_disk_drops_puts_and_says_so_while_gets_go_on(tmp_path: Path) -> None:

@@ -5,51 +5,33 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kernelruns import run_script
 from predictcases import VOCABULARY, block_of, encoded, model_of, native, view_of
 
-FOLDER = Path(__file__).parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 GROUPS = ["shapes", "wide", "long", "prefixes", "refusals", "hostile", "views", "arguments"]
 
 
-def _python(script: str, *arguments: str, **environment: str) -> str:
-    """What a script of this folder prints, in a process of its own: triton decides at its import what it is."""
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *arguments],
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted_kernels_give_the_reference_s_bytes_and_values(group: str) -> None:
-    _python("interpreted_predict.py", group)
+    run_script("interpreted_predict.py", group)
 
 
 def test_an_unknown_group_fails() -> None:
     with pytest.raises(AssertionError, match="KeyError"):
-        _python("interpreted_predict.py", "nothing")
+        run_script("interpreted_predict.py", "nothing")
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     # Whoever uses the kernels would see every warning that compiling them gives.
-    found: dict[str, Any] = json.loads(_python("compiled_predict.py", PYTHONWARNINGS="error::UserWarning"))
+    found: dict[str, Any] = json.loads(run_script("compiled_predict.py", PYTHONWARNINGS="error::UserWarning"))
     return found
 
 

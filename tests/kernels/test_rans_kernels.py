@@ -4,53 +4,35 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kernelruns import run_script
 from ranscases import random_freqs, random_symbols
 
 from kvstore.codecs.rans import RansTables
 
-FOLDER = Path(__file__).parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 GROUPS = ["lengths", "divisions", "refusals", "hostile", "arguments"]
 
 
-def _python(script: str, *arguments: str, **environment: str) -> str:
-    """What a script of this folder prints, in a process of its own: triton decides at its import what it is."""
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *arguments],
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted_kernels_do_what_the_cpu_does(group: str) -> None:
-    _python("interpreted_rans.py", group)
+    run_script("interpreted_rans.py", group)
 
 
 def test_an_unknown_group_fails() -> None:
     with pytest.raises(AssertionError, match="KeyError"):
-        _python("interpreted_rans.py", "nothing")
+        run_script("interpreted_rans.py", "nothing")
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     # Whoever uses the kernels would see every warning that compiling them gives.
-    found: dict[str, Any] = json.loads(_python("compiled_rans.py", PYTHONWARNINGS="error::UserWarning"))
+    found: dict[str, Any] = json.loads(run_script("compiled_rans.py", PYTHONWARNINGS="error::UserWarning"))
     return found
 
 

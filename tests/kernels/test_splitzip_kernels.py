@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from kernelruns import run_script
 
-FOLDER = Path(__file__).parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 GROUPS = ["lengths", "contents", "strides", "dtypes", "prefixes", "hostile", "look_back"]
 
 
-def _python(script: str, *arguments: str, **environment: str) -> str:
-    """What a script of this folder prints, in a process of its own: triton decides at its import what it is."""
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *arguments],
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_interpreted_kernels_give_the_reference_s_bytes_and_values(group: str) -> None:
-    _python("interpreted.py", group)
+    run_script("interpreted.py", group)
 
 
 def test_an_unknown_group_fails() -> None:
     with pytest.raises(AssertionError, match="KeyError"):
-        _python("interpreted.py", "nothing")
+        run_script("interpreted.py", "nothing")
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     # Whoever uses the kernels would see every warning that compiling them gives.
-    found: dict[str, Any] = json.loads(_python("compiled.py", PYTHONWARNINGS="error::UserWarning"))
+    found: dict[str, Any] = json.loads(run_script("compiled.py", PYTHONWARNINGS="error::UserWarning"))
     return found
 
 

@@ -173,6 +173,10 @@ class TrieMachine(RuleBasedStateMachine):
             self.ids.discard(self.both("evict"))
 
     @rule(data=st.data())
+    def evict_below(self, data: st.DataObject) -> None:
+        self.ids.discard(self.both("evict", data.draw(st.integers(0, self.next_id))))
+
+    @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         record = data.draw(st.integers(1, self.next_id))
         assert self.both("remove", record) == (record in self.ids)

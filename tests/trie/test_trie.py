@@ -125,6 +125,12 @@ def test_eviction_takes_the_oldest_leaf_from_its_end(trie: Any) -> None:
     assert trie.stats()["tokens"] == 0
 
 
+def test_eviction_below_a_record_passes_over_leaves_that_end_with_later_ones(trie: Any) -> None:
+    trie.insert(0, path(range(10)), 1.0, u32(4, 8, 10), u64(1, 2, 7))
+    trie.insert(0, path(range(4), 50, 51), 1.0, u32(6), u64(4))
+    assert [trie.evict(below) for below in (4, 5, 7, 8, 8)] == [None, 4, None, 7, 2]
+
+
 def test_touch_and_a_touching_match_postpone_eviction(trie: Any) -> None:
     for first in range(3):
         trie.insert(0, path(first, 7, 7, 7), 1.0, u32(4), u64(first + 1))

@@ -1,0 +1,41 @@
+"""Rows of a dump as fits want them: keys before the rotary embedding, numbers instead of bits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.calibration.dump import SINKS, Floats, KVDump, floats
+from kvstore.layout import KVLayout
+
+NO_SINKS = slice(SINKS, None)
+
+
+def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_SINKS) -> Floats:
+    """What is predicted of some rows of a window: K of layer `number` before the rotary embedding (which = 0), or V;
+    float32 `[rows, C]`."""
+    x = floats(dump.layer(number, window)[which][rows])
+    if which == 0:
+        x = unrotated(x, dump.layout, dump.layout.layers[number].key_dim, np.arange(dump.length)[rows])
+    return x
+
+
+def unrotated(keys: Floats, layout: KVLayout, dim: int, positions: npt.NDArray[np.int64] | None = None) -> Floats:
+    """K without the rotary embedding. keys: float32 `[tokens, heads * dim]`, by default of positions from 0."""
+    half = dim // 2
+    theta = float(json.loads(layout.rope)["rope_theta"])
+    at = np.arange(len(keys)) if positions is None else positions
+    angle = at[:, None] * theta ** -(np.arange(half) / half)
+    cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
+    pairs = keys.reshape(len(keys), -1, 2, half)
+    a, b = pairs[:, :, 0], pairs[:, :, 1]
+    return np.stack([a * cos + b * sin, b * cos - a * sin], 2).reshape(keys.shape)
+
+
+def reach(in_scale: Floats, fix: npt.NDArray[Any] | None) -> Floats:
+    """What a value, of K before the rotation, is multiplied by to become an input (`reference.inputs_of`); float32
+    [C]. in_scale, fix: of its part."""
+    return in_scale if fix is None else in_scale * np.exp2(fix.astype(np.float32) + 14)

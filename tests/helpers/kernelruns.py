@@ -1,0 +1,24 @@
+"""Scripts about GPU kernels, each in a process of its own: triton decides at its import whether it interprets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "kernels"
+
+
+def run_script(script: str, *arguments: str, **environment: str) -> str:
+    """What a script of tests/kernels prints; `AssertionError` with what it says where it fails."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
