@@ -17,6 +17,12 @@ CHARACTERS = 8  # more than a token has, on average
 FOLDER = Path("build/profiles")
 
 
+def profile_for(codec: str, model: Any, tokenizer: Any, given: Path | None = None) -> Path | None:
+    """As `profile_path`, for a codec that needs one; None for another."""
+    needs = codec.partition("@")[0] in ("predictive", "aqua")
+    return profile_path(model, tokenizer, given) if needs else None
+
+
 def profile_path(
     model: Any, tokenizer: Any, given: Path | None = None, windows: int = WINDOWS, text: str | None = None
 ) -> Path:

@@ -1,6 +1,6 @@
 """How soon the first token comes: prefix restored from disk, against recomputing it.
 
-`python -m benchmarks.resume [--lengths 512 2048 8000] [--new-tokens 1] [--codec splitzip]`. The prompt is a prefix of
+`python -m benchmarks.resume [--lengths 512 2048 8000] [--new-tokens 1] [--codec predictive]`. The prompt is a prefix of
 real conversations plus `--new-tokens` tokens. Resume: `get` from a store that was just opened (nothing in memory;
 the page cache is dropped, and segments are read with O_DIRECT anyway), then a forward pass of the new tokens.
 Recompute: a forward pass of the whole prompt. Opening the store happens once a process, so it is a row of its own.
@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
 from benchmarks.conversations import load_model, plain_text
+from benchmarks.profile import profile_for
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
 
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="prefix lengths (512 2048 8000)")
     parser.add_argument("--new-tokens", type=int, default=1, metavar="N", help="tokens after the prefix (1)")
     parser.add_argument("--codec", default="splitzip", help="codec of the disk tier (splitzip)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     parser.add_argument("--dir", type=Path, help="where the store is made (default: build/scratch)")
     args = parser.parse_args()
     lengths = args.lengths or ([512, 2048] if args.quick else [512, 2048, 8000])
@@ -43,7 +45,8 @@ def main() -> None:
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + args.new_tokens]
     if ids.shape[1] < max(lengths) + args.new_tokens:
         raise SystemExit(f"--text: {ids.shape[1]} tokens are fewer than {max(lengths)} + {args.new_tokens}")
-    config = StoreConfig(disk=TierConfig(8 * GIB, args.codec))
+    profile = profile_for(args.codec, model, tokenizer, args.profile)
+    config = StoreConfig(disk=TierConfig(8 * GIB, args.codec), profile=profile)
     first_token(model, ids[:, :64], None, 0)  # the libraries' own warm-up is nobody's first token
     ok = True
     with scratch("resume", args.dir) as folder:

@@ -31,7 +31,7 @@ def calibrate(
     windows: Annotated[int, typer.Option(help="Windows of text; an eighth of them is kept for the report.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens of a window.")] = 1024,
     work: Annotated[Path | None, typer.Option(help="Folder for raw caches, kept; default: OUT.work, removed.")] = None,
-    parts: Annotated[str, typer.Option(help="What to fit.")] = "lossless,aqua,lossy",
+    parts: Annotated[str, typer.Option(help="What to fit: some of lossless, lossy, aqua.")] = "lossless,lossy",
 ) -> None:
     """Fit a model's profile: what codecs need to make its caches smaller.
 

@@ -23,7 +23,7 @@ from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayout
 
 LOSSY = "predictive/lossy@"  # and bits a value, as calibration found them
-RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95)
+RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95, 1.1)
 BLOCK = 64  # tokens of a block, as the store cuts them
 
 

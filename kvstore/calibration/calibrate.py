@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
-from kvstore.calibration.parts import NAMES, Arrays, Part, Task, part
+from kvstore.calibration.parts import DEFAULT, NAMES, Arrays, Part, Task, part
 from kvstore.codecs.profile import Profile
 from kvstore.errors import ConfigError
 from kvstore.identity import ModelIdentity
@@ -27,7 +27,7 @@ def calibrate(
     windows: int = 64,
     length: int = 1024,
     work: Path | None = None,
-    parts: Sequence[str] = NAMES,
+    parts: Sequence[str] = DEFAULT,
     progress: Progress = silent,
 ) -> Profile:
     """Makes the profile of a model and writes it to `out`, whole or not at all.
@@ -98,21 +98,15 @@ def _fit(
 ) -> tuple[Arrays, dict[str, Any]]:
     """(arrays, report); with the held-out bits a value after fits to fewer windows, as "curve"."""
     total, curve = len(dump.fit_windows), []
-    counts = sorted({max(1, total // share) for share in CURVE} - {total}) if fitted.has_curve else []
+    counts = sorted({max(1, total // share) for share in CURVE} | {total}) if fitted.has_curve else [total]
     with tempfile.TemporaryDirectory(dir=dump.folder) as scratch:
-        for count in counts:
-
-            def tell(what: str, done: int, whole: int, count: int = count) -> None:
-                progress(f"{what}, to {count} of {total}", done, whole)
-
-            task = Task(dump.first(count), model, made, tell, Path(scratch))
-            curve.append([count, fitted.report(task, fitted.fit(task))["bits_per_value"]])
         task = Task(dump, model, made, progress, Path(scratch))
-        arrays = fitted.finish(task, fitted.fit(task))
-        report = fitted.report(task, arrays)
-    if fitted.has_curve:
-        report = {**report, "curve": [*curve, [total, report["bits_per_value"]]]}
-    return arrays, report
+        for count, arrays in zip(counts, fitted.fits(task, counts), strict=True):
+            if count == total:
+                arrays = fitted.finish(task, arrays)
+            report = fitted.report(task, arrays)
+            curve.append([count, report["bits_per_value"]])
+    return arrays, {**report, "curve": curve} if fitted.has_curve else report
 
 
 def _versions() -> dict[str, str]:

@@ -10,9 +10,8 @@ memory at a time; the sums take `layers * 3 * C * C` float64, C the values of K 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,23 +62,30 @@ class Wiring:
     adapt: bool = True
 
 
-def fit(dump: KVDump, progress: Progress = silent, scratch: Path | None = None, wiring: Wiring | None = None) -> Arrays:
-    """The profile's section "lossless". scratch: not needed. wiring: all, but for experiments."""
-    del scratch
-    wiring = wiring or Wiring()
-    arrays: Arrays = {**angles(dump.layout), **_first_layer(dump, wiring)}
-    count = len(dump.fit_windows)
-    _scales(dump, arrays)
-    sums = _Sums(dump.layout, arrays)
-    for window in dump.fit_windows:
-        progress("lossless: summing windows", window, count)
-        sums.add(_inputs(dump, window, NO_SINKS, arrays))
-    progress("lossless: summing windows", count, count)
-    for number in range(1, len(dump.layout.layers)):
-        for which in range(2):
-            sums.solve(number, which, arrays, wiring)
-    _tables(dump, arrays, progress, wiring)
+def fit(dump: KVDump, progress: Progress = silent, wiring: Wiring | None = None) -> Arrays:
+    """The profile's section "lossless". wiring: all, but for experiments."""
+    (arrays,) = fits(dump, [len(dump.fit_windows)], progress, wiring)
     return arrays
+
+
+def fits(
+    dump: KVDump, counts: Sequence[int], progress: Progress = silent, wiring: Wiring | None = None
+) -> Iterator[Arrays]:
+    """What `fit` makes of the first so many windows to fit to, for each of `counts`, in one pass; ascending."""
+    wiring = wiring or Wiring()
+    first: Arrays = {**angles(dump.layout), **_first_layer(dump, wiring)}
+    _scales(dump, first)
+    sums = _Sums(dump.layout, first)
+    for window in dump.first(counts[-1]).fit_windows:
+        sums.add(_inputs(dump, window, NO_SINKS, first))
+        progress("lossless: summing windows", window + 1, counts[-1])
+        if window + 1 in counts:
+            arrays = dict(first)
+            for number in range(1, len(dump.layout.layers)):
+                for which in range(2):
+                    sums.solve(number, which, arrays, wiring)
+            _tables(dump.first(window + 1), arrays, progress, wiring)
+            yield arrays
 
 
 def report(dump: KVDump, arrays: Arrays) -> dict[str, Any]:

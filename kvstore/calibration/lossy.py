@@ -24,6 +24,7 @@ from kvstore.calibration.lossy_costs import Costs, Focus, attention_costs, balan
 from kvstore.calibration.lossy_quality import bits_per_value, measure, with_ladder
 from kvstore.calibration.lossy_tables import fit_tables, laplace, quarters
 from kvstore.calibration.rows import reach, target
+from kvstore.calibration.side_by_side import side_by_side
 from kvstore.codecs import lossy_rows as lossy
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.lossy_rows import SINKS, Steps, Tables
@@ -248,9 +249,10 @@ def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: lis
     tables = Tables.of(arrays["freqs"], arrays["centroids"], arrays["expect"])
     scale = torch.from_numpy(arrays[prefix + "scale"][0].astype(np.int64))
     part = loop.base.parts[number][which]
-    in_scale = torch.from_numpy(reach(part.in_scale, part.fix))
+    in_scale = torch.tensor(reach(part.in_scale, part.fix))
     rows = loop.begin((number, which), width)
-    for at, window in enumerate(loop.dump.fit_windows):
+
+    def decode(window: int) -> None:
         mu = (loop.inputs(keys, window) @ weight + bias) * out_scale
         straight = [torch.from_numpy(target(loop.dump, number, i, window)) for i in range(2)]
         shifts = lossy.shifts_of(arrays[prefix + "focus"], *straight)
@@ -261,7 +263,9 @@ def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: lis
         signed = torch.where(y < 0, -magnitudes, magnitudes)
         found = lossy.values_of(tables, signed, escaped, classes, which)
         x = mu + (found * step) @ synthesis
-        rows[at] = (x * in_scale).clamp(-127, 127).round().to(torch.int8).numpy()
+        rows[window] = (x * in_scale).clamp(-127, 127).round().to(torch.int8).numpy()
+
+    side_by_side(decode, loop.dump.fit_windows)
     loop.end((number, which))
 
 

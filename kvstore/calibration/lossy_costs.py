@@ -219,7 +219,10 @@ def _gradients(
     scores = log_probabilities(model, ids, leaves)
     weight = torch.ones(len(scores), device=scores.device)
     weight[:NEAR] = math.sqrt(1 + len(scores) / NEAR)  # of gradients, whose squares are what is looked at
+    beyond = scores.detach().exp().cumsum(-1)
     for left in range(draws, 0, -1):
-        drawn = torch.multinomial(scores.detach().exp().cpu(), 1, generator=generator).to(scores.device)
+        # By hand, for torch.multinomial draws a number for every token of the vocabulary.
+        at = torch.rand(len(scores), 1, generator=generator).to(beyond.device) * beyond[:, -1:]
+        drawn = torch.searchsorted(beyond, at).clamp(max=beyond.shape[1] - 1)
         loss = -(scores.gather(1, drawn)[:, 0] * weight).sum()
         yield torch.autograd.grad(loss, leaves, retain_graph=left > 1)

@@ -29,7 +29,7 @@ from kvstore.codecs.rans import quantise
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
-TABLE_WINDOWS = 6  # that scales and tables are measured on
+TABLE_WINDOWS = 4  # that scales and tables are measured on
 PARAMETRIC = 30.0  # observations that a class without any is taken to have had of a Laplace distribution
 
 

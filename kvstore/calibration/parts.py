@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kvstore.layout import KVLayout
 Arrays = Mapping[str, npt.NDArray[Any]]
 Report = dict[str, Any]
 NAMES = ("lossless", "aqua", "lossy")
+DEFAULT = ("lossless", "lossy")  # AQUA-KV is there to be compared with
 _AQUA_BITS = 2  # whose errors the predictors are fitted to; they serve 3 and 4 bits as well
 _LADDER = (0.5, 0.75, 1.1, 1.6, 2.4, 3.4)  # of the steps that the lossy part is fitted at
 
@@ -44,6 +45,11 @@ class Part(ABC):
     @abstractmethod
     def fit(self, task: Task) -> Arrays:
         """The section's arrays."""
+
+    def fits(self, task: Task, counts: Sequence[int]) -> Iterator[Arrays]:
+        """Those of fits to the first so many windows, for each of `counts`, ascending."""
+        for count in counts:
+            yield self.fit(replace(task, dump=task.dump.first(count)))
 
     def finish(self, task: Task, arrays: Arrays) -> Arrays:
         """The arrays with what only a profile needs, and a learning curve does not."""
@@ -70,7 +76,13 @@ class _Lossless(Part):
     def fit(self, task: Task) -> Arrays:
         from kvstore.calibration.lossless import fit
 
-        return fit(task.dump, task.progress, task.scratch)
+        return fit(task.dump, task.progress)
+
+    def fits(self, task: Task, counts: Sequence[int]) -> Iterator[Arrays]:
+        """In one pass over the windows."""
+        from kvstore.calibration.lossless import fits
+
+        return fits(task.dump, counts, task.progress)
 
     def report(self, task: Task, arrays: Arrays) -> Report:
         from kvstore.calibration.lossless import report
