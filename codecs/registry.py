@@ -7,6 +7,8 @@ a quality behind an @, "predictive@0.75" (bits a value) and "aqua@2" (or 3, 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import Lock
+from weakref import WeakKeyDictionary
 
 from kvstore.codecs.base import Codec
 from kvstore.codecs.entropy import EntropyCodec
@@ -98,10 +100,19 @@ def auto_name(profile: Profile | None) -> str:
 Make = Callable[[Profile, str | None], Codec]
 
 
+_lock = Lock()
+_all_made: WeakKeyDictionary[Profile, dict[tuple[Make, str | None], Codec]] = WeakKeyDictionary()
+
+
 def _made(make: Make, profile: Profile, quality: str | None) -> Codec:
-    codec = make(profile, quality)
-    codec.profile = profile.id
-    return codec
+    """One object for all who ask with the same profile: codecs hold models, and what they learned of devices."""
+    with _lock:
+        made = _all_made.setdefault(profile, {})
+        if (make, quality) not in made:
+            codec = make(profile, quality)
+            codec.profile = profile.id
+            made[make, quality] = codec
+        return made[make, quality]
 
 
 def _predictive(profile: Profile, quality: str | None) -> Codec:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from benchmodules import load
 
-frontier = load("peers.quality_frontier")
+frontier, plot = load("peers.quality_frontier"), load("plot_quality")
 CURVE = [(0.2, 0.08), (0.4, 0.02), (0.8, 0.005)]
 
 
@@ -33,3 +34,16 @@ def test_every_loss_must_be_as_small_as_the_peers() -> None:
     assert found["at"] == (pytest.approx(0.4 * math.sqrt(2)), "peer")
     assert found["half"][0] == pytest.approx(0.8)
     assert "other" not in found
+
+
+def test_a_plot_of_rate_and_distortion_has_a_line_a_family(tmp_path: Path) -> None:
+    rows = [
+        {"case": case, "metric": metric, "value": value}
+        for case, bits, kl in (("predictive/lossy@0.5", 0.5, 0.004), ("predictive/lossy@0.25", 0.25, 0.01),
+                               ("aqua/2bit", 2.1, 0.02), ("exact", 16.0, 0.0))
+        for metric, value in (("bits_per_value", bits), ("kl", kl), ("kl_first64", 2 * kl))
+    ]  # fmt: skip
+    assert plot.families(rows, "kl") == {"predictive": [(0.25, 0.01), (0.5, 0.004)], "aqua": [(2.1, 0.02)]}
+    pytest.importorskip("matplotlib")
+    plot.draw(rows, tmp_path / "new" / "plot.png")
+    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from kvcases import kv_of, random_kv, same_kv
 
 from kvstore import KVLayout
 from kvstore.calibration.calibrate import calibrate
-from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
+from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_id, codec_by_name
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.predictive_model import FINE, PredictiveModel
@@ -67,6 +69,17 @@ def decode(codec: Codec, info: BlockInfo, payload: bytes, sizes: tuple[int, ...]
 
 def mode(payload: bytes) -> int:
     return int(struct.unpack_from("<I", payload)[0])
+
+
+def test_a_profile_gives_one_codec_to_all_who_ask_which_goes_with_it(profile: Profile) -> None:
+    again = Profile.from_bytes(profile.data)
+    codec = codec_by_name("predictive", again)
+    assert codec_by_name("predictive", again) is codec is codec_by_id(PredictiveCodec.id, again)
+    assert codec_by_name("predictive", profile) is not codec
+    gone = weakref.ref(codec)
+    del codec, again
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_cache_of_the_model_is_predicted_exact_and_smaller_than_by_entropy(codec: Codec, profile: Profile) -> None:
