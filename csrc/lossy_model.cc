@@ -2,35 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 #include <string>
+
+#include "model_checks.h"
 
 namespace kvstore::lossy {
 namespace {
 
 constexpr int kMostBias = 1 << 28, kMostAdapt = 1 << 12, kMostExpect = 1 << 20;
+constexpr float kMostFactor = 1e30f;  // far beyond what a fit comes to
 
 using predict::kPanel;
 
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument("lossy: " + what); }
+constexpr ModelChecks kChecks("lossy");
 
-std::string name_of(std::size_t part, const char* array) {
-  return std::to_string(part / 2) + (part % 2 ? ".v." : ".k.") + array;
-}
-
-template <class T>
-void check_range(const T* values, std::size_t count, int least, int most, const std::string& name) {
-  for (std::size_t i = 0; i < count; ++i)
-    if (values[i] < least || values[i] > most)
-      refuse(name + ": expected " + std::to_string(least) + ".." + std::to_string(most));
-}
-
-std::vector<float> scales_of(const float* values, std::size_t count, std::size_t padded, const std::string& name) {
-  for (std::size_t i = 0; i < count; ++i)
-    if (!(values[i] > 0 && values[i] < 1e30f)) refuse(name + ": expected finite numbers above 0");
-  std::vector<float> made(values, values + count);
-  made.resize(padded, 0.0f);
-  return made;
+std::vector<float> factors(const float* values, std::size_t count, std::size_t padded, std::size_t part,
+                           const char* array) {
+  return kChecks.scales(values, count, padded, 0, ModelChecks::name_of(part, array), kMostFactor);
 }
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
@@ -38,12 +26,12 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b !
 }  // namespace
 
 Model::Model(const Arrays& arrays) : base_(arrays.base) {
-  if (arrays.parts.size() != base_.parts().size()) refuse("expected an entry for K and V of every layer");
-  if (arrays.levels < 1 || arrays.levels > kMostLevels) refuse("levels: expected 1 to 16 rows");
+  if (arrays.parts.size() != base_.parts().size()) kChecks.refuse("expected an entry for K and V of every layer");
+  if (arrays.levels < 1 || arrays.levels > kMostLevels) kChecks.refuse("levels: expected 1 to 16 rows");
   steps_.assign(arrays.steps, arrays.steps + 2 * arrays.levels);
-  check_range(arrays.steps, steps_.size(), -kMostScale, kMostScale, "levels");
+  kChecks.range(arrays.steps, steps_.size(), -kMostScale, kMostScale, "levels");
   for (std::size_t i = 2; i < steps_.size(); ++i)
-    if (steps_[i] <= steps_[i - 2]) refuse("levels: expected increasing numbers");
+    if (steps_[i] <= steps_[i - 2]) kChecks.refuse("levels: expected increasing numbers");
   parts_.resize(arrays.parts.size());
   for (std::size_t i = 0; i < parts_.size(); ++i) take_part(arrays, i);
 
@@ -53,13 +41,13 @@ Model::Model(const Arrays& arrays) : base_(arrays.base) {
   for (std::size_t i = 0; i < kShifts; ++i)
     std::copy_n(arrays.row_freqs + i * kShifts, kShifts, freqs.begin() + static_cast<long>((2 * kClasses + i) * width));
   if (!tables_.build(freqs.data(), 2 * kClasses + kShifts, 12))
-    refuse("freqs, row_freqs: every row must sum to 4096");
-  check_range(arrays.expect, 4 * kClasses, 1, kMostExpect, "expect");
+    kChecks.refuse("freqs, row_freqs: every row must sum to 4096");
+  kChecks.range(arrays.expect, 4 * kClasses, 1, kMostExpect, "expect");
   for (std::size_t c = 0; c < 2 * kClasses; ++c) {
     expect_.push_back({arrays.expect[2 * c], arrays.expect[2 * c + 1]});
     const float* const of = arrays.centroids + c * (kLargest + 1);
     for (int i = 0; i <= kLargest; ++i)
-      if (!(of[i] >= 0 && of[i] <= 2 * kLargest)) refuse("centroids: expected numbers from 0 to 254");
+      if (!(of[i] >= 0 && of[i] <= 2 * kLargest)) kChecks.refuse("centroids: expected numbers from 0 to 254");
     for (int s = -kLargest; s <= kLargest; ++s) values_.push_back(s < 0 ? -of[-s] : s > 0 ? of[s] : 0.0f);
     values_.push_back(0.0f);
   }
@@ -74,11 +62,11 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
   part.sums.width = width;
   part.sums.padded = base.padded;
   part.sums.bias.assign(padded, 0);
-  part.unit = scales_of(from.unit, width, padded, name_of(number, "unit"));
-  part.component = scales_of(from.component, width, width, name_of(number, "component"));
-  check_range(from.scale, arrays.levels * width, -kMostScale, kMostScale, name_of(number, "scale"));
+  part.unit = factors(from.unit, width, padded, number, "unit");
+  part.component = factors(from.component, width, width, number, "component");
+  kChecks.range(from.scale, arrays.levels * width, -kMostScale, kMostScale, ModelChecks::name_of(number, "scale"));
   part.scale.assign(from.scale, from.scale + arrays.levels * width);
-  check_range(from.adapt, 3, -kMostAdapt, kMostAdapt, name_of(number, "adapt"));
+  kChecks.range(from.adapt, 3, -kMostAdapt, kMostAdapt, ModelChecks::name_of(number, "adapt"));
   std::memcpy(part.adapt, from.adapt, sizeof part.adapt);
   part.basis.assign(width * base.padded, 0);
   for (std::size_t k = 0; k < width; ++k) {
@@ -92,7 +80,7 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
     return;
   }
   // As in the lossless mode; what is not rotated here is not made larger for it either.
-  if (from.uses != 0) refuse(name_of(number, "uses") + ": layer 0 has no inputs");
+  if (from.uses != 0) kChecks.refuse(ModelChecks::name_of(number, "uses") + ": layer 0 has no inputs");
   part.out.assign(padded, 0.0f);
   part.bias.assign(padded, 0.0f);
   for (std::size_t j = 0; j < width; ++j) {
@@ -110,7 +98,7 @@ void Model::take_inputs(Part& part, const PartArrays& from, std::size_t number) 
     // Layer 0 is no input: its token is.
     if (kind >= kKinds || (kind >= 1 && kind <= 2 && number < 4) || (kind >= 3 && kind <= 4 && number < 6) ||
         (kind == 5 && number % 2 == 0))
-      refuse(name_of(number, "uses") + ": no inputs of kind " + std::to_string(kind) + " there");
+      kChecks.refuse(ModelChecks::name_of(number, "uses") + ": no inputs of kind " + std::to_string(kind) + " there");
     const std::size_t of = kind == 0   ? parts_.size()
                            : kind == 5 ? first
                                        : first - 2 * ((kind + 1) / 2) + (kind + 1) % 2;
@@ -119,14 +107,14 @@ void Model::take_inputs(Part& part, const PartArrays& from, std::size_t number) 
     rows += widths.back();
     if (kind != 0) parts_[of].used = true;
   }
-  if (rows == 0) refuse(name_of(number, "uses") + ": no inputs");
-  if (rows > predict::kMostInputs) refuse(name_of(number, "weight") + ": more than 65536 inputs");
+  if (rows == 0) kChecks.refuse(ModelChecks::name_of(number, "uses") + ": no inputs");
+  if (rows > predict::kMostInputs) kChecks.refuse(ModelChecks::name_of(number, "weight") + ": more than 65536 inputs");
   if (from.weight == nullptr || from.out_scale == nullptr || from.bias == nullptr || from.inputs != rows)
-    refuse(name_of(number, "weight") + ": expected " + std::to_string(rows) + " inputs");
-  check_range(from.weight, rows * width, -127, 127, name_of(number, "weight"));
-  check_range(from.bias, width, -kMostBias, kMostBias, name_of(number, "bias"));
+    kChecks.refuse(ModelChecks::name_of(number, "weight") + ": expected " + std::to_string(rows) + " inputs");
+  kChecks.range(from.weight, rows * width, -127, 127, ModelChecks::name_of(number, "weight"));
+  kChecks.range(from.bias, width, -kMostBias, kMostBias, ModelChecks::name_of(number, "bias"));
   predict::pack(part.sums, widths, from.weight, lines_);
-  part.out = scales_of(from.out_scale, width, part.unit.size(), name_of(number, "out_scale"));
+  part.out = factors(from.out_scale, width, part.unit.size(), number, "out_scale");
   part.bias.assign(from.bias, from.bias + width);
   part.bias.resize(part.unit.size(), 0.0f);
 }

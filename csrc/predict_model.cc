@@ -2,8 +2,9 @@
 
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 #include <string>
+
+#include "model_checks.h"
 
 namespace kvstore::predict {
 namespace {
@@ -11,36 +12,17 @@ namespace {
 constexpr std::size_t kMostWidth = 1 << 20;
 constexpr int kMostBias = 1 << 28, kMostAdapt = 1 << 12, kLeastFix = -14, kMostFix = 30, kUnit = 1 << 14;
 
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument("predictive: " + what); }
-
-std::string name_of(std::size_t part, const char* array) {
-  return std::to_string(part / 2) + (part % 2 ? ".v." : ".k.") + array;
-}
-
-template <class T>
-void check_range(const T* values, std::size_t count, int least, int most, const std::string& name) {
-  for (std::size_t i = 0; i < count; ++i)
-    if (values[i] < least || values[i] > most)
-      refuse(name + ": expected " + std::to_string(least) + ".." + std::to_string(most));
-}
-
-std::vector<float> scales(const float* values, std::size_t count, std::size_t padded, const std::string& name) {
-  for (std::size_t i = 0; i < count; ++i)
-    if (!std::isfinite(values[i]) || !(values[i] > 0)) refuse(name + ": expected finite numbers above 0");
-  std::vector<float> made(values, values + count);
-  made.resize(padded, 1.0f);
-  return made;
-}
+constexpr ModelChecks kChecks("predictive");
 
 }  // namespace
 
 Model::Model(const Arrays& arrays) {
   if (arrays.layers.empty() || arrays.parts.size() != 2 * arrays.layers.size())
-    refuse("expected K and V of at least one layer");
+    kChecks.refuse("expected K and V of at least one layer");
   for (const LayerShape& shape : arrays.layers) {
     for (const std::size_t dim : {shape.key_dim, shape.value_dim}) {
       if (shape.heads < 1 || dim < 1 || shape.heads > kMostWidth || dim > kMostWidth || shape.heads * dim > kMostWidth)
-        refuse("a layer without heads or dimensions, or with too many");
+        kChecks.refuse("a layer without heads or dimensions, or with too many");
     }
   }
   take_rope(arrays);
@@ -53,30 +35,31 @@ Model::Model(const Arrays& arrays) {
   for (std::size_t t = 0; t < 2 * kClasses; ++t) {
     for (std::size_t s = 0; s < kSymbols; ++s) {
       wide[t * rans::Tables::kSymbols + s] = arrays.freqs[t * kSymbols + s];
-      if (arrays.freqs[t * kSymbols + s] == 0) refuse("freqs: a frequency of 0");
+      if (arrays.freqs[t * kSymbols + s] == 0) kChecks.refuse("freqs: a frequency of 0");
     }
   }
-  if (!tables_.build(wide.data(), 2 * kClasses, 12)) refuse("freqs: every row must sum to 4096");
+  if (!tables_.build(wide.data(), 2 * kClasses, 12)) kChecks.refuse("freqs: every row must sum to 4096");
 }
 
 void Model::take_rope(const Arrays& arrays) {
   bool rotated = false;
   for (std::size_t i = 0; i < arrays.parts.size(); ++i) {
     if (arrays.parts[i].fix == nullptr) continue;
-    if (i % 2) refuse(name_of(i, "fix") + ": values are not rotated");
+    if (i % 2) kChecks.refuse(ModelChecks::name_of(i, "fix") + ": values are not rotated");
     rotated = true;
     const std::size_t dim = arrays.layers[i / 2].key_dim;
-    if (dim % 2 || (half_ != 0 && dim != 2 * half_)) refuse("keys of different or odd dimensions cannot be rotated");
+    if (dim % 2 || (half_ != 0 && dim != 2 * half_))
+      kChecks.refuse("keys of different or odd dimensions cannot be rotated");
     half_ = dim / 2;
   }
   if (!rotated) return;
-  if (arrays.rope_fine == nullptr || arrays.rope_coarse == nullptr) refuse("rope_fine, rope_coarse: missing");
+  if (arrays.rope_fine == nullptr || arrays.rope_coarse == nullptr) kChecks.refuse("rope_fine, rope_coarse: missing");
   if (arrays.coarse < 1 || arrays.coarse > static_cast<std::size_t>(kPositions) / kFine)
-    refuse("rope_coarse: expected 1 to 2**24 rows");
+    kChecks.refuse("rope_coarse: expected 1 to 2**24 rows");
   fine_.assign(arrays.rope_fine, arrays.rope_fine + 2 * kFine * half_);
   coarse_.assign(arrays.rope_coarse, arrays.rope_coarse + 2 * arrays.coarse * half_);
-  check_range(fine_.data(), fine_.size(), -kUnit, kUnit, "rope_fine");
-  check_range(coarse_.data(), coarse_.size(), -kUnit, kUnit, "rope_coarse");
+  kChecks.range(fine_.data(), fine_.size(), -kUnit, kUnit, "rope_fine");
+  kChecks.range(coarse_.data(), coarse_.size(), -kUnit, kUnit, "rope_coarse");
   positions_ = static_cast<std::int64_t>(arrays.coarse * kFine);
 }
 
@@ -92,23 +75,24 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
   part.padded = round_up(width, kVector);
   const std::size_t whole = round_up(width, kColumnsBytes);
 
-  part.in_scale = scales(from.in_scale, width, whole, name_of(number, "in_scale"));
-  part.out_scale = scales(from.out_scale, width, whole, name_of(number, "out_scale"));
-  check_range(from.scale, width, -kMostScale, kMostScale, name_of(number, "scale"));
+  part.in_scale = kChecks.scales(from.in_scale, width, whole, 1, ModelChecks::name_of(number, "in_scale"));
+  part.out_scale = kChecks.scales(from.out_scale, width, whole, 1, ModelChecks::name_of(number, "out_scale"));
+  kChecks.range(from.scale, width, -kMostScale, kMostScale, ModelChecks::name_of(number, "scale"));
   part.scale.assign(from.scale, from.scale + width);
   part.scale.resize(whole, 0);
-  check_range(from.bias, width, -kMostBias, kMostBias, name_of(number, "bias"));
+  kChecks.range(from.bias, width, -kMostBias, kMostBias, ModelChecks::name_of(number, "bias"));
   part.bias.assign(from.bias, from.bias + width);
   part.bias.resize(whole, 0);
-  check_range(from.adapt, 3, -kMostAdapt, kMostAdapt, name_of(number, "adapt"));
+  kChecks.range(from.adapt, 3, -kMostAdapt, kMostAdapt, ModelChecks::name_of(number, "adapt"));
   std::memcpy(part.adapt, from.adapt, sizeof part.adapt);
   if (part.rotated) {
-    check_range(from.fix, width, kLeastFix, kMostFix, name_of(number, "fix"));
+    kChecks.range(from.fix, width, kLeastFix, kMostFix, ModelChecks::name_of(number, "fix"));
     part.to_fixed.assign(whole, 1.0f);
     part.from_fixed.assign(whole, 1.0f);
     for (std::size_t j = 0; j < width; ++j) {
       const std::size_t pair = j % part.dim < half_ ? j + half_ : j - half_;
-      if (from.fix[pair] != from.fix[j]) refuse(name_of(number, "fix") + ": the halves of a pair differ");
+      if (from.fix[pair] != from.fix[j])
+        kChecks.refuse(ModelChecks::name_of(number, "fix") + ": the halves of a pair differ");
       part.to_fixed[j] = std::ldexp(1.0f, from.fix[j]);
       part.from_fixed[j] = std::ldexp(1.0f, -(from.fix[j] + 14));
     }
@@ -121,7 +105,7 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
     part.inputs.push_back(part.inputs[1] - 2);
   }
   if (part.value) part.inputs.push_back(number - 1);
-  if (from.weight == nullptr) refuse(name_of(number, "weight") + ": missing");
+  if (from.weight == nullptr) kChecks.refuse(ModelChecks::name_of(number, "weight") + ": missing");
   take_weight(part, from);
 }
 
@@ -133,8 +117,8 @@ void Model::take_weight(Part& part, const PartArrays& arrays) {
     widths.push_back(parts_[input].width);
     rows += widths.back();
   }
-  if (rows > kMostInputs) refuse(name_of(number, "weight") + ": more than 65536 inputs");
-  check_range(arrays.weight, rows * part.width, -127, 127, name_of(number, "weight"));
+  if (rows > kMostInputs) kChecks.refuse(ModelChecks::name_of(number, "weight") + ": more than 65536 inputs");
+  kChecks.range(arrays.weight, rows * part.width, -127, 127, ModelChecks::name_of(number, "weight"));
   pack(part, widths, arrays.weight, lines_);
 }
 

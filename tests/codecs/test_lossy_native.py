@@ -3,6 +3,7 @@ and what damage does."""
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from kvstore.layout import KVLayout, LayerLayout
 
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
+DAMAGED = 50_000 if os.environ.get("KVSTORE_FAULTS") == "full" else 1200
 VOCABULARY = 60
 Shapes = list[tuple[int, int, int]]
 SHAPES: tuple[Shapes, ...] = (
@@ -259,11 +261,12 @@ def _damage(sections: list[bytes], turn: int, rng: np.random.Generator) -> list[
     return [bytes(section) for section in bad]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("start", [0, 100])
 def test_damage_is_refused_alike_by_all_twins_and_harms_nothing(start: int) -> None:
     case, rng = case_of(SHAPES[0], True, 20, start, (0.1, 0.1), 2), np.random.default_rng(3)
     refused = 0
-    for turn in range(1200):
+    for turn in range(DAMAGED):
         bad = _damage(case.sections, turn, rng)
         texts, found = set(), []
         for level in LEVELS:
@@ -274,14 +277,14 @@ def test_damage_is_refused_alike_by_all_twins_and_harms_nothing(start: int) -> N
                 texts.add(str(error))
         assert len(texts) == 1
         refused += texts != {""}
-        if turn % 8 == 0:  # slow
+        if turn % 8 == 0 and turn < 1200:  # slow
             try:
                 reference(case, bad)
             except CodecError:
                 assert texts != {""}
             else:
                 assert texts == {""}
-    assert 800 < refused < 1200
+    assert 2 / 3 < refused / DAMAGED < 1
 
 
 def test_every_kind_of_damage_is_named() -> None:
