@@ -61,12 +61,14 @@ class PredictiveCodec(Codec):
         self._devices: dict[torch.device, DeviceModel | None] = {}  # None: the CPU codes for it
 
     @classmethod
-    def from_profile(cls, profile: Profile, bits: float | None = None) -> Codec:
-        """bits: a value, for lossy coding at this rate; None for exact coding, which decodes both.
+    def from_profile(cls, profile: Profile, *, bits: float | None = None, kl: float | None = None) -> Codec:
+        """bits: a value, for lossy coding at this rate, or kl: as `LossyModel.steps_for`; None for exact coding, which
+        decodes both.
 
-        Raises `ProfileError` where the profile lacks what it takes, or does not reach the rate.
+        Raises `ProfileError` where the profile lacks what it takes, or does not reach the quality.
         """
-        missing = [name for name in ("lossless", "lossy")[: 1 if bits is None else 2] if name not in profile.sections]
+        exact = bits is None and kl is None
+        missing = [name for name in ("lossless", "lossy")[: 1 if exact else 2] if name not in profile.sections]
         if missing:
             raise ProfileError(f'the profile has no section "{missing[0]}"; make a new one with `kvstore calibrate`')
         model, lossy = PredictiveModel.from_arrays(profile.layout, profile.section("lossless")), None
@@ -74,14 +76,14 @@ class PredictiveCodec(Codec):
             from kvstore.codecs.lossy_model import LossyModel
 
             lossy = LossyModel.from_arrays(model, profile.section("lossy"))
-        if bits is None or lossy is None:
+        if exact or lossy is None:
             return cls(model, lossy)
         from kvstore.codecs.lossy import LossyCodec
 
         try:
-            return LossyCodec(lossy, lossy.steps_for(bits=bits))
+            return LossyCodec(lossy, lossy.steps_for(bits=bits, kl=kl))
         except ValueError as error:
-            raise ProfileError(f"predictive@{bits:g}: {error}") from error
+            raise ProfileError(f"predictive, lossy: {error}") from error
 
     def bound(self, info: BlockInfo) -> int:
         return self._plain.bound(info)

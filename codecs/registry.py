@@ -1,7 +1,8 @@
 """The closed list of codecs. Numbers are written to disk and mean the same forever.
 
 Most codecs are always there. Those that decode with the numbers of a profile are made from one: "predictive", and with
-a quality behind an @, "predictive@0.75" (bits a value) and "aqua@2" (or 3, 4).
+a quality behind an @, "predictive@0.75" (bits a value), "predictive@kl0.01" (what the model's predictions may lose,
+nats a token) and "aqua@2" (or 3, 4).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvstore.codecs.zstd import ZstdCodec
 from kvstore.errors import ProfileError, UnknownCodec
 
 _MOST_BITS = 16.0
+_KL = "kl"
 
 
 class Registry:
@@ -118,7 +120,12 @@ def _made(make: Make, profile: Profile, quality: str | None) -> Codec:
 def _predictive(profile: Profile, quality: str | None) -> Codec:
     from kvstore.codecs.predictive import PredictiveCodec
 
-    return PredictiveCodec.from_profile(profile, None if quality is None else float(quality))
+    if quality is None:
+        return PredictiveCodec.from_profile(profile)
+    number = float(quality.removeprefix(_KL))
+    if quality.startswith(_KL):
+        return PredictiveCodec.from_profile(profile, kl=number)
+    return PredictiveCodec.from_profile(profile, bits=number)
 
 
 def _aqua(profile: Profile, quality: str | None) -> Codec:
@@ -129,13 +136,13 @@ def _aqua(profile: Profile, quality: str | None) -> Codec:
 
 
 _FAMILIES: dict[str, tuple[int, Make]] = {"predictive": (2, _predictive), "aqua": (5, _aqua)}
-_QUALITY = {"predictive": "[@bits]", "aqua": "@2|3|4"}
+_QUALITY = {"predictive": "[@bits|@klNATS]", "aqua": "@2|3|4"}
 
 
 def _is_quality(family: str, text: str) -> bool:
     if family == "aqua":
         return text in ("2", "3", "4")
     try:
-        return 0 < float(text) < _MOST_BITS
+        return 0 < float(text.removeprefix(_KL)) < _MOST_BITS
     except ValueError:
         return False

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore import KVLayout, LayerLayout
+from kvstore import KVLayout, LayerLayout, ModelIdentity
 from kvstore.calibration.lossy_tables import laplace
-from kvstore.codecs import BlockInfo, KVView
+from kvstore.codecs import BlockInfo, KVView, Profile, codec_by_name
 from kvstore.codecs.lossy import HEADER, MODE, Block, LossyCodec, decode_blocks, encode_blocks, header
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, LossyModel, input_widths
 from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, choose, from_bits, log2_sixteenths, scale_at
@@ -364,6 +364,21 @@ def test_steps_follow_the_ladder() -> None:
     for bad in ({"bits": 3.1}, {"bits": 0.9}, {"kl": 0.0019}, {"kl": 0.031}, {"bits": float("nan")}, {"kl": 0.0}, {}):
         with pytest.raises(ValueError, match="expected"):
             model.steps_for(**bad)
+
+
+def test_a_name_says_bits_or_what_may_be_lost() -> None:
+    base_values = base_arrays(LAYOUT)
+    sections = {"lossless": base_values, "lossy": lossy_arrays(PredictiveModel.from_arrays(LAYOUT, base_values))}
+    profile = Profile.new(ModelIdentity("m", "1", "00", "", LAYOUT), sections)
+    codecs = [codec_by_name(f"predictive@{quality}", profile) for quality in ("1", "kl0.03", "3")]
+    model = model_of(LAYOUT)
+    info, layers = info_of(model, 16), layers_of(model, 16)
+    by_bits, by_kl, finer = (coded(codec, info, layers)[0] for codec in codecs)
+    assert bytes(by_bits) == bytes(by_kl)
+    assert len(finer) > len(by_bits)
+    for quality in ("0.9", "kl0.5"):
+        with pytest.raises(ProfileError, match="expected"):
+            codec_by_name(f"predictive@{quality}", profile)
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, float("nan"), float("inf")])

@@ -39,7 +39,7 @@ def test_an_unknown_number_is_a_codec_error(number: int) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    known = re.escape("known are raw, splitzip, entropy, zstd, predictive[@bits], aqua@2|3|4")
+    known = re.escape("known are raw, splitzip, entropy, zstd, predictive[@bits|@klNATS], aqua@2|3|4")
     with pytest.raises(UnknownCodec, match=f"'gzip' is unknown; {known}"):
         codec_by_name("gzip")
     assert issubclass(UnknownCodec, CodecError)
@@ -79,7 +79,7 @@ def profile(*sections: str) -> Profile:
     return Profile.new(IDENTITY, {section: {"x": np.zeros(1, np.int8)} for section in sections})
 
 
-@pytest.mark.parametrize("name", ["predictive", "predictive@0.75", "aqua@2"])
+@pytest.mark.parametrize("name", ["predictive", "predictive@0.75", "predictive@kl0.01", "aqua@2"])
 def test_without_a_profile_the_error_says_how_to_make_one(name: str) -> None:
     with pytest.raises(
         ProfileError, match=f"codec '{name}' needs a profile .* `kvstore calibrate` .*StoreConfig.profile"
@@ -97,7 +97,18 @@ def test_a_number_of_a_profile_s_codec_is_unknown_where_the_record_names_none(nu
     "name",
     [
         *("aqua", "aqua@", "aqua@1", "aqua@2.0", "predictive@", "predictive@0", "predictive@-1", "predictive@16"),
-        *("predictive@nan", "predictive@inf", "predictive@a", "predictive@1@2", "raw@1", "@", "Predictive"),
+        *(
+            "predictive@nan",
+            "predictive@kl",
+            "predictive@kl0",
+            "predictive@klkl1",
+            "predictive@inf",
+            "predictive@a",
+            "predictive@1@2",
+            "raw@1",
+            "@",
+            "Predictive",
+        ),
     ],
 )
 def test_a_quality_that_there_is_not_is_an_unknown_codec(name: str) -> None:
