@@ -3,7 +3,8 @@
 Fits the lossy predictive codec with one part removed at a time. Each is measured at three steps as in protocol A of
 `benchmarks.quality`, on held-out windows; a row says at how many bits a value it loses as little as the whole at its
 middle step, by the KL over all scored tokens and by that over the first 64, of which the larger counts. `peer` is the
-whole; ratio above 1 is what the part saves. Text: of ShareGPT's conversations those for calibration, an eighth of the
+whole; ratio above 1 is what the part saves. `every-input`: parts use all inputs, whether they are worth their weights
+or not, and then all but the tokens, or but the second layer before. Text: of ShareGPT's conversations those for calibration, an eighth of the
 windows held out; or `--text FILE`.
 """
 
@@ -51,8 +52,9 @@ class Ablation:
             "without/costs": lambda: self._balanced(self._fit(self._squares())),
             "without/transform": self._channels,
             "without/row-adaptation": self._still,
-            "without/tokens": lambda: self._without_inputs(TOKENS),
-            "without/second-layer": lambda: self._without_inputs(SECOND_LAYER),
+            "every-input": lambda: self._without_inputs(()),
+            "every-input/without/tokens": lambda: self._without_inputs(TOKENS),
+            "every-input/without/second-layer": lambda: self._without_inputs(SECOND_LAYER),
         }
 
     def curve(self, arrays: Arrays) -> np.ndarray[Any, Any]:
