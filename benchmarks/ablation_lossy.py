@@ -4,8 +4,8 @@ Fits the lossy predictive codec with one part removed at a time. Each is measure
 `benchmarks.quality`, on held-out windows; a row says at how many bits a value it loses as little as the whole at its
 middle step, by the KL over all scored tokens and by that over the first 64, of which the larger counts. `peer` is the
 whole; ratio above 1 is what the part saves. `every-input`: parts use all inputs, whether they are worth their weights
-or not, and then all but the tokens, or but the second layer before. Text: of ShareGPT's conversations those for calibration, an eighth of the
-windows held out; or `--text FILE`.
+or not, and then all but the tokens, or but the second layer before. Text: of ShareGPT's conversations those for
+calibration, an eighth of the windows held out; or `--text FILE`.
 """
 
 from __future__ import annotations
