@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
 from benchmarks.conversations import load_model, plain_text
-from benchmarks.profile import profile_for
+from benchmarks.profile import needs_profile, profile_path
 from benchmarks.resume import first_token, same
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
@@ -60,7 +60,7 @@ def main() -> None:
     lengths = args.lengths or ([512] if args.quick else [512, 2048, 8000])
     rows = Rows("bandwidth", args.json)
     model, tokenizer = load_model(args.model)
-    profiles = {name: profile_for(name, model, tokenizer, args.profile) for name in args.codecs}
+    profile = profile_path(model, tokenizer, args.profile) if any(map(needs_profile, args.codecs)) else None
     identity = ModelIdentity.from_transformers(model, tokenizer)
     text = plain_text(args.text, 8 * (max(lengths) + 1))
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + 1]
@@ -74,7 +74,7 @@ def main() -> None:
             stores = {}
             for name in args.codecs:
                 path = folder / f"{length}-{name}"
-                stores[name] = Stored(path, identity, name, profiles[name], prompt, cache)
+                stores[name] = Stored(path, identity, name, profile, prompt, cache)
                 rows.add(f"{name}/{length}", "ratio", stores[name].ratio, "raw bytes / stored bytes")
             del cache
             ok &= measure(rows, stores, model, prompt, args.bandwidths, 1 if args.quick else ROUNDS)
@@ -89,7 +89,7 @@ class Stored:
     ) -> None:
         self.path, self.exact = path, "@" not in codec
         self.identity = identity if self.exact else dataclasses.replace(identity, codec_family="lossy")
-        self.config = StoreConfig(disk=TierConfig(8 * GIB, codec), profile=profile)
+        self.config = StoreConfig(disk=TierConfig(8 * GIB, codec), profile=profile if needs_profile(codec) else None)
         self.tokens = prompt[0, :-1].numpy()
         self.want = [(layer.keys, layer.values) for layer in cache.layers]
         with KVStore(path, self.identity, self.config) as store:

@@ -17,10 +17,9 @@ CHARACTERS = 8  # more than a token has, on average
 FOLDER = Path("build/profiles")
 
 
-def profile_for(codec: str, model: Any, tokenizer: Any, given: Path | None = None) -> Path | None:
-    """As `profile_path`, for a codec that needs one; None for another."""
-    needs = codec.partition("@")[0] in ("predictive", "aqua")
-    return profile_path(model, tokenizer, given) if needs else None
+def needs_profile(codec: str) -> bool:
+    """Whether the codec of this name is made from a profile."""
+    return codec.partition("@")[0] in ("predictive", "aqua")
 
 
 def profile_path(

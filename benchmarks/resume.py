@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
 from benchmarks.conversations import load_model, plain_text
-from benchmarks.profile import profile_for
+from benchmarks.profile import needs_profile, profile_path
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
 
@@ -45,7 +45,7 @@ def main() -> None:
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + args.new_tokens]
     if ids.shape[1] < max(lengths) + args.new_tokens:
         raise SystemExit(f"--text: {ids.shape[1]} tokens are fewer than {max(lengths)} + {args.new_tokens}")
-    profile = profile_for(args.codec, model, tokenizer, args.profile)
+    profile = profile_path(model, tokenizer, args.profile) if needs_profile(args.codec) else None
     config = StoreConfig(disk=TierConfig(8 * GIB, args.codec), profile=profile)
     first_token(model, ids[:, :64], None, 0)  # the libraries' own warm-up is nobody's first token
     ok = True

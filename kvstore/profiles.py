@@ -41,7 +41,6 @@ class Profiles:
         self._loaded: dict[bytes, Profile] = {}
         self._damaged: set[bytes] = set()
         self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
-        self._encoders: dict[str, Codec] = {}
         self._given = given
         if given is not None:
             self._loaded[given.id] = given
@@ -56,10 +55,8 @@ class Profiles:
         smallest. The same name gives the same object. Raises `UnknownCodec`, `ProfileError`."""
         with self._lock:
             name = auto_name(self.current) if name == "auto" else name
-            if name not in self._encoders:
-                profile = None if name in codec_names() else self.current  # or it were read for nothing
-                self._encoders[name] = codec_by_name(name, profile)
-            return self._encoders[name]
+            profile = None if name in codec_names() else self.current  # or it were read for nothing
+            return codec_by_name(name, profile)
 
     def decoder(self, number: int, profile: bytes) -> Codec | None:
         """The codec for a record with this codec number and profile id.

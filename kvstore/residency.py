@@ -22,10 +22,9 @@ from kvstore.tiers.disk.catalog import CatalogError, Entry
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostRecord, HostTier
 from kvstore.trie import TrieIndex
+from kvstore.trie.index import NO_LIMIT
 
 Source = DeviceBlock | Block | HostRecord | Entry
-
-_NO_RECORD = 1 << 63  # larger than any record's number
 
 
 @dataclass
@@ -92,7 +91,7 @@ class Residency:
     def evict_one(self) -> int:
         """The disk is full: the index gives up the record it can best spare, and with it every tier. 0 for none.
         What is not written yet stays: it holds no space on disk."""
-        record = self.index.evict(below=min(list(self.pending), default=_NO_RECORD)) or 0
+        record = self.index.evict(below=min(list(self.pending), default=NO_LIMIT)) or 0
         if record:
             self._forget(record)
         return record

@@ -28,7 +28,7 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
-_NO_LIMIT = (1 << 64) - 1
+NO_LIMIT = (1 << 64) - 1  # no record has this number
 
 NAMESPACE_BYTES = 32
 
@@ -150,7 +150,7 @@ class TrieIndex:
         """Takes one pin back and touches the path. `ValueError` if none is counted at exactly this depth."""
         self._trie.pin(self._known(namespace), tokens, -1)
 
-    def evict(self, below: int = _NO_LIMIT) -> int | None:
+    def evict(self, below: int = NO_LIMIT) -> int | None:
         """Removes the last record of the least recently used leaf that is not pinned, trims the path, and
         returns the id; None if there is nothing to evict. Leaves whose last record is not `below` stay."""
         return self._trie.evict(below)
