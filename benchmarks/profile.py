@@ -15,6 +15,7 @@ from kvstore.identity import ModelIdentity
 WINDOWS, LENGTH = 64, 1024
 CHARACTERS = 8  # more than a token has, on average
 FOLDER = Path("build/profiles")
+PARTS = ("lossless", "lossy", "donor")
 
 
 def needs_profile(codec: str) -> bool:
@@ -30,11 +31,11 @@ def profile_path(
         return given
     identity = ModelIdentity.from_transformers(model, tokenizer)
     words = split_text(False, windows * LENGTH * CHARACTERS) if text is None else text[: windows * LENGTH * CHARACTERS]
-    key = hashlib.sha256(identity.digest + words.encode()).hexdigest()[:16]
+    key = hashlib.sha256(identity.digest + " ".join(PARTS).encode() + words.encode()).hexdigest()[:16]
     path = FOLDER / f"{key}-{windows}.kvprofile"
     try:
         Profile.load(path, identity)
     except ProfileError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=("lossless", "lossy"))
+        calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=PARTS)
     return path

@@ -51,7 +51,7 @@ const T* needed(const std::optional<py::array>& array, const std::string& name,
   return data;
 }
 
-// Fills in what both modes have. weight: null: of none. The arrays must outlive `arrays`.
+// Fills in what all have, for the reach that `arrays` says. weight: null: of none. The arrays must outlive `arrays`.
 inline void take_base(predict::Arrays& arrays, const py::array& shapes, const Lists& in_scale, const Lists& out_scale,
                       const Lists& scale, const Lists& bias, const Lists& adapt, const Lists& fix, const Lists* weight,
                       const py::array& token_kv, const std::optional<py::array>& rope_fine,
@@ -76,7 +76,7 @@ inline void take_base(predict::Arrays& arrays, const py::array& shapes, const Li
     widths.push_back(width);
     const std::string name = std::to_string(i / 2) + (i % 2 ? ".v." : ".k.");
     std::size_t inputs = i % 2 && i >= 2 ? widths[i - 1] : 0;
-    for (std::size_t p = i / 2 * 2; p-- > 0 && p + 4 >= i / 2 * 2;) inputs += widths[p];
+    for (std::size_t p = i / 2 * 2; p-- > 0 && p + 2 * arrays.reach >= i / 2 * 2;) inputs += widths[p];
     if (weight && i < 2 && (*weight)[i])
       throw std::invalid_argument("predictive: " + name + "weight: layer 0 has none");
     arrays.parts.push_back({needed<float>(in_scale[i], name + "in_scale", {width}),

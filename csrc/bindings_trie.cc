@@ -116,7 +116,7 @@ py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::h
 
 py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::handle starts, py::handle counts,
                               py::handle tags, py::handle parent_tags, py::handle bits, py::handle tokens,
-                              py::handle pinned) {
+                              py::handle pinned, py::handle traffic) {
   const auto i = view<uint64_t>(ids, "ids");
   const auto column = [&](auto values, const char* name) {
     same_size(values.size, i.size, name);
@@ -135,6 +135,7 @@ py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::
   rows.parent_tags = column(view<uint64_t>(parent_tags, "parent_tags"), "parent_tags");
   rows.bits = column(view<float>(bits, "bits"), "bits");
   rows.pinned = column(view<uint8_t>(pinned, "pinned"), "pinned");
+  rows.traffic = traffic.is_none() ? nullptr : column(view<uint32_t>(traffic, "traffic"), "traffic");
   return to_numpy(unlocked([&] { return trie.restore(rows); }));
 }
 
@@ -143,6 +144,36 @@ py::tuple path(const Trie& trie, uint64_t id) {
   std::vector<uint32_t> tokens;
   if (!unlocked([&] { return trie.path(id, &root, &tokens); })) throw py::key_error("record_id: " + std::to_string(id) + " is not stored");
   return py::make_tuple(root, to_numpy(std::move(tokens)));
+}
+
+py::object leaf(const Trie& trie, uint64_t id) {
+  TrieLeaf found;
+  if (!unlocked([&] { return trie.leaf(id, &found); })) return py::none();
+  return py::make_tuple(found.bits, to_numpy(std::move(found.above)));
+}
+
+py::object near(const Trie& trie, uint64_t id, double radius, uint32_t visits) {
+  TrieNear found;
+  if (!unlocked([&] { return trie.near(id, radius, visits, &found); })) return py::none();
+  return py::make_tuple(to_numpy(std::move(found.records)), to_numpy(std::move(found.distances)));
+}
+
+py::tuple traffic(const Trie& trie) {
+  std::vector<uint64_t> ids;
+  std::vector<uint32_t> counts;
+  unlocked([&] {
+    trie.traffic(&ids, &counts);
+    return 0;
+  });
+  return py::make_tuple(to_numpy(std::move(ids)), to_numpy(std::move(counts)));
+}
+
+// A query about two paths.
+template <double (Trie::*Query)(uint32_t, const uint32_t*, size_t, const uint32_t*, size_t) const>
+double of_two(const Trie& trie, uint32_t root, py::handle p, py::handle q) {
+  const auto a = view<uint32_t>(p, "p");
+  const auto b = view<uint32_t>(q, "q");
+  return unlocked([&] { return (trie.*Query)(root, a.data, a.size, b.data, b.size); });
 }
 
 py::dict stats(const Trie& trie) {
@@ -162,8 +193,9 @@ py::dict stats(const Trie& trie) {
 PYBIND11_MODULE(_trie, m) {
   m.doc() = "Radix trie over uint32 tokens; see kvstore.trie.index for the facade.";
   py::class_<Trie>(m, "Trie")
-      .def(py::init<uint32_t>(), py::arg("block_tokens"))
+      .def(py::init<uint32_t, double>(), py::arg("block_tokens"), py::arg("concentration") = 4.0)
       .def_property_readonly("block_tokens", &Trie::block_tokens)
+      .def_property_readonly("concentration", &Trie::concentration)
       .def("new_root", [](Trie& trie) { return unlocked([&] { return trie.new_root(); }); })
       .def("longest_prefix",
            [](const Trie& trie, uint32_t root, py::handle tokens) {
@@ -178,6 +210,14 @@ PYBIND11_MODULE(_trie, m) {
              return py::make_tuple(found.first, found.second);
            },
            py::arg("root"), py::arg("tokens"))
+      .def("bits",
+           [](const Trie& trie, uint32_t root, py::handle tokens) {
+             const auto t = view<uint32_t>(tokens, "tokens");
+             return unlocked([&] { return trie.bits(root, t.data, t.size); });
+           },
+           py::arg("root"), py::arg("tokens"))
+      .def("shared_bits", &of_two<&Trie::shared_bits>, py::arg("root"), py::arg("p"), py::arg("q"))
+      .def("distance", &of_two<&Trie::distance>, py::arg("root"), py::arg("p"), py::arg("q"))
       .def("match",
            [](Trie& trie, uint32_t root, py::handle tokens, bool touch) {
              const auto t = view<uint32_t>(tokens, "tokens");
@@ -212,13 +252,23 @@ PYBIND11_MODULE(_trie, m) {
              return to_numpy(unlocked([&] { return trie.erase(root, t.data, t.size); }));
            },
            py::arg("root"), py::arg("tokens"))
+      .def("prune",
+           [](Trie& trie, uint32_t root, double max_bits) {
+             return to_numpy(unlocked([&] { return trie.prune(root, max_bits); }));
+           },
+           py::arg("root"), py::arg("max_bits"))
+      .def("leaf", &leaf, py::arg("record_id"))
+      .def("near", &near, py::arg("record_id"), py::arg("radius_bits"), py::arg("visits"))
+      .def("counts", &traffic)
       .def("contains", [](const Trie& trie, uint64_t id) { return unlocked([&] { return trie.contains(id); }); }, py::arg("record_id"))
       .def("path", &path, py::arg("record_id"))
       .def("restore", &restore, py::arg("roots"), py::arg("ids"), py::arg("starts"), py::arg("counts"), py::arg("tags"),
-           py::arg("parent_tags"), py::arg("bits"), py::arg("tokens"), py::arg("pinned"))
+           py::arg("parent_tags"), py::arg("bits"), py::arg("tokens"), py::arg("pinned"),
+           py::arg("traffic") = py::none())
       .def("compact", [](Trie& trie) { unlocked([&] { trie.compact(); }); })
       .def("stats", &stats);
 
+  m.attr("UNIFORM_BITS") = kUniformBits;
   m.def("level", [] { return level_name(level()); });
   m.def("machine_level", [] { return level_name(machine_level()); });
   m.def("common_prefix",

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "predict_parts.h"
 #include "predict_twins.h"
 #include "rans.h"
 #include "words.h"
@@ -12,21 +13,6 @@
 
 namespace kvstore::predict {
 namespace {
-
-// What the values of a part leave besides their symbols, in a buffer for the widest part of a block.
-struct Leftovers {
-  explicit Leftovers(std::size_t values) : raw((values * kMostRaw + 7) / 8), escapes(values) {}
-
-  Buffer<std::uint8_t> raw;
-  Buffer<std::uint16_t> escapes;
-};
-
-// 4 * log2(v) rounded down, v >= 1.
-int log2_quarters(std::uint32_t v) {
-  const int top = 31 - __builtin_clz(v);
-  const std::uint32_t m = top > 15 ? v >> (top - 15) : v << (15 - top);
-  return 4 * top + (m >= 38968) + (m >= 46341) + (m >= 55109);
-}
 
 // Both directions: the parts of a block in order, each predicted from those before.
 class Walk {
@@ -127,19 +113,7 @@ class Walk {
   template <bool OUT>
   void copy(std::size_t number, std::size_t rows) {
     const Part& part = model_.parts()[number];
-    const Rows& place = block_.rows[number];
-    for (std::size_t t = 0; t < rows; ++t) {
-      const std::int64_t before = place.token_stride * static_cast<std::int64_t>(t);
-      std::uint64_t address = place.address + static_cast<std::uint64_t>(before);
-      std::uint16_t* row = values(t, part);
-      for (std::size_t head = 0; head < part.heads; ++head, row += part.dim) {
-        if (OUT)
-          std::memcpy(reinterpret_cast<void*>(address), row, 2 * part.dim);
-        else
-          std::memcpy(row, reinterpret_cast<const void*>(address), 2 * part.dim);
-        address += static_cast<std::uint64_t>(place.head_stride);
-      }
-    }
+    for (std::size_t t = 0; t < rows; ++t) copy_row<OUT>(part, block_.rows[number], t, values(t, part));
   }
 
   const Model& model_;
@@ -158,20 +132,6 @@ std::size_t values_of(const Model& model, std::size_t count) {
   return sum * count;
 }
 
-// The two sums over a layer's values.
-struct Sums {
-  std::uint32_t a = 0, b = 0;
-  std::size_t before = 0;
-
-  void add(const Kernels& kernels, const std::uint16_t* values, std::size_t count) {
-    std::uint32_t more = 0, weighted = 0;
-    kernels.check(values, count, &more, &weighted);
-    a += more;
-    b += weighted + static_cast<std::uint32_t>(before) * more;
-    before += count;
-  }
-};
-
 // What a layer stores besides its header and rANS words.
 struct Side {
   std::uint8_t header[kHeader];
@@ -183,12 +143,6 @@ struct Side {
 bool predictable(const Model& model, const Block& block) {
   const auto count = static_cast<std::int64_t>(block.count);
   return count > 0 && block.start >= 0 && count <= model.positions() && block.start <= model.positions() - count;
-}
-
-bool codable(const Model& model, std::size_t count) {
-  double sum = 0;
-  for (const Part& part : model.parts()) sum += static_cast<double>(part.padded);
-  return sum * static_cast<double>(count) < 1e9;
 }
 
 int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_t capacity, std::size_t limit,

@@ -32,9 +32,6 @@ struct Block {
 // Whether the block has tokens and the model knows their positions.
 bool predictable(const Model& model, const Block& block);
 
-// Whether so many tokens of the model's widths are few enough to be coded at once.
-bool codable(const Model& model, std::size_t count);
-
 // Writes the layers one after the other to out and their sizes to sizes [layers]; 0, or a Result. All of out may be
 // overwritten. The model must have frequencies and be `codable`. Throws std::bad_alloc only.
 int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_t capacity, std::size_t limit,

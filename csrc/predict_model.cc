@@ -100,7 +100,7 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
   if (number < 2 || !arrays.weights) return;
   part.inputs = number % 2 ? std::vector<std::size_t>{number - 3, number - 2}
                            : std::vector<std::size_t>{number - 2, number - 1};
-  if (number >= 4) {
+  if (number >= 4 && arrays.reach == 2) {
     part.inputs.push_back(part.inputs[0] - 2);
     part.inputs.push_back(part.inputs[1] - 2);
   }

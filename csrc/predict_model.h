@@ -57,6 +57,7 @@ struct Arrays {
   const std::int16_t* rope_coarse;  // [2, coarse, half]
   std::size_t coarse;
   bool weights = true;  // false: no part has any, and only layer 0 can be predicted
+  std::size_t reach = 2;  // layers before, 1 or 2, that a part is predicted from
 };
 
 // K or V of one layer. Arrays by column are padded to whole lines.
@@ -124,5 +125,12 @@ class Model {
   std::size_t half_ = 0;
   std::int64_t positions_ = kPositions;
 };
+
+// Whether so many tokens of the model's widths are few enough to be coded at once.
+inline bool codable(const Model& model, std::size_t count) {
+  double sum = 0;
+  for (const Part& part : model.parts()) sum += static_cast<double>(part.padded);
+  return sum * static_cast<double>(count) < 1e9;
+}
 
 }  // namespace kvstore::predict

@@ -1,23 +1,13 @@
 #include "trie.h"
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 #include <stdexcept>
 #include <string>
 
-#include "trie_prefix.h"
-
 namespace kvstore {
 
 namespace {
-
-constexpr size_t kMaxTokens = 0x7fffffff;
-
-uint32_t checked_count(size_t count) {
-  if (count > kMaxTokens) throw std::invalid_argument("tokens: more than 2^31 - 1");
-  return static_cast<uint32_t>(count);
-}
 
 uint64_t random_seed() {
   std::random_device device;
@@ -26,208 +16,23 @@ uint64_t random_seed() {
 
 }  // namespace
 
-// A writer announces itself, then waits for the readers in flight; readers that come later queue behind it at the gate.
-struct Trie::Exclusive {
-  explicit Exclusive(const Trie& trie) : lock(trie.lock_, std::defer_lock) {
-    trie.writers_.fetch_add(1);
-    std::lock_guard<std::mutex> gate(trie.gate_);
-    lock.lock();
-    trie.writers_.fetch_sub(1);
-  }
-  std::unique_lock<std::shared_mutex> lock;
-};
-
-struct Trie::Shared {
-  explicit Shared(const Trie& trie) : lock(trie.lock_, std::defer_lock) {
-    if (trie.writers_.load(std::memory_order_relaxed)) std::lock_guard<std::mutex> gate(trie.gate_);
-    lock.lock();
-  }
-  std::shared_lock<std::shared_mutex> lock;
-};
-
-Trie::Trie(uint32_t block_tokens) : block_(block_tokens), prefix_(common_prefix(level())), seed_(random_seed()) {
+Trie::Trie(uint32_t block_tokens, double concentration)
+    : block_(block_tokens), concentration_(concentration), prefix_(common_prefix(level())), seed_(random_seed()) {
   if (block_ == 0 || block_ > 65536) throw std::invalid_argument("block_tokens: not in 1..65536");
+  if (!(concentration_ >= kLeastConcentration && concentration_ <= kMostConcentration))
+    throw std::invalid_argument("concentration: not in 1e-6..1e6");
   nodes_.append_zeros(1);
 }
 
 uint32_t Trie::new_root() {
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   room(0, 0, 1);
   roots_.reserve(roots_.size() + 1);
   const uint32_t node = take_node();
-  nodes_[node].older = nodes_[node].newer = kOut;
+  nodes_[node].newer = kOut;
   nodes_[node].tail = roots_.size();
   roots_.push_back(node);
   return static_cast<uint32_t>(roots_.size() - 1);
-}
-
-// ---- reading ----
-
-uint32_t Trie::child_hash(uint32_t parent, uint32_t token) const {
-  return static_cast<uint32_t>(mix64(((uint64_t{parent} << 32) | token) ^ seed_));
-}
-
-size_t Trie::find_slot(uint32_t parent, uint32_t node) const {
-  size_t i = children_.home(child_hash(parent, arena_[nodes_[node].offset]));
-  while (children_.at(i).node != node) i = children_.next(i);
-  return i;
-}
-
-uint32_t Trie::find(uint32_t parent, uint32_t token) const {
-  const uint32_t hash = child_hash(parent, token);
-  for (size_t i = children_.home(hash);; i = children_.next(i)) {
-    const ChildTable::Slot& slot = children_.at(i);
-    if (!slot.node) return 0;
-    if (slot.hash != hash) continue;
-    const Node& x = nodes_[slot.node];
-    if (x.parent == parent && arena_[x.offset] == token) return slot.node;
-  }
-}
-
-uint32_t Trie::root_node(uint32_t root) const {
-  if (root >= roots_.size()) throw std::invalid_argument("root: " + std::to_string(root) + " does not exist");
-  return roots_[root];
-}
-
-double Trie::bits_at(Cursor at) const {
-  const Node& x = nodes_[at.node];
-  if (at.depth == x.end) return x.bits;
-  const double below = nodes_[x.parent].bits;
-  return below + (x.bits - below) * (at.depth - start(x)) / x.length;
-}
-
-// Follows tokens[0, count) down from the end of node `from`, which is at `depth`.
-Trie::Cursor Trie::walk(uint32_t from, uint32_t depth, const uint32_t* tokens, uint32_t count) const {
-  Cursor at{from, depth};
-  if (children_.empty()) return at;
-  for (uint32_t done = 0; done < count;) {
-    const uint32_t child = find(at.node, tokens[done]);
-    if (!child) break;
-    const Node& x = nodes_[child];
-    const uint32_t shared =
-        1 + prefix_(arena_.data() + x.offset + 1, tokens + done + 1, std::min(x.length, count - done) - 1);
-    done += shared;
-    at = Cursor{child, depth + done};
-    if (shared < x.length) break;
-  }
-  return at;
-}
-
-// A record that covers the last, partial block up to at.depth at least: every record below the match point that ends
-// within the block shares the tokens up to there. Pre-order, newest child first; visits at most kMaxVisits nodes.
-// Returns the node that holds the record, or 0.
-uint32_t Trie::cover(Cursor at, uint64_t* id, uint32_t* end) const {
-  const uint32_t limit = (at.depth / block_ + 1) * block_;
-  uint32_t x = at.node;
-  for (uint32_t visits = 0; visits < kMaxVisits; ++visits) {
-    const Node& node = nodes_[x];
-    *end = std::min(node.end, limit);
-    *id = node.end >= limit ? slot(node, limit) : node.tail;
-    if (*id) return x;
-    if (node.end < limit && node.child) {
-      x = node.child;
-      continue;
-    }
-    while (x != at.node && !nodes_[x].next) x = nodes_[x].parent;
-    if (x == at.node) return 0;
-    x = nodes_[x].next;
-  }
-  return 0;
-}
-
-uint32_t Trie::longest_prefix(uint32_t root, const uint32_t* tokens, size_t count) const {
-  const uint32_t n = checked_count(count);
-  Shared guard(*this);
-  return walk(root_node(root), 0, tokens, n).depth;
-}
-
-std::pair<uint32_t, double> Trie::best_match(uint32_t root, const uint32_t* tokens, size_t count) const {
-  const uint32_t n = checked_count(count);
-  Shared guard(*this);
-  // Bits only grow with depth, so among all stored prefixes the deepest common one shares the most.
-  const Cursor at = walk(root_node(root), 0, tokens, n);
-  return {at.depth, bits_at(at)};
-}
-
-TrieMatch Trie::match(uint32_t root, const uint32_t* tokens, size_t count, bool touch) {
-  const uint32_t n = checked_count(count);
-  TrieMatch out;
-  uint32_t used = 0;
-  const auto look = [&] {
-    const uint32_t top = root_node(root);
-    const Cursor at = walk(top, 0, tokens, n);
-    used = at.node;
-    out.depth = at.depth;
-    out.bits = bits_at(at);
-    const size_t blocks = (size_t{at.depth} + block_ - 1) / block_;
-    out.records.assign(blocks, 0);
-    out.ends.assign(blocks, 0);
-    for (uint32_t x = at.node; x != top; x = nodes_[x].parent) {  // upwards: the largest end of a block comes first
-      const Node& node = nodes_[x];
-      const uint32_t upto = std::min(node.end, at.depth);
-      if (node.tail && node.end <= at.depth && !out.records[node.end / block_]) {
-        out.records[node.end / block_] = node.tail;
-        out.ends[node.end / block_] = node.end;
-      }
-      for (uint32_t i = start(node) / block_, k = node.slots; i < upto / block_; ++i, ++k) {
-        if (!slots_[k]) continue;
-        out.records[i] = slots_[k];
-        out.ends[i] = (i + 1) * block_;
-      }
-    }
-    if (at.depth % block_ && out.ends.back() != at.depth) {
-      uint64_t id;
-      uint32_t end;
-      if (const uint32_t holder = cover(at, &id, &end)) {
-        out.records.back() = id;
-        out.ends.back() = end;
-        used = holder;
-      }
-    }
-  };
-  if (touch) {
-    Exclusive guard(*this);
-    look();
-    touch_up(used);
-  } else {
-    Shared guard(*this);
-    look();
-  }
-  return out;
-}
-
-uint32_t Trie::record_end(uint32_t node, uint64_t id) const {
-  const Node& x = nodes_[node];
-  if (x.tail == id) return x.end;
-  uint32_t i = 0;
-  while (slots_[x.slots + i] != id) ++i;
-  return (start(x) / block_ + 1 + i) * block_;
-}
-
-bool Trie::contains(uint64_t id) const {
-  Shared guard(*this);
-  return records_.get(id) != 0;
-}
-
-bool Trie::path(uint64_t id, uint32_t* root, std::vector<uint32_t>* tokens) const {
-  Shared guard(*this);
-  uint32_t x = records_.get(id);
-  if (!x) return false;
-  tokens->resize(record_end(x, id));
-  for (uint32_t upto = static_cast<uint32_t>(tokens->size()); nodes_[x].parent; x = nodes_[x].parent) {
-    const uint32_t from = start(nodes_[x]);
-    std::copy_n(arena_.data() + nodes_[x].offset, upto - from, tokens->data() + from);
-    upto = from;
-  }
-  *root = static_cast<uint32_t>(nodes_[x].tail);
-  return true;
-}
-
-TrieStats Trie::stats() const {
-  Shared guard(*this);
-  const uint64_t bytes = sizeof(*this) + arena_.bytes() + slots_.bytes() + nodes_.bytes() + children_.bytes() +
-                         records_.bytes() + roots_.capacity() * 4 + own_pins_.size() * 32;
-  return {live_nodes_, live_tokens_, live_records_, bytes, arena_.size(), arena_.size() - live_tokens_};
 }
 
 // ---- recency ----
@@ -237,7 +42,8 @@ void Trie::unlink(uint32_t node) {
   if (x.newer == kOut) return;
   nodes_[x.older].newer = x.newer;
   nodes_[x.newer].older = x.older;
-  x.older = x.newer = kOut;
+  x.newer = kOut;
+  x.older = 0;  // pins
 }
 
 void Trie::link_after(uint32_t node, uint32_t older) {
@@ -248,26 +54,33 @@ void Trie::link_after(uint32_t node, uint32_t older) {
   nodes_[newer].older = node;
 }
 
-void Trie::touch_up(uint32_t node) {
-  for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) {
-    if (nodes_[x].pins) continue;
+// Makes a path the most recent; traffic counts for the part of it from `counted` up (0: for nothing).
+void Trie::touch_up(uint32_t node, uint32_t counted) {
+  const auto count = [](Node& x) { x.count += x.count != UINT32_MAX; };
+  bool counting = false;
+  uint32_t x = node;
+  for (; nodes_[x].parent; x = nodes_[x].parent) {
+    counting |= x == counted;
+    if (counting) count(nodes_[x]);
+    if (pins(nodes_[x])) continue;
     unlink(x);
     link_after(x, nodes_[0].older);
   }
+  if (counting) count(nodes_[x]);  // the root, unless nothing of the path is stored
 }
 
 uint32_t Trie::touch(uint32_t root, const uint32_t* tokens, size_t count) {
-  const uint32_t n = checked_count(count);
-  Exclusive guard(*this);
+  const uint32_t n = checked_tokens(count);
+  FairLock::Exclusive guard(lock_);
   const Cursor at = walk(root_node(root), 0, tokens, n);
-  touch_up(at.node);
+  touch_up(at.node, at.node);
   return at.depth;
 }
 
 void Trie::pin(uint32_t root, const uint32_t* tokens, size_t count, int delta) {
-  const uint32_t n = checked_count(count);
+  const uint32_t n = checked_tokens(count);
   if (delta != 1 && delta != -1) throw std::invalid_argument("delta: not +1 or -1");
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   const Cursor at = walk(root_node(root), 0, tokens, n);
   if (n == 0 || at.depth < n) throw std::invalid_argument("tokens: this path is not stored");
   uint32_t node = at.node;
@@ -276,16 +89,16 @@ void Trie::pin(uint32_t root, const uint32_t* tokens, size_t count, int delta) {
     if (nodes_[node].end != n) node = split(node, n);
     ++own_pins_[node];
     for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) {
-      ++nodes_[x].pins;
       unlink(x);
+      ++nodes_[x].older;
     }
     return;
   }
   const auto own = own_pins_.find(node);
   if (nodes_[node].end != n || own == own_pins_.end()) throw std::invalid_argument("tokens: this path is not pinned");
   if (--own->second == 0) own_pins_.erase(own);
-  for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) --nodes_[x].pins;
-  touch_up(node);
+  for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) --nodes_[x].older;
+  touch_up(node, 0);
 }
 
 // ---- changing the tree ----
@@ -329,7 +142,6 @@ uint32_t Trie::split(uint32_t low, uint32_t depth) {
   u.bits = bits;
   u.tail = 0;
   u.child = low;
-  u.older = u.newer = kOut;
   l.offset += cut;
   l.length -= cut;
   l.slots += above;
@@ -339,7 +151,7 @@ uint32_t Trie::split(uint32_t low, uint32_t depth) {
   if (u.next) nodes_[u.next].prev = up;
   children_.at(hashed).node = up;
   children_.insert(child_hash(up, arena_[l.offset]), low);
-  if (!l.pins) link_after(up, low);
+  if (l.newer != kOut) link_after(up, low);  // else the copy has the pins
   ++live_nodes_;
   return up;
 }
@@ -397,7 +209,7 @@ void Trie::clear_record(uint32_t node, uint32_t end) {
 
 std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
                                    float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records) {
-  const uint32_t n = checked_count(count);
+  const uint32_t n = checked_tokens(count);
   if (n == 0) throw std::invalid_argument("tokens: empty");
   for (size_t i = 0; i < records; ++i) {
     if (ends[i] == 0 || ends[i] > n || (i && ends[i] <= ends[i - 1]) || (ends[i] % block_ && ends[i] != n))
@@ -416,7 +228,7 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
     for (uint32_t i = 0; i < n; ++i) fine &= valid(bits[i]);
   if (!fine) throw std::invalid_argument("bits: not finite and >= 0");
 
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   const uint32_t top = root_node(root);
   for (size_t i = 0; i < records; ++i)  // rising ids beyond all that were ever used need no look
     if (ids[i] <= top_id_ && records_.get(ids[i])) throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
@@ -457,7 +269,7 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
       put(x, ends[left], ids[left], &replaced);
     }
   }
-  touch_up(leaf);
+  touch_up(leaf, leaf);
   std::sort(replaced.begin(), replaced.end());
   compact_if_half_garbage();
   return replaced;
@@ -492,8 +304,8 @@ void Trie::drop_node(uint32_t node, std::vector<uint64_t>* taken) {
   children_.erase(find_slot(x.parent, node));
   (x.prev ? nodes_[x.prev].next : nodes_[x.parent].child) = x.next;
   if (x.next) nodes_[x.next].prev = x.prev;
+  if (pins(x)) own_pins_.erase(node);
   unlink(node);
-  if (x.pins) own_pins_.erase(node);
   live_tokens_ -= x.length;
   live_slots_ -= slots;
   --live_nodes_;
@@ -504,7 +316,7 @@ void Trie::drop_node(uint32_t node, std::vector<uint64_t>* taken) {
 
 // Cuts an unpinned leaf back to its last record, or drops it and goes on with the parent.
 void Trie::trim(uint32_t node) {
-  while (nodes_[node].parent && !nodes_[node].child && !nodes_[node].pins) {
+  while (nodes_[node].parent && !nodes_[node].child && !pins(nodes_[node])) {
     uint32_t end;
     if (last_record(node, &end)) {
       if (end == nodes_[node].end) return;
@@ -524,7 +336,7 @@ void Trie::trim(uint32_t node) {
 }
 
 uint64_t Trie::evict(uint64_t below) {
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   for (uint32_t leaf = nodes_[0].newer; leaf;) {  // the oldest node of all is one, those after it need not be
     uint32_t end;
     const uint64_t id = last_record(leaf, &end);
@@ -544,7 +356,7 @@ uint64_t Trie::evict(uint64_t below) {
 }
 
 bool Trie::remove(uint64_t id) {
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   const uint32_t node = records_.get(id);
   if (!node) return false;
   clear_record(node, record_end(node, id));
@@ -554,13 +366,13 @@ bool Trie::remove(uint64_t id) {
 }
 
 std::vector<uint64_t> Trie::erase(uint32_t root, const uint32_t* tokens, size_t count) {
-  const uint32_t n = checked_count(count);
-  Exclusive guard(*this);
+  const uint32_t n = checked_tokens(count);
+  FairLock::Exclusive guard(lock_);
   const Cursor at = walk(root_node(root), 0, tokens, n);
   std::vector<uint64_t> taken;
   if (n == 0 || at.depth < n) return taken;
   const uint32_t cut = (n - 1) / block_ * block_;
-  const uint32_t pins = nodes_[at.node].pins;
+  const uint32_t freed = pins(nodes_[at.node]);
   uint32_t p = nodes_[at.node].parent;
   for (uint32_t x = at.node; x != p;) {  // the leaves of the subtree first
     while (nodes_[x].child) x = nodes_[x].child;
@@ -570,12 +382,12 @@ std::vector<uint64_t> Trie::erase(uint32_t root, const uint32_t* tokens, size_t 
   }
   while (const uint32_t parent = nodes_[p].parent) {
     Node& x = nodes_[p];
-    x.pins -= pins;
-    if (!x.child && !x.pins) {
+    if (freed) x.older -= freed;
+    if (!x.child && !pins(x)) {
       drop_node(p, &taken);
     } else {
       if (x.tail && x.end > cut && !pinned_itself(p)) take_tail(p, &taken);
-      if (pins && !x.pins) link_after(p, nodes_[0].older);
+      if (freed && !pins(x)) link_after(p, nodes_[0].older);
     }
     p = parent;
   }
@@ -607,7 +419,7 @@ void Trie::rebuild_arena() {
 }
 
 void Trie::compact() {
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   rebuild_arena();
 }
 

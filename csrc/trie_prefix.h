@@ -1,4 +1,4 @@
-// Twins of common_prefix: how many leading tokens two runs share. Included by trie.cc only.
+// Twins of common_prefix: how many leading tokens two runs share. Included by trie_read.cc only.
 #pragma once
 
 #include <cstdint>

@@ -105,10 +105,14 @@ class Trie::Rebuild {
     }
   }
 
-  // An only child continues the edge of its parent, unless the parent is pinned and so needs its own end.
+  uint32_t traffic(uint32_t row) const { return rows_.traffic ? rows_.traffic[row] : 0; }
+
+  // An only child continues the edge of its parent, unless the parent is pinned or saw other traffic, and so needs its
+  // own end.
   uint32_t only_child(uint32_t row) const {
     const uint32_t child = first_[row];
-    return child != kNone && next_[child] == kNone && !rows_.pinned[row] ? child : kNone;
+    const bool only = child != kNone && next_[child] == kNone && !rows_.pinned[row] && traffic(row) == traffic(child);
+    return only ? child : kNone;
   }
 
   void build_group(uint32_t node, uint32_t depth, uint32_t first) {
@@ -211,21 +215,31 @@ class Trie::Rebuild {
     if (!*place) return;
     const uint64_t row = *place - 1;
     *place = rows_.ids[row];
+    trie_.nodes_[node].count = std::max(trie_.nodes_[node].count, traffic(static_cast<uint32_t>(row)));
     trie_.records_.prepare(*place);
     trie_.records_.set(*place, node);
     trie_.top_id_ = std::max(trie_.top_id_, *place);
     if (!rows_.pinned[row]) return;
     ++trie_.own_pins_[node];  // the record of a pinned row ends its node
-    for (uint32_t x = node; trie_.nodes_[x].parent; x = trie_.nodes_[x].parent) ++trie_.nodes_[x].pins;
+    for (uint32_t x = node; trie_.nodes_[x].parent; x = trie_.nodes_[x].parent) {
+      trie_.unlink(x);
+      ++trie_.nodes_[x].older;
+    }
   }
 
-  // Recency by id: the stamp of a node is the largest id at or below it.
+  // Recency by id: the stamp of a node is the largest id at or below it. And a node's count is at least the sum of its
+  // children's: where no record ends, nothing else is known of it.
   void order_nodes() {
     struct Aged {
       uint64_t stamp;
       uint32_t end, node;
     };
-    std::vector<uint64_t> stamp(trie_.nodes_.size(), 0);
+    std::vector<uint64_t> stamp(trie_.nodes_.size(), 0), below(trie_.nodes_.size(), 0);
+    const auto settle = [&](uint32_t node) {
+      Node& x = trie_.nodes_[node];
+      x.count = static_cast<uint32_t>(std::max<uint64_t>(x.count, std::min<uint64_t>(below[node], UINT32_MAX)));
+      below[x.parent] += x.count;
+    };
     std::vector<Aged> aged;
     aged.reserve(trie_.live_nodes_);
     for (uint32_t node = 1; node < trie_.nodes_.size(); ++node) {
@@ -239,15 +253,17 @@ class Trie::Rebuild {
     }
     std::sort(aged.begin(), aged.end(), [](const Aged& a, const Aged& b) { return a.end > b.end; });
     for (Aged& a : aged) {
+      settle(a.node);
       a.stamp = stamp[a.node];
       uint64_t& above = stamp[trie_.nodes_[a.node].parent];
       above = std::max(above, a.stamp);
     }
+    for (const uint32_t root : trie_.roots_) settle(root);
     std::sort(aged.begin(), aged.end(), [](const Aged& a, const Aged& b) {
       return a.stamp != b.stamp ? a.stamp < b.stamp : a.end > b.end;
     });
     for (const Aged& a : aged)
-      if (!trie_.nodes_[a.node].pins) trie_.link_after(a.node, trie_.nodes_[0].older);
+      if (!trie_.pins(trie_.nodes_[a.node])) trie_.link_after(a.node, trie_.nodes_[0].older);
   }
 
   Trie& trie_;
@@ -259,7 +275,7 @@ class Trie::Rebuild {
 };
 
 std::vector<uint64_t> Trie::restore(const TrieRows& rows) {
-  Exclusive guard(*this);
+  FairLock::Exclusive guard(lock_);
   if (live_nodes_) throw std::invalid_argument("restore: the trie is not empty");
   Rebuild(*this, rows).run();
   if (arena_.size() != live_tokens_) rebuild_arena();

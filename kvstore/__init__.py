@@ -10,14 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvstore.approximate import Approximate
     from kvstore.config import StoreConfig, TierConfig
-    from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
+    from kvstore.hit import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
     from kvstore.identity import ModelIdentity
     from kvstore.layout import KVLayout, LayerLayout
     from kvstore.session import Session
     from kvstore.store import KVStore
 
 __all__ = [
+    "Approximate",
+    "ClusterInfo",
     "FlushResult",
     "Hit",
     "KVLayout",
@@ -32,8 +35,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
-    "hit": ("FlushResult", "Hit", "PutResult", "SessionInfo"),
+    "hit": ("ClusterInfo", "FlushResult", "Hit", "PutResult", "SessionInfo"),
     "identity": ("ModelIdentity",),
     "layout": ("KVLayout", "LayerLayout"),
     "session": ("Session",),

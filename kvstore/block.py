@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.view import KVView
 from kvstore.identity import Tokens
 from kvstore.layout import KVLayout
-from kvstore.record import FLAG_PINNED, RecordHeader, padded, payload_offset, seal
+from kvstore.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
 
@@ -19,6 +20,7 @@ class Block:
     """One block of one sequence, its keys and values still where the caller (or a copy) has them.
 
     record: its number. parent: number of the block before it, 0 for none. key, parent_key: see `identity.chain_key`.
+    alone: not to be coded against others.
     """
 
     record: int
@@ -32,6 +34,7 @@ class Block:
     bits: float
     expiry: float
     pinned: bool
+    alone: bool = False
 
     @property
     def end(self) -> int:
@@ -43,16 +46,33 @@ class Block:
     def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:
         """The block as a sealed record in a buffer of whole pages. lasting: it will be kept in memory."""
         info = self.info()
-        begin = payload_offset(len(info.layout.layers), info.count)
-        buffer = pool.take(padded(begin + codec.usual(info)), lasting)
-        sizes = codec.encode(info, self.view, buffer.view[begin:])
+        record = self.encode_by(codec, lambda out: codec.encode(info, self.view, out), codec.usual(info), pool, lasting)
+        if record is None:
+            bound = codec.bound(info)
+            record = self.encode_by(codec, lambda out: codec.encode(info, self.view, out), bound, pool, lasting)
+        assert record is not None
+        return record
+
+    def encode_by(
+        self,
+        codec: Codec,
+        write: Callable[[memoryview], tuple[int, ...] | None],
+        room: int,
+        pool: BufferPool,
+        lasting: bool = False,
+        donors: Sequence[Donor] = (),
+        error: Callable[[memoryview, Sequence[int]], float] | None = None,
+    ) -> HostRecord | None:
+        """The same with a payload of at most `room` bytes that `write` writes in the manner of `codec`, against
+        `donors`; None where it does not fit. error: says its error bound, by default the codec."""
+        begin = payload_offset(len(self.view.layout.layers), len(self.tokens), len(donors))
+        buffer = pool.take(padded(begin + room), lasting)
+        sizes = write(buffer.view[begin:])
         if sizes is None:
-            buffer = pool.take(padded(begin + codec.bound(info)), lasting)
-            sizes = codec.encode(info, self.view, buffer.view[begin:])
-        assert sizes is not None
+            return None
         bound = 0.0
         if not codec.exact:
-            bound = codec.error_bound(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
+            bound = (error or codec.error_bound)(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
         header = RecordHeader(
             key=self.key,
             parent=self.parent_key,
@@ -68,6 +88,7 @@ class Block:
             flags=FLAG_PINNED if self.pinned else 0,
             profile=codec.profile,
             error_bound=bound,
+            donors=tuple(donors),
         )
         buffer.trim(padded(header.record_bytes))
         seal(header, buffer.view)

@@ -38,12 +38,18 @@ class StoreConfig:
     "auto" is splitzip for the host tier, for the disk predictive if there is a profile that has it, else entropy.
     profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and goes
     on with the newest of those where none is named.
+    donors: code blocks on disk against stored ones with the same tokens, at any place and behind any beginning. Has an
+    effect where the disk's codec is "predictive" or "entropy", and is what `get(approximate=...)` finds its way by.
+    donor_step: code such blocks with loss, in steps of this share of the size of the values (0.5 is a good one); for
+    identities whose codec_family is not "exact". None: bit for bit.
     block_tokens: tokens of a block, the unit of storage and sharing.
     segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
     group_bytes: the write-behind thread makes this many bytes durable with one sync.
     write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
     put_timeout_s: how long `put` waits for room in that queue before it drops the blocks (counted).
     durability: "flush": durable once flush() returns. "put": put() itself returns only when durable.
+    eviction: what the device and the host tier give up first. "lru": what was used longest ago. "prior": what is least
+    likely to be used again, as learnt from the uses seen so far; takes about 4 KB for each record held.
     namespaces: if not empty, the only namespaces accepted.
     threads: worker threads that read and decode.
     """
@@ -60,6 +66,9 @@ class StoreConfig:
     namespaces: tuple[bytes, ...] = field(default=())
     threads: int = 2
     profile: Path | None = None
+    donors: bool = True
+    eviction: Literal["lru", "prior"] = "lru"
+    donor_step: float | None = None
 
     def __post_init__(self) -> None:
         for tier in ("device", "host", "disk"):
@@ -87,8 +96,16 @@ class StoreConfig:
             raise ConfigError(f"put_timeout_s: expected seconds >= 0, found {self.put_timeout_s!r}")
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
+        if self.eviction not in ("lru", "prior"):
+            raise ConfigError(f"eviction: expected 'lru' or 'prior', found {self.eviction!r}")
         if self.profile is not None and not isinstance(self.profile, Path):
             raise ConfigError(f"profile: expected a Path, found {self.profile!r}")
+        if not isinstance(self.donors, bool):
+            raise ConfigError(f"donors: expected True or False, found {self.donors!r}")
+        if self.donor_step is not None:
+            number = isinstance(self.donor_step, int | float) and not isinstance(self.donor_step, bool)
+            if not number or not 2**-10 <= self.donor_step <= 2**10:
+                raise ConfigError(f"donor_step: expected None or 2**-10 to 2**10, found {self.donor_step!r}")
         if not isinstance(self.namespaces, tuple) or not all(isinstance(n, bytes) for n in self.namespaces):
             raise ConfigError(f"namespaces: expected a tuple of bytes, found {self.namespaces!r}")
 
@@ -131,6 +148,8 @@ class StoreConfig:
                     table[rest] = _number(text)
             elif key == "profile":
                 settings[key] = text
+            elif key == "donors":
+                settings[key] = {"0": False, "false": False, "1": True, "true": True}.get(text.lower(), text)
             elif key == "namespaces":
                 settings[key] = [part for part in text.split(",") if part]
             else:

@@ -17,9 +17,11 @@ import torch
 from kvstore.block import Block
 from kvstore.codecs import Codec, KVView
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.predictive import MODE, PredictiveCodec, mode_of
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on, room_on_cpu
 from kvstore.config import MIB
+from kvstore.donor_reader import DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.identity import Tokens, chain_key
 from kvstore.layout import KVLayout
@@ -65,15 +67,17 @@ class Fetcher:
     metrics: Metrics
     threads: int
     profiles: Profiles
+    donors: DonorReader
 
-    def fetch(self, parts: Sequence[Part], out: KVView | None) -> tuple[int, dict[str, int]]:
-        """Decodes the parts into `out` (None: reads and checks them, and keeps them in the host tier).
+    def fetch(self, parts: Sequence[Part], out: KVView | None, origin: int = 0) -> tuple[int, dict[str, int]]:
+        """Decodes the parts into `out`, which begins at position `origin` (None: reads and checks them, and keeps them
+        in the host tier).
 
         Returns how many leading parts are good, and tokens by tier of those. Never raises for damaged or lost
         records: they are counted and quarantined. Releases the disk entries of the parts.
         """
         tasks = self._tasks(parts)
-        run = _Run(self, parts, out)
+        run = _Run(self, parts, out, origin)
         outcomes = [run(tasks[0])] if len(tasks) == 1 else list(self.executor.map(run, tasks))
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(parts))
@@ -108,6 +112,7 @@ class _Run:
     fetcher: Fetcher
     parts: Sequence[Part]
     out: KVView | None
+    origin: int
 
     def __call__(self, task: range) -> list[int]:
         entries = [part.source for part in self.parts[task.start : task.stop] if isinstance(part.source, Entry)]
@@ -118,7 +123,7 @@ class _Run:
         return [i for i in task if not self._from_memory(self.parts[i], self._target(self.parts[i]))]
 
     def _target(self, part: Part) -> KVView | None:
-        return self.out.narrow(part.start, len(part.tokens)) if self.out is not None else None
+        return self.out.narrow(part.start - self.origin, len(part.tokens)) if self.out is not None else None
 
     def _from_memory(self, part: Part, target: KVView | None) -> bool:
         source = part.source
@@ -199,6 +204,8 @@ class _Run:
     def _decode(self, part: Part, header: RecordHeader, payload: memoryview, target: KVView) -> bool:
         try:
             info = BlockInfo(target.layout, header.tokens, header.start)
+            if header.codec == DonorCodec.id:
+                return self._decode_member(part, info, header, payload, target)
             codec = self.fetcher.profiles.decoder(header.codec, header.profile)
             if codec is None:
                 return False  # with its profile it can be read: it stays
@@ -208,9 +215,34 @@ class _Run:
         except UnknownCodec:
             self.fetcher.metrics.add("unknown_codec")  # a newer version may read it: it stays
             return False
+        except DonorUnreadable:
+            return False  # as above
+        except DonorLost:
+            self._reject(part, "donor")
+            return False
         except CodecError as error:
             self._reject(part, type(error).__name__)
             return False
+        return True
+
+    def _decode_member(
+        self, part: Part, info: BlockInfo, header: RecordHeader, payload: memoryview, target: KVView
+    ) -> bool:
+        """Decodes a block that is coded against others; False where its profile is not here."""
+        fetcher = self.fetcher
+        codec = fetcher.profiles.donor_decoder(header.profile)
+        if codec is None:
+            return False
+        # What was read with the record holds even where it is made to stand alone meanwhile.
+        source, families = part.source, fetcher.residency.families
+        records = source.donors if isinstance(source, Entry) else families.donors(part.record)
+        if len(records) != len(header.donors):
+            raise DonorLost("the record needs other donors than the catalog says")
+        donors = fetcher.donors.of(records, header.donors)
+        near = target if target.on_cpu else room_on_cpu(target)
+        codec.decode(info, payload, header.layer_sizes, [donor.view for donor in donors], near)
+        if near is not target:
+            move(near, target)
         return True
 
     def _decode_near(
@@ -236,16 +268,7 @@ class _Run:
         return near
 
     def _reject(self, part: Part, why: str) -> None:
-        residency = self.fetcher.residency
-        if isinstance(part.source, Entry) and residency.disk is not None:
-            now = residency.disk.entry(part.record)
-            if now is None or now.extent != part.source.extent:
-                # A writer process reused the space since this one looked it up: not damage, only too late.
-                self.fetcher.metrics.add("stale_reads")
-                residency.drop([part.record])
-                return
-        self.fetcher.metrics.add(f"damaged_{why}")
-        residency.quarantine(part.record)
+        self.fetcher.residency.reject(part.record, part.source, why)
 
 
 def check_record(part: Part, data: memoryview) -> RecordHeader:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from kvstore.approximate import ReusedSpan
+    from kvstore.identity import Tokens
     from kvstore.layout import KVLayers
 
 
@@ -44,6 +46,18 @@ class SessionInfo:
 
 
 @dataclass(frozen=True)
+class ClusterInfo:
+    """Stored sequences that are alike (see `KVStore.clusters`). centroid: tokens, `[n]` uint32, of the most probable
+    one; members: those of all, the most probable first, which is the centroid. radius_bits: the largest distance of a
+    member from the centroid. shared_bits: information in what all of them begin with."""
+
+    centroid: Tokens
+    members: tuple[Tokens, ...]
+    radius_bits: float
+    shared_bits: float
+
+
+@dataclass(frozen=True)
 class Hit:
     """A stored prefix.
 
@@ -51,13 +65,31 @@ class Hit:
     not yet written, "host", "disk"). seconds: time the get took. layers: per layer (K, V), each
     `[1, heads, tokens, dim]`; the caller owns them and may write into them. On the CPU heads are further apart than
     their tokens take (`get`'s `reserve`): a caller that needs contiguous tensors asks for none.
+
+    Only where an approximate cache was asked for and given: exact_tokens: leading tokens that are exact, the others
+    were taken from other sequences; spans: from where, with their estimated errors; recompute: positions to compute
+    anew before the cache is used (`integrations.seams.recompute`), those without any contents among them; kl: estimate
+    of what the predictions lose then, nats a token. Such a cache is refused by `put`.
     """
 
     tokens: int
     tiers: dict[str, int]
     seconds: float
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    exact_tokens: int = -1
+    spans: tuple[ReusedSpan, ...] = ()
+    recompute: tuple[int, ...] = ()
+    kl: float = 0.0
     _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.exact_tokens < 0:
+            object.__setattr__(self, "exact_tokens", self.tokens)
+
+    @property
+    def approximate(self) -> bool:
+        """Whether some of the cache was computed behind other tokens."""
+        return self.exact_tokens < self.tokens
 
     def cache(self) -> Any:
         """A fresh transformers `DynamicCache` of these tensors, which it never writes into.
@@ -69,7 +101,9 @@ class Hit:
 
         # pop and not a look: two threads must not both get it
         room = self._room.pop() if self._room else None
-        return cache_from_layers(self.layers, room)
+        cache = cache_from_layers(self.layers, room)
+        cache.is_approximate = self.approximate
+        return cache
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ from kvstore.hit import PutResult
 from kvstore.layout import KVLayers
 from kvstore.metrics import Metrics
 from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.recode import Recoder
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
 from kvstore.session_record import SessionRecord
@@ -24,7 +25,7 @@ from kvstore.writeback import Job, WriteBehind
 class Intake:
     """Takes blocks in: makes them findable and hands them to the write-behind threads. Thread-safe: one put at a time.
 
-    next_record: the number that the next new block gets.
+    recoder: makes members stand alone. next_record: the number that the next new block gets.
     """
 
     residency: Residency
@@ -32,6 +33,7 @@ class Intake:
     sessions: SessionTable
     pool: BufferPool
     metrics: Metrics
+    recoder: Recoder
     next_record: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -58,11 +60,36 @@ class Intake:
             self.writer.submit(Job(sessions=[self.sessions.set(key, record)]))
 
     def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
-        """Forgets a sequence (see `KVStore.delete`) in memory; returns the records whose entries are to go."""
+        """Forgets a sequence (see `KVStore.delete`) in memory; returns the records whose entries are to go. What was
+        coded against them stands alone, durably, on return."""
+        residency = self.residency
         with self._lock:
-            records: list[int] = self.residency.index.erase(namespace, tokens).tolist()
-            self.residency.drop(records)
+            records: list[int] = residency.index.erase(namespace, tokens).tolist()
+            if residency.content is not None:
+                for record in records:
+                    residency.content.remove(record)
+            if self._members_of(records):
+                # Those on their way to the disk arrive there first: they can be read again only with their donors.
+                self.writer.wait()
+                self._stand_alone(self._members_of(records))
+                self.writer.wait()
+            residency.drop(records)
             return records
+
+    def _members_of(self, records: list[int]) -> list[int]:
+        """What is coded against these records and is none of them."""
+        families, gone = self.residency.families, set(records)
+        return sorted({member for record in records for member in families.members(record)} - gone)
+
+    def _stand_alone(self, members: list[int]) -> None:
+        for job in self.recoder.alone(members, self._number):
+            # Or a donor of many would have all its members in memory at once.
+            self.writer.wait_for_room(job.nbytes, self.residency.config.put_timeout_s)
+            self.writer.submit(job)
+
+    def _number(self) -> int:
+        self.next_record += 1
+        return self.next_record - 1
 
     def _take(
         self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
@@ -70,7 +97,12 @@ class Intake:
         residency, config = self.residency, self.residency.config
         residency.expire()
         count = len(sequence.tokens)
-        match = residency.index.match(sequence.namespace, sequence.tokens, touch=True)
+        match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
+        members = [r for r in match.records.tolist() if residency.families.donors(r)] if sequence.pin else []
+        if members:
+            # A pinned record must not go with a donor that is not pinned.
+            self._stand_alone(members)
+            match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
         gap = missing_blocks(match, count, config.block_tokens, residency.unwritten)
         layout = sequence.layout
         raw = (count - gap.first_token) * layout.bytes_per_token
@@ -90,10 +122,17 @@ class Intake:
             blocks = list(make_blocks(sequence, match, gap, view, self.next_record, config.block_tokens))
             self.next_record += len(blocks)
             superseded = self._index(sequence, blocks)
+        else:
+            residency.index.touch(sequence.namespace, sequence.tokens)  # an insertion is a use by itself
         changed = self._extend_lives(sequence, match, blocks)
         residency.touch(match.records.tolist())
+        residency.use_donors_of(match.records.tolist())
         if blocks or changed or sessions:
             self.writer.submit(Job(blocks, superseded, changed, sessions))
+        if sequence.pin:
+            # A block that was queued may have become a member just before it was pinned.
+            match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
+            self._stand_alone([r for r in match.records.tolist() if residency.families.donors(r)])
         return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
 
     def _index(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
@@ -111,6 +150,9 @@ class Intake:
             bits=sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end],
         ).tolist()
         residency.drop(superseded)
+        for told in residency.arrived:
+            for block in blocks:
+                told(block.record)
         if blocks[-1].pinned:
             residency.pin(blocks[-1].record)
         return superseded

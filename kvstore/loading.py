@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.record import FLAG_PINNED
 from kvstore.residency import Residency
@@ -39,12 +40,15 @@ def load_index(residency: Residency) -> int:
         np.ascontiguousarray(rows["bits"]),
         np.ascontiguousarray(scan.tokens),
         pinned.astype(np.uint8),
+        _traffic(residency, rows["record"]),
     ).tolist()
     lost += dropped
     residency.pinned.update(rows["record"][pinned].tolist())
     residency.pinned.difference_update(dropped)
     for i in np.flatnonzero(rows["expiry"]).tolist():
         residency.set_expiry(int(rows["record"][i]), float(rows["expiry"][i]))
+    lost += _load_families(residency, scan)
+    _load_content(residency, scan, names, which)
     if lost:
         residency.metrics.add("unreachable_records", len(lost))
         if not disk.read_only:
@@ -54,6 +58,60 @@ def load_index(residency: Residency) -> int:
                 residency.metrics.add("catalog_errors")
     disk.last_record = int(rows["record"].max(initial=0))
     return max(disk.last_record, max(lost, default=0)) + 1
+
+
+def save_traffic(residency: Residency) -> None:
+    """Notes in the catalog how often each record was used, for the probabilities of the next life of the store."""
+    disk = residency.disk
+    assert disk is not None
+    try:
+        disk.save_traffic(*residency.index.counts())
+    except CatalogError:
+        residency.metrics.add("catalog_errors")
+
+
+def _traffic(residency: Residency, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    assert residency.disk is not None
+    try:
+        return residency.disk.catalog.traffic(np.ascontiguousarray(records))
+    except CatalogError:
+        residency.metrics.add("catalog_errors")
+        return np.zeros(len(records), np.uint32)
+
+
+def _load_families(residency: Residency, scan: Scan) -> list[int]:
+    """Who needs whom; returns the members whose donors are gone, or are members themselves: nobody can read them."""
+    lost = [
+        member
+        for member, donors in scan.donors.items()
+        if member in residency.index  # else it is among the lost already
+        and any(donor not in residency.index or donor in scan.donors for donor in donors)
+    ]
+    for member in scan.donors.keys() - set(lost):
+        if member in residency.index:
+            residency.families.add(member, scan.donors[member])
+    if lost:
+        residency.drop(lost)
+        residency.metrics.add("lost_members", len(lost))
+    return lost
+
+
+def _load_content(residency: Residency, scan: Scan, names: list[bytes], which: npt.NDArray[np.intp]) -> None:
+    """Enters the blocks that others may be coded against in the content index: see `Matchmaker`."""
+    if residency.content is None:
+        return
+    rows = scan.entries
+    serves = (rows["count"] == residency.config.block_tokens) & (rows["expiry"] == 0)
+    serves &= ~np.isin(rows["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors)))
+    serves &= np.array([record in residency.index for record in rows["record"].tolist()], bool)
+    residency.content.insert_many(
+        names,
+        which[serves].astype(np.uint32),
+        np.ascontiguousarray(rows["record"][serves]),
+        np.ascontiguousarray(rows["parent"][serves]),
+        np.ascontiguousarray(rows["count"][serves]),
+        np.ascontiguousarray(scan.tokens[np.repeat(serves, rows["count"])]),
+    )
 
 
 def follow(residency: Residency) -> None:
@@ -100,3 +158,5 @@ def _insert(residency: Residency, scan: Scan) -> None:
         per_token = float(row["bits"]) / max(1, int(row["count"]))
         residency.index.insert(digest, np.ascontiguousarray(tokens), end, ids, bits=per_token)
         residency.set_expiry(record, float(row["expiry"]))
+        if record in scan.donors:
+            residency.families.add(record, scan.donors[record])

@@ -51,6 +51,7 @@ class Lookup:
         if not records:
             return []
         residency.touch(records)
+        residency.use_donors_of(records)
         sources = residency.find(records)
         parents = [self.root(namespace), *chain_keys(self.root(namespace), tokens[: len(records) * size], size)]
         parts = []

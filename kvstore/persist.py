@@ -12,7 +12,9 @@ from kvstore.block import Block
 from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device, copy_on_cpu
+from kvstore.donor_coding import DonorCoding
 from kvstore.hit import FlushResult
+from kvstore.matchmaker import Matchmaker
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
 from kvstore.tier_codecs import TierCodecs
@@ -20,6 +22,7 @@ from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.device import DeviceBlock
 from kvstore.tiers.disk.tier import Draft
 from kvstore.tiers.host import HostRecord
+from kvstore.trie.content import DonorSpan
 from kvstore.writeback import Encoded, Job
 
 # A buffer that is this much larger than its record is copied to a smaller one before it is kept.
@@ -36,17 +39,21 @@ class _Made:
 
 @dataclass(frozen=True)
 class Persister:
-    """Used by one encoding thread and one writing thread."""
+    """Used by one encoding thread and one writing thread. matchmaker: finds blocks to code others against, None where
+    nobody is to look for any; against: codes them so, None where each is to stand alone."""
 
     residency: Residency
     pool: BufferPool
     executor: Executor
     sessions: SessionTable
     codecs: TierCodecs
+    matchmaker: Matchmaker | None
+    against: DonorCoding | None
 
     def encode(self, blocks: Sequence[Block]) -> list[Encoded]:
         """Encodes blocks on the workers; what the device and host tiers keep is in place on return."""
-        made = list(self.executor.map(self._encode, blocks))
+        plans = self.matchmaker.plan(blocks) if self.matchmaker is not None else [()] * len(blocks)
+        made = list(self.executor.map(self._encode, blocks, plans))
         for first, last in _runs(blocks):
             self._keep(blocks[first:last], [made_one.host for made_one in made[first:last]])
         return [Encoded(b, m.disk) for b, m in zip(blocks, made, strict=True) if m.disk is not None]
@@ -77,6 +84,8 @@ class Persister:
                 if wanted and block.record not in written:
                     if residency.disk is not None:
                         residency.unwritten.add(block.record)
+                        if residency.content is not None:
+                            residency.content.remove(block.record)
                     residency.drop_if_nowhere(block.record)
                     dropped += residency.disk is not None
                     if residency.disk is None and block.record not in residency.index:
@@ -96,7 +105,7 @@ class Persister:
                 residency.metrics.add("host_full")
         residency.touch(path)
 
-    def _encode(self, block: Block) -> _Made:
+    def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> _Made:
         residency, config = self.residency, self.residency.config
         if block.record not in residency.pending:
             return _Made(None, None)  # deleted or superseded since it was put
@@ -112,6 +121,10 @@ class Persister:
                 record = type(record)(record.header, smaller)
         if residency.disk is None:
             return _Made(record, None)
+        if spans and self.against is not None:
+            member = self.against.encode(block, spans)
+            if member is not None:
+                return _Made(record, member)
         if record is not None and self.codecs.disk is self.codecs.host:
             return _Made(record, record)
         return _Made(record, self._encode_with(self.codecs.disk, block))

@@ -94,5 +94,6 @@ def make_blocks(
             bits=sequence.bits_between(start, start + len(tokens)),
             expiry=sequence.expiry,
             pinned=sequence.pin and index == last,
+            alone=sequence.pin,
         )
         records[index] = number

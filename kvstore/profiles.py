@@ -11,6 +11,9 @@ import threading
 from functools import cached_property
 
 from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names
+from kvstore.codecs.donor import DonorCodec
+from kvstore.codecs.donor_model import DonorModel
+from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.profile import MAX_BYTES, NO_PROFILE
 from kvstore.errors import ProfileError
 from kvstore.identity import ModelIdentity
@@ -41,6 +44,7 @@ class Profiles:
         self._loaded: dict[bytes, Profile] = {}
         self._damaged: set[bytes] = set()
         self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
+        self._donor_decoders: dict[bytes, DonorCodec | None] = {}
         self._given = given
         if given is not None:
             self._loaded[given.id] = given
@@ -70,6 +74,33 @@ class Profiles:
             if (number, profile) not in self._decoders:
                 self._make_decoder(number, profile)
             codec = self._decoders.get((number, profile))
+        if codec is None:
+            self._metrics.add("unknown_profile")
+        return codec
+
+    def donor_encoder(self, plain: Codec, step: float | None) -> DonorCodec:
+        """The codec of blocks that are coded against others. plain: for tokens that no other block has; where it needs
+        the current profile, what that knows of donors is used too. step: see `DonorCodec`. Raises `ProfileError`."""
+        profile = self.current if plain.profile != NO_PROFILE else None
+        return DonorCodec(plain, None, step) if profile is None else _donor_codec(plain, profile, step)
+
+    def donor_decoder(self, profile: bytes) -> DonorCodec | None:
+        """The same for a record with this profile id; None, which is counted, as of `decoder`."""
+        if profile == NO_PROFILE:
+            return _PLAIN_DONOR
+        with self._lock:
+            if profile not in self._donor_decoders:
+                loaded = self._load(profile)
+                if loaded is None:
+                    self._metrics.add("unknown_profile")
+                    return None
+                try:
+                    name = auto_name(loaded)
+                    self._donor_decoders[profile] = _donor_codec(codec_by_name(name, loaded), loaded)
+                except ProfileError:
+                    self._note_damaged(profile)
+                    self._donor_decoders[profile] = None
+            codec = self._donor_decoders[profile]
         if codec is None:
             self._metrics.add("unknown_profile")
         return codec
@@ -152,3 +183,12 @@ class Profiles:
     def _file(self, profile_id: bytes) -> str:
         assert self._folder is not None
         return os.path.join(self._folder, f"{profile_id.hex()}.safetensors")
+
+
+def _donor_codec(plain: Codec, profile: Profile, step: float | None = None) -> DonorCodec:
+    codec = DonorCodec(plain, DonorModel.from_profile(profile), step)
+    codec.profile = profile.id
+    return codec
+
+
+_PLAIN_DONOR = DonorCodec(EntropyCodec())

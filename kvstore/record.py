@@ -1,6 +1,6 @@
 """A record: one block of one sequence, all layers, as bytes that describe themselves (FORMAT.md, "Record").
 
-    header (256 bytes) | layer sizes (4 bytes each) | tokens (4 bytes each) | zeros to a multiple of 64 | payload
+    header (256) | layer sizes (4 each) | tokens (4 each) | donors (40 each) | zeros to a multiple of 64 | payload
 
 The payload is the layers' coded bytes one after the other. Everything before the payload is covered by
 `header_sum`, the payload by `payload_sum` (both xxh3-128). Pure: bytes in, bytes out.
@@ -25,7 +25,8 @@ KNOWN_FLAGS = FLAG_PINNED
 NO_KEY = bytes(32)
 ALIGNMENT = 64
 
-_HEADER = struct.Struct("<8sHHI32s32s32s32s16sQQQIIIffId8x16s16s")
+_HEADER = struct.Struct("<8sHHI32s32s32s32s16sQQQIIIffIdH6x16s16s")
+_DONOR = struct.Struct("<Q32s")
 HEADER_BYTES = _HEADER.size
 _SUM_BYTES = 16
 assert HEADER_BYTES == 256
@@ -51,12 +52,20 @@ class DamagedRecord(Exception):
         self.damage = damage
 
 
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """A record that another one is coded against: its number in this store, and the key of its block."""
+
+    record: int
+    key: bytes
+
+
 @dataclass(frozen=True)
 class RecordHeader:
     """What a record says of itself.
 
     key: key of the block (`identity.chain_key`); parent: key of the block before it (the chain's root for the first).
-    namespace: digest of the namespace. donor: key of the record it is coded against, `NO_KEY` for none.
+    namespace: digest of the namespace. donors: the records it is coded against.
     profile: id of the calibrated tables it needs, zeros for none. record_id: number in this store.
     start: position of its first token. bits: -log2 P of its tokens. expiry: unix seconds, 0 for never.
     error_bound: 0 for exact codecs. layer_sizes: coded bytes of each layer. tokens: `[n]` uint32.
@@ -74,9 +83,9 @@ class RecordHeader:
     bits: float = 0.0
     expiry: float = 0.0
     flags: int = 0
-    donor: bytes = NO_KEY
     profile: bytes = bytes(16)
     error_bound: float = 0.0
+    donors: tuple[Donor, ...] = ()
 
     @property
     def count(self) -> int:
@@ -88,7 +97,7 @@ class RecordHeader:
 
     @property
     def payload_offset(self) -> int:
-        return payload_offset(len(self.layer_sizes), self.count)
+        return payload_offset(len(self.layer_sizes), self.count, len(self.donors))
 
     @property
     def record_bytes(self) -> int:
@@ -96,9 +105,9 @@ class RecordHeader:
         return self.payload_offset + self.payload_bytes
 
 
-def payload_offset(layers: int, tokens: int) -> int:
+def payload_offset(layers: int, tokens: int, donors: int = 0) -> int:
     """Where the payload of a record starts."""
-    return -(-(HEADER_BYTES + 4 * layers + 4 * tokens) // ALIGNMENT) * ALIGNMENT
+    return -(-(HEADER_BYTES + 4 * layers + 4 * tokens + _DONOR.size * donors) // ALIGNMENT) * ALIGNMENT
 
 
 def padded(nbytes: int) -> int:
@@ -114,6 +123,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
     start, end = header.payload_offset, header.record_bytes
     record[end:] = bytes(len(record) - end)
     table = np.asarray(header.layer_sizes, dtype="<u4").tobytes() + header.tokens.astype("<u4", copy=False).tobytes()
+    table += b"".join(_DONOR.pack(donor.record, donor.key) for donor in header.donors)
     fixed = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -121,7 +131,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         start,
         header.key,
         header.parent,
-        header.donor,
+        header.donors[0].key if header.donors else NO_KEY,
         header.namespace,
         header.profile,
         header.record_id,
@@ -134,6 +144,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         header.bits,
         header.flags,
         header.expiry,
+        len(header.donors),
         xxhash.xxh3_128_digest(record[start:end]),
         bytes(_SUM_BYTES),
     )[:-_SUM_BYTES]
@@ -155,7 +166,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         start_of_payload,
         key,
         parent,
-        donor,
+        first_donor,
         namespace,
         profile,
         record_id,
@@ -168,6 +179,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         bits,
         flags,
         expiry,
+        donor_count,
         _payload_sum,
         header_sum,
     ) = _HEADER.unpack_from(data)
@@ -176,15 +188,18 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
     if version != VERSION:
         raise DamagedRecord(Damage.VERSION, f"record version {version}")
     # Bounds first: `layers` and `count` are below 2^32 each, so the sums below cannot run away.
-    if start_of_payload != payload_offset(layers, count) or start_of_payload + payload_bytes > max_record_bytes:
+    begin = payload_offset(layers, count, donor_count)
+    if start_of_payload != begin or begin + payload_bytes > max_record_bytes:
         raise DamagedRecord(Damage.LENGTH, "sizes out of bounds")
     if len(data) < start_of_payload:
         raise DamagedRecord(Damage.LENGTH, "header cut short")
-    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (layers + count)])
+    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (layers + count) + _DONOR.size * donor_count])
     if header_sum != _header_sum(bytes(data[: HEADER_BYTES - _SUM_BYTES]), tables):
         raise DamagedRecord(Damage.HEADER_SUM, "header checksum differs")
     sizes = np.frombuffer(tables, "<u4", layers)
-    if int(sizes.sum(dtype=np.uint64)) != payload_bytes or flags & ~KNOWN_FLAGS or count == 0:
+    donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (layers + count) :]))
+    told = first_donor == (donors[0].key if donors else NO_KEY)
+    if int(sizes.sum(dtype=np.uint64)) != payload_bytes or flags & ~KNOWN_FLAGS or count == 0 or not told:
         raise DamagedRecord(Damage.FIELD, "fields contradict each other")
     return RecordHeader(
         key=key,
@@ -199,9 +214,9 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         bits=bits,
         expiry=expiry,
         flags=flags,
-        donor=donor,
         profile=profile,
         error_bound=error_bound,
+        donors=donors,
     )
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.admission import SecondRead
 from kvstore.block import Block
 from kvstore.config import StoreConfig
-from kvstore.eviction import LeafFirstLRU
+from kvstore.eviction import EvictionPolicy, LeafFirstLRU
+from kvstore.eviction_prior import PriorGuided
+from kvstore.families import Families
 from kvstore.metrics import Metrics
 from kvstore.tiers.base import MemoryTier
 from kvstore.tiers.device import DeviceBlock, DeviceTier
@@ -22,6 +24,7 @@ from kvstore.tiers.disk.catalog import CatalogError, Entry
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostRecord, HostTier
 from kvstore.trie import TrieIndex
+from kvstore.trie.content import ContentIndex
 from kvstore.trie.index import NO_LIMIT
 
 Source = DeviceBlock | Block | HostRecord | Entry
@@ -29,13 +32,19 @@ Source = DeviceBlock | Block | HostRecord | Entry
 
 @dataclass
 class Residency:
-    """All tiers of one store and the index over them. Thread-safe."""
+    """All tiers of one store and the indexes over them. Thread-safe. content: of the blocks that others may be coded
+    against, None where none may. arrived, forgotten: told of every
+    record that is put, and that is gone."""
 
     config: StoreConfig
     index: TrieIndex
     metrics: Metrics
+    content: ContentIndex | None = None
 
     def __post_init__(self) -> None:
+        self.families = Families()
+        self.arrived: list[Callable[[int], None]] = []
+        self.forgotten: list[Callable[[int], None]] = []
         self.disk: DiskTier | None = None
         self.pending: dict[int, Block] = {}
         self.pinned: set[int] = set()  # the last records of pinned sequences
@@ -46,12 +55,13 @@ class Residency:
         self._expiry_heap: list[tuple[float, int]] = []
         self._expiry_lock = threading.Lock()
         budgets = self.config
+        policy: Callable[[], EvictionPolicy] = PriorGuided if budgets.eviction == "prior" else LeafFirstLRU
         self.device: DeviceTier = MemoryTier(
-            "device", budgets.device.bytes, LeafFirstLRU(), self._may_leave_memory, self._left_memory
+            "device", budgets.device.bytes, policy(), self._may_leave_memory, self._left_memory
         )
         self.host_admission = SecondRead(budgets.host.bytes)
         self.host: HostTier = MemoryTier(
-            "host", budgets.host.bytes, LeafFirstLRU(), self._may_leave_memory, self._left_memory
+            "host", budgets.host.bytes, policy(), self._may_leave_memory, self._left_memory
         )
 
     # ---- finding -------------------------------------------------------------------------------------------------
@@ -72,6 +82,25 @@ class Residency:
         self.device.touch(records)
         self.host.touch(records)
 
+    def use_donors(self, records: Iterable[int]) -> None:
+        """These donors were used: a donor that is used no later than its members outlives them."""
+        done: set[int] = set()
+        for record in records:
+            if record in done:
+                continue
+            try:
+                namespace, tokens = self.index.path(record)
+            except KeyError:
+                continue
+            path = [r for r in self.index.match(namespace, tokens, touch=True).records.tolist() if r]
+            self.touch(path)
+            done.update(path)
+
+    def use_donors_of(self, records: Iterable[int]) -> None:
+        """The members among these records were used, and with them their donors."""
+        if len(self.families):
+            self.use_donors(dict.fromkeys(d for r in records for d in self.families.donors(r)))
+
     def path(self, record: int) -> list[int]:
         """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
         try:
@@ -86,15 +115,25 @@ class Residency:
         self.pinned.add(record)
         self._kept.update(self.path(record))
 
+    def is_kept(self, record: int) -> bool:
+        """Whether the record, or one that continues it, was pinned."""
+        return record in self._kept
+
     # ---- leaving -------------------------------------------------------------------------------------------------
 
-    def evict_one(self) -> int:
-        """The disk is full: the index gives up the record it can best spare, and with it every tier. 0 for none.
-        What is not written yet stays: it holds no space on disk."""
-        record = self.index.evict(below=min(list(self.pending), default=NO_LIMIT)) or 0
-        if record:
-            self._forget(record)
-        return record
+    def evict(self) -> list[int]:
+        """The disk is full: the index gives up the record it can best spare, and with it every tier; before it go the
+        members that are coded against it, which were used no later. [] for none. What is not written yet stays: it
+        holds no space on disk, and a member among it is dropped, and said to be, when it is to be written."""
+        record = self.index.evict(below=min(list(self.pending), default=NO_LIMIT))
+        if record is None:
+            return []
+        members = self._written_members(record)
+        self.drop(members)
+        self._forget(record)
+        if members:
+            self.metrics.add("dropped_members", len(members))
+        return [*members, record]
 
     def drop(self, records: Iterable[int]) -> None:
         """Forgets records in memory and in the index; their catalog entries are the caller's to remove."""
@@ -103,14 +142,34 @@ class Residency:
             self._forget(record)
 
     def quarantine(self, record: int) -> None:
-        """A record turned out damaged: it is removed everywhere, and counted."""
-        self.metrics.add("quarantined_records")
-        self.drop([record])
+        """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is
+        not written yet needs no donor to be read, and stays."""
+        members = self._written_members(record)
+        records = [*members, record]
+        if members:
+            self.metrics.add("damaged_donor", len(members))
+        self.metrics.add("quarantined_records", len(records))
+        self.drop(records)
         if self.disk is not None and not self.disk.read_only:
             try:
-                self.disk.remove([record])
+                self.disk.remove(records)
             except CatalogError:
                 self.metrics.add("catalog_errors")
+
+    def reject(self, record: int, source: Source, why: str) -> None:
+        """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
+        was looked up, or another thread removed the record: that is not damage, only too late."""
+        if record not in self.index:
+            self.metrics.add("stale_reads")
+            return
+        if isinstance(source, Entry) and self.disk is not None:
+            now = self.disk.entry(record)
+            if now is None or now.extent != source.extent:
+                self.metrics.add("stale_reads")
+                self.drop([record])
+                return
+        self.metrics.add(f"damaged_{why}")
+        self.quarantine(record)
 
     def drop_if_nowhere(self, record: int) -> None:
         """Forgets a record that no tier holds any more."""
@@ -119,12 +178,20 @@ class Residency:
         if self.disk is None or not self.disk.holds(record):
             self.drop([record])
 
+    def _written_members(self, record: int) -> list[int]:
+        return [member for member in self.families.members(record) if member not in self.pending]
+
     def _forget(self, record: int) -> None:
         self.pending.pop(record, None)
         self.device.remove(record)
         self.host.remove(record)
         self._kept.discard(record)
         self.unwritten.discard(record)
+        self.families.remove(record)
+        if self.content is not None:
+            self.content.remove(record)
+        for told in self.forgotten:
+            told(record)
         if record in self.pinned:
             self.pinned.discard(record)
             self._kept = {r for pinned in list(self.pinned) for r in self.path(pinned)}

@@ -8,20 +8,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+from kvstore.approximate import Approximate
+from kvstore.assembly import Assembler
 from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
-from kvstore.errors import ConfigError, ReadOnlyStore
+from kvstore.donor_coding import DonorCoding
+from kvstore.donor_reader import DonorReader
+from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
 from kvstore.fetch import Fetcher, home, release
 from kvstore.gate import Gate
-from kvstore.hit import FlushResult, Hit, PutResult, SessionInfo
+from kvstore.grouping import Grouping
+from kvstore.hit import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.identity import ModelIdentity, Tokens, as_tokens, namespace_digest
 from kvstore.intake import Intake
-from kvstore.loading import load_index
+from kvstore.loading import load_index, save_traffic
 from kvstore.lookup import Lookup
+from kvstore.matchmaker import Matchmaker
 from kvstore.metrics import Metrics
 from kvstore.persist import Persister
 from kvstore.planner import Sequence
 from kvstore.profiles import Profiles
+from kvstore.recode import Recoder
 from kvstore.residency import Residency
 from kvstore.result import allocate, deliver, stays
 from kvstore.session import Session, SessionTable
@@ -31,11 +38,14 @@ from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
+from kvstore.trie.content import ContentIndex
 from kvstore.writeback import WriteBehind
 
 # Room behind the tensors of a hit for what is generated first.
 _RESERVE_TOKENS = 64
 _MOST_RESERVE = 1 << 24
+# About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.
+_RADIUS_BITS = 256.0
 
 
 class KVStore:
@@ -72,7 +82,8 @@ class KVStore:
         codecs = TierCodecs.of(config, identity, profiles)
 
         index = TrieIndex(config.block_tokens)
-        self._residency = Residency(config, index, self.metrics)
+        content = ContentIndex() if config.donors and config.disk.bytes else None
+        self._residency = Residency(config, index, self.metrics, content)
         self._pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=_cuda_is_there())
         next_record = 1
         if config.disk.bytes:
@@ -84,7 +95,7 @@ class KVStore:
                 read_only,
                 self.metrics,
                 self._pool,
-                evict=self._residency.evict_one,
+                evict=self._residency.evict,
                 alive=self._residency.pending.__contains__,
             )
             try:
@@ -97,12 +108,27 @@ class KVStore:
         # One more than may compute, so that one can wait for the disk.
         self._executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
-        self._fetcher = Fetcher(self._residency, self._pool, self._executor, self.metrics, config.threads, profiles)
+        exact = identity.codec_family == "exact"
+        self._donors = DonorReader(self._residency, self._pool, profiles, self.metrics, identity.layout, exact)
+        self._residency.forgotten.append(self._donors.forget)
+        self._fetcher = Fetcher(
+            self._residency, self._pool, self._executor, self.metrics, config.threads, profiles, self._donors
+        )
+        self._assembler = Assembler(self._residency, self._donors, self._fetcher, self.metrics)
         self._sessions = SessionTable(self._residency.disk)
         self._lookup = Lookup(self._residency, identity, config.block_tokens, follows=read_only)
+        self._grouping = Grouping(self._residency)
         self._intake: Intake | None = None
         if not read_only:
-            persister = Persister(self._residency, self._pool, self._executor, self._sessions, codecs)
+            matchmaker = against = None
+            if content is not None:
+                members = codecs.donor is not None
+                matchmaker = Matchmaker(self._residency, content, config.block_tokens, members, stored_only=not exact)
+            if matchmaker is not None and codecs.donor is not None:
+                against = DonorCoding(matchmaker, self._donors, codecs.donor, codecs.disk, self._pool, self.metrics)
+            persister = Persister(
+                self._residency, self._pool, self._executor, self._sessions, codecs, matchmaker, against
+            )
             writer = WriteBehind(
                 config.write_queue_bytes,
                 _group_bytes(config),
@@ -110,7 +136,12 @@ class KVStore:
                 persister.persist,
                 self._residency.expire,
             )
-            self._intake = Intake(self._residency, writer, self._sessions, self._pool, self.metrics, next_record)
+            recoder = Recoder(
+                self._residency, self._fetcher, self._pool, identity.layout, config.block_tokens, self._lookup.root
+            )
+            self._intake = Intake(
+                self._residency, writer, self._sessions, self._pool, self.metrics, recoder, next_record
+            )
 
     # ---- the main job --------------------------------------------------------------------------------------------
 
@@ -150,6 +181,11 @@ class KVStore:
         session: tuple[bytes, SessionRecord] | None = None,
     ) -> PutResult:
         intake = self._check_writable()
+        if getattr(kv, "is_approximate", False):
+            raise UnsupportedCache(
+                "kv: this cache began as an approximate one, which is never stored as exact; compute the sequence anew "
+                "to store it"
+            )
         ids = as_tokens(tokens)
         layout = self.identity.layout
         layers, mutable = layout.layers_of(kv, len(ids))
@@ -166,6 +202,7 @@ class KVStore:
         max_tokens: int | None = None,
         device: Any = None,
         reserve: int | None = None,
+        approximate: Approximate | None = None,
     ) -> Hit | None:
         """The cache of the longest stored prefix of `tokens`, exact to the token; None where nothing is stored.
 
@@ -173,36 +210,57 @@ class KVStore:
         reserve: room behind the tensors, in tokens, so that `Hit.cache()` appends to them instead of copying them;
         by default for the tokens that did not match, but no more than matched, and 64; 0 for contiguous tensors.
         There is none on other devices.
-        What comes back is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks make
-        the prefix shorter, never wrong. Raises `ValueError` for bad arguments, nothing for any state of the store.
+        approximate: where other sequences hold tokens that follow the stored prefix, give their keys and values for
+        them too, keys turned to the new positions, as far as the request allows; `Hit` says which these are and which
+        positions to compute anew. Needs `StoreConfig.donors`.
+        What comes back otherwise is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks
+        make the prefix shorter, never wrong. Raises `ValueError` for bad arguments, nothing for any state of the store.
         """
-        return self._get(tokens, self._digest(namespace), max_tokens, device, reserve)
+        return self._get(tokens, self._digest(namespace), max_tokens, device, reserve, approximate)
 
     def _get(
-        self, tokens: Any, digest: bytes, max_tokens: int | None, device: Any, reserve: int | None = None
+        self,
+        tokens: Any,
+        digest: bytes,
+        max_tokens: int | None,
+        device: Any,
+        reserve: int | None = None,
+        approximate: Approximate | None = None,
     ) -> Hit | None:
         self._check_open()
         begin = time.perf_counter()
         ids = as_tokens(tokens)
         wanted = ids[: _positive("max_tokens", max_tokens, 1)]
         _positive("reserve", reserve, 0, _MOST_RESERVE)
+        if approximate is not None and not isinstance(approximate, Approximate):
+            raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add("get_tokens", len(wanted))
         with self._gate:
-            return self._fetch(digest, wanted, device, reserve, len(ids), begin)
+            return self._fetch(digest, wanted, device, reserve, len(ids), begin, approximate)
 
     def _fetch(
-        self, digest: bytes, ids: Tokens, device: Any, reserve: int | None, asked: int, begin: float
+        self,
+        digest: bytes,
+        ids: Tokens,
+        device: Any,
+        reserve: int | None,
+        asked: int,
+        begin: float,
+        approximate: Approximate | None = None,
     ) -> Hit | None:
         here = stays(device)
         parts = self._lookup.parts(digest, ids)
+        count = parts[-1].start + len(parts[-1].tokens) if parts else 0
+        if approximate is not None:
+            planned = self._assembler.plan(approximate, digest, ids, count)
+            if planned is not None:
+                room = self._room(reserve, asked, planned.tokens)
+                hit = self._assembler.assemble(planned, parts, ids, device, room, begin)
+                return hit or self._fetch(digest, ids, device, reserve, asked, begin)
         if not parts:
             self.metrics.add("get_misses")
             return None
-        count = parts[-1].start + len(parts[-1].tokens)
-        if not here:
-            reserve = 0
-        elif reserve is None:
-            reserve = min(asked - count, count) + _RESERVE_TOKENS
+        reserve = self._room(reserve, asked, count) if here else 0
         layout = self.identity.layout
         try:
             result = allocate(layout, count, reserve, home(parts, layout, device, self._fetcher))
@@ -219,7 +277,13 @@ class KVStore:
         self.metrics.add("get_hits")
         for name, amount in tiers.items():
             self.metrics.add(f"get_hit_tokens_{name}", amount)
-        return Hit(count, tiers, time.perf_counter() - begin, layers, [result.room] if reserve else [])
+        rooms = [result.room] if reserve else []
+        return Hit(count, tiers, time.perf_counter() - begin, layers, _room=rooms)
+
+    @staticmethod
+    def _room(reserve: int | None, asked: int, count: int) -> int:
+        """Tokens to reserve behind `count` of a sequence of `asked`."""
+        return min(asked - count, count) + _RESERVE_TOKENS if reserve is None else reserve
 
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
@@ -285,6 +349,18 @@ class KVStore:
             rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in self._sessions.all()]
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
+    def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
+        """Stored sequences that are alike, the largest group first: those within `radius_bits` of the most probable one
+        of them, in bits of what the two have not in common, by the probabilities of the trie (docs/semantic.md).
+
+        namespace: only of this one. The first call with a radius looks at everything; from then on they are kept up
+        to date. Raises `ValueError` for a radius that is not above 0.
+        """
+        self._check_open()
+        digest = None if namespace is None else self._digest(namespace)
+        with self._gate:
+            return self._grouping.groups(float(radius_bits), digest)
+
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
@@ -304,6 +380,8 @@ class KVStore:
             tiers["disk"] = disk.stats()
         return {
             "index": residency.index.stats(),
+            "families": residency.families.stats(),
+            "content": residency.content.stats() if residency.content is not None else {},
             **tiers,
             "queue": {
                 "bytes": self._intake.writer.pending_bytes if self._intake else 0,
@@ -323,7 +401,10 @@ class KVStore:
             self._intake.writer.close()
         self._executor.shutdown()
         if self._residency.disk is not None:
+            if not self.read_only:
+                save_traffic(self._residency)
             self._residency.disk.close()
+        self._donors.clear()
         self._residency.host.clear()
         self._residency.device.clear()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvstore.block import max_record_bytes
 from kvstore.codecs import Codec
+from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.errors import ConfigError, UnknownCodec
@@ -15,32 +16,51 @@ from kvstore.profiles import Profiles
 
 # Codecs that need no profile: what the host tier is coded with, and what stands in for one whose profile is not kept.
 _FAST, _PLAIN = "splitzip", "entropy"
+# Codecs that were chosen for the size of what they write.
+_SMALL = ("predictive", "entropy")
 
 
 @dataclass(frozen=True)
 class TierCodecs:
-    """What the host and disk tiers keep blocks in."""
+    """What the host and disk tiers keep blocks in. donor: for blocks on disk that are coded against others, None where
+    none are."""
 
     host: Codec
     disk: Codec
+    donor: DonorCodec | None = None
 
     @classmethod
     def of(cls, config: StoreConfig, identity: ModelIdentity, profiles: Profiles) -> TierCodecs:
         """Those that the settings name. Raises `ConfigError` for one that is unknown, lossy where caches are exact, or
         whose records may not fit a segment; `ProfileError` where a profile is needed that is not there."""
         host = _FAST if config.host.codec == "auto" else config.host.codec
-        return cls(
-            *(_checked(config, identity, profiles, *name) for name in (("host", host), ("disk", config.disk.codec)))
-        )
+        disk = _checked(config, identity, profiles, "disk", config.disk.codec)
+        donor = _donor(config, identity, profiles, disk)
+        return cls(_checked(config, identity, profiles, "host", host), disk, donor)
 
     def kept(self, profiles: Profiles, metrics: Metrics) -> TierCodecs:
         """The codecs, once the store has its own copy of the profile that they need; where the disk has no room for
         it, codecs that need none, which is counted: no record may name a profile that is not there."""
-        if all(codec.profile == NO_PROFILE for codec in (self.host, self.disk)) or profiles.keep():
+        used = [codec for codec in (self.host, self.disk, self.donor) if codec is not None]
+        if all(codec.profile == NO_PROFILE for codec in used) or profiles.keep():
             return self
         metrics.add("fallback_profile")
         plain = profiles.encoder(_PLAIN)
-        return TierCodecs(*(codec if codec.profile == NO_PROFILE else plain for codec in (self.host, self.disk)))
+        host, disk = (codec if codec.profile == NO_PROFILE else plain for codec in (self.host, self.disk))
+        return TierCodecs(host, disk, DonorCodec(plain, None, self.donor.step) if self.donor is not None else None)
+
+
+def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, plain: Codec) -> DonorCodec | None:
+    """None also where the tier's codec was chosen for its speed: a member is read at the pace of its donors."""
+    small = plain.name in _SMALL and identity.layout.dtype == "bfloat16"
+    if not (config.donors and config.disk.bytes and small):
+        return None
+    if config.donor_step is not None and identity.codec_family == "exact":
+        raise ConfigError(
+            "donor_step: codes with loss, and the identity says that its caches are exact, with which others must not "
+            'mix; open another store with dataclasses.replace(identity, codec_family="lossy")'
+        )
+    return profiles.donor_encoder(plain, config.donor_step)
 
 
 def _checked(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, tier: str, name: str) -> Codec:

@@ -11,10 +11,10 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 def pytest_configure() -> None:
     """`make test-asan` must not pass because the ordinary build was imported."""
     if os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1":
-        from kvstore.codecs import _lossy, _native, _predict, _rans
-        from kvstore.trie import _trie
+        from kvstore.codecs import _donor, _donor_steps, _lossy, _native, _predict, _rans
+        from kvstore.trie import _content, _trie
 
-        for module in (_lossy, _native, _predict, _rans, _trie):
+        for module in (_donor, _donor_steps, _lossy, _native, _predict, _rans, _content, _trie):
             path = Path(str(module.__file__))
             if b"__asan_init" not in path.read_bytes():
                 raise RuntimeError(f"{path} is not built with AddressSanitizer")

@@ -43,6 +43,7 @@ PATH_CALLS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir",
 MAY_TOUCH_FILES = {
     "kvstore.tiers.disk.fs": "the one seam to the file system",
     "kvstore.config": "reads the settings file that the caller names",
+    "kvstore.codecs.donor_tables": "reads its tables, a file of the package",
     "kvstore.codecs.entropy_tables": "reads its tables, a file of the package",
     "kvstore.codecs.higgs_grids": "reads its grids, a file of the package",
     "kvstore.codecs.profile": "reads and writes the profile that the caller names",

@@ -115,8 +115,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(dist: Path, source: Path) 
         }
     assert modules | {"kvstore/py.typed"} <= names
     extensions = {name.split(".")[0] for name in names if name.endswith(".so")}
-    codecs = {f"kvstore/codecs/{name}" for name in ("_lossy", "_native", "_predict", "_rans")}
-    assert extensions == {"kvstore/trie/_trie", *codecs}
+    codecs = {f"kvstore/codecs/{name}" for name in ("_donor", "_donor_steps", "_lossy", "_native", "_predict", "_rans")}
+    assert extensions == {"kvstore/trie/_content", "kvstore/trie/_trie", *codecs}
     assert {name.split("/")[0].split("-")[0] for name in names} == {"kvstore"}
 
 

@@ -20,6 +20,7 @@ from kvstore.record import (
     MAGIC,
     Damage,
     DamagedRecord,
+    Donor,
     RecordHeader,
     check_payload,
     padded,
@@ -46,9 +47,9 @@ headers = st.builds(
     bits=st.floats(width=32, allow_nan=False),
     expiry=st.floats(allow_nan=False),
     flags=st.sampled_from([0, FLAG_PINNED]),
-    donor=HASH,
     profile=st.binary(min_size=16, max_size=16),
     error_bound=st.floats(0, width=32, allow_nan=False, allow_infinity=False),
+    donors=st.lists(st.builds(Donor, U64, HASH), max_size=5).map(tuple),
 )
 
 # name of the field -> where it starts in the header (FORMAT.md, "Record")
@@ -72,10 +73,14 @@ LAYOUT = {
     "bits": 200,
     "flags": 204,
     "expiry": 208,
-    "reserved": 216,
+    "donors": 216,
+    "reserved": 218,
     "payload_sum": 224,
     "header_sum": 240,
 }
+
+
+DONORS = (Donor(11, b"d" * 32), Donor(1 << 40, b"e" * 32))
 
 
 def simple(**changes: Any) -> RecordHeader:
@@ -106,6 +111,11 @@ def equal(one: RecordHeader, other: RecordHeader) -> bool:
     return all(a == b for a, b in pairs) and np.array_equal(one.tokens, other.tokens)
 
 
+def tables_end(header: RecordHeader) -> int:
+    """Where layer sizes, tokens and donors end."""
+    return HEADER_BYTES + 4 * (header.count + len(header.layer_sizes)) + 40 * len(header.donors)
+
+
 def read(data: bytes | bytearray) -> RecordHeader:
     header = parse(memoryview(data), len(data))
     check_payload(header, memoryview(data))
@@ -118,7 +128,8 @@ def resealed(record: bytearray, **changes: tuple[str, int]) -> bytearray:
     for field, (code, value) in changes.items():
         struct.pack_into("<" + code, changed, LAYOUT[field], value)
     count, layers = struct.unpack_from("<I", changed, 184)[0], struct.unpack_from("<I", changed, 192)[0]
-    table = bytes(changed[HEADER_BYTES : HEADER_BYTES + min(4 * (layers + count), len(changed))])
+    (donors,) = struct.unpack_from("<H", changed, 216)
+    table = bytes(changed[HEADER_BYTES : HEADER_BYTES + min(4 * (layers + count) + 40 * donors, len(changed))])
     changed[240:256] = xxhash.xxh3_128_digest(bytes(changed[:240]) + table)
     return changed
 
@@ -142,15 +153,16 @@ def test_the_payload_is_left_where_it_stands_and_the_padding_is_zero(header: Rec
     record = sealed(header)
     assert bytes(payload_of(header, memoryview(record))) == payload
     assert not any(record[header.record_bytes :])
-    assert not any(record[HEADER_BYTES + 4 * (header.count + len(header.layer_sizes)) : header.payload_offset])
+    assert not any(record[tables_end(header) : header.payload_offset])
 
 
 def test_payloads_start_at_multiples_of_64_after_the_tables() -> None:
     for layers in (1, 2, 30, 1024):
         for count in (1, 63, 64, 4096):
-            offset = payload_offset(layers, count)
-            assert offset % 64 == 0
-            assert 0 <= offset - (HEADER_BYTES + 4 * (layers + count)) < 64
+            for donors in (0, 1, 16, 65535):
+                offset = payload_offset(layers, count, donors)
+                assert offset % 64 == 0
+                assert 0 <= offset - (HEADER_BYTES + 4 * (layers + count) + 40 * donors) < 64
 
 
 def test_records_take_whole_pages() -> None:
@@ -158,7 +170,7 @@ def test_records_take_whole_pages() -> None:
 
 
 def test_every_field_stands_where_the_format_says() -> None:
-    header = simple(codec=3, expiry=2.5, flags=FLAG_PINNED, error_bound=0.5, donor=b"d" * 32, profile=b"p" * 16)
+    header = simple(codec=3, expiry=2.5, flags=FLAG_PINNED, error_bound=0.5, donors=DONORS, profile=b"p" * 16)
     record = bytes(sealed(header))
     expected = {
         "magic": MAGIC,
@@ -167,7 +179,7 @@ def test_every_field_stands_where_the_format_says() -> None:
         "payload_offset": struct.pack("<I", header.payload_offset),
         "key": header.key,
         "parent": header.parent,
-        "donor": header.donor,
+        "donor": DONORS[0].key,
         "namespace": header.namespace,
         "profile": header.profile,
         "record_id": struct.pack("<Q", 7),
@@ -180,21 +192,32 @@ def test_every_field_stands_where_the_format_says() -> None:
         "bits": struct.pack("<f", 80.0),
         "flags": struct.pack("<I", 1),
         "expiry": struct.pack("<d", 2.5),
-        "reserved": bytes(8),
+        "donors": struct.pack("<H", 2),
+        "reserved": bytes(6),
         "payload_sum": xxhash.xxh3_128_digest(record[header.payload_offset : header.record_bytes]),
-        "header_sum": xxhash.xxh3_128_digest(record[:240] + record[256 : 256 + 4 * 7]),
+        "header_sum": xxhash.xxh3_128_digest(record[:240] + record[256 : 256 + 4 * 7 + 40 * 2]),
     }
     assert {name: record[LAYOUT[name] : LAYOUT[name] + len(value)] for name, value in expected.items()} == expected
     assert sum(map(len, expected.values())) == HEADER_BYTES
+    table = struct.pack("<Q", 11) + b"d" * 32 + struct.pack("<Q", 1 << 40) + b"e" * 32
+    assert record[256 + 4 * 7 : 256 + 4 * 7 + 80] == table
+
+
+def test_without_donors_the_field_of_the_first_is_zeros() -> None:
+    record = bytes(sealed(simple()))
+    assert record[80:112] == bytes(32)
+    assert record[216:224] == bytes(8)
+    assert read(record).donors == ()
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------
 
 
-def test_every_flipped_bit_of_header_and_tables_is_noticed() -> None:
-    header = simple()
+@pytest.mark.parametrize("donors", [(), DONORS])
+def test_every_flipped_bit_of_header_and_tables_is_noticed(donors: tuple[Donor, ...]) -> None:
+    header = simple(donors=donors)
     record = sealed(header)
-    end = HEADER_BYTES + 4 * (header.count + len(header.layer_sizes))
+    end = tables_end(header)
     for where in range(end):
         for bit in range(8):
             record[where] ^= 1 << bit
@@ -221,7 +244,7 @@ def test_every_flipped_bit_of_the_payload_is_noticed() -> None:
 @given(headers, st.data())
 def test_any_bytes_written_over_the_header_are_noticed(header: RecordHeader, data: st.DataObject) -> None:
     record = sealed(header)
-    end = HEADER_BYTES + 4 * (header.count + len(header.layer_sizes))
+    end = tables_end(header)
     where = data.draw(st.integers(0, end - 1))
     new = data.draw(st.binary(min_size=1, max_size=end - where))
     before = bytes(record)
@@ -266,12 +289,49 @@ def test_noise_is_no_record(noise: bytes, limit: int) -> None:
         ("layers", "I", 0, Damage.FIELD),
         ("flags", "I", 2, Damage.FIELD),
         ("flags", "I", 1 << 31, Damage.FIELD),
+        ("donors", "H", 0xFFFF, Damage.LENGTH),
+        ("donors", "H", 2, Damage.LENGTH),
+        ("donor", "Q", 1, Damage.FIELD),
     ],
 )
 def test_a_hostile_field_with_a_right_checksum_is_refused(field: str, code: str, value: int, damage: Damage) -> None:
     with pytest.raises(DamagedRecord) as error:
         read(resealed(sealed(simple()), **{field: (code, value)}))
     assert error.value.damage is damage
+
+
+@pytest.mark.parametrize(
+    ("field", "code", "value", "damage"),
+    [
+        ("donors", "H", 0, Damage.LENGTH),
+        ("donors", "H", 3, Damage.LENGTH),
+        ("donors", "H", 0xFFFF, Damage.LENGTH),
+        ("donor", "Q", 0, Damage.FIELD),
+    ],
+)
+def test_hostile_donors_with_a_right_checksum_are_refused(field: str, code: str, value: int, damage: Damage) -> None:
+    """Other counts than there are, and a first donor that is not the table's."""
+    with pytest.raises(DamagedRecord) as error:
+        read(resealed(sealed(simple(donors=DONORS)), **{field: (code, value)}))
+    assert error.value.damage is damage
+
+
+def test_donors_beyond_the_end_of_the_record_allocate_nothing() -> None:
+    """A count that agrees with the offset, in a file that is too short for it."""
+    offset = payload_offset(2, 5, 0xFFFF)
+    record = resealed(sealed(simple(donors=DONORS)), donors=("H", 0xFFFF), payload_offset=("I", offset))
+    tracemalloc.start()
+    with pytest.raises(DamagedRecord) as error:
+        parse(memoryview(record), 1 << 62)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.value.damage is Damage.LENGTH
+    assert peak < 100_000
+
+
+def test_a_record_of_the_most_donors_comes_back() -> None:
+    header = simple(donors=tuple(Donor(n, bytes([n % 256]) * 32) for n in range(0xFFFF)))
+    assert read(sealed(header)).donors == header.donors
 
 
 def test_a_right_checksum_after_a_harmless_change_is_accepted() -> None:

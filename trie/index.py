@@ -5,12 +5,19 @@ that is never reused. A record that ends at depth e covers the tokens [floor((e 
 block ends at a multiple of B, a tail anywhere else. The trie keeps every token, so a match is exact to the
 token, and the bits (-log2 P) of every prefix.
 
+Traffic is counted per node: `insert`, `touch` and a touching `match` count on all of the path that is
+stored. With the model's bits that makes the Dirichlet mixture `(count + a p) / (total + a)` of every token
+(`prior.mixture_bits`), which `best_match`, `bits`, `shared_bits`, `ultrametric`, `distance`, `prune` and
+`near` go by. All tokens of an edge (a run that nothing branches off from) share a count, and p is there the
+geometric mean; what is not stored counts as if it were, with uniform bits and no traffic.
+
 Recency is kept per node: an operation that touches a path makes all of it the most recent, and `evict`
 takes from the least recent leaf, so that a stored block always has its parents.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.trie._trie import Trie
-from kvstore.trie.prior import UNIFORM_BITS_PER_TOKEN
+from kvstore.trie.prior import CONCENTRATION, UNIFORM_BITS_PER_TOKEN
 
 __all__ = ["Match", "TrieIndex"]
 
@@ -27,17 +34,22 @@ U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 NO_LIMIT = (1 << 64) - 1  # no record has this number
 
 NAMESPACE_BYTES = 32
+
+# How many nodes `near` looks at: about a millisecond at worst.
+VISITS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """What the trie knows about a query.
 
-    `depth`: how many leading tokens of the query are in the trie. `bits`: -log2 P of that prefix.
+    `depth`: how many leading tokens of the query are in the trie. `bits`: -log2 P of that prefix by the
+    model alone, as it was inserted.
     `records`, `ends`: uint64 and uint32 `[ceil(depth / B)]`; for each block that holds a token < depth the
     id of the record that covers it best and the depth where that record ends, or 0 and 0 for a hole. The
     end of the last block's record may lie beyond `depth` (another sequence's block, which shares the tokens
@@ -69,10 +81,12 @@ class TrieIndex:
     nothing. `tokens` is always a 1-D C-contiguous uint32 numpy array, read in place and not kept; it must
     not change during the call. Every method raises `ValueError` naming the argument for anything else,
     before anything changes. Nothing here is durable: `restore` rebuilds the index from the catalog.
+
+    concentration: a of the mixture, 1e-6 to 1e6: how many observations the model's word is worth.
     """
 
-    def __init__(self, block_tokens: int = 64) -> None:
-        self._trie = Trie(block_tokens)
+    def __init__(self, block_tokens: int = 64, concentration: float = CONCENTRATION) -> None:
+        self._trie = Trie(block_tokens, concentration)
         self._roots: dict[bytes, int] = {}
         self._names: list[bytes] = []  # root -> namespace
         self._lock = threading.Lock()  # creation of roots
@@ -80,6 +94,10 @@ class TrieIndex:
     @property
     def block_tokens(self) -> int:
         return self._trie.block_tokens
+
+    @property
+    def concentration(self) -> float:
+        return self._trie.concentration
 
     def longest_prefix(self, namespace: bytes, tokens: U32) -> int:
         """How many leading tokens are in the trie. The fastest look-up; touches nothing."""
@@ -89,12 +107,43 @@ class TrieIndex:
         return self._trie.longest_prefix(root, tokens)
 
     def best_match(self, namespace: bytes, tokens: U32) -> tuple[int, float]:
-        """(depth, shared bits) of the stored prefix that shares the most information with the query; (0,
-        0.0) if none."""
+        """(depth, shared bits) of the stored prefix that shares the most information with the query, by the
+        mixture; (0, 0.0) if none. Information only grows with depth, so it is the longest."""
         root = self._roots.get(namespace)
         if root is None:
             return self._unknown(namespace, tokens), 0.0
         return self._trie.best_match(root, tokens)
+
+    def bits(self, namespace: bytes, tokens: U32) -> float:
+        """-log2 P of a path by the mixture, >= 0; O(nodes on the path)."""
+        root = self._roots.get(namespace)
+        if root is None:
+            self._unknown(namespace, tokens)
+            return len(tokens) * UNIFORM_BITS_PER_TOKEN
+        return self._trie.bits(root, tokens)
+
+    def shared_bits(self, namespace: bytes, p: U32, q: U32) -> float:
+        """-log2 P(p ^ q): the information in the common prefix of two paths. Neither need be stored."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return self._unknown_shared(namespace, p, q) * UNIFORM_BITS_PER_TOKEN
+        return self._trie.shared_bits(root, p, q)
+
+    def ultrametric(self, namespace: bytes, p: U32, q: U32) -> float:
+        """P(p ^ q), in (0, 1]: of three paths the two largest are equal (the strong triangle inequality).
+
+        Not zero for p = q: how close a path is to itself is how probable it is. Below the smallest double it
+        stays there; compare `shared_bits` instead.
+        """
+        return max(math.exp2(-self.shared_bits(namespace, p, q)), math.ulp(0.0))
+
+    def distance(self, namespace: bytes, p: U32, q: U32) -> float:
+        """Bits of p and of q below their common prefix: a tree metric, zero only where p equals q."""
+        root = self._roots.get(namespace)
+        if root is None:
+            apart = len(p) + len(q) - 2 * self._unknown_shared(namespace, p, q)
+            return apart * UNIFORM_BITS_PER_TOKEN
+        return self._trie.distance(root, p, q)
 
     def match(self, namespace: bytes, tokens: U32, *, touch: bool = True) -> Match:
         """The longest stored prefix with its records; `touch` marks it (and the covering record) as used now.
@@ -160,6 +209,19 @@ class TrieIndex:
         unknown."""
         return self._trie.remove(record_id)
 
+    def prune(self, namespace: bytes, max_bits: float) -> U64:
+        """Removes every record whose prefix has more than `max_bits`, but for those that a pin protects.
+
+        Returns their ids (uint64), the deepest first. O(nodes of the namespace).
+        """
+        root = self._roots.get(namespace)
+        if root is None:
+            self._check_namespace(namespace)
+            if math.isnan(max_bits):
+                raise ValueError("max_bits: not a number")
+            return np.zeros(0, np.uint64)
+        return self._trie.prune(root, max_bits)
+
     def erase(self, namespace: bytes, tokens: U32) -> U64:
         """Removes a sequence that is stored in full: the block of its last token and all that continues it
         (with any pins there), then every ancestor that no other stored sequence shares, up to the first
@@ -181,6 +243,25 @@ class TrieIndex:
         root, tokens = self._trie.path(record_id)
         return self._names[root], tokens
 
+    def leaf(self, record_id: int) -> tuple[float, U64] | None:
+        """Of the last record of a path that nothing continues: (bits, the records above it, the deepest first,
+        uint64); None for any other record and for an unknown one. O(records on the path)."""
+        return self._trie.leaf(record_id)
+
+    def near(self, record_id: int, radius_bits: float, visits: int = VISITS) -> tuple[U64, F64] | None:
+        """The other leaf records of the namespace within `distance` radius_bits of this one: (ids uint64,
+        distances float64), in no order; None if it is no leaf record.
+
+        Goes up from the leaf while that is within the radius, and from there down; looks at no more than
+        `visits` nodes, the nearest ancestors' newest branches first, so in a wider fan it may miss some.
+        """
+        return self._trie.near(record_id, radius_bits, visits)
+
+    def counts(self) -> tuple[U64, U32]:
+        """(ids uint64 [m], rising, traffic uint32 [m]) of all records, for `restore`: how often traffic went
+        through the last tokens of each; saturates at 2^32 - 1."""
+        return self._trie.counts()
+
     def restore(
         self,
         namespaces: Sequence[bytes],
@@ -193,6 +274,7 @@ class TrieIndex:
         bits: F32,
         tokens: U32,
         pinned: U8,
+        traffic: U32 | None = None,
     ) -> U64:
         """Rebuilds an empty index from m catalog entries; returns the ids dropped (uint64, rising).
 
@@ -202,6 +284,13 @@ class TrieIndex:
         end where it starts, or that is impossible, is dropped; of two for the same path the higher id
         stays, and tails inside a longer, newer record go. Recency is by id. `ValueError` if the columns
         differ in length or the index is not empty.
+
+        `traffic`: uint32 `[m]`, what `counts` said of each (default: none). Where a record ends, the count is
+        as before; elsewhere (where paths part inside a block, and at the empty prefix) it is what went on
+        into the branches that are stored, so traffic that ended there, or went on into what is gone, is
+        forgotten; and the model's bits of a block are spread evenly over it. If neither applies, every
+        probability is as before, to the float32 of `bits`. With counts that contradict each other a prefix
+        gets the sum of what continues it.
         """
         for namespace in namespaces:
             self._check_namespace(namespace)
@@ -210,7 +299,7 @@ class TrieIndex:
         with self._lock:
             roots = np.array([self._root(namespace) for namespace in namespaces], np.uint32)
             mapped = roots[which] if which.size else np.zeros(0, np.uint32)
-            return self._trie.restore(mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned)
+            return self._trie.restore(mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic)
 
     def compact(self) -> None:
         """Rebuilds the token arena without garbage. Happens by itself when more than half is garbage."""
@@ -240,6 +329,13 @@ class TrieIndex:
         if not isinstance(tokens, np.ndarray) or tokens.dtype != np.uint32 or tokens.ndim != 1:
             raise ValueError("tokens: expected a 1-D C-contiguous uint32 array")
         return 0
+
+    def _unknown_shared(self, namespace: bytes, p: U32, q: U32) -> int:
+        self._unknown(namespace, p)
+        self._unknown(namespace, q)
+        count = min(len(p), len(q))
+        apart = np.flatnonzero(p[:count] != q[:count])
+        return int(apart[0]) if apart.size else count
 
     @staticmethod
     def _check_namespace(namespace: bytes) -> None:

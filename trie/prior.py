@@ -1,7 +1,8 @@
-"""Information in tokens: the bits that the trie accumulates along its edges.
+"""Information in tokens: what the trie accumulates along its edges, and how it mixes model and traffic.
 
 The information of a token is -log2 of its probability given what came before. Where the caller has the
-model's log-probabilities they are used; where not, every token counts the same.
+model's log-probabilities they are used; where not, every token counts the same. What passes through the
+trie corrects both: `mixture_bits`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,48 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_BITS_PER_TOKEN", "UNIFORM_BITS_PER_TOKEN", "bits_from_logprobs"]
+__all__ = [
+    "CONCENTRATION",
+    "LEAST_BITS_PER_TOKEN",
+    "MAX_BITS_PER_TOKEN",
+    "UNIFORM_BITS_PER_TOKEN",
+    "UNIFORM_LOGPROB",
+    "bits_from_logprobs",
+    "mixture_bits",
+]
 
 # log2 of a vocabulary of 65,536: what a token costs when nothing is known about it. Only ratios matter for
 # ranking.
 UNIFORM_BITS_PER_TOKEN = 16.0
+UNIFORM_LOGPROB = -UNIFORM_BITS_PER_TOKEN * math.log(2.0)  # the same in nats, for a token that no model scored
 
 # A token that the model held for impossible (-inf) counts as 64 bits: finite, so that sums stay ordered,
 # and far above what a float32 softmax can express for a real token.
 MAX_BITS_PER_TOKEN = 64.0
 
+# In the mixture no token is certain: paths of different length are never at distance zero.
+LEAST_BITS_PER_TOKEN = 2.0**-20
 
-def bits_from_logprobs(
-    logprobs: npt.NDArray[np.floating] | Sequence[float], n: int
-) -> npt.NDArray[np.float32]:
+# How many observations the model's word is worth in the mixture.
+CONCENTRATION = 4.0
+
+
+def mixture_bits(count: int, total: int, bits: float, concentration: float = CONCENTRATION) -> float:
+    """-log2 of the Dirichlet mixture `(count + a p) / (total + a)` of traffic and model.
+
+    `count` of the `total` operations that went through a prefix went on with this token, to which the model
+    gives `bits`, so that p = 2^-bits (at least `LEAST_BITS_PER_TOKEN`); a is `concentration`. 0 <= count <=
+    total and 0 < a, which is not checked.
+    """
+    bits = max(bits, LEAST_BITS_PER_TOKEN)
+    if count == 0:
+        return bits + math.log2(total / concentration + 1)
+    # In steps from 1, so that nothing cancels where the token is nearly certain.
+    missed = total - count + concentration * -math.expm1(-bits * math.log(2.0))
+    return math.log1p(missed / (count + concentration * 2.0**-bits)) / math.log(2.0)
+
+
+def bits_from_logprobs(logprobs: npt.NDArray[np.floating] | Sequence[float], n: int) -> npt.NDArray[np.float32]:
     """Bits of `n` tokens from their log-probabilities.
 
     `logprobs`: 1-D, `n` values, natural logarithms (nats), each <= 0; -inf and anything below is clamped to

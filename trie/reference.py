@@ -2,282 +2,104 @@
 `_trie.Trie` with.
 
 It has the same methods, arguments and results. Where the C++ keeps compressed edges, this marks the tokens
-that end one (`edge_end`): recency belongs to whole edges, and bits are linear inside the edge that an
-insert made.
+that end one (`edge_end`): recency and traffic belong to whole edges, and bits are linear inside the edge
+that an insert made. `reference_tree.py` is the tree; here are the probabilities, token by token, and
+restoring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvstore.trie.prior import UNIFORM_BITS_PER_TOKEN, mixture_bits
+from kvstore.trie.reference_tree import MOST_COUNT, Node, ReferenceTree
 
 __all__ = ["ReferenceTrie"]
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
 
 
-class _Node:
-    """One token. `record`: id of the record that ends here, or 0. `pins`: pins at exactly this depth."""
-
-    __slots__ = ("bits", "children", "depth", "edge_end", "parent", "pins", "record", "stamp", "token")
-
-    def __init__(self, parent: _Node | None, token: int, bits: float) -> None:
-        self.parent = parent
-        self.token = token
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.children: dict[int, _Node] = {}
-        self.bits = bits
-        self.record = 0
-        self.edge_end = False
-        self.stamp = 0
-        self.pins = 0
-
-    def up(self) -> Iterator[_Node]:
-        """This node and its ancestors, without the root."""
-        node: _Node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
-
-    def below(self) -> Iterator[_Node]:
-        """This node and everything below, newest child first."""
-        stack = [self]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def pinned(self) -> bool:
-        return any(node.pins for node in self.below())
-
-
-class ReferenceTrie:
+class ReferenceTrie(ReferenceTree):
     """See `kvstore.trie._trie.Trie`. Not thread-safe, not fast."""
 
-    def __init__(self, block_tokens: int) -> None:
-        if not 1 <= block_tokens <= 65536:
-            raise ValueError("block_tokens: not in 1..65536")
-        self.block_tokens = block_tokens
-        self._roots: list[_Node] = []
-        self._records: dict[int, _Node] = {}
-        self._clock = 0
-
-    def new_root(self) -> int:
-        self._roots.append(_Node(None, 0, 0.0))
-        return len(self._roots) - 1
-
-    def _root(self, root: int) -> _Node:
-        if not 0 <= root < len(self._roots):
-            raise ValueError(f"root: {root} does not exist")
-        return self._roots[root]
-
-    def _walk(self, root: int, tokens: U32) -> _Node:
-        node = self._root(root)
-        for token in tokens.tolist():
-            child = node.children.get(token)
-            if child is None:
-                break
-            node = child
-        return node
-
-    # ---- reading ----
-
-    def longest_prefix(self, root: int, tokens: U32) -> int:
-        return self._walk(root, tokens).depth
+    # ---- probabilities ----
 
     def best_match(self, root: int, tokens: U32) -> tuple[int, float]:
         node = self._walk(root, tokens)
-        return node.depth, node.bits
+        return node.depth, self._mixed(node)
 
-    def match(self, root: int, tokens: U32, touch: bool) -> tuple[int, float, U64, U32]:
+    def _mixed(self, node: Node, above: int = 0) -> float:
+        """Bits of the tokens at depths (above, node.depth] of this path."""
+        path = [x for x in node.up() if x.depth > above and x.parent is not None]
+        steps = [(x.count, x.parent.count, x.bits - x.parent.bits) for x in path if x.parent is not None]
+        return sum(mixture_bits(*step, self.concentration) for step in steps)
+
+    def _bits(self, root: int, tokens: U32, above: int) -> float:
+        """Bits of tokens[above:], where what is not stored has uniform bits and no traffic."""
         at = self._walk(root, tokens)
-        blocks = -(-at.depth // self.block_tokens)
-        records, ends = [0] * blocks, [0] * blocks
-        for node in at.up():
-            i = (node.depth - 1) // self.block_tokens
-            if node.record and not records[i]:
-                records[i], ends[i] = node.record, node.depth
-        used = at
-        if at.depth % self.block_tokens and ends[-1] != at.depth:
-            for node in at.below():
-                if (node.depth - 1) // self.block_tokens == blocks - 1 and node.record:
-                    records[-1], ends[-1], used = node.record, node.depth, node
-                    break
-        if touch:
-            self._touch(used)
-        return at.depth, at.bits, np.array(records, np.uint64), np.array(ends, np.uint32)
-
-    def contains(self, record_id: int) -> bool:
-        return record_id in self._records
-
-    def path(self, record_id: int) -> tuple[int, U32]:
-        if record_id not in self._records:
-            raise KeyError(f"record_id: {record_id} is not stored")
-        nodes = list(self._records[record_id].up())
-        top = nodes[-1].parent
-        root = next(i for i, node in enumerate(self._roots) if node is top)
-        return root, np.array([node.token for node in reversed(nodes)], np.uint32)
-
-    def stats(self) -> dict[str, int]:
-        nodes = [node for root in self._roots for node in root.below() if node.parent is not None]
-        edges = sum(node.edge_end for node in nodes)
-        return {"nodes": edges, "tokens": len(nodes), "records": len(self._records)}
-
-    # ---- recency ----
+        totals = [at.count if i == at.depth else 0 for i in range(max(above, at.depth), len(tokens))]
+        unseen = sum(mixture_bits(0, total, UNIFORM_BITS_PER_TOKEN, self.concentration) for total in totals)
+        return self._mixed(at, above) + unseen
 
     @staticmethod
-    def _edge_end(node: _Node) -> _Node:
-        while node.parent is not None and not node.edge_end:
-            (node,) = node.children.values()
-        return node
+    def _shared(p: U32, q: U32) -> int:
+        n = min(len(p), len(q))
+        return next((i for i in range(n) if p[i] != q[i]), n)
 
-    @staticmethod
-    def _edge(end: _Node) -> list[_Node]:
-        """The nodes of the edge that ends here, upwards."""
-        edge = [end]
-        while (above := edge[-1].parent) is not None and above.parent is not None and not above.edge_end:
-            edge.append(above)
-        return edge
+    def bits(self, root: int, tokens: U32) -> float:
+        return self._bits(root, tokens, 0)
 
-    def _touch(self, node: _Node) -> None:
-        self._clock += 1
-        for each in self._edge_end(node).up():
-            each.stamp = self._clock
+    def shared_bits(self, root: int, p: U32, q: U32) -> float:
+        return self._bits(root, p[: self._shared(p, q)], 0)
 
-    def touch(self, root: int, tokens: U32) -> int:
-        node = self._walk(root, tokens)
-        self._touch(node)
-        return node.depth
+    def distance(self, root: int, p: U32, q: U32) -> float:
+        shared = self._shared(p, q)
+        return self._bits(root, p, shared) + self._bits(root, q, shared)
 
-    def pin(self, root: int, tokens: U32, delta: int) -> None:
-        if delta not in (1, -1):
-            raise ValueError("delta: not +1 or -1")
-        node = self._walk(root, tokens)
-        if len(tokens) == 0 or node.depth < len(tokens):
-            raise ValueError("tokens: this path is not stored")
-        if delta < 0 and not node.pins:
-            raise ValueError("tokens: this path is not pinned")
-        node.pins += delta
-        node.edge_end = True
-        if delta < 0:
-            self._touch(node)
-
-    # ---- changing ----
-
-    def _set(self, node: _Node, rid: int) -> int:
-        """Returns the id that this replaces, or 0."""
-        old = node.record
-        if old:
-            del self._records[old]
-        node.record = rid
-        if rid:
-            self._records[rid] = node
-        return old
-
-    def _grow(self, node: _Node, tokens: list[int], bits: float) -> _Node:
-        """Adds one edge below `node` with `bits` in all."""
-        if not tokens:
-            return node
-        if node.parent is not None:
-            node.edge_end = True
-        start = node.bits
-        for i, token in enumerate(tokens):
-            node.children[token] = node = _Node(node, token, start + bits * (i + 1) / len(tokens))
-            node.stamp = self._clock
-        node.edge_end = True
-        return node
-
-    def _supersede_tails(self, node: _Node) -> list[int]:
-        """Takes the unpinned tails strictly inside the block that a record ending at `node` covers."""
-        block = (node.depth - 1) // self.block_tokens * self.block_tokens
-        inside = [x for x in node.up() if block < x.depth < node.depth and x.record and not x.pins]
-        return [self._set(x, 0) for x in inside]
-
-    def insert(self, root: int, tokens: U32, bits: Any, ends: U32, ids: U64) -> U64:
-        n, at_ends, new_ids = len(tokens), ends.tolist(), ids.tolist()
-        if n == 0:
-            raise ValueError("tokens: empty")
-        if len(at_ends) != len(new_ids):
-            raise ValueError("ids: another number than ends")
-        for i, end in enumerate(at_ends):
-            late = i > 0 and end <= at_ends[i - 1]
-            if not 0 < end <= n or late or (end % self.block_tokens and end != n):
-                raise ValueError("ends: not strictly rising multiples of the block, or the last token")
-        if 0 in new_ids or len(set(new_ids)) < len(new_ids) or any(rid in self._records for rid in new_ids):
-            raise ValueError("ids: 0, twice or in use")
-        each = np.full(n, bits, np.float32) if np.isscalar(bits) else np.asarray(bits)
-        if len(each) != n or not (np.isfinite(each) & (each >= 0)).all():
-            raise ValueError("bits: not finite and >= 0")
-        at = self._walk(root, tokens)
-        leaf = self._grow(at, tokens[at.depth :].tolist(), float(each[at.depth :].sum(dtype=np.float64)))
-        if at_ends and at_ends[-1] == n and n % self.block_tokens:
-            leaf.edge_end = True
-        nodes = {node.depth: node for node in leaf.up()}
+    def prune(self, root: int, max_bits: float) -> U64:
+        if max_bits != max_bits:
+            raise ValueError("max_bits: not a number")
+        nodes = [x for x in self._root(root).below() if x.record and not x.pinned() and self._mixed(x) > max_bits]
         gone = []
-        for end, rid in zip(at_ends, new_ids, strict=True):
-            gone += self._supersede_tails(nodes[end])
-            gone.append(self._set(nodes[end], rid))
-        self._touch(leaf)
-        return np.array(sorted(rid for rid in gone if rid), np.uint64)
-
-    def _trim(self, node: _Node) -> None:
-        """Drops unpinned leaves without a record; what is left ends its edge there."""
-        while node.parent is not None and not node.children and not node.pins and not node.record:
-            del node.parent.children[node.token]
-            node = node.parent
-        node.edge_end = node.parent is not None
-
-    def evict(self, below: int = (1 << 64) - 1) -> int | None:
-        while True:
-            nodes = [x for root in self._roots for x in root.below() if x.parent is not None]
-            leaves = [x for x in nodes if not x.children and not x.pins]
-            last = {x: next((y for y in self._edge(x) if y.record), x) for x in leaves}
-            leaves = [x for x in leaves if last[x].record < below]
-            if not leaves:
-                return None
-            leaf = min(leaves, key=lambda x: (x.stamp, -x.depth))
-            rid = self._set(last[leaf], 0)
-            self._trim(leaf)
-            if rid:
-                return rid
-
-    def remove(self, record_id: int) -> bool:
-        if record_id not in self._records:
-            return False
-        node = self._records[record_id]
-        self._set(node, 0)
-        self._trim(self._edge_end(node))
-        return True
-
-    def erase(self, root: int, tokens: U32) -> U64:
-        at = self._walk(root, tokens)
-        if len(tokens) == 0 or at.depth < len(tokens):
-            return np.zeros(0, np.uint64)
-        cut = (len(tokens) - 1) // self.block_tokens * self.block_tokens
-        pinned_before = [x for x in at.up() if x.pinned()]
-        gone = [self._set(x, 0) for x in at.below()]
-        for x in at.up():
-            if x.depth > cut and not x.pins:
-                gone.append(self._set(x, 0))
-        at.children.clear()
-        at.pins = 0
-        node = at
-        while node.parent is not None and not node.children and not node.pins:
+        for node in sorted(nodes, key=lambda x: (-x.depth, x.record)):
             gone.append(self._set(node, 0))
-            del node.parent.children[node.token]
-            node = node.parent
-        freed = [x for x in node.up() if x in pinned_before and not x.pinned()]
-        if freed:
-            self._clock += 1
-            for x in freed:
-                x.stamp = self._clock
-        return np.array(sorted(rid for rid in gone if rid), np.uint64)
+            self._trim(self._edge_end(node))
+        return np.array(gone, np.uint64)
+
+    def _is_leaf(self, node: Node) -> bool:
+        end = self._edge_end(node)
+        return not end.children and next(x for x in self._edge(end) if x.record) is node
+
+    def leaf(self, record_id: int) -> tuple[float, U64] | None:
+        node = self._records.get(record_id)
+        if node is None or not self._is_leaf(node):
+            return None
+        above = [x.record for x in node.up() if x.record and x is not node]
+        return self._mixed(node), np.array(above, np.uint64)
+
+    def near(self, record_id: int, radius_bits: float, visits: int) -> tuple[U64, F64] | None:
+        """All of them, whatever `visits` says."""
+        node = self._records.get(record_id)
+        if node is None or not self._is_leaf(node):
+            return None
+        root, path = self.path(record_id)
+        found = {}
+        for other, end in self._records.items():
+            at_root, tokens = self.path(other)
+            if other != record_id and at_root == root and self._is_leaf(end):
+                found[other] = self.distance(root, path, tokens)
+        kept = [other for other, distance in found.items() if distance <= radius_bits]
+        return np.array(kept, np.uint64), np.array([found[other] for other in kept], np.float64)
+
+    def counts(self) -> tuple[U64, U32]:
+        ids = sorted(self._records)
+        return np.array(ids, np.uint64), np.array([self._records[i].count for i in ids], np.uint32)
 
     # ---- restore ----
 
@@ -292,16 +114,18 @@ class ReferenceTrie:
         bits: npt.NDArray[np.float32],
         tokens: U32,
         pinned: U8,
+        traffic: U32 | None = None,
     ) -> U64:
         if any(root.children for root in self._roots):
             raise ValueError("restore: the trie is not empty")
         offsets = list(accumulate(counts.tolist(), initial=0))
         if offsets[-1] != len(tokens):
             raise ValueError("tokens: their number is not the sum of counts")
-        by_tag: dict[int, tuple[int, _Node, _Node, list[int]]] = {}  # -> (root, parent, end, block)
+        by_tag: dict[int, tuple[int, Node, Node, list[int]]] = {}  # -> (root, parent, end, block)
         row_of: dict[int, int] = {}
-        followers: dict[_Node, int] = {}  # rows that start here
+        followers: dict[Node, list[int]] = {}  # rows that start here
         every = ids.tolist()
+        passed = [0] * len(every) if traffic is None else traffic.tolist()
         for row in sorted(range(len(every)), key=lambda i: (int(starts[i]), every[i], i)):
             start, count, rid = int(starts[row]), int(counts[row]), every[row]
             root, tag, above = int(roots[row]), int(tags[row]), int(parent_tags[row])
@@ -334,11 +158,13 @@ class ReferenceTrie:
                 node.edge_end = True
             self._supersede_in_restore(node, row_of, pinned)
             self._set(node, rid)
-            followers[parent] = followers.get(parent, 0) + 1
+            followers.setdefault(parent, []).append(row)
             if tag:
                 by_tag.setdefault(tag, (root, parent, node, block))
-        for node, count in followers.items():  # an only child continues its parent's edge
-            if count == 1 and node.parent is not None and not pinned[row_of[node.record]]:
+        for node, rows in followers.items():  # an only child continues its parent's edge
+            if len(rows) > 1 or node.parent is None or pinned[row_of[node.record]]:
+                continue
+            if passed[rows[0]] == passed[row_of[node.record]]:
                 node.edge_end = False
         for rid, node in self._records.items():
             node.pins = int(bool(pinned[row_of[rid]]))
@@ -347,16 +173,19 @@ class ReferenceTrie:
             for node in self._records[rid].up():
                 node.stamp = max(node.stamp, rid)
         self._settle_stamps()
+        for rid, node in self._records.items():
+            node.count = passed[row_of[rid]]
+        self._settle_counts()
         self._clock = max([0, *self._records])
         return np.array(sorted(set(every) - set(self._records)), np.uint64)
 
-    def _supersede_in_restore(self, node: _Node, row_of: dict[int, int], pinned: U8) -> None:
+    def _supersede_in_restore(self, node: Node, row_of: dict[int, int], pinned: U8) -> None:
         block = (node.depth - 1) // self.block_tokens * self.block_tokens
         for x in node.up():
             if block < x.depth < node.depth and x.record and not pinned[row_of[x.record]]:
                 self._set(x, 0)
 
-    def _edges(self) -> list[list[_Node]]:
+    def _edges(self) -> list[list[Node]]:
         ends = [x for root in self._roots for x in root.below() if x.edge_end]
         return [self._edge(end) for end in ends]
 
@@ -374,3 +203,13 @@ class ReferenceTrie:
             stamp = max(node.stamp for node in edge)
             for node in edge:
                 node.stamp = stamp
+
+    def _settle_counts(self) -> None:
+        """Gives an edge the highest count of its records, but no less than its children have together."""
+        for edge in sorted(self._edges(), key=lambda edge: -edge[0].depth):
+            below = sum(child.count for child in edge[0].children.values())
+            count = max(below, *(node.count for node in edge))
+            for node in edge:
+                node.count = min(count, MOST_COUNT)
+        for root in self._roots:
+            root.count = min(sum(child.count for child in root.children.values()), MOST_COUNT)

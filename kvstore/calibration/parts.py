@@ -19,8 +19,8 @@ from kvstore.layout import KVLayout
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Report = dict[str, Any]
-NAMES = ("lossless", "aqua", "lossy")
-DEFAULT = ("lossless", "lossy")  # AQUA-KV is there to be compared with
+NAMES = ("lossless", "aqua", "lossy", "donor")
+DEFAULT = ("lossless", "lossy")  # AQUA-KV is there to be compared with, and the donors' part runs the model again
 _AQUA_BITS = 2  # whose errors the predictors are fitted to; they serve 3 and 4 bits as well
 _LADDER = (0.5, 0.75, 1.1, 1.6, 2.4, 3.4)  # of the steps that the lossy part is fitted at
 
@@ -66,7 +66,7 @@ def part(name: str) -> Part | None:
         raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found {name!r}")
     if util.find_spec(f"kvstore.calibration.{name}") is None:
         return None
-    made: dict[str, Callable[[], Part]] = {"lossless": _Lossless, "aqua": _Aqua, "lossy": _Lossy}
+    made: dict[str, Callable[[], Part]] = {"lossless": _Lossless, "aqua": _Aqua, "lossy": _Lossy, "donor": _Donor}
     return made[name]()
 
 
@@ -117,6 +117,23 @@ class _Lossy(Part):
 
     def _base(self, task: Task) -> PredictiveModel:
         return PredictiveModel.from_arrays(task.dump.layout, task.made["lossless"])
+
+
+class _Donor(Part):
+    """What the donor codec carries from layer to layer."""
+
+    has_curve = False  # every fit runs the model again
+
+    def fit(self, task: Task) -> Arrays:
+        from kvstore.calibration.donor import fit
+
+        return fit(task.model, task.dump, task.progress)
+
+    def report(self, task: Task, arrays: Arrays) -> Report:
+        """Of passages behind another beginning; "without": by the donor alone."""
+        from kvstore.calibration.donor import report
+
+        return report(task.model, task.dump, dict(arrays))
 
 
 class _Aqua(Part):

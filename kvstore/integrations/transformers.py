@@ -22,9 +22,12 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.identity import ModelIdentity
 from kvstore.integrations.growing import GrowingLayer
+from kvstore.integrations.scores import Scores
 from kvstore.layout import KVLayers, KVLayout, LayerLayout
 
 if TYPE_CHECKING:
+    from kvstore.approximate import Approximate
+    from kvstore.hit import Hit
     from kvstore.store import KVStore
 
 SAMPLES = 256  # elements of every tensor that the fingerprint reads
@@ -235,6 +238,7 @@ def generate(
     store: KVStore,
     session: str | None = None,
     namespace: bytes = b"",
+    approximate: Approximate | None = None,
     **kwargs: Any,
 ) -> Any:
     """`model.generate(input_ids, **kwargs)`, starting from the longest stored prefix and storing the result.
@@ -244,6 +248,15 @@ def generate(
     that session, which replaces the former one. Returns what `model.generate` returns. Durable as the store's
     `put` is.
 
+    approximate: where the prompt's prefix was not computed before but what follows was, behind another, start from
+    that (see `KVStore.get`): the positions that `Hit` names are computed anew, the others are not, and the answer may
+    differ from the model's own. Nothing is stored then.
+
+    The model's log-probabilities of the tokens go into the store with them, as far as `model.generate` computes
+    logits anyway: of every token of the answer, and of the prompt only where the model ignores `logits_to_keep`,
+    which asks for those of the last position alone. Logits of a whole prompt are not asked for, they may cost as
+    much as several layers; tokens without any count 16 bits each.
+
     Raises `ValueError` naming an argument that does not fit (batches, beams, several sequences, inputs other
     than tokens, a model in training mode), `IdentityMismatch` if the store holds the caches of another model.
     """
@@ -252,19 +265,32 @@ def generate(
     prompt = input_ids[0].tolist()
     cache = None
     if len(prompt) > 1:
-        hit = store.get(prompt[:-1], namespace=namespace, device=model.device)
+        hit = store.get(prompt[:-1], namespace=namespace, device=model.device, approximate=approximate)
         cache = None if hit is None else hit.cache()
+        if hit is not None and hit.approximate:
+            cache = _mended(model, hit, cache, prompt)
     if cache is None:
         cache = DynamicCache(config=model.config)
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
-    output = model.generate(input_ids, past_key_values=cache, **kwargs)
+    with Scores(model, cache) as scores:
+        output = model.generate(input_ids, past_key_values=cache, **kwargs)
+    if getattr(cache, "is_approximate", False):
+        return output
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     held = sequences[0, : cache_layers(cache)[0][0].shape[-2]].tolist()
+    logprobs = scores.logprobs(len(held))
     if session is None:
-        store.put(held, cache, namespace=namespace)
+        store.put(held, cache, namespace=namespace, logprobs=logprobs)
     else:
-        store.session(session, namespace=namespace).save(held, cache)
+        store.session(session, namespace=namespace).save(held, cache, logprobs=logprobs)
     return output
+
+
+def _mended(model: Any, hit: Hit, cache: Any, prompt: list[int]) -> Any:
+    """The cache of an approximate hit, with those positions computed anew that it names."""
+    from kvstore.integrations.seams import recompute
+
+    return recompute(model, cache, prompt[: hit.tokens], hit.recompute, hit.spans).cache
 
 
 def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None:

@@ -16,27 +16,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import alike
 import tiny
 from trials import in_child
 
 from kvstore import KVStore
 
-PHASES = ("put", "evict", "flush", "delete", "recover")
+PHASES = ("put", "evict", "flush", "delete", "recover", "recode")
 _LENGTHS = (3, 4, 9, 16, 23, 40)
 _PINS = 6
 _ACK = struct.Struct("<cIH")
+# Phase "recode": sequences 10 n to 10 n + 9 are a family, the first of them what the others are coded against.
+_FAMILY, _MEMBERS = 10, 4
+_CENTROID = 3 * alike.BLOCK
 
 
 @dataclass
 class Known:
     """What the dead children acknowledged. durable: sequence -> length that must be there. given: sequence -> the
-    longest that may be. deleted: sequences that must be gone. sessions: name -> lengths it may have."""
+    longest that may be. deleted: sequences that must be gone. sessions: name -> lengths it may have. recoded: blocks
+    that were made to stand alone. cut: children that died during a delete."""
 
     durable: dict[int, int] = field(default_factory=dict)
     given: dict[int, int] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
     sessions: dict[int, set[int]] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    recoded: int = 0
+    cut: int = 0
 
     def take(self, acks: list[tuple[bytes, int, int]]) -> None:
         """Applies the acknowledgements of one life."""
@@ -59,12 +66,14 @@ class Known:
                 unflushed.pop(number, None)
             elif kind == b"D":
                 self.deleted.add(number)
+                self.recoded += length
             elif kind == b"F":
                 for key, value in unflushed.items():
                     self.durable[key] = max(value, self.durable.get(key, 0))
                 for key, value in unsaved.items():
                     self.sessions[key] = {value}
                 unflushed, unsaved = {}, {}
+        self.cut += bool(acks) and acks[-1][0] == b"d"
 
 
 def life(seed: int, phase: str, kills: int) -> dict[str, Any]:
@@ -85,10 +94,19 @@ def life(seed: int, phase: str, kills: int) -> dict[str, Any]:
             if "result" not in outcome:
                 raise AssertionError(f"after kill {turn}: {outcome}")
             reopen.append(outcome["result"])
-    return {"kills": kills, "reopen_s": reopen, "durable": len(known.durable), "given": len(known.given)}
+    return {
+        "kills": kills,
+        "reopen_s": reopen,
+        "durable": len(known.durable),
+        "given": len(known.given),
+        "recoded": known.recoded,
+        "cut": known.cut,
+    }
 
 
 def _config(phase: str) -> Any:
+    if phase == "recode":
+        return alike.config(disk=1024 * tiny.SEGMENT)
     disk = 8 * tiny.SEGMENT if phase == "evict" else 1024 * tiny.SEGMENT
     return tiny.config(host=1 << 16, disk=disk, durability="put" if phase == "flush" else "flush")
 
@@ -102,7 +120,8 @@ def _killed_child(path: Path, phase: str, rng: random.Random, first: int) -> lis
     if pid == 0:
         try:
             os.close(read)
-            _work(path, phase, random.Random(child_seed), first, write)
+            work = _work_on_families if phase == "recode" else _work
+            work(path, phase, random.Random(child_seed), first, write)
         finally:
             os._exit(1)
     os.close(write)
@@ -167,23 +186,74 @@ def _work(path: Path, phase: str, rng: random.Random, first: int, pipe: int) -> 
     time.sleep(600)
 
 
+def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, pipe: int) -> None:
+    """Puts families, and deletes what their members are coded against, which stand alone then."""
+
+    def tell(kind: bytes, number: int = 0, length: int = 0) -> None:
+        os.write(pipe, _ACK.pack(kind, number, length))
+
+    store = KVStore(path, alike.IDENTITY, _config(phase))
+    for family in range(first, first + 900):
+        for number in range(family * _FAMILY, family * _FAMILY + 1 + _MEMBERS):
+            tokens = _member(number)
+            tell(b"p", number, len(tokens))
+            alike.put(store, tokens)
+            tell(b"P", number, len(tokens))
+            if number % _FAMILY == 0 and rng.random() < 0.5:
+                store.flush()
+                tell(b"F")
+        if rng.random() < 0.8:
+            store.flush()
+            tell(b"F")
+        gone = family if rng.random() < 0.7 else rng.randrange(first, family + 1)
+        number = gone * _FAMILY + (0 if rng.random() < 0.8 else rng.randrange(1, _MEMBERS))
+        tell(b"d", number)
+        before = alike.counter(store, "recoded_members")
+        store.delete(_member(number))
+        tell(b"D", number, int(alike.counter(store, "recoded_members") - before))
+    time.sleep(600)
+
+
+def _member(number: int) -> Any:
+    family, role = divmod(number, _FAMILY)
+    text = alike.passage(family, _CENTROID)
+    return alike.behind(1_000_000 + number, text, 7 * role) if role else text
+
+
+def _identity(phase: str) -> Any:
+    return alike.IDENTITY if phase == "recode" else tiny.IDENTITY
+
+
+def _tokens(phase: str, number: int) -> Any:
+    """A sequence at its longest, and beyond what was ever put of it."""
+    return _member(number) if phase == "recode" else tiny.tokens_of(number, 48)
+
+
+def _check_families(store: KVStore) -> None:
+    alike.families_hold(store)
+    assert alike.counter(store, "lost_members") == 0
+
+
 def _check(path: Path, phase: str, known: Known, last: bool) -> float:
     """Opens the store and holds it against what is known. Returns the seconds that opening took."""
     config = _config(phase)
     begin = time.perf_counter()
-    store = KVStore(path, tiny.IDENTITY, config)
+    store = KVStore(path, _identity(phase), config)
     seconds = time.perf_counter() - begin
     tiny.space_is_accounted_for(store)
     budget = config.disk.bytes + config.segment_bytes
     assert tiny.disk_use(path) <= budget, f"{tiny.disk_use(path)} bytes on disk, budget {budget}"
+    if phase == "recode":
+        _check_families(store)
+    stored = alike.stored if phase == "recode" else tiny.stored
     must_be_there = {n: length for n, length in known.durable.items() if phase != "evict" or n in known.pinned}
     for number, given in known.given.items():
-        there = tiny.stored(store, tiny.tokens_of(number, 48))
+        there = stored(store, _tokens(phase, number))
         assert there <= given, f"sequence {number}: {there} tokens found, {given} were put"
         wanted = must_be_there.get(number, 0)
         assert there >= wanted, f"sequence {number}: {there} tokens found, {wanted} were durable"
     for number in known.deleted:
-        assert store.contains(tiny.tokens_of(number, 48)) == 0, f"sequence {number} is there, it was deleted"
+        assert store.contains(_tokens(phase, number)) == 0, f"sequence {number} is there, it was deleted"
     for name, lengths in known.sessions.items():
         tokens = store.session(f"session {name}").tokens
         assert len(tokens) in lengths, f"session {name}: {len(tokens)} tokens, expected one of {sorted(lengths)}"

@@ -130,7 +130,7 @@ def test_what_is_not_written_yet_is_not_evicted(tmp_path: Path) -> None:
         store.flush()
         disk_goes_on.clear()
         tiny.put(store, tiny.tokens_of(2, 40))
-        evicted = list(iter(store._residency.evict_one, 0))
+        evicted = [r for batch in iter(store._residency.evict, []) for r in batch]
         disk_goes_on.set()
         assert len(evicted) == 10
         assert store.flush() == FlushResult(10, 0)

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments during put, evict, flush, delete and recovery (see kill_trials.py).
+"""SIGKILL at random moments during put, evict, flush, delete, recovery and re-coding (see kill_trials.py).
 
 `python -m benchmarks.faults` prints the figures of a full run.
 """
@@ -25,4 +25,7 @@ def test_what_was_acknowledged_survives_a_kill(phase: str) -> None:
     assert trials.failures(rows) == []
     times = [seconds for row in rows for seconds in row["result"]["reopen_s"]]
     assert sum(row["result"]["durable"] for row in rows) > 0
-    print(f"\n{phase}: {len(times)} kills, slowest reopen {max(times):.3f} s")
+    recoded, cut = (sum(row["result"][name] for row in rows) for name in ("recoded", "cut"))
+    assert (recoded > 0) == (phase == "recode")
+    print(f"\n{phase}: {recoded} members re-coded, {cut} kills during a delete")
+    print(f"{phase}: {len(times)} kills, slowest reopen {max(times):.3f} s")

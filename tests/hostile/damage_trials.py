@@ -37,7 +37,8 @@ FIELDS = {
     "bits": (200, 204),
     "flags": (204, 208),
     "expiry": (208, 216),
-    "reserved": (216, 224),
+    "donors": (216, 218),
+    "reserved": (218, 224),
     "payload_sum": (224, 240),
     "header_sum": (240, 256),
 }

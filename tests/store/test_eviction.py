@@ -88,6 +88,20 @@ def test_what_no_tier_holds_is_forgotten_by_the_index(tmp_path: Path) -> None:
         assert stats["counters"]["memory_evicted_records"] == 36
 
 
+def test_a_store_that_evicts_by_what_comes_back_serves_within_its_budget(tmp_path: Path) -> None:
+    prompt = tokens(16)
+    with open_store(tmp_path, host=TierConfig(6 * RECORD), eviction="prior", **MEMORY_ONLY) as store:
+        for seed in range(1, 40):
+            ids = np.concatenate([prompt, tokens(16, seed)])
+            put(store, ids)
+            assert stored(store, ids) == 32
+            assert store.stats()["host"]["bytes"] <= 6 * RECORD
+        stats = store.stats()
+        assert stats["index"]["records"] == stats["host"]["records"] == 6
+        assert stats["counters"]["memory_evicted_records"] == 2 + 2 * 39 - 6
+        assert "PriorGuided" in repr(store._residency.host._policy)
+
+
 def test_a_sequence_larger_than_memory_keeps_its_beginning(tmp_path: Path) -> None:
     with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
         ids = tokens(100)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ entries = st.builds(
     bits=st.floats(width=32, allow_nan=False),
     flags=st.integers(0, 65535),
     expiry=st.floats(allow_nan=False),
+    donors=st.lists(U64, max_size=5).map(tuple),
 )
 
 
@@ -79,6 +81,18 @@ def test_a_cut_or_longer_entry_is_noticed(given_entry: Entry, amount: int) -> No
     assert Entry.unpack(packed + bytes(amount)) is None
 
 
+@given(entries, st.integers(1, 7))
+def test_bytes_that_are_no_whole_donor_are_noticed_under_a_right_sum(given_entry: Entry, amount: int) -> None:
+    body = given_entry.pack()[8:] + bytes(amount)
+    assert Entry.unpack(xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body) is None
+
+
+@given(entries.filter(lambda e: len(e.tokens) > 0), st.integers(1, 8))
+def test_fewer_tokens_than_are_said_are_noticed_under_a_right_sum(given_entry: Entry, amount: int) -> None:
+    body = replace(given_entry, donors=()).pack()[8:-amount]
+    assert Entry.unpack(xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body) is None
+
+
 @given(st.binary(max_size=200))
 def test_noise_is_no_entry(noise: bytes) -> None:
     assert Entry.unpack(noise) is None
@@ -86,6 +100,12 @@ def test_noise_is_no_entry(noise: bytes) -> None:
 
 def test_an_entry_costs_its_tokens_and_80_bytes() -> None:
     assert len(entry(1).pack()) == ENTRY.itemsize + 16 == 80 + 16
+
+
+def test_donors_cost_8_bytes_each_after_the_tokens() -> None:
+    packed = entry(1, donors=(7, 1 << 60)).pack()
+    assert len(packed) == 80 + 16 + 16
+    assert packed[96:] == (7).to_bytes(8, "little") + (1 << 60).to_bytes(8, "little")
 
 
 # ---- commits -----------------------------------------------------------------------------------------------------
@@ -187,6 +207,32 @@ def test_a_scan_gives_all_entries_by_number_with_their_tokens(catalog: Catalog) 
     assert scan.entries["record"].tolist() == [1, 2, 300]
     assert scan.tokens.tolist() == [1, 2, 3, 4, 7, 300, 301, 302, 303]
     assert scan.damaged == []
+
+
+def test_a_scan_gives_the_donors_of_those_that_have_any(catalog: Catalog) -> None:
+    catalog.commit([entry(1), entry(2, donors=(1,)), entry(3), entry(4, donors=(3, 1))])
+    scan = catalog.scan()
+    assert scan.tokens.tolist() == [1, 2, 3, 4, 2, 3, 4, 5, 3, 4, 5, 6, 4, 5, 6, 7]
+    assert scan.donors == {2: (1,), 4: (3, 1)}
+    assert catalog.scan(after=2).donors == {4: (3, 1)}
+    assert scan.subset(np.array([True, True, True, False])).donors == {2: (1,)}
+    assert [e.donors for e in catalog.get([1, 2, 4]) if e is not None] == [(), (1,), (3, 1)]
+
+
+def test_an_entry_that_moves_keeps_its_donors(catalog: Catalog) -> None:
+    catalog.commit([entry(2, donors=(1,))])
+    catalog.commit([replace(entry(2, segment=5), donors=(1,))], [entry(2, donors=(1,))])
+    assert [e.donors for e in catalog.in_segment(5)] == [(1,)]
+
+
+def test_a_catalog_whose_entry_is_no_whole_one_is_not_sound(catalog: Catalog) -> None:
+    catalog.commit([entry(1, donors=(9,))])
+    assert catalog.is_sound()
+    body = entry(2).pack()[8:] + b"abc"
+    value = xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
+    with catalog._env.begin(write=True) as txn:
+        txn.put((2).to_bytes(8, "big"), value, db=catalog._records)
+    assert not catalog.is_sound()
 
 
 def test_a_scan_can_start_after_a_number(catalog: Catalog) -> None:

@@ -67,12 +67,12 @@ class Harness:
         header = self.draft(number, entry.extent.nbytes).header
         return bytes(buffer.view[header.payload_offset :])
 
-    def _evict(self) -> int:
+    def _evict(self) -> list[int]:
         for number in self.order:
             if number not in self.pinned:
                 self.order.remove(number)
-                return number
-        return 0
+                return [number]
+        return []
 
 
 def payload(number: int, nbytes: int) -> bytes:

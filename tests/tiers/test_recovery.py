@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.config import KIB, MIB, PAGE_BYTES
 from kvstore.identity import chain_key
-from kvstore.record import RecordHeader, padded, seal
+from kvstore.record import Donor, RecordHeader, padded, seal
 from kvstore.session_record import SessionRecord, session_key
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.fs import FileSystem
@@ -143,6 +143,39 @@ def test_a_rebuilt_catalog_has_all_records_and_links_them_to_their_parents(tmp_p
     assert scan.tokens.tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
     assert catalog.namespaces() == {NAMESPACE: 1}
     assert [e.record for e in catalog.in_segment(1)] == [9]
+
+
+def test_the_entry_of_a_member_names_its_donors() -> None:
+    ids = np.arange(4, dtype=np.uint32)
+    donors = (Donor(3, key_of(3)), Donor(1, key_of(1)))
+    header = RecordHeader(key_of(1), ROOT, NAMESPACE, 3, 9, 0, ids, (5,), 5, donors=donors)
+    assert entry_of(header, Extent(1, PAGE_BYTES, PAGE_BYTES), 0, 1).donors == (3, 1)
+
+
+def test_a_rebuilt_catalog_links_members_to_their_donors_by_key(tmp_path: Path, made: list[Catalog]) -> None:
+    member = record(7, donors=(Donor(5, key_of(5)), Donor(3, key_of(3))))
+    write_segment(tmp_path, 1, member, record(3), record(5))
+    scan = rebuilt(tmp_path, made, [1]).scan()
+    assert scan.entries["record"].tolist() == [3, 5, 7]
+    assert scan.donors == {7: (5, 3)}
+
+
+def test_a_rebuilt_catalog_finds_donors_that_got_other_numbers(tmp_path: Path, made: list[Catalog]) -> None:
+    """Two blocks have the number 5; the member names the one that its key says."""
+    ids = np.arange(100, 104, dtype=np.uint32)
+    other = RecordHeader(chain_key(ROOT, ids), ROOT, NAMESPACE, 0, 5, 0, ids, (100,), 100)
+    memory = bytearray(padded(other.record_bytes))
+    seal(other, memoryview(memory))
+    write_segment(tmp_path, 1, record(5), bytes(memory), record(9, donors=(Donor(5, other.key),)))
+    scan = rebuilt(tmp_path, made, [1]).scan()
+    by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
+    assert by_tag[key_tag(other.key)] != by_tag[key_tag(key_of(5))]
+    assert scan.donors == {by_tag[key_tag(key_of(9))]: (by_tag[key_tag(other.key)],)}
+
+
+def test_a_rebuilt_catalog_gives_a_donor_that_is_gone_no_number(tmp_path: Path, made: list[Catalog]) -> None:
+    write_segment(tmp_path, 1, record(9, donors=(Donor(4, key_of(4)), Donor(3, key_of(3)))), record(3))
+    assert rebuilt(tmp_path, made, [1]).scan().donors == {9: (0, 3)}
 
 
 def test_of_two_copies_of_a_block_the_newer_one_stays(tmp_path: Path, made: list[Catalog]) -> None:

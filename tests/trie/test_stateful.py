@@ -31,6 +31,10 @@ def u64(values: Any) -> np.ndarray:
     return np.array(values, np.uint64)
 
 
+def close(value: Any) -> Any:
+    return pytest.approx(value, rel=1e-6, abs=1e-12)
+
+
 def rows_of(trie: ReferenceTrie, ids: list[int], pinned: set[int]) -> dict[str, np.ndarray]:
     """The columns that a catalog would hold for these records; tags are the paths' Python hashes, which
     never are 0."""
@@ -39,9 +43,10 @@ def rows_of(trie: ReferenceTrie, ids: list[int], pinned: set[int]) -> dict[str, 
         return hash((root, *path)) & 0xFFFFFFFFFFFFFFFE | 1 if path else 0
 
     paths = {i: trie.path(i) for i in ids}
+    traffic = dict(zip(*(column.tolist() for column in trie.counts()), strict=True))
     starts = {i: (len(path) - 1) // BLOCK * BLOCK for i, (_, path) in paths.items()}
     bits = {
-        i: trie.best_match(root, path)[1] - trie.best_match(root, path[: starts[i]])[1]
+        i: trie.match(root, path, False)[1] - trie.match(root, path[: starts[i]], False)[1]
         for i, (root, path) in paths.items()
     }
     return {
@@ -54,6 +59,7 @@ def rows_of(trie: ReferenceTrie, ids: list[int], pinned: set[int]) -> dict[str, 
         "bits": np.array([bits[i] for i in ids], np.float32),
         "tokens": u32(np.concatenate([[], *(paths[i][1][starts[i] :] for i in ids)])),
         "pinned": np.array([i in pinned for i in ids], np.uint8),
+        "traffic": u32([traffic[i] for i in ids]),
     }
 
 
@@ -144,7 +150,8 @@ class TrieMachine(RuleBasedStateMachine):
         want = self.slow.match(root, tokens, touch)
         assert (depth, records.tolist(), ends.tolist()) == (want[0], want[2].tolist(), want[3].tolist())
         assert bits == pytest.approx(want[1], rel=1e-9, abs=1e-6)
-        assert self.fast.best_match(root, tokens) == (depth, bits)
+        found, known = self.fast.best_match(root, tokens)
+        assert (found, known) == (depth, close(self.slow.best_match(root, tokens)[1]))
         for end, record in zip(ends.tolist(), records.tolist(), strict=True):
             if record:  # whatever the oracle says: the record holds the query's tokens
                 at_root, path = self.fast.path(record)
@@ -152,6 +159,37 @@ class TrieMachine(RuleBasedStateMachine):
                 assert at_root == root
                 assert len(path) == end
                 assert path[:shared].tolist() == tokens[:shared].tolist()
+
+    @rule(data=st.data())
+    def measure(self, data: st.DataObject) -> None:
+        """Bits and distances of paths, stored or not."""
+        (root, p), (_, q) = self.pick(data), self.pick(data)
+        for name, paths in (("bits", (p,)), ("shared_bits", (p, q)), ("distance", (p, q))):
+            fast, slow = (getattr(trie, name)(root, *paths) for trie in (self.fast, self.slow))
+            assert fast == close(slow), name
+
+    @rule(data=st.data(), radius=st.integers(0, 60))
+    def look_around(self, data: st.DataObject, radius: int) -> None:
+        for record in sorted(self.ids):
+            leaf, want = self.fast.leaf(record), self.slow.leaf(record)
+            assert (leaf is None) == (want is None)
+            # Not a whole number: sums of logarithms must not decide at the edge.
+            near, there = (trie.near(record, radius + 0.3719, 1 << 30) for trie in (self.fast, self.slow))
+            if leaf is None or want is None:
+                assert near is None
+                continue
+            assert leaf[0] == close(want[0])
+            assert leaf[1].tolist() == want[1].tolist()
+            assert near is not None
+            assert there is not None
+            found, distances = (dict(zip(x[0].tolist(), x[1].tolist(), strict=True)) for x in (near, there))
+            assert found == close(distances)
+
+    @rule(root=st.integers(0, 1), limit=st.integers(0, 200))
+    def prune(self, root: int, limit: int) -> None:
+        gone = self.both("prune", root % self.roots, limit + 0.3719)
+        assert set(gone) <= self.ids
+        self.ids -= set(gone)
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
@@ -212,11 +250,13 @@ class TrieMachine(RuleBasedStateMachine):
             self.next_id += 1
         if ids and data.draw(st.booleans()):
             place = data.draw(st.integers(0, len(ids) - 1))
-            name = data.draw(st.sampled_from(["tags", "parent_tags", "starts", "ids", "roots"]))
+            name = data.draw(st.sampled_from(["tags", "parent_tags", "starts", "ids", "roots", "traffic"]))
             columns[name][place] ^= columns[name].dtype.type(data.draw(st.sampled_from([1, 4, 8])))
         self.fast, self.slow = Trie(BLOCK), ReferenceTrie(BLOCK)
         for _ in range(self.roots):
             self.fast.new_root(), self.slow.new_root()
+        if not data.draw(st.integers(0, 3)):
+            del columns["traffic"]
         dropped = set(self.both("restore", *columns.values()))
         self.ids = set(columns["ids"].tolist()) - dropped
         self.next_id = max([self.next_id, *(i + 1 for i in self.ids if i < 1 << 40)])
@@ -229,6 +269,7 @@ class TrieMachine(RuleBasedStateMachine):
         assert {name: found[name] for name in want} == want
         assert found["records"] == len(self.ids)
         assert found["arena_tokens"] - found["garbage_tokens"] == found["tokens"]
+        assert [x.tolist() for x in self.fast.counts()] == [x.tolist() for x in self.slow.counts()]
         for record in self.ids:
             root, path = self.fast.path(record)
             want_root, want_path = self.slow.path(record)

@@ -110,12 +110,12 @@ def test_bits_accumulate_and_are_linear_inside_an_edge(trie: Any) -> None:
     bits = np.array([1, 2, 3, 4, 0, 0, 4, 4], np.float32)
     trie.insert(0, path(range(4)), bits[:4], u32(4), u64(1))
     trie.insert(0, path(range(8)), bits, u32(8), u64(2))
-    assert trie.best_match(0, path(range(4))) == (4, 10.0)
-    assert trie.best_match(0, path(range(8))) == (8, 18.0)
-    assert trie.best_match(0, path(range(6), 99)) == (6, 14.0)
+    assert trie.match(0, path(range(4)), False)[:2] == (4, 10.0)
+    assert trie.match(0, path(range(8)), False)[:2] == (8, 18.0)
+    assert trie.match(0, path(range(6), 99), False)[:2] == (6, 14.0)
     trie.insert(0, path(range(6), 99), 3.0, u32(7), u64(3))  # the split keeps the value, and only new tokens count
-    assert trie.best_match(0, path(range(6), 99)) == (7, 17.0)
-    assert trie.best_match(0, path(99)) == (0, 0.0)
+    assert trie.match(0, path(range(6), 99), False)[:2] == (7, 17.0)
+    assert trie.match(0, path(99), False)[:2] == (0, 0.0)
 
 
 def test_eviction_takes_the_oldest_leaf_from_its_end(trie: Any) -> None:

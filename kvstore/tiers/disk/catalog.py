@@ -12,7 +12,7 @@ import os
 import struct
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import lmdb
@@ -49,7 +49,8 @@ _ENTRY = struct.Struct("<QQQQQIIIIIIfHHd")
 _SUM = struct.Struct("<Q")
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
-_DATABASES = (b"records", b"places", b"namespaces", b"sessions")
+_DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic")
+_TRAFFIC_RUN = 4096  # records whose counts of traffic stand in one value
 _META_TXNID = 144  # where a meta page has the number of its commit
 assert _ENTRY.size == ENTRY.itemsize
 
@@ -71,7 +72,7 @@ class Entry:
 
     tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
     parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
-    of its tokens. expiry: unix seconds, 0 for never.
+    of its tokens. expiry: unix seconds, 0 for never. donors: numbers of the records that it is coded against.
     """
 
     record: int
@@ -86,6 +87,7 @@ class Entry:
     bits: float = 0.0
     flags: int = 0
     expiry: float = 0.0
+    donors: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         body = _ENTRY.pack(
@@ -105,7 +107,8 @@ class Entry:
             self.flags,
             self.expiry,
         )[_SUM.size :]
-        return _with_sum(body + self.tokens.astype("<u4", copy=False).tobytes())
+        donors = np.array(self.donors, "<u8").tobytes()
+        return _with_sum(body + self.tokens.astype("<u4", copy=False).tobytes() + donors)
 
     @classmethod
     def unpack(cls, value: bytes) -> Entry | None:
@@ -129,7 +132,7 @@ class Entry:
             flags,
             expiry,
         ) = _ENTRY.unpack_from(value)
-        if len(value) != _ENTRY.size + 4 * count:
+        if not _fits(value):
             return None
         return cls(
             record=record,
@@ -144,22 +147,28 @@ class Entry:
             bits=bits,
             flags=flags,
             expiry=expiry,
+            donors=_donors(value),
         )
 
 
 @dataclass(frozen=True)
 class Scan:
-    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other."""
+    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other. donors: of
+    the records that have any."""
 
     entries: npt.NDArray[np.void]
     tokens: Tokens
     damaged: list[bytes]
+    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
         """The rows where `keep` is true."""
         if keep.all():
             return self
-        return Scan(self.entries[keep], self.tokens[np.repeat(keep, self.entries["count"])], self.damaged)
+        entries = self.entries[keep]
+        left = set(entries["record"].tolist()) if self.donors else set()
+        donors = {record: donors for record, donors in self.donors.items() if record in left}
+        return Scan(entries, self.tokens[np.repeat(keep, self.entries["count"])], self.damaged, donors)
 
 
 class Catalog:
@@ -192,7 +201,7 @@ class Catalog:
             except (lmdb.Error, CatalogDamaged):
                 self._env.close()
                 raise
-        self._records, self._places, self._namespaces, self._sessions = opened
+        self._records, self._places, self._namespaces, self._sessions, self._traffic = opened
         self.pid = os.getpid()
         _open_catalogs.add(self)
 
@@ -213,7 +222,7 @@ class Catalog:
         """
         try:
             with _errors("read"), self._env.begin() as txn:
-                databases = (self._records, self._places, self._sessions, self._namespaces)
+                databases = (self._records, self._places, self._sessions, self._namespaces, self._traffic)
                 return all(self._are_sound(txn, db) for db in databases)
         except CatalogError:
             return False
@@ -227,9 +236,11 @@ class Catalog:
                 if value is None:
                     return False
                 if db is self._records:
-                    sound = len(key) == 8 and len(value) == ENTRY.itemsize + 4 * int.from_bytes(value[56:60], "little")
+                    sound = len(key) == 8 and _fits(value)
                 elif db is self._places:
                     sound = len(key) == len(value) == 8
+                elif db is self._traffic:
+                    sound = len(key) == 8 and len(value) == _SUM.size + 4 * _TRAFFIC_RUN
                 elif db is self._sessions:
                     sound = _checked(value) is not None
                 else:
@@ -302,8 +313,14 @@ class Catalog:
                     else:
                         damaged.append(key)
         heads = b"".join([value[: ENTRY.itemsize] for value in values])
-        tails = b"".join([value[ENTRY.itemsize :] for value in values])
-        return Scan(np.frombuffer(heads, ENTRY), np.frombuffer(tails, "<u4"), damaged)
+        tokens = b"".join([value[ENTRY.itemsize : _tokens_end(value)] for value in values])
+        entries = np.frombuffer(heads, ENTRY)
+        donors = {
+            record: _donors(value)
+            for record, value in zip(entries["record"].tolist(), values, strict=True)
+            if len(value) > _tokens_end(value)
+        }
+        return Scan(entries, np.frombuffer(tokens, "<u4"), damaged, donors)
 
     # ---- namespaces and sessions ---------------------------------------------------------------------------------
 
@@ -334,6 +351,33 @@ class Catalog:
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._sessions) as cursor:
             pairs = [(key, _checked(value)) for key, value in cursor]
         return ((key, value) for key, value in pairs if value is not None)
+
+    # ---- traffic -------------------------------------------------------------------------------------------------
+
+    def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
+        """Replaces what is known of traffic: `[m]` record numbers, rising, and how often each was used. Durable on
+        return. Raises `CatalogError`."""
+        runs = records // _TRAFFIC_RUN
+        numbers, firsts = np.unique(runs, return_index=True)
+        ends = [*firsts.tolist(), len(records)][1:]
+        with _errors("commit"), self._env.begin(write=True) as txn:
+            txn.drop(self._traffic, delete=False)
+            for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
+                run = np.zeros(_TRAFFIC_RUN, "<u4")
+                run[records[first:end] % _TRAFFIC_RUN] = counts[first:end]
+                txn.put(_RECORD_KEY.pack(number), _with_sum(run.tobytes()), db=self._traffic, append=True)
+
+    def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+        """How often each record had been used when that was last saved, `[m]`; 0 where nothing intact is known."""
+        found = np.zeros(len(records), np.uint32)
+        with _errors("read"), self._env.begin() as txn:
+            for number in np.unique(records // _TRAFFIC_RUN).tolist():
+                value = txn.get(_RECORD_KEY.pack(number), db=self._traffic)
+                body = _checked(value) if value is not None else None
+                if body is not None and len(body) == 4 * _TRAFFIC_RUN:
+                    here = records // _TRAFFIC_RUN == number
+                    found[here] = np.frombuffer(body, "<u4")[records[here] % _TRAFFIC_RUN]
+        return found
 
     def _forget(self, txn: lmdb.Transaction[bytes], entry: Entry) -> None:
         key, place = _RECORD_KEY.pack(entry.record), _place(entry.extent)
@@ -389,10 +433,22 @@ def _is_entry(key: bytes, value: bytes) -> bool:
     # The scan's inner loop: the same checks as Entry.unpack, without making an object.
     if len(value) < ENTRY.itemsize or _checked(value) is None:
         return False
-    count = int.from_bytes(value[56:60], "little")
-    return len(value) == ENTRY.itemsize + 4 * count and int.from_bytes(value[8:16], "little") == int.from_bytes(
-        key, "big"
-    )
+    return _fits(value) and int.from_bytes(value[8:16], "little") == int.from_bytes(key, "big")
+
+
+def _tokens_end(value: bytes) -> int:
+    return ENTRY.itemsize + 4 * int.from_bytes(value[56:60], "little")
+
+
+def _fits(value: bytes) -> bool:
+    """Whether a value has the length of an entry: head, tokens, donors."""
+    left = len(value) - _tokens_end(value)
+    return len(value) >= ENTRY.itemsize and left >= 0 and left % 8 == 0
+
+
+def _donors(value: bytes) -> tuple[int, ...]:
+    end = _tokens_end(value)
+    return tuple(np.frombuffer(value, "<u8", -1, end).tolist()) if len(value) > end else ()
 
 
 def _number(namespace: bytes, value: bytes | None) -> int | None:

@@ -53,6 +53,7 @@ def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) 
         bits=header.bits,
         flags=header.flags,
         expiry=header.expiry,
+        donors=tuple(donor.record for donor in header.donors),
     )
 
 
@@ -79,7 +80,9 @@ def rebuild(
         if header.namespace not in namespaces:
             namespaces[header.namespace] = catalog.namespace(header.namespace)
         entry = entry_of(header, extent, numbers.get(header.parent, 0), namespaces[header.namespace])
-        entries.append(replace(entry, record=numbers[header.key]))
+        # A donor that is gone has no number; what needed it finds that out.
+        donors = tuple(numbers.get(donor.key, 0) for donor in header.donors)
+        entries.append(replace(entry, record=numbers[header.key], donors=donors))
     sessions = salvage_sessions(fs, damaged_catalog)
     catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=sessions.items())
     return catalog, Rebuilt(len(entries), len(sessions))

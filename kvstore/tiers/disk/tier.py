@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
 from kvstore.errors import KVStoreError
@@ -41,7 +44,7 @@ class Draft:
 
 
 class DiskTier:
-    """Thread-safe. `evict` names the next record to give up (0 when there is none) after the index has forgotten it;
+    """Thread-safe. `evict` names the next records to give up together ([] for none) after the index has forgotten them;
     `alive` says whether a drafted record is still wanted when its group is committed."""
 
     def __init__(
@@ -53,7 +56,7 @@ class DiskTier:
         read_only: bool,
         metrics: Metrics,
         pool: BufferPool,
-        evict: Callable[[], int],
+        evict: Callable[[], Sequence[int]],
         alive: Callable[[int], bool],
     ) -> None:
         """Opens or makes the store at `path`. Raises FormatVersion, IdentityMismatch, StoreLocked, CorruptStore."""
@@ -188,8 +191,9 @@ class DiskTier:
                     for d, extent in placed
                     if self._alive(d.header.record_id)
                 }
-                written = set(entries)
                 gone = {e.record: e for e in self._known(superseded) if e is not None} | ahead
+                self._leave_orphaned_members(entries, gone)
+                written = set(entries)
                 for (record, expiry, pinned), stored in zip(changed, self._known([c[0] for c in changed]), strict=True):
                     # The record may be of this very group, changed by an earlier put of it, or on its way out.
                     entry = entries.get(record, stored)
@@ -217,6 +221,22 @@ class DiskTier:
                     raise
                 self._settle((), entries)
             return len(entries)
+
+    def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
+        """See `Catalog.save_traffic`. Raises `CatalogError`."""
+        with self._write_lock:
+            self.catalog.save_traffic(records, counts)
+
+    def _leave_orphaned_members(self, entries: dict[int, Entry], gone: Collection[int]) -> None:
+        """Takes those out of `entries` whose donors are neither among them nor stored and staying."""
+        needed = {donor for entry in entries.values() for donor in entry.donors}
+        if not needed:
+            return
+        stored = {e.record for e in self._known(sorted(needed)) if e is not None and e.record not in gone}
+        orphaned = [r for r, e in entries.items() if not stored.union(entries).issuperset(e.donors)]
+        for record in orphaned:
+            del entries[record]
+            self.metrics.add("dropped_members")
 
     def _write_records(self, drafts: Sequence[Draft]) -> list[tuple[Draft, Extent]]:
         placed: list[tuple[Draft, Extent]] = []
@@ -353,11 +373,11 @@ class DiskTier:
         for entry in evicted:
             space.lose(entry.extent)
         for _ in range(wanted):
-            while not space.enough() and (record := self._evict()):
-                found = self.entry(record)
-                if found is not None:
-                    evicted.append(found)
-                    space.lose(found.extent)
+            while not space.enough() and (records := self._evict()):
+                for found in self._known(records):
+                    if found is not None:
+                        evicted.append(found)
+                        space.lose(found.extent)
             if not space.take_empty():
                 break
         return evicted

@@ -1,0 +1,120 @@
+"""What is expected to save least goes first, by what the uses of prefixes say."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from kvstore.eviction_leaves import Leaves
+from kvstore.eviction_reuse import Cohort, Reuse
+from kvstore.eviction_uses import LeafFirst
+
+# Records remembered after they went, for each one held: they must outlast the ages at which records still come back,
+# many lifetimes of a small tier.
+GHOSTS = 16
+FEW_GHOSTS = 1000  # as many more, for a tier of few records
+MOST_USES = 3  # octave from which on counts of uses are alike: four uses
+MOST_NEW = 8  # the same of new records in a use: 128
+
+
+class _Known:
+    """What is remembered of a record, held or not."""
+
+    __slots__ = ("cohort", "depth", "uses")
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort, self.depth, self.uses = cohort, 0, 0
+
+
+class PriorGuided(LeafFirst):
+    """The leaf of the least expected saving first: index of reuse x recompute cost / bytes.
+
+    `Reuse` learns when records come back, for kinds of records: whether it was the last of its path (what ends a
+    prompt is rarely continued block by block), how often it was used, and how many new records its last use brought
+    (none or few: a session that goes on; many: a new one). So the chance given the path is mixed with that of its
+    parents' kind. Of each kind the leaf used longest ago and the one used last are compared, for the index may rise
+    with age before it falls. Records that went are remembered, so that what is learnt does not depend on what was
+    held: at most `GHOSTS` for each record held and `FEW_GHOSTS` more.
+
+    saving: recompute cost / bytes of a record, given its id and how many records come before it; any unit, > 0. By
+    default all records save the same.
+
+    Memory a record held: that of `Leaves` with both ends, 1 + `GHOSTS` records of what is known, and as much again
+    for `Reuse`: about 4 KB. A victim costs O(kinds + log n); there are at most 2 x 3 x 9 kinds.
+    """
+
+    def __init__(self, saving: Callable[[int, int], float] | None = None) -> None:
+        super().__init__(Leaves(both_ends=True))
+        self._saving = saving
+        self._reuse = Reuse()
+        self._now = 0
+        self._known: dict[int, _Known] = {}
+        self._ghosts: OrderedDict[int, _Known] = OrderedDict()
+        self._cohorts: dict[int, Cohort] = {}  # of this use, by kind
+        self._old = 0  # records at the beginning of the path that were known before this use
+
+    def _begin(self, path: Sequence[int]) -> None:
+        known = (i for i, record in enumerate(path) if record not in self._known and record not in self._ghosts)
+        self._old = next(known, len(path))
+        self._now += len(path)
+        self._cohorts = {}
+        self._reuse.advance(self._now)
+
+    def _used(self, records: Sequence[int], path: Sequence[int]) -> None:
+        depths = {record: i for i, record in enumerate(path)} if len(records) > 1 else {}
+        for record in records:
+            known = self._known.get(record) or self._ghosts.pop(record, None)
+            if known is not None:
+                self._reuse.came_back(known.cohort, self._now)
+            depth = depths.get(record, len(path))
+            cohort = self._cohort((known.uses if known else 0) + 1, bool(path) and record == path[-1], len(path))
+            if known is None:
+                known = _Known(cohort)
+            known.cohort, known.depth, known.uses = cohort, depth, known.uses + 1
+            self._known[record] = known
+            self._reuse.join(cohort)
+            self._leaves.place(record, cohort.kind, (self._now, 0))
+
+    def _extended(self, records: Sequence[int], path: Sequence[int]) -> None:
+        for depth, record in enumerate(path):
+            known = self._known.get(record)
+            if known is None or known.cohort.time != self._now:
+                continue
+            known.depth = depth
+            cohort = self._cohort(known.uses, depth == len(path) - 1, len(path))
+            if cohort is not known.cohort:
+                self._reuse.retract(known.cohort)
+                self._reuse.join(cohort)
+                known.cohort = cohort
+                self._leaves.place(record, cohort.kind, (self._now, 0))
+
+    def _cohort(self, uses: int, last: bool, length: int) -> Cohort:
+        new = max(0, length - self._old)
+        kind = self._reuse.kind(last, min(MOST_USES, uses.bit_length()), min(MOST_NEW, new.bit_length()))
+        if kind not in self._cohorts:
+            self._cohorts[kind] = self._reuse.cohort(kind, self._now)
+        return self._cohorts[kind]
+
+    def _next(self) -> int:
+        least, chosen = 0.0, 0
+        for queue in self._leaves.queues():
+            for record in {self._leaves.head(queue), self._leaves.tail(queue)}:
+                if record:
+                    expected = self._expected(record)
+                    if not chosen or (expected, record) < (least, chosen):
+                        least, chosen = expected, record
+        return chosen
+
+    def _expected(self, record: int) -> float:
+        known = self._known[record]
+        index = self._reuse.index(known.cohort.kind, self._now - known.cohort.time)
+        return index if self._saving is None else index * self._saving(record, known.depth)
+
+    def _gone(self, record: int, evicted: bool) -> None:
+        known = self._known.pop(record)
+        if not evicted:
+            self._reuse.forget(known.cohort)
+            return
+        self._ghosts[record] = known
+        while len(self._ghosts) > GHOSTS * len(self) + FEW_GHOSTS:
+            self._reuse.forget(self._ghosts.popitem(last=False)[1].cohort)

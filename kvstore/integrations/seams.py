@@ -1,0 +1,177 @@
+"""Recomputing chosen positions of a cache: how one that was assembled from donors is mended at its seams.
+
+One pass of the model over only the tokens at those positions, as in CacheBlend (Yao et al. 2024, section 4): each
+attends to everything up to itself, and in every layer its key and value replace those of the cache before anybody
+attends to them. Tokens behind the cache are computed in the same pass, so the last one gives the next token's logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvstore.approximate import ReusedSpan, sharpened
+from kvstore.errors import UnsupportedCache, UnsupportedModel
+from kvstore.integrations.growing import cache_from_layers
+from kvstore.integrations.transformers import layout_from_config
+from kvstore.layout import KVLayout
+
+# What takes a mask of its own for every query, and adds it.
+ATTENTION = ("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far the cache was from what the model computed in its place.
+
+    positions: int64 [p], rising. errors: float64 [p], what the value differed by, squared, over what it is, squared,
+    all heads together, mean over the layers; it means nothing where the cache held nothing. kl: the estimate of the
+    KL, nats a token, sharpened by these errors; None without spans.
+    """
+
+    positions: Any
+    errors: Any
+    kl: float | None = None
+
+
+class Recomputed(NamedTuple):
+    """cache: a transformers `DynamicCache` of all tokens. logits: of the token after the last one, [vocabulary]; None
+    where the last one was not computed."""
+
+    cache: Any
+    deviation: Deviation
+    logits: torch.Tensor | None
+
+
+def recompute(
+    model: Any,
+    layers: Any,
+    tokens: Sequence[int] | torch.Tensor | np.ndarray[Any, Any],
+    positions: Sequence[int],
+    spans: Sequence[ReusedSpan] = (),
+) -> Recomputed:
+    """Runs the model once over the tokens at `positions` and over those behind the cache.
+
+    layers: `hit.cache()`, which has room for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`, whose rows at
+    `positions` are **written over** either way; no other row is. A row that holds nothing yet must be among them; what
+    is in it is not read. tokens: all of them, n or more. positions: each below n, in any order. spans: those of the
+    hit, to sharpen its estimate of the KL with what is found at the seams. A cache with positions computed anew is
+    marked `is_approximate`, so that no store takes it.
+    Raises `ValueError` naming the argument, `LayoutMismatch` for layers of another shape, `UnsupportedModel` where a
+    token cannot be computed alone: layers other than full attention, positions that are not given to the model, or an
+    attention that takes no mask for each query; nothing is written then. After an error of the model itself (no memory)
+    the cache is of no use. Not thread-safe: nobody else may use the cache meanwhile.
+    """
+    check_model(model)
+    given = tokens if isinstance(tokens, torch.Tensor) else torch.from_numpy(np.array(tokens, np.int64))
+    ids = given.reshape(-1).to(model.device, torch.int64)
+    cache = layers if hasattr(layers, "layers") else cache_from_layers(tuple(layers))
+    held = _held(model, cache)
+    if len(ids) < held:
+        raise ValueError(f"tokens: {len(ids)} of them, fewer than the {held} that the cache holds")
+    rows = torch.tensor(sorted({int(x) for x in positions}), dtype=torch.int64, device=model.device)
+    if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < held:
+        raise ValueError(f"positions: expected 0 to {held - 1}, found {int(rows[0])} to {int(rows[-1])}")
+    found = rows.cpu().numpy()
+    if not len(rows):
+        logits = _run(model, cache, ids, held) if held < len(ids) else None
+        return Recomputed(cache, Deviation(found, np.zeros(0), sharpened(spans, [], []) if spans else None), logits)
+    cache.is_approximate = True  # as that of the hit is: no store takes it for what the model makes of its tokens
+    plain = list(cache.layers)
+    seams = [_SeamLayer(layer, rows) for layer in plain]
+    cache.layers[:] = seams
+    try:
+        logits = _run(model, cache, ids, held, rows)
+    finally:
+        cache.layers[:] = plain
+    errors = torch.stack([seam.errors for seam in seams]).mean(0).double().cpu().numpy()
+    kl = sharpened(spans, found, errors) if spans else None
+    return Recomputed(cache, Deviation(found, errors, kl), logits)
+
+
+def check_model(model: Any) -> KVLayout:
+    """The layout of this model's caches. Raises `UnsupportedModel` naming why single positions of them cannot be
+    recomputed, `ValueError` for a model in training mode."""
+    layout = layout_from_config(model.config, model.dtype)
+    name = getattr(model.config, "model_type", type(model).__name__)
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention not in ATTENTION:
+        raise UnsupportedModel(
+            f"{name}: attention {attention} takes no mask for each query; load it with sdpa or eager"
+        )
+    if "position_ids" not in _parameters(model):
+        raise UnsupportedModel(f"{name}: takes no position_ids, so a token cannot be computed at a position of its own")
+    if model.training:
+        raise ValueError("model: is in training mode, where dropout changes the cache; call model.eval()")
+    return layout
+
+
+class _SeamLayer:
+    """One layer during the pass: `update` writes the first states over `rows`, appends the rest to the layer that it
+    stands for, and returns all keys and values of that; all else is that layer's. errors: of the rows' values, float32
+    [rows], once they are written."""
+
+    def __init__(self, layer: Any, rows: torch.Tensor) -> None:
+        self.layer, self.rows = layer, rows
+        self.errors = torch.zeros(len(rows), device=rows.device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = len(self.rows)
+        new = value_states[..., :count, :]
+        old = self.layer.values[..., self.rows, :]
+        self.errors = _energy(new.float() - old.float()) / _energy(new.float()).clamp_min(1e-30)
+        self.layer.keys.index_copy_(-2, self.rows, key_states[..., :count, :])
+        self.layer.values.index_copy_(-2, self.rows, new)
+        if key_states.shape[-2] > count:
+            self.layer.update(key_states[..., count:, :], value_states[..., count:, :])
+        return self.layer.keys, self.layer.values
+
+
+def _energy(x: torch.Tensor) -> torch.Tensor:
+    """Sum of squares over heads and channels: [rows] of [1, heads, rows, dim]."""
+    return x.square().sum((0, 1, 3))
+
+
+def _held(model: Any, cache: Any) -> int:
+    """Tokens that the cache holds, checked against the model."""
+    for number, layer in enumerate(cache.layers):
+        # Others, and what is derived from a DynamicLayer, may keep their tensors in another form or order.
+        if type(layer).__name__ not in ("DynamicLayer", "GrowingLayer") or layer.keys is None:
+            raise UnsupportedCache(
+                f"layer {number} of the cache is a {type(layer).__name__} that cannot be written into"
+            )
+    held = int(cache.layers[0].keys.shape[-2]) if cache.layers else 0
+    check_model(model).layers_of(cache, held)
+    return held
+
+
+def _run(model: Any, cache: Any, ids: torch.Tensor, held: int, rows: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Runs the tokens at `rows` and behind the `held` ones. The logits after the last token, if it was run."""
+    at = torch.arange(held, len(ids), device=ids.device)
+    arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    if rows is not None:
+        at = torch.cat([rows, at])
+        hidden = torch.arange(len(ids), device=ids.device) > at[:, None]
+        mask = torch.zeros(hidden.shape, dtype=model.dtype, device=ids.device)
+        arguments["attention_mask"] = mask.masked_fill_(hidden, torch.finfo(model.dtype).min)[None, None]
+    if "logits_to_keep" in _parameters(model):
+        arguments["logits_to_keep"] = 1
+    # Outside of inference mode its tensors may not be written into; outside of it, others are left to be used anywhere.
+    inference = any(layer.keys.is_inference() for layer in cache.layers)
+    with torch.inference_mode() if inference else torch.no_grad():
+        logits: torch.Tensor = model(ids[at][None], position_ids=at[None], **arguments).logits
+    return logits[0, -1] if int(at[-1]) == len(ids) - 1 else None
+
+
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters

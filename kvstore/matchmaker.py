@@ -1,0 +1,122 @@
+"""Which new blocks are to be coded against which stored ones, and which of them others may be coded against.
+
+A block whose tokens others hold too, at other places or behind other beginnings, becomes a member of their family; one
+that stands alone is entered in the content index, as a donor for what comes later. Deltas have depth 1, for only blocks
+that stand alone are in that index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.block import Block
+from kvstore.codecs.donor_spans import MAX_SPANS
+from kvstore.identity import Tokens
+from kvstore.residency import Residency
+from kvstore.trie.content import ContentIndex, DonorSpan
+
+# Tokens before a block that are looked at too: they tell a seam from the middle of a passage.
+_CONTEXT_TOKENS = 512
+# A block with fewer tokens in donors stands alone: what they save does not pay for reading them.
+_LEAST_TOKENS = 16
+_LEAST_SHARE = 0.25
+_MOST_SPANS = 16
+assert _MOST_SPANS <= MAX_SPANS
+
+
+@dataclass(frozen=True)
+class Matchmaker:
+    """Used by one thread. members: whether blocks may be coded against others. stored_only: donors must be on disk
+    already."""
+
+    residency: Residency
+    content: ContentIndex
+    block_tokens: int
+    members: bool
+    stored_only: bool
+
+    def plan(self, blocks: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
+        """For each block the spans of it that donors hold, () where it stands alone; such a block is in the content
+        index on return. Members are in `residency.families`, so that their donors stay."""
+        plans: list[tuple[DonorSpan, ...]] = []
+        run: list[Block] = []
+        for block in [*blocks, None]:
+            if block is None or (run and block.parent != run[-1].record):
+                plans += self._plan_run(run)
+                run = []
+            if block is not None:
+                run.append(block)
+        return plans
+
+    def stand_alone(self, block: Block) -> None:
+        """The block is coded without donors after all: it may be one."""
+        self.residency.families.remove(block.record)
+        self._offer(block)
+
+    def _plan_run(self, run: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
+        if not run:
+            return []
+        tokens = self._path(run) if self.members else None
+        plans = []
+        for block in run:
+            alone = block.alone or tokens is None or self.residency.is_kept(block.record)
+            spans = () if alone or tokens is None else self._match(block, tokens)
+            if spans:
+                donors = _donors(spans)
+                self.residency.families.add(block.record, donors)
+                # A delete asks for members, and a pin for donors, after it is seen here: one of the two notices.
+                gone = any(donor not in self.residency.index for donor in donors)
+                if gone or self.residency.is_kept(block.record):
+                    self.residency.families.remove(block.record)
+                    spans = ()
+            if not spans:
+                self._offer(block)
+            plans.append(spans)
+        return plans
+
+    def _path(self, run: Sequence[Block]) -> Tokens | None:
+        """All tokens of the sequence up to the run's end; None where it was deleted since."""
+        try:
+            namespace, tokens = self.residency.index.path(run[-1].record)
+        except KeyError:
+            return None
+        return tokens if namespace == run[-1].namespace and len(tokens) == run[-1].end else None
+
+    def _match(self, block: Block, tokens: Tokens) -> tuple[DonorSpan, ...]:
+        begin = max(0, block.start - _CONTEXT_TOKENS)
+        # What follows the block tells more of the blocks that its end lies in.
+        window = np.ascontiguousarray(tokens[begin : block.end + self.block_tokens])
+        found = self.content.find(block.namespace, window, block.start - begin)
+        spans: list[DonorSpan] = []
+        for span in found:
+            start = begin + span.start - block.start
+            length = min(span.length, len(block.tokens) - start)
+            if length > 0 and len(spans) < _MOST_SPANS and self._may_serve(block, span, start):
+                spans.append(DonorSpan(start, length, span.record, span.donor_start, span.run))
+        covered = sum(span.length for span in spans)
+        if covered < max(_LEAST_TOKENS, _LEAST_SHARE * len(block.tokens)):
+            return ()
+        self.residency.use_donors([span.record for span in spans])
+        return tuple(spans)
+
+    def _may_serve(self, block: Block, span: DonorSpan, start: int) -> bool:
+        residency = self.residency
+        if span.record not in residency.index or span.record in residency.unwritten or residency.expiry(span.record):
+            return False
+        return not self.stored_only or (residency.disk is not None and residency.disk.holds(span.record))
+
+    def _offer(self, block: Block) -> None:
+        """Enters a block in the content index. Tails are replaced when a sequence grows, and blocks with an end of
+        life must not keep others alive: they are no donors."""
+        if len(block.tokens) != self.block_tokens or block.expiry or block.record in self.content:
+            return
+        self.content.insert(block.namespace, block.record, block.parent, np.ascontiguousarray(block.tokens))
+        if block.record not in self.residency.pending:  # deleted since
+            self.content.remove(block.record)
+
+
+def _donors(spans: Sequence[DonorSpan]) -> list[int]:
+    return list(dict.fromkeys(span.record for span in spans))

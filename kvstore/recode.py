@@ -1,0 +1,84 @@
+"""Makes members stand alone, before what they are coded against goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.block import Block
+from kvstore.codecs import KVView
+from kvstore.fetch import Fetcher, Part
+from kvstore.identity import chain_keys
+from kvstore.layout import KVLayout
+from kvstore.residency import Residency
+from kvstore.tiers.buffers import BufferPool
+from kvstore.writeback import Job
+
+
+@dataclass(frozen=True)
+class Recoder:
+    """The caller sees to it that nobody else puts meanwhile. root: the key before the first block of a namespace."""
+
+    residency: Residency
+    fetcher: Fetcher
+    pool: BufferPool
+    layout: KVLayout
+    block_tokens: int
+    root: Callable[[bytes], bytes]
+
+    def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[Job]:
+        """Takes members in again as blocks that stand alone, found from here on under the numbers of `next_record`.
+
+        Each is a job that writes the new record and removes the old one in one commit: until then the old one and its
+        donors must stay on disk. A member that cannot be read is gone, which is counted.
+        """
+        for member in members:
+            job = self._alone(member, next_record)
+            if job is not None:
+                self.residency.metrics.add("recoded_members")
+                yield job
+
+    def _alone(self, member: int, next_record: Callable[[], int]) -> Job | None:
+        residency, size = self.residency, self.block_tokens
+        try:
+            namespace, tokens = residency.index.path(member)
+        except KeyError:
+            return None
+        start = (len(tokens) - 1) // size * size
+        keys = [self.root(namespace), *chain_keys(self.root(namespace), tokens, size)]
+        match = residency.index.match(namespace, tokens, touch=False)
+        before = residency.index.match(namespace, tokens[:start], touch=False)
+        (source,) = residency.find([member])
+        if source is None:
+            residency.drop([member])
+            return None
+        here = tokens[start:].copy()
+        room = self.pool.take(len(here) * self.layout.bytes_per_token)
+        view = KVView.packed(self.layout, len(here), room.address, room)
+        good, _ = self.fetcher.fetch([Part(member, start, here, keys[-2], source)], view, origin=start)
+        if not good:
+            return None
+        block = Block(
+            record=next_record(),
+            parent=int(before.records[-1]) if start else 0,
+            key=keys[-1],
+            parent_key=keys[-2],
+            namespace=namespace,
+            start=start,
+            tokens=here,
+            view=view,
+            bits=max(0.0, match.bits - before.bits),
+            expiry=residency.expiry(member),
+            pinned=member in residency.pinned,
+            alone=True,
+        )
+        residency.pending[block.record] = block
+        residency.set_expiry(block.record, block.expiry)
+        end, record = np.array([len(tokens)], np.uint32), np.array([block.record], np.uint64)
+        replaced: list[int] = residency.index.insert(namespace, tokens, end, record).tolist()
+        residency.drop(replaced)
+        if block.pinned:
+            residency.pin(block.record)
+        return Job([block], replaced)

@@ -1,0 +1,129 @@
+"""One damaged byte of a member or a donor per trial: who is lost, and above all who is not. Run by helpers/trials.py.
+
+Every trial copies the same small store of two families, damages it, opens it and holds it against what was put.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import alike
+import tiny
+
+from kvstore import KVStore
+
+HEADER = (0, 224)  # all of it but the sums, which damage_trials.py goes through
+KINDS = (
+    "member_header", "member_donors", "member_tokens", "member_payload", "member_spans", "donor_header",
+    "donor_tokens", "donor_payload", "catalog_donors",
+)  # fmt: skip
+_TEXTS = (alike.passage(1), alike.passage(2, 70))
+_SEQUENCES = (
+    *_TEXTS,
+    alike.behind(10, _TEXTS[0], 11),
+    alike.join(_TEXTS[1][: 2 * alike.BLOCK], alike.passage(12, 40), _TEXTS[0][40:]),
+    alike.behind(11, alike.join(_TEXTS[1], _TEXTS[0][: 2 * alike.BLOCK])),
+)
+
+
+def build(path: Path) -> list[Any]:
+    """Returns all entries; the store is closed."""
+    with KVStore(path, alike.IDENTITY, alike.config()) as store:
+        for tokens in _SEQUENCES:
+            alike.put(store, tokens)
+            store.flush()
+        assert alike.members(store) >= 6
+        return tiny.catalog_entries(store)
+
+
+def many(kind: str, seeds: int) -> dict[str, int]:
+    """One trial per seed. Counts what became of the store."""
+    outcomes: dict[str, int] = {}
+    with tiny.scratch() as folder:
+        entries = build(folder / "template")
+        for seed in range(seeds):
+            shutil.copytree(folder / "template", folder / "store")
+            try:
+                outcome = flip(folder / "store", entries, kind, seed)
+            except Exception as error:
+                raise AssertionError(f"{kind}, seed {seed}: {error!r}") from error
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            shutil.rmtree(folder / "store")
+    return outcomes
+
+
+def flip(path: Path, entries: list[Any], kind: str, seed: int) -> str:
+    """Flips one bit of a byte of that kind. Returns what became of the store."""
+    rng = random.Random(f"{kind}/{seed}")
+    needed = {donor for entry in entries for donor in entry.donors}
+    hit = rng.choice([e for e in entries if (e.record in needed if kind.startswith("donor") else e.donors)])
+    if kind == "catalog_donors":
+        file, packed = path / "catalog" / "data.mdb", hit.pack()
+        wrong = bytearray(packed)
+        wrong[rng.randrange(len(packed) - 8 * len(hit.donors), len(packed))] ^= 1 << rng.randrange(8)
+        file.write_bytes(file.read_bytes().replace(packed, wrong))  # in the pages that are in use, and in old ones
+        return _check(path, {}, entries)
+    file = path / "segments" / f"{hit.extent.segment:08x}.seg"
+    first, last = _place(file.read_bytes()[hit.extent.offset :][: hit.extent.nbytes], kind.partition("_")[2])
+    _xor(file, hit.extent.offset + rng.randrange(first, last), 1 << rng.randrange(8))
+    lost = {hit.record} | {e.record for e in entries if hit.record in e.donors}
+    return _check(path, {e.record: e for e in entries if e.record in lost}, entries)
+
+
+def _place(record: bytes, what: str) -> tuple[int, int]:
+    (payload,) = struct.unpack_from("<I", record, 12)
+    (payload_bytes,) = struct.unpack_from("<Q", record, 176)
+    count, _, layers = struct.unpack_from("<III", record, 184)
+    (donors,) = struct.unpack_from("<H", record, 216)
+    tokens = 256 + 4 * layers
+    return {
+        "header": HEADER,
+        "tokens": (tokens, tokens + 4 * count),
+        "donors": (tokens + 4 * count, tokens + 4 * count + 40 * donors),
+        "spans": (payload, payload + 32),
+        "payload": (payload, payload + payload_bytes),
+    }[what]
+
+
+def _left(tokens: Any, lost: dict[int, Any]) -> int:
+    """How many leading tokens no lost block holds."""
+    starts = [
+        entry.start
+        for entry in lost.values()
+        if tokens[entry.start : entry.start + len(entry.tokens)].tolist() == entry.tokens.tolist()
+    ]
+    return min(starts, default=len(tokens))
+
+
+def _check(path: Path, lost: dict[int, Any], entries: list[Any]) -> str:
+    order = sorted(_SEQUENCES, key=len, reverse=len(lost) % 2 == 0)
+    with KVStore(path, alike.IDENTITY, alike.config()) as store:
+        for tokens in order:
+            there, left = alike.stored(store, tokens), _left(tokens, lost)
+            assert there == left, f"a sequence of {len(tokens)}: {there} tokens left, expected {left}"
+        counters = store.stats()["counters"]
+        assert counters.get("quarantined_records", 0) == len(lost)
+        alike.families_hold(store)
+        for tokens in _SEQUENCES:
+            alike.put(store, tokens)
+        assert store.flush().dropped_blocks == 0
+        signs = ("catalog_rebuilt", "mended_entries", "quarantined_records")
+        outcome = next((sign for sign in signs if counters.get(sign)), "fine")
+    with KVStore(path, alike.IDENTITY, alike.config()) as store:
+        for tokens in _SEQUENCES:
+            assert alike.stored(store, tokens) == len(tokens)
+        alike.families_hold(store)
+        tiny.space_is_accounted_for(store)
+    return outcome
+
+
+def _xor(file: Path, offset: int, mask: int) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ mask]))
