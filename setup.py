@@ -51,6 +51,8 @@ setup(
     packages=[
         "kvstore",
         "kvstore.calibration",
+        "kvstore.eviction",
+        "kvstore.families",
         "kvstore.integrations",
         "kvstore.tiers",
         "kvstore.tiers.disk",

@@ -30,9 +30,9 @@ from pathlib import Path
 
 from benchmarks.common import Rows, arguments
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
-from kvstore.eviction_lfu import LeafFirstLFU
-from kvstore.eviction_prior import PriorGuided
-from kvstore.eviction_s3fifo import LeafFirstS3FIFO
+from kvstore.eviction.lfu import LeafFirstLFU
+from kvstore.eviction.prior import PriorGuided
+from kvstore.eviction.s3fifo import LeafFirstS3FIFO
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LeafFirstLRU,

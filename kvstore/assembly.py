@@ -14,8 +14,8 @@ from kvstore.approximate import Approximate, Candidate, Plan, ReusedSpan, plan
 from kvstore.codecs import KVView
 from kvstore.codecs.donor_spans import can_turn
 from kvstore.codecs.turn import turn_keys
-from kvstore.donor_reader import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError
+from kvstore.families.reader import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.fetch import Fetcher, Part, release
 from kvstore.hit import Hit
 from kvstore.identity import Tokens

@@ -21,8 +21,8 @@ from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.predictive import MODE, PredictiveCodec, mode_of
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on, room_on_cpu
 from kvstore.config import MIB
-from kvstore.donor_reader import DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError, UnknownCodec
+from kvstore.families.reader import DonorLost, DonorReader, DonorUnreadable
 from kvstore.identity import Tokens, chain_key
 from kvstore.layout import KVLayout
 from kvstore.metrics import Metrics

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvstore.block import Block
+from kvstore.families.recode import Recoder
 from kvstore.hit import PutResult
 from kvstore.layout import KVLayers
 from kvstore.metrics import Metrics
 from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
-from kvstore.recode import Recoder
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
 from kvstore.session_record import SessionRecord
@@ -61,7 +61,7 @@ class Intake:
 
     def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
         """Forgets a sequence (see `KVStore.delete`) in memory; returns the records whose entries are to go. What was
-        coded against them stands alone, durably, on return."""
+        coded against them stands alone, durably, on return, or, where that cannot be written, is among them."""
         residency = self.residency
         with self._lock:
             records: list[int] = residency.index.erase(namespace, tokens).tolist()
@@ -71,10 +71,20 @@ class Intake:
             if self._members_of(records):
                 # Those on their way to the disk arrive there first: they can be read again only with their donors.
                 self.writer.wait()
-                self._stand_alone(self._members_of(records))
+                members = self._members_of(records)
+                self._stand_alone(members)
                 self.writer.wait()
+                records += self._left(members)
             residency.drop(records)
             return records
+
+    def _left(self, members: list[int]) -> list[int]:
+        """Members that are still stored as they were, for nothing could be written in their place."""
+        disk = self.residency.disk
+        left = [member for member in members if disk is not None and disk.holds(member)]
+        if left:
+            self.metrics.add("dropped_members", len(left))
+        return left
 
     def _members_of(self, records: list[int]) -> list[int]:
         """What is coded against these records and is none of them."""

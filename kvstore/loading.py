@@ -48,6 +48,8 @@ def load_index(residency: Residency) -> int:
     for i in np.flatnonzero(rows["expiry"]).tolist():
         residency.set_expiry(int(rows["record"][i]), float(rows["expiry"][i]))
     lost += _load_families(residency, scan)
+    # Recency is by number after a restore, and donors are older than their members, which they must outlive.
+    residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
     _load_content(residency, scan, names, which)
     if lost:
         residency.metrics.add("unreachable_records", len(lost))

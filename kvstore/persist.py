@@ -12,9 +12,9 @@ from kvstore.block import Block
 from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device, copy_on_cpu
-from kvstore.donor_coding import DonorCoding
+from kvstore.families.coding import DonorCoding
+from kvstore.families.matchmaker import Matchmaker
 from kvstore.hit import FlushResult
-from kvstore.matchmaker import Matchmaker
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
 from kvstore.tier_codecs import TierCodecs
@@ -67,7 +67,7 @@ class Persister:
         if residency.disk is not None:
             on_disk = residency.disk.write(
                 drafts,
-                superseded=[record for job in group for record in job.superseded],
+                superseded=[(job.superseded, [b.record for b in job.blocks]) for job in group if job.superseded],
                 changed=[change for job in group for change in job.changed],
                 sessions=[(session.key, session.value) for session in sessions],
             )

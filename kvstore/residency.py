@@ -15,8 +15,8 @@ from kvstore.admission import SecondRead
 from kvstore.block import Block
 from kvstore.config import StoreConfig
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
-from kvstore.eviction_prior import PriorGuided
-from kvstore.families import Families
+from kvstore.eviction.prior import PriorGuided
+from kvstore.families.kinship import Families
 from kvstore.metrics import Metrics
 from kvstore.tiers.base import MemoryTier
 from kvstore.tiers.device import DeviceBlock, DeviceTier

@@ -12,9 +12,11 @@ from kvstore.approximate import Approximate
 from kvstore.assembly import Assembler
 from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
-from kvstore.donor_coding import DonorCoding
-from kvstore.donor_reader import DonorReader
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
+from kvstore.families.coding import DonorCoding
+from kvstore.families.matchmaker import Matchmaker
+from kvstore.families.reader import DonorReader
+from kvstore.families.recode import Recoder
 from kvstore.fetch import Fetcher, home, release
 from kvstore.gate import Gate
 from kvstore.grouping import Grouping
@@ -23,12 +25,10 @@ from kvstore.identity import ModelIdentity, Tokens, as_tokens, namespace_digest
 from kvstore.intake import Intake
 from kvstore.loading import load_index, save_traffic
 from kvstore.lookup import Lookup
-from kvstore.matchmaker import Matchmaker
 from kvstore.metrics import Metrics
 from kvstore.persist import Persister
 from kvstore.planner import Sequence
 from kvstore.profiles import Profiles
-from kvstore.recode import Recoder
 from kvstore.residency import Residency
 from kvstore.result import allocate, deliver, stays
 from kvstore.session import Session, SessionTable

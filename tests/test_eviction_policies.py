@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kvstore.config import StoreConfig
 from kvstore.errors import ConfigError
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
-from kvstore.eviction_lfu import LeafFirstLFU
-from kvstore.eviction_prior import FEW_GHOSTS, GHOSTS, PriorGuided
-from kvstore.eviction_reuse import BOUNDS, Reuse
-from kvstore.eviction_s3fifo import LeafFirstS3FIFO
-from kvstore.eviction_uses import LeafFirst
+from kvstore.eviction.lfu import LeafFirstLFU
+from kvstore.eviction.prior import FEW_GHOSTS, GHOSTS, PriorGuided
+from kvstore.eviction.reuse import BOUNDS, Reuse
+from kvstore.eviction.s3fifo import LeafFirstS3FIFO
+from kvstore.eviction.uses import LeafFirst
 
 OURS: list[Callable[[], LeafFirst]] = [LeafFirstLFU, LeafFirstS3FIFO, PriorGuided]
 ALL: list[Callable[[], EvictionPolicy]] = [LeafFirstLRU, *OURS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.families import Families
+from kvstore.families.kinship import Families
 
 
 def test_a_member_names_its_donors_in_their_order_and_they_name_it() -> None:

@@ -12,8 +12,8 @@ from alike import BLOCK, IDENTITY, LAYOUT, behind, config, join, passage
 
 from kvstore.block import Block
 from kvstore.codecs import KVView
+from kvstore.families.matchmaker import _LEAST_SHARE, _LEAST_TOKENS, _MOST_SPANS, Matchmaker
 from kvstore.identity import chain_keys, chain_root, namespace_digest
-from kvstore.matchmaker import _LEAST_SHARE, _LEAST_TOKENS, _MOST_SPANS, Matchmaker
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
 from kvstore.trie import TrieIndex

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import calibrated
@@ -20,9 +19,9 @@ MODEL, TOKENIZER = calibrated.model(), calibrated.tokenizer()
 
 
 @pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVDump]:
+def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
     folder = tmp_path_factory.mktemp("dump")
-    yield KVDump.make(MODEL, TOKENIZER, calibrated.text(), folder, windows=WINDOWS, length=LENGTH)
+    return KVDump.make(MODEL, TOKENIZER, calibrated.text(), folder, windows=WINDOWS, length=LENGTH)
 
 
 def test_the_same_tokens_are_run_behind_two_beginnings(dump: KVDump) -> None:

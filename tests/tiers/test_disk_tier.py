@@ -136,8 +136,18 @@ def test_a_record_that_is_no_longer_wanted_is_not_committed(opened: Open) -> Non
 def test_superseded_records_leave_with_the_same_commit(opened: Open) -> None:
     h = opened()
     h.write(1, 2)
-    h.write(3, superseded=[1])
+    h.write(3, superseded=[([1], [3])])
     assert [h.tier.holds(n) for n in (1, 2, 3)] == [False, True, True]
+
+
+def test_superseded_records_stay_where_what_replaces_them_is_not_written(opened: Open) -> None:
+    h = opened()
+    h.write(1, 2)
+    assert h.write(3, superseded=[([1], [3, 4])]) == {3}  # 4 is wanted, and does not come
+    assert [h.tier.holds(n) for n in (1, 2, 3)] == [True, True, True]
+    h.dead = {5}
+    h.write(6, superseded=[([2], [5, 6])])
+    assert [h.tier.holds(n) for n in (2, 6)] == [False, True]
 
 
 def test_changed_records_keep_their_place(opened: Open) -> None:
@@ -171,7 +181,7 @@ def test_a_record_that_is_changed_twice_in_a_group_has_the_last_change(opened: O
 def test_a_record_that_is_changed_and_superseded_in_one_group_is_gone(opened: Open) -> None:
     h = opened()
     h.write(1, 2)
-    h.write(3, superseded=[1], changed=[(1, 123.5, True)])
+    h.write(3, superseded=[([1], [3])], changed=[(1, 123.5, True)])
     assert not h.tier.holds(1)
     assert (h.tier.stats()["bytes"], h.tier.stats()["records"]) == (2 * PAGE_BYTES, 2)
 

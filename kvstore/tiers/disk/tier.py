@@ -168,13 +168,14 @@ class DiskTier:
     def write(
         self,
         drafts: Sequence[Draft],
-        superseded: Sequence[int] = (),
+        superseded: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
         changed: Sequence[tuple[int, float | None, bool]] = (),
         sessions: Sequence[tuple[bytes, bytes | None]] = (),
     ) -> set[int] | None:
-        """Makes a group durable: records, the removal of those they supersede, changed (record, expiry, pinned)
-        of stored ones, and sessions, in one commit. Returns the records that are now on disk (None where the commit
-        failed); the others were dropped and counted. Never raises for a full or failing disk."""
+        """Makes a group durable: records, the removal of those they supersede (which, and by which records: they stay
+        where one of these cannot be written), changed (record, expiry, pinned) of stored ones, and sessions, in one
+        commit. Returns the records that are now on disk (None where the commit failed); the others were dropped and
+        counted. Never raises for a full or failing disk."""
         with self._write_lock:
             try:
                 for digest in {draft.header.namespace for draft in drafts}:
@@ -191,8 +192,8 @@ class DiskTier:
                     for d, extent in placed
                     if self._alive(d.header.record_id)
                 }
-                gone = {e.record: e for e in self._known(superseded) if e is not None} | ahead
-                self._leave_orphaned_members(entries, gone)
+                self._leave_orphaned_members(entries, ahead)
+                gone = {e.record: e for e in self._replaced(superseded, entries)} | ahead
                 written = set(entries)
                 for (record, expiry, pinned), stored in zip(changed, self._known([c[0] for c in changed]), strict=True):
                     # The record may be of this very group, changed by an earlier put of it, or on its way out.
@@ -221,6 +222,18 @@ class DiskTier:
                     raise
                 self._settle((), entries)
             return len(entries)
+
+    def _replaced(
+        self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
+    ) -> list[Entry]:
+        """The superseded records that can go: all that was to take their place is there, or no longer wanted."""
+        gone = [
+            record
+            for records, by in superseded
+            if all(other in entries or not self._alive(other) for other in by)
+            for record in records
+        ]
+        return [entry for entry in self._known(gone) if entry is not None]
 
     def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
         """See `Catalog.save_traffic`. Raises `CatalogError`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.eviction_leaves import Leaves
+from kvstore.eviction.leaves import Leaves
 
 
 class LeafFirst(ABC):

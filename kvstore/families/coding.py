@@ -10,9 +10,9 @@ from kvstore.codecs import Codec
 from kvstore.codecs.donor import DonorCodec, DonorRows
 from kvstore.codecs.donor_spans import Span, can_turn
 from kvstore.codecs.splitzip import copy_on_cpu
-from kvstore.donor_reader import DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError
-from kvstore.matchmaker import Matchmaker
+from kvstore.families.matchmaker import Matchmaker
+from kvstore.families.reader import DonorLost, DonorReader, DonorUnreadable
 from kvstore.metrics import Metrics
 from kvstore.record import Donor
 from kvstore.tiers.buffers import BufferPool

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from kvstore.eviction_leaves import Leaves
-from kvstore.eviction_reuse import Cohort, Reuse
-from kvstore.eviction_uses import LeafFirst
+from kvstore.eviction.leaves import Leaves
+from kvstore.eviction.reuse import Cohort, Reuse
+from kvstore.eviction.uses import LeafFirst
 
 # Records remembered after they went, for each one held: they must outlast the ages at which records still come back,
 # many lifetimes of a small tier.

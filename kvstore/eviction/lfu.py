@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.eviction_uses import LeafFirst
+from kvstore.eviction.uses import LeafFirst
 
 
 class LeafFirstLFU(LeafFirst):

@@ -1,0 +1,144 @@
+"""Pinned sequences hold no members: what they are coded against might be evicted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import alike
+import pytest
+import tiny
+from alike import BLOCK, IDENTITY, behind, config, counter, join, members, passage, stored
+
+from kvstore import KVStore
+from kvstore.families.matchmaker import Matchmaker
+from kvstore.residency import Residency
+
+TEXT = passage(1)
+VARIANTS = [behind(10, TEXT), behind(11, TEXT, 13), join(TEXT[2 * BLOCK :], passage(12, 40))]
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tiny.scratch() as folder:
+        yield folder / "store"
+
+
+def pinned_stand_alone(store: KVStore) -> None:
+    residency = store._residency
+    for record in residency._kept:
+        assert not residency.families.donors(record), f"record {record} is pinned, and a member"
+
+
+def test_what_is_pinned_is_no_member(path: Path) -> None:
+    with KVStore(path, IDENTITY, config()) as store:
+        alike.put(store, TEXT)
+        store.flush()
+        alike.put(store, VARIANTS[0], pin=True)
+        store.flush()
+        assert members(store) == 0
+        alike.put(store, VARIANTS[1])  # the control
+        store.flush()
+        assert members(store) >= 3
+        assert stored(store, VARIANTS[0]) == len(VARIANTS[0])
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_members_that_are_pinned_later_stand_alone(path: Path, flushed: bool) -> None:
+    with KVStore(path, IDENTITY, config()) as store:
+        alike.put(store, TEXT)
+        store.flush()
+        alike.put(store, VARIANTS[0])
+        if flushed:
+            store.flush()
+            assert members(store) >= 3
+        alike.put(store, VARIANTS[0], pin=True)
+        store.flush()
+        assert members(store) == 0
+        pinned_stand_alone(store)
+        assert stored(store, VARIANTS[0]) == len(VARIANTS[0])
+        assert sum(e.flags & 1 for e in tiny.catalog_entries(store)) == 1
+        alike.families_hold(store)
+        tiny.space_is_accounted_for(store)
+    with KVStore(path, IDENTITY, config()) as store:
+        assert stored(store, VARIANTS[0]) == len(VARIANTS[0])
+        assert members(store) == 0
+        assert len(store._residency.pinned) == 1
+
+
+@pytest.mark.parametrize("moment", ["while it is planned", "just before it is pinned"])
+def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
+    path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The first block of the sequence has donors; it is held up where its donors are looked for."""
+    planned, goes_on, pinned = threading.Event(), threading.Event(), threading.Event()
+    match, pin = Matchmaker._match, Residency.pin
+
+    def slow_match(self: Matchmaker, block: Any, tokens: Any) -> Any:
+        found = match(self, block, tokens)
+        planned.set()
+        goes_on.wait(10)
+        return found
+
+    def late_pin(self: Residency, record: int) -> None:
+        goes_on.set()
+        for _ in range(2000 if not pinned.is_set() else 0):
+            if len(self.families):
+                break
+            pinned.wait(0.001)
+        pinned.set()
+        pin(self, record)
+
+    with KVStore(path, IDENTITY, config()) as store:
+        alike.put(store, TEXT)
+        store.flush()
+        monkeypatch.setattr(Matchmaker, "_match", slow_match)
+        if moment != "while it is planned":
+            monkeypatch.setattr(Residency, "pin", late_pin)
+        alike.put(store, VARIANTS[2])
+        assert planned.wait(10)
+        alike.put(store, VARIANTS[2], pin=True)
+        goes_on.set()
+        store.flush()
+        pinned_stand_alone(store)
+        assert store._residency._kept
+        assert stored(store, VARIANTS[2]) == len(VARIANTS[2])
+        alike.families_hold(store)
+        tiny.space_is_accounted_for(store)
+
+
+def test_members_that_a_pinned_sequence_continues_stand_alone(path: Path) -> None:
+    longer = join(VARIANTS[0], TEXT[:50])
+    with KVStore(path, IDENTITY, config()) as store:
+        alike.put(store, TEXT)
+        store.flush()
+        alike.put(store, VARIANTS[0])
+        store.flush()
+        assert members(store) >= 3
+        alike.put(store, longer, pin=True)
+        store.flush()
+        assert members(store) == 0
+        pinned_stand_alone(store)
+        assert stored(store, longer) == len(longer)
+    with KVStore(path, IDENTITY, config()) as store:
+        assert stored(store, longer) == len(longer)
+        store.delete(TEXT)
+        assert counter(store, "recoded_members") == 0
+        assert stored(store, longer) == len(longer)
+
+
+def test_a_pinned_donor_stays_when_others_are_evicted(path: Path) -> None:
+    with KVStore(path, IDENTITY, config(disk=6 * tiny.SEGMENT)) as store:
+        alike.put(store, TEXT, pin=True)
+        store.flush()
+        for number in range(10, 80):
+            tokens = behind(number, TEXT, 20 + number % 32)
+            alike.put(store, tokens)
+            store.flush()
+            assert stored(store, tokens) == len(tokens)
+        assert counter(store, "disk_evicted_records") > 0
+        assert members(store) > 0
+        assert stored(store, TEXT) == len(TEXT)
+        alike.families_hold(store)
