@@ -28,7 +28,6 @@ EXACT, STEPS = 6, 7
 PROPAGATED = 1
 """Flag: what a layer differs in predicts the next one, by the profile's section "donor"."""
 MAX_SPANS = 256
-MAX_ROWS = 1 << 16
 
 _HEAD = struct.Struct("<IHHII")
 _SPAN = struct.Struct("<HHHHiI")
@@ -121,14 +120,14 @@ class SpanTable:
         rotated = layout.rope != "none"
         half = layout.layers[0].key_dim // 2 if rotated else 0
         nbytes = cls._nbytes(number, turns, half)
-        if mode not in (EXACT, STEPS) or flags & ~PROPAGATED:
+        if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (turns and not rotated):
             raise CodecError(f"donor: unknown mode {mode} or flags {flags}")
         if not 1 <= number <= MAX_SPANS or turns > number or nbytes + rest > len(payload):
             raise CodecError("donor: sizes out of bounds")
         spans, which, end = [], [], 0
         for i in range(number):
             start, rows, donor, donor_start, shift, turn = _SPAN.unpack_from(payload, _HEAD.size + _SPAN.size * i)
-            if start < end or not rows or start + rows > count or donor > number or turn > turns:
+            if start < end or not rows or start + rows > count or donor >= number or turn > turns:
                 raise CodecError("donor: a span that cannot be")
             end = start + rows
             spans.append(Span(start, rows, donor, donor_start, shift))
@@ -162,10 +161,10 @@ def angles_of(layout: KVLayout, shift: int) -> Angles:
 
 @lru_cache(maxsize=16)
 def _inverse(rope: str, half: int) -> npt.NDArray[np.float64] | None:
-    """Radians per position of each pair; None for embeddings whose frequencies are not known here."""
+    """Radians per position of each pair, half a head apart; None for embeddings that are not known to be so."""
     try:
         facts: dict[str, Any] = json.loads(rope)
-        if facts.get("partial_rotary_factor", 1.0) != 1.0:
+        if facts.get("partial_rotary_factor", 1.0) != 1.0 or "pairs" in facts:
             return None
         inverse = np.asarray(float(facts["rope_theta"]) ** -(np.arange(half) / half), np.float64)
         kind = facts.get("rope_type", "default")

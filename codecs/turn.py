@@ -22,5 +22,5 @@ def turn_keys(view: KVView, shift: int) -> None:
     half = len(cos)
     for key in view.tensors()[::2]:
         a, b = key[..., :half].float(), key[..., half:].float()
-        key[..., :half] = a * cos - b * sin
-        key[..., half:] = b * cos + a * sin
+        first, second = a * cos - b * sin, b * cos + a * sin  # both before either is written: a may be a view
+        key[..., :half], key[..., half:] = first, second

@@ -1,5 +1,6 @@
 // The inner loops that the donor codec has besides the predictive codec's, in plain C++: the scalar twin, and the AVX2
-// twin too, from one body that the compiler vectorises. Included by donor_twins.h only.
+// twin too, from one body that the compiler vectorises. Included by donor_twins.h and
+// donor_steps_kernels.h only.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // The twins of the loops of donor_kernels.h and which of them runs; AVX-512 turns keys by hand, the rest is as the
-// compiler vectorises it. Included by donor.cc only.
+// compiler vectorises it. Included by donor.cc and donor_steps.cc only.
 #pragma once
 
 #include "cpu.h"

@@ -1,5 +1,6 @@
 // What the exact codecs that stand on the predictive codec's loops share: what a part leaves besides its symbols, the
-// size of residuals, rows in memory, and the sums over a layer. Included by predict.cc and donor.cc only.
+// size of residuals, rows in memory, and the sums over a layer. Included by predict.cc, donor.cc and
+// donor_steps.cc only.
 #pragma once
 
 #include <cstddef>

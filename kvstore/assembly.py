@@ -17,7 +17,7 @@ from kvstore.codecs.turn import turn_keys
 from kvstore.errors import CodecError
 from kvstore.families.reader import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.fetch import Fetcher, Part, release
-from kvstore.hit import Hit
+from kvstore.hit import ApproximateLayers, Hit
 from kvstore.identity import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
@@ -79,7 +79,7 @@ class Assembler:
             planned.tokens,
             tiers,
             time.perf_counter() - begin,
-            layers,
+            ApproximateLayers(layers),
             exact_tokens=exact,
             spans=planned.spans,
             recompute=planned.recompute,
@@ -96,7 +96,9 @@ class Assembler:
         for span in planned.spans:
             block = blocks[span.donor]
             rows = slice(span.donor_start, span.donor_start + span.count)
-            if block is None or not np.array_equal(block.tokens[rows], tokens[span.start : span.end]):
+            if block is None or block.start + span.donor_start + span.shift != span.start:
+                return False
+            if not np.array_equal(block.tokens[rows], tokens[span.start : span.end]):
                 return False
             _clear(out, end, span.start)
             end = span.end

@@ -57,14 +57,20 @@ class ClusterInfo:
     shared_bits: float
 
 
+class ApproximateLayers(tuple[Any, ...]):
+    """The layers of an approximate hit, which `put` knows by this."""
+
+    is_approximate = True
+
+
 @dataclass(frozen=True)
 class Hit:
     """A stored prefix.
 
     tokens: how many leading tokens matched. tiers: tokens by the tier they came from ("device", "queue" for blocks
-    not yet written, "host", "disk"). seconds: time the get took. layers: per layer (K, V), each
-    `[1, heads, tokens, dim]`; the caller owns them and may write into them. On the CPU heads are further apart than
-    their tokens take (`get`'s `reserve`): a caller that needs contiguous tensors asks for none.
+    not yet written, "host", "disk"; "donors" for other sequences). seconds: time the get took. layers: per layer
+    (K, V), each `[1, heads, tokens, dim]`; the caller owns them and may write into them. On the CPU heads are further
+    apart than their tokens take (`get`'s `reserve`): a caller that needs contiguous tensors asks for none.
 
     Only where an approximate cache was asked for and given: exact_tokens: leading tokens that are exact, the others
     were taken from other sequences; spans: from where, with their estimated errors; recompute: positions to compute

@@ -104,6 +104,7 @@ def _load_content(residency: Residency, scan: Scan, names: list[bytes], which: n
         return
     rows = scan.entries
     serves = (rows["count"] == residency.config.block_tokens) & (rows["expiry"] == 0)
+    serves &= rows["parent"] != rows["record"]
     serves &= ~np.isin(rows["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors)))
     serves &= np.array([record in residency.index for record in rows["record"].tolist()], bool)
     residency.content.insert_many(
@@ -158,7 +159,12 @@ def _insert(residency: Residency, scan: Scan) -> None:
         end = np.array([len(tokens)], np.uint32)
         ids = np.array([record], np.uint64)
         per_token = float(row["bits"]) / max(1, int(row["count"]))
-        residency.index.insert(digest, np.ascontiguousarray(tokens), end, ids, bits=per_token)
+        replaced = residency.index.insert(digest, np.ascontiguousarray(tokens), end, ids, bits=per_token)
+        residency.drop(replaced.tolist())
+        for told in residency.arrived:
+            told(record)
         residency.set_expiry(record, float(row["expiry"]))
         if record in scan.donors:
             residency.families.add(record, scan.donors[record])
+        elif residency.content is not None and int(row["count"]) == residency.config.block_tokens and not row["expiry"]:
+            residency.content.insert(digest, record, parent if start else 0, np.ascontiguousarray(tokens[start:]))

@@ -63,11 +63,12 @@ class Persister:
         residency = self.residency
         drafts = [Draft(e.record.header, e.block.parent, e.record.buffer) for e in encoded]
         sessions = [session for job in group for session in job.sessions]
+        replacements = self._replacements(group)
         written: set[int] = set()
         if residency.disk is not None:
             on_disk = residency.disk.write(
                 drafts,
-                superseded=[(job.superseded, [b.record for b in job.blocks]) for job in group if job.superseded],
+                superseded=replacements,
                 changed=[change for job in group for change in job.changed],
                 sessions=[(session.key, session.value) for session in sessions],
             )
@@ -77,6 +78,9 @@ class Persister:
                 written = on_disk
                 for session in sessions:
                     self.sessions.written(session)
+        for _, by in replacements:
+            if written.issuperset(by):
+                residency.replaced.pop(by[-1], None)
         dropped = 0
         for job in group:
             for block in job.blocks:
@@ -84,6 +88,7 @@ class Persister:
                 if wanted and block.record not in written:
                     if residency.disk is not None:
                         residency.unwritten.add(block.record)
+                        residency.families.remove(block.record)  # what memory holds of it needs no donor
                         if residency.content is not None:
                             residency.content.remove(block.record)
                     residency.drop_if_nowhere(block.record)
@@ -91,6 +96,18 @@ class Persister:
                     if residency.disk is None and block.record not in residency.index:
                         residency.metrics.add("dropped_no_memory")
         return FlushResult(len(written), dropped)
+
+    def _replacements(self, group: Sequence[Job]) -> list[tuple[list[int], list[int]]]:
+        """(stored records, those that are to take their place) of each job. What was to be replaced by a record that
+        never came is now to be replaced by what replaces that."""
+        replaced, found = self.residency.replaced, []
+        for job in group:
+            if job.superseded and job.blocks:
+                old = [r for record in job.superseded for r in (*replaced.pop(record, ()), record)]
+                by = [block.record for block in job.blocks]
+                replaced[by[-1]] = old
+                found.append((old, by))
+        return found
 
     def _keep(self, run: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
         """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its

@@ -33,8 +33,8 @@ Source = DeviceBlock | Block | HostRecord | Entry
 @dataclass
 class Residency:
     """All tiers of one store and the indexes over them. Thread-safe. content: of the blocks that others may be coded
-    against, None where none may. arrived, forgotten: told of every
-    record that is put, and that is gone."""
+    against, None where none may. arrived, forgotten: told of
+    every record that is put, and that is gone."""
 
     config: StoreConfig
     index: TrieIndex
@@ -50,6 +50,8 @@ class Residency:
         self.pinned: set[int] = set()  # the last records of pinned sequences
         # In memory only, for their write failed: a put of the same tokens writes them again.
         self.unwritten: set[int] = set()
+        # Stored records that a newer one was to replace and has not yet, by that one: they go when it does.
+        self.replaced: dict[int, list[int]] = {}
         self._kept: set[int] = set()  # all records of sequences that were pinned since the store was opened
         self._expiry: dict[int, float] = {}
         self._expiry_heap: list[tuple[float, int]] = []
@@ -85,7 +87,7 @@ class Residency:
     def use_donors(self, records: Iterable[int]) -> None:
         """These donors were used: a donor that is used no later than its members outlives them."""
         done: set[int] = set()
-        for record in records:
+        for record in sorted(records, reverse=True):  # mostly the deepest first: what is above is done with it
             if record in done:
                 continue
             try:
@@ -133,7 +135,7 @@ class Residency:
         self._forget(record)
         if members:
             self.metrics.add("dropped_members", len(members))
-        return [*members, record]
+        return self.with_replaced([*members, record])
 
     def drop(self, records: Iterable[int]) -> None:
         """Forgets records in memory and in the index; their catalog entries are the caller's to remove."""
@@ -152,9 +154,13 @@ class Residency:
         self.drop(records)
         if self.disk is not None and not self.disk.read_only:
             try:
-                self.disk.remove(records)
+                self.disk.remove(self.with_replaced(records))
             except CatalogError:
                 self.metrics.add("catalog_errors")
+
+    def with_replaced(self, records: Sequence[int]) -> list[int]:
+        """The records, and those on disk that they were to replace."""
+        return [*(old for record in records for old in self.replaced.pop(record, ())), *records]
 
     def reject(self, record: int, source: Source, why: str) -> None:
         """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
@@ -240,6 +246,6 @@ class Residency:
         self.metrics.add("expired_records", len(due))
         if self.disk is not None:
             try:
-                self.disk.remove(due)
+                self.disk.remove(self.with_replaced(due))
             except CatalogError:
                 self.metrics.add("catalog_errors")

@@ -137,7 +137,13 @@ class KVStore:
                 self._residency.expire,
             )
             recoder = Recoder(
-                self._residency, self._fetcher, self._pool, identity.layout, config.block_tokens, self._lookup.root
+                self._residency,
+                self._fetcher,
+                self._pool,
+                identity.layout,
+                config.block_tokens,
+                self._lookup.root,
+                exact,
             )
             self._intake = Intake(
                 self._residency, writer, self._sessions, self._pool, self.metrics, recoder, next_record
@@ -325,7 +331,7 @@ class KVStore:
             if self._residency.disk is not None and records:
                 # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
                 intake.writer.wait()
-                self._residency.disk.remove(records)
+                self._residency.disk.remove(self._residency.with_replaced(records))
         self.metrics.add("deleted_records", len(records))
         return len(records)
 

@@ -52,6 +52,8 @@ class TierCodecs:
 
 def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, plain: Codec) -> DonorCodec | None:
     """None also where the tier's codec was chosen for its speed: a member is read at the pace of its donors."""
+    if not plain.exact and config.donor_step is None:
+        return None  # what is bit for bit like a donor cannot stand on values that another machine rounds otherwise
     small = plain.name in _SMALL and identity.layout.dtype == "bfloat16"
     if not (config.donors and config.disk.bytes and small):
         return None

@@ -7,6 +7,7 @@ that stand alone are in that index.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,15 +23,15 @@ from kvstore.trie.content import ContentIndex, DonorSpan
 _CONTEXT_TOKENS = 512
 # A block with fewer tokens in donors stands alone: what they save does not pay for reading them.
 _LEAST_TOKENS = 16
-_LEAST_SHARE = 0.25
+_LEAST_SHARE = 0.4
 _MOST_SPANS = 16
 assert _MOST_SPANS <= MAX_SPANS
 
 
 @dataclass(frozen=True)
 class Matchmaker:
-    """Used by one thread. members: whether blocks may be coded against others. stored_only: donors must be on disk
-    already."""
+    """`plan` is for one thread. members: whether blocks may be coded against others. stored_only: donors must be on
+    disk already."""
 
     residency: Residency
     content: ContentIndex
@@ -62,14 +63,15 @@ class Matchmaker:
         tokens = self._path(run) if self.members else None
         plans = []
         for block in run:
-            alone = block.alone or tokens is None or self.residency.is_kept(block.record)
-            spans = () if alone or tokens is None else self._match(block, tokens)
+            spans: tuple[DonorSpan, ...] = ()
+            if tokens is not None and block.end <= len(tokens) and self._may_join(block):
+                spans = self._match(block, tokens)
             if spans:
                 donors = _donors(spans)
                 self.residency.families.add(block.record, donors)
                 # A delete asks for members, and a pin for donors, after it is seen here: one of the two notices.
                 gone = any(donor not in self.residency.index for donor in donors)
-                if gone or self.residency.is_kept(block.record):
+                if gone or block.record not in self.residency.pending or self.residency.is_kept(block.record):
                     self.residency.families.remove(block.record)
                     spans = ()
             if not spans:
@@ -77,19 +79,25 @@ class Matchmaker:
             plans.append(spans)
         return plans
 
+    def _may_join(self, block: Block) -> bool:
+        return not block.alone and not self.residency.is_kept(block.record)
+
     def _path(self, run: Sequence[Block]) -> Tokens | None:
-        """All tokens of the sequence up to the run's end; None where it was deleted since."""
-        try:
-            namespace, tokens = self.residency.index.path(run[-1].record)
-        except KeyError:
-            return None
-        return tokens if namespace == run[-1].namespace and len(tokens) == run[-1].end else None
+        """All tokens of the sequence up to the end of the last block that is not replaced yet; None where there is
+        none."""
+        for block in reversed(run):
+            with contextlib.suppress(KeyError):
+                _, tokens = self.residency.index.path(block.record)
+                return tokens
+        return None
 
     def _match(self, block: Block, tokens: Tokens) -> tuple[DonorSpan, ...]:
         begin = max(0, block.start - _CONTEXT_TOKENS)
         # What follows the block tells more of the blocks that its end lies in.
         window = np.ascontiguousarray(tokens[begin : block.end + self.block_tokens])
-        found = self.content.find(block.namespace, window, block.start - begin)
+        # Its own sequence says little that its context does not, and would leave holes where others look for this one.
+        own = self.residency.index.match(block.namespace, tokens[: block.end], touch=False).records
+        found = self.content.find(block.namespace, window, block.start - begin, exclude=own)
         spans: list[DonorSpan] = []
         for span in found:
             start = begin + span.start - block.start

@@ -86,8 +86,10 @@ class DonorReader:
     def start(self, record: int) -> int | None:
         """Position of the donor's first token; None where it is gone. Reads nothing."""
         queued, held = self._residency.pending.get(record), self._residency.host.get(record)
-        if queued is not None or held is not None:
-            return queued.start if queued is not None else held.header.start if held is not None else None
+        if self._any_tier and queued is not None:
+            return queued.start
+        if self._any_tier and held is not None:
+            return held.header.start
         entry = self._residency.disk.entry(record) if self._residency.disk is not None else None
         return None if entry is None else entry.start
 
@@ -130,7 +132,13 @@ class DonorReader:
 
     def _from_host(self, record: int) -> DonorBlock | None:
         held: HostRecord | None = self._residency.host.get(record) if self._any_tier else None
-        return None if held is None else self._decoded(record, held.header, held.payload)
+        if held is None:
+            return None
+        try:
+            return self._decoded(record, held.header, held.payload)
+        except CodecError:
+            self._residency.host.remove(record)  # the disk may have it whole
+            return None
 
     def _from_disk(self, record: int) -> DonorBlock:
         disk = self._residency.disk

@@ -12,14 +12,15 @@ from kvstore.codecs import KVView
 from kvstore.fetch import Fetcher, Part
 from kvstore.identity import chain_keys
 from kvstore.layout import KVLayout
-from kvstore.residency import Residency
+from kvstore.residency import Residency, Source
 from kvstore.tiers.buffers import BufferPool
 from kvstore.writeback import Job
 
 
 @dataclass(frozen=True)
 class Recoder:
-    """The caller sees to it that nobody else puts meanwhile. root: the key before the first block of a namespace."""
+    """The caller sees to it that nobody else puts meanwhile. root: the key before the first block of a namespace.
+    exact: every tier has the same values; else those on disk are read."""
 
     residency: Residency
     fetcher: Fetcher
@@ -27,6 +28,7 @@ class Recoder:
     layout: KVLayout
     block_tokens: int
     root: Callable[[bytes], bytes]
+    exact: bool
 
     def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[Job]:
         """Takes members in again as blocks that stand alone, found from here on under the numbers of `next_record`.
@@ -50,7 +52,7 @@ class Recoder:
         keys = [self.root(namespace), *chain_keys(self.root(namespace), tokens, size)]
         match = residency.index.match(namespace, tokens, touch=False)
         before = residency.index.match(namespace, tokens[:start], touch=False)
-        (source,) = residency.find([member])
+        source = self._source(member)
         if source is None:
             residency.drop([member])
             return None
@@ -79,6 +81,14 @@ class Recoder:
         end, record = np.array([len(tokens)], np.uint32), np.array([block.record], np.uint64)
         replaced: list[int] = residency.index.insert(namespace, tokens, end, record).tolist()
         residency.drop(replaced)
+        for told in residency.arrived:
+            told(block.record)
         if block.pinned:
             residency.pin(block.record)
         return Job([block], replaced)
+
+    def _source(self, member: int) -> Source | None:
+        residency = self.residency
+        if self.exact or residency.disk is None or member in residency.pending:
+            return residency.find([member])[0]
+        return residency.disk.locate([member])[0]

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kvstore.hit import Hit
     from kvstore.store import KVStore
 
+# Models that turn, in every layer, each value of the first half of a head with the one half a head behind it.
+HALVES = ("gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3")
 SAMPLES = 256  # elements of every tensor that the fingerprint reads
 SAMPLED = "sampled-sha256:"  # marks fingerprints made here; others are a caller's own and are not compared
 # Rotary variants whose keys depend on the length of the sequence they were computed in, not on the position
@@ -126,6 +128,9 @@ def _rope(config: Any, name: str) -> str:
     if kind in LENGTH_DEPENDENT_ROPE:
         raise UnsupportedModel(f"{name}: with rope type {kind} keys depend on the whole length")
     facts = {key: value for key, value in parameters.items() if value is not None}
+    if name not in HALVES:
+        # Nobody moves such keys to other positions: which pairs are turned, and in which layers, is not known.
+        facts["pairs"] = name
     if kind != "default":
         facts["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
     return json.dumps(facts, sort_keys=True)

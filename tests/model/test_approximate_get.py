@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny
+from transformers import CohereConfig
 
-from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import Approximate, Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.codecs import KVView
+from kvstore.codecs.donor_spans import can_turn
+from kvstore.codecs.turn import turn_keys
 from kvstore.config import MIB
 from kvstore.errors import UnsupportedCache
 from kvstore.integrations.seams import recompute
-from kvstore.integrations.transformers import generate
+from kvstore.integrations.transformers import generate, layout_from_config
 
 MODEL = tiny("llama").to(torch.bfloat16)
 ANY = Approximate(max_kl=1.0)
@@ -119,7 +123,7 @@ def test_a_full_hit_and_a_prompt_without_donors_are_as_ever(store: KVStore) -> N
 
 def test_it_is_never_stored(store: KVStore) -> None:
     hit = asked(store)
-    for cache in (hit.cache(), recompute(MODEL, hit.cache(), PROMPT, hit.recompute).cache):
+    for cache in (hit.cache(), hit.layers, recompute(MODEL, hit.cache(), PROMPT, hit.recompute).cache):
         with pytest.raises(UnsupportedCache, match="approximate"):
             store.put(PROMPT[: hit.tokens], cache)
     assert store.contains(PROMPT) == 0
@@ -158,3 +162,24 @@ def test_after_a_restart_and_by_a_reader(tmp_path: Path) -> None:
         hits.append(asked(reader))
     first, *others = [[tensor for pair in hit.layers for tensor in pair] for hit in hits]
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_models_that_turn_keys_otherwise_get_nothing() -> None:
+    assert can_turn(ModelIdentity.from_transformers(MODEL).layout)
+    other = CohereConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
+    assert not can_turn(layout_from_config(other, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_are_turned_as_far_as_they_are_told(dtype: torch.dtype) -> None:
+    layout = KVLayout.uniform(
+        1, 2, 8, str(dtype).removeprefix("torch."), '{"rope_theta": 100.0, "rope_type": "default"}'
+    )
+    pairs = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    keys = pairs.clone()
+    turn_keys(KVView.of_layers(layout, [(keys, pairs.clone())]), 5)
+    turned = torch.view_as_complex(torch.stack([pairs[..., :4].double(), pairs[..., 4:].double()], -1).contiguous())
+    turned = turned * torch.exp(1j * 5 * 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4))
+    assert torch.allclose(
+        keys.double(), torch.cat([turned.real, turned.imag], -1), atol=2e-2 if dtype != torch.float32 else 1e-3
+    )

@@ -28,7 +28,6 @@ VARIANTS = {
     "tokens inserted": join(passage(10, 7), TEXT[:70], passage(12, 9), TEXT[70:]),
     "tokens left out": join(passage(10, 7), TEXT[:40], TEXT[61:]),
     "passages reordered": join(OTHER, passage(10, 11), TEXT),
-    "the same passage again": join(TEXT, passage(10, 20), TEXT),
     "ends inside a block": behind(10, TEXT[:100], 20),
 }
 

@@ -145,8 +145,7 @@ def test_superseded_records_stay_where_what_replaces_them_is_not_written(opened:
     h.write(1, 2)
     assert h.write(3, superseded=[([1], [3, 4])]) == {3}  # 4 is wanted, and does not come
     assert [h.tier.holds(n) for n in (1, 2, 3)] == [True, True, True]
-    h.dead = {5}
-    h.write(6, superseded=[([2], [5, 6])])
+    h.write(6, superseded=[([2], [6])])
     assert [h.tier.holds(n) for n in (2, 6)] == [False, True]
 
 

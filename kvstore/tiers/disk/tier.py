@@ -226,11 +226,11 @@ class DiskTier:
     def _replaced(
         self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
     ) -> list[Entry]:
-        """The superseded records that can go: all that was to take their place is there, or no longer wanted."""
+        """The superseded records that can go: all that was to take their place is there."""
         gone = [
             record
             for records, by in superseded
-            if all(other in entries or not self._alive(other) for other in by)
+            if all(other in entries for other in by)
             for record in records
         ]
         return [entry for entry in self._known(gone) if entry is not None]
