@@ -14,8 +14,9 @@ is the row `profile_bytes`. `exact`: 1 if every sequence came back bit for bit a
 
 `growing`: a prompt, then decoding steps; a snapshot is put, and durable, at every step; ratios are of all snapshots.
 `unrelated`: also bytes and the time of put and flush with donors, over those without: medians, interleaved.
-`donor/lossy/NAME`: bits a value of the sequences with a counterpart, records, tokens without donors and all, and the
-KL of the next 256 tokens after `get`, against the exact cache.
+`donor/lossy/NAME`: `bits_per_value` of the sequences with a counterpart, all-in, `bits_per_value_members` of those of
+their blocks that have donors; and the KL of the next 256 tokens after `get`, against the exact cache. Tokens without
+donors are kept bit for bit.
 `donor/decode/NAME`: blocks of the workload's last sequence, decoded by one thread beside a copy of the same bytes;
 `.../propagated`: with the profile's section "donor".
 """
@@ -70,7 +71,6 @@ NAMES = (*WORKLOADS, "growing")
 TEXT = 16_384  # tokens of running text, more than any workload takes
 PUT_ROUNDS, PUT_ROUNDS_QUICK = 9, 5
 CHECKED = 9  # snapshots of the growing cache that are compared
-LOSSY_BITS = 1.5  # a value, of what has no donor in the lossy stores
 DONOR, PREFIX, ZIPNN = "donor", "prefix", "zipnn"
 
 
@@ -86,11 +86,9 @@ class Bench:
     folder: Path
     quick: bool
 
-    def open(
-        self, name: str, identity: ModelIdentity | None = None, codec: str | None = None, **settings: Any
-    ) -> KVStore:
+    def open(self, name: str, identity: ModelIdentity | None = None, **settings: Any) -> KVStore:
         """The store of this name in `folder`, nothing in memory. settings: of donors."""
-        disk = TierConfig(8 * GIB, codec or self.codec)
+        disk = TierConfig(8 * GIB, self.codec)
         config = StoreConfig(host=TierConfig(0), disk=disk, profile=self.profile, **settings)
         return KVStore(self.folder / name, identity or self.identity, config)
 
@@ -99,10 +97,8 @@ class Bench:
         return {DONOR: self.open(f"{name}-donor", donors=True), self.codec: self.open(name, donors=False)}
 
     def lossy(self, name: str) -> KVStore:
-        """A store that codes members in steps, and what stands alone at `LOSSY_BITS`."""
-        codec = f"{self.codec}@{LOSSY_BITS}" if self.codec == "predictive" else self.codec
-        identity = replace(self.identity, codec_family="lossy")
-        return self.open(f"{name}-lossy", identity, codec, donor_step=DEFAULT_STEP)
+        """A store that codes members in steps, and bit for bit what stands alone."""
+        return self.open(f"{name}-lossy", replace(self.identity, codec_family="lossy"), donor_step=DEFAULT_STEP)
 
 
 def main() -> None:

@@ -48,6 +48,10 @@ class Loss:
             return
         case, (_, stored) = f"donor/lossy/{name}", self.ledger.stored["lossy"]
         rows.add(case, "bits_per_value", 8 * stored / (self.ledger.part / 2), "bits")  # bf16: two bytes a value
+        counters = self.store.stats()["counters"]
+        if counters.get("member_raw_bytes"):
+            share = counters["member_bytes"] / counters["member_raw_bytes"]
+            rows.add(case, "bits_per_value_members", 16 * share, "bits")
         for metric, values, unit in (
             ("kl", self.kl, "nats"),
             ("kl_first64", self.near, "nats"),

@@ -43,6 +43,8 @@ class DonorCoding:
             self.metrics.add("donors_rejected")
             return None
         self.metrics.add("member_records")
+        self.metrics.add("member_bytes", record.header.record_bytes)
+        self.metrics.add("member_raw_bytes", record.header.raw_bytes)
         return record
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> HostRecord | None:
