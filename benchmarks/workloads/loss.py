@@ -20,18 +20,22 @@ NEAR = 64  # tokens next to what was decoded
 @dataclass
 class Loss:
     """Of one workload, in `store`, which codes members in steps. kl, near: a number an arrival, nats; top: the share
-    of equal best tokens."""
+    of equal best tokens; members: what blocks with donors take, of their raw bytes."""
 
     store: KVStore
     ledger: Ledger = field(default_factory=Ledger)
     kl: list[float] = field(default_factory=list)
     near: list[float] = field(default_factory=list)
     top: list[float] = field(default_factory=list)
+    members: float = 0.0
 
     def arrive(self, model: Any, arrival: Arrival, layers: Any) -> None:
         """Puts an exact cache; of one with a counterpart, what is got predicts the tokens that follow."""
         size, new = put(self.store, arrival.tokens, layers)
         self.ledger.arrive(0, new, arrival.counterpart, {"lossy": size})
+        counters = self.store.stats()["counters"]
+        if counters.get("member_raw_bytes"):
+            self.members = counters["member_bytes"] / counters["member_raw_bytes"]
         if not arrival.counterpart or arrival.following is None:
             return
         hit = self.store.get(arrival.tokens, reserve=0)
@@ -48,10 +52,8 @@ class Loss:
             return
         case, (_, stored) = f"donor/lossy/{name}", self.ledger.stored["lossy"]
         rows.add(case, "bits_per_value", 8 * stored / (self.ledger.part / 2), "bits")  # bf16: two bytes a value
-        counters = self.store.stats()["counters"]
-        if counters.get("member_raw_bytes"):
-            share = counters["member_bytes"] / counters["member_raw_bytes"]
-            rows.add(case, "bits_per_value_members", 16 * share, "bits")
+        if self.members:
+            rows.add(case, "bits_per_value_members", 16 * self.members, "bits")
         for metric, values, unit in (
             ("kl", self.kl, "nats"),
             ("kl_first64", self.near, "nats"),
