@@ -12,7 +12,7 @@ from alike import BLOCK, IDENTITY, LAYOUT, behind, config, join, passage
 
 from kvstore.block import Block
 from kvstore.codecs import KVView
-from kvstore.families.matchmaker import _LEAST_SHARE, _LEAST_TOKENS, _MOST_SPANS, Matchmaker
+from kvstore.families.matchmaker import _LEAST_SHARE, _MOST_SPANS, Matchmaker
 from kvstore.identity import chain_keys, chain_root, namespace_digest
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
@@ -115,7 +115,7 @@ def test_spans_are_right_for_any_mixture_of_passages(matchmaker: Matchmaker, put
         check(blocks, plans, everything)
         for block, spans in zip(blocks, plans, strict=True):
             covered = sum(span.length for span in spans)
-            assert not spans or covered >= max(_LEAST_TOKENS, _LEAST_SHARE * len(block.tokens))
+            assert not spans or covered >= _LEAST_SHARE * len(block.tokens)
             donors = matchmaker.residency.families.donors(block.record)
             assert donors == tuple(dict.fromkeys(span.record for span in spans))
             assert not any(matchmaker.residency.families.donors(donor) for donor in donors)

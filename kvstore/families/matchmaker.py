@@ -21,9 +21,10 @@ from kvstore.trie.content import ContentIndex, DonorSpan
 
 # Tokens before a block that are looked at too: they tell a seam from the middle of a passage.
 _CONTEXT_TOKENS = 512
-# A block with fewer tokens in donors stands alone: what they save does not pay for reading them.
-_LEAST_TOKENS = 16
+# A block whose tokens are worth less than this share of it stands alone: that does not pay for reading the donors.
 _LEAST_SHARE = 0.4
+# What a token that a donor has is worth: so much right behind a seam, halfway to 1 after so many tokens.
+_AT_SEAM, _HALFWAY = 0.6, 64
 _MOST_SPANS = 16
 assert _MOST_SPANS <= MAX_SPANS
 
@@ -104,8 +105,7 @@ class Matchmaker:
             length = min(span.length, len(block.tokens) - start)
             if length > 0 and len(spans) < _MOST_SPANS and self._may_serve(block, span, start):
                 spans.append(DonorSpan(start, length, span.record, span.donor_start, span.run))
-        covered = sum(span.length for span in spans)
-        if covered < max(_LEAST_TOKENS, _LEAST_SHARE * len(block.tokens)):
+        if sum(_worth(span) for span in spans) < _LEAST_SHARE * len(block.tokens):
             return ()
         self.residency.use_donors([span.record for span in spans])
         return tuple(spans)
@@ -124,6 +124,12 @@ class Matchmaker:
         self.content.insert(block.namespace, block.record, block.parent, np.ascontiguousarray(block.tokens))
         if block.record not in self.residency.pending:  # deleted since
             self.content.remove(block.record)
+
+
+def _worth(span: DonorSpan) -> float:
+    """Of a span, in tokens: donors err most behind a seam."""
+    distances = range(span.run, span.run + span.length)
+    return sum(_AT_SEAM + (1 - _AT_SEAM) * distance / (distance + _HALFWAY) for distance in distances)
 
 
 def _donors(spans: Sequence[DonorSpan]) -> list[int]:
