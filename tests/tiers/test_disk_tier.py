@@ -17,6 +17,7 @@ from kvstore.identity import chain_key
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded, seal
 from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, Scan
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier, Draft
 
@@ -369,3 +370,21 @@ def test_a_reader_refuses_a_damaged_catalog_and_says_what_to_do(opened: Open, tm
     (tmp_path / "catalog" / "data.mdb").write_bytes(b"no lmdb")
     with pytest.raises(CorruptStore, match="open the store for writing to rebuild it"):
         opened(read_only=True)
+
+
+def test_a_catalog_that_breaks_while_it_is_mended_is_rebuilt(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = opened()
+    h.write(1, 2, 3)
+    h.tier.close()
+    scan, broken = Catalog.scan, [True]
+
+    def breaks_once(self: Catalog, after: int = 0) -> Scan:
+        if broken and broken.pop():
+            raise CatalogDamaged("catalog: read: wrong page")
+        return scan(self, after)
+
+    monkeypatch.setattr(Catalog, "scan", breaks_once)
+    again = opened()
+    assert not broken
+    assert again.metrics["catalog_rebuilt"] == 1
+    assert again.metrics["catalog_rebuilt_records"] == 3

@@ -86,9 +86,13 @@ class Opening:
                     return catalog
                 catalog.close()
                 problems = ["entries that are there cannot be found, or the number of a namespace is lost"]
+        return self.rebuilt(problems[0])
+
+    def rebuilt(self, problem: str) -> Catalog:
+        """A catalog made anew from the segments, in place of the damaged one. Raises CorruptStore for a reader."""
         self.metrics.add("catalog_damaged")
         if self.read_only:
-            raise CorruptStore(f"{self.catalog_file}: {problems[0]}; open the store for writing to rebuild it")
+            raise CorruptStore(f"{self.catalog_file}: {problem}; open the store for writing to rebuild it")
         return self._rebuild()
 
     def _problems(self) -> list[str]:

@@ -20,7 +20,7 @@ from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.catalog import CatalogError, Entry, Scan
+from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError, Entry, Scan
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.opening import Opening
@@ -82,9 +82,13 @@ class DiskTier:
             )
             self.catalog = opening.catalog(self._writer)
             try:
-                self.seen_version = self.catalog.version()
-                scan = opening.scan(self.catalog, self.segments)
-                self.namespaces = self.catalog.namespaces()
+                try:
+                    scan = self._scan(opening)
+                except CatalogDamaged:
+                    # Mending it damaged it further: its list of free pages names pages that are in use.
+                    self.catalog.close()
+                    self.catalog = opening.rebuilt("what was mended damaged other pages")
+                    scan = self._scan(opening)
             except BaseException:
                 self.catalog.close()
                 self.segments.close()
@@ -94,6 +98,12 @@ class DiskTier:
             raise
         self.scan: Scan | None = scan
         self._records, self._tokens = len(scan.entries), len(scan.tokens)
+
+    def _scan(self, opening: Opening) -> Scan:
+        self.seen_version = self.catalog.version()
+        scan = opening.scan(self.catalog, self.segments)
+        self.namespaces = self.catalog.namespaces()
+        return scan
 
     def close(self) -> None:
         """Closes files and releases the writer lock. Idempotent."""
