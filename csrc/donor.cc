@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "donor_rows.h"
 #include "donor_twins.h"
 #include "predict_parts.h"
 #include "predict_twins.h"
@@ -30,14 +31,6 @@ std::size_t groups_of(const Part& part) { return part.heads * ((part.dim + kChan
 float weight_of(int offset) {
   constexpr std::uint32_t roots[] = {0x3f800000, 0x3f5744fd, 0x3f3504f3, 0x3f1837f0};
   return as_float(roots[offset & 3] - static_cast<std::uint32_t>(offset >> 2) * (1u << 23));
-}
-
-// 4 * log2(v) rounded down, and kLift; for 0 less than any scale.
-int quarters(float v) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  const std::uint32_t m = (bits >> 8 & 0x7fff) | 0x8000;
-  return 4 * (static_cast<int>(bits >> 23) - 127) + (m >= 38968) + (m >= 46341) + (m >= 55109) + kLift;
 }
 
 // Both directions: the parts of a block in order, each predicted from its donor and the parts before.
@@ -97,31 +90,7 @@ class Walk {
       const int sum = 110 * fits_[0].get()[t] + 90 * fits_[1].get()[t] + 128;
       offsets_.get()[t] = predict::clamped(sum >> 8, kLeastOffset, kMostOffset);
     }
-    std::size_t t = 0;
-    for (std::size_t s = 0; s < block_.number; ++s) {
-      const Span& span = block_.spans[s];
-      const bool turned = span.turn >= 0 && !part.value;
-      const std::size_t angle = turned ? static_cast<std::size_t>(span.turn) : 0;
-      const std::int16_t* const cos = block_.angles + angle * 2 * block_.half;
-      const Rows& rows = span.donor[number];
-      for (std::size_t i = 0; i < span.count; ++i, ++t) {
-        std::uint16_t* to = from_.get() + t * part.width;
-        const std::int64_t before = rows.token_stride * static_cast<std::int64_t>(i);
-        std::uint64_t address = rows.address + static_cast<std::uint64_t>(before);
-        for (std::size_t head = 0; head < part.heads; ++head, to += part.dim) {
-          const auto* x = reinterpret_cast<const std::uint16_t*>(address);
-          if (address % sizeof *x != 0) {
-            std::memcpy(row_.get(), reinterpret_cast<const void*>(address), 2 * part.dim);
-            x = row_.get();
-          }
-          if (turned)
-            more_.turn(x, block_.half, cos, cos + block_.half, to);
-          else
-            more_.finite(x, part.dim, to);
-          address += static_cast<std::uint64_t>(rows.head_stride);
-        }
-      }
-    }
+    load(more_, block_, part, number, row_.get(), from_.get());
     if (propagates_) propagate(part);
   }
 
@@ -153,7 +122,7 @@ class Walk {
         float sum = 0.0f;
         for (std::size_t i = 0; i < width; ++i) sum += *total++;
         const float mean = sum / static_cast<float>(count_ * width);
-        scales_.push_back(predict::clamped(quarters(mean), -kMostScale, kMostScale));
+        scales_.push_back(predict::clamped(predict::log2_quarters(mean) + kLift, -kMostScale, kMostScale));
       }
     }
     const int most = *std::max_element(scales_.begin(), scales_.end());
@@ -256,12 +225,6 @@ std::size_t scale_bytes(const Model& model) {
 }
 
 }  // namespace
-
-std::size_t covered(const Block& block) {
-  std::size_t sum = 0;
-  for (std::size_t s = 0; s < block.number; ++s) sum += block.spans[s].count;
-  return sum;
-}
 
 bool encode(const Model& model, const Block& block, std::uint8_t* out, std::size_t capacity, std::uint64_t* sizes,
             Level level) {

@@ -33,7 +33,11 @@ struct Block {
 };
 
 // Rows in spans.
-std::size_t covered(const Block& block);
+inline std::size_t covered(const Block& block) {
+  std::size_t sum = 0;
+  for (std::size_t s = 0; s < block.number; ++s) sum += block.spans[s].count;
+  return sum;
+}
 
 // Writes the layers one after the other to out and their sizes to sizes [layers]; false where they are longer than
 // capacity. All of out may be overwritten. The model must have frequencies and be `codable` for all covered rows.

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "donor_rows.h"
 #include "donor_steps_kernels.h"
 #include "donor_twins.h"
 #include "predict_parts.h"
@@ -23,12 +24,6 @@ constexpr int kMostSize = 400, kMostStep = 440, kReach = 40;
 constexpr std::int64_t kPrior = 1 << 11;  // half a step, in the units of a row's state
 constexpr float kSteps[] = {4096, 4871, 5793, 6889};  // 4096 * 2^(i / 4)
 
-// 4 * log2(v) rounded down; for 0 less than any size.
-int quarters_of(float v) {
-  const std::uint32_t bits = bits_of(v), m = (bits >> 8 & 0x7fff) | 0x8000;
-  return 4 * (static_cast<int>(bits >> 23) - 127) + (m >= 38968) + (m >= 46341) + (m >= 55109);
-}
-
 // Neighbouring channels of a head.
 struct Group {
   std::size_t begin, size;
@@ -38,12 +33,6 @@ std::size_t widest(const Parts& parts) {
   std::size_t found = 0;
   for (const Part& part : parts) found = std::max(found, part.width);
   return found;
-}
-
-std::size_t rows_of(const Block& block) {
-  std::size_t sum = 0;
-  for (std::size_t s = 0; s < block.number; ++s) sum += block.spans[s].count;
-  return sum;
 }
 
 // What both directions do: the parts of a block in order, each with its donor's values, its steps, its classes, and how
@@ -57,7 +46,7 @@ class Walk {
         block_(block),
         quarters_(quarters),
         donor_(donor::kernels(level)),
-        count_(rows_of(block)),
+        count_(covered(block)),
         mu_(count_ * widest(parts)),
         row_(widest(parts)),
         totals_(widest(parts)),
@@ -85,7 +74,7 @@ class Walk {
     number_ = number;
     const Part& part = parts_[number];
     width_ = part.width;
-    load(part);
+    load(donor_, block_, part, number, row_.get(), mu_.get());
     groups_.clear();
     for (std::size_t head = 0; head < part.heads; ++head)
       for (std::size_t j = 0; j < part.dim; j += kChannels)
@@ -145,34 +134,6 @@ class Walk {
   const Kernels& run;
 
  private:
-  void load(const Part& part) {
-    std::size_t t = 0;
-    for (std::size_t s = 0; s < block_.number; ++s) {
-      const Span& span = block_.spans[s];
-      const bool turned = span.turn >= 0 && number_ % 2 == 0;
-      const std::size_t turn = turned ? static_cast<std::size_t>(span.turn) : 0;
-      const std::int16_t* const cos = block_.angles + turn * 2 * block_.half;
-      for (std::size_t i = 0; i < span.count; ++i, ++t) {
-        const Rows& place = span.donor[number_];
-        const std::int64_t before = place.token_stride * static_cast<std::int64_t>(i);
-        std::uint64_t address = place.address + static_cast<std::uint64_t>(before);
-        std::uint16_t* to = mu_.get() + t * width_;
-        for (std::size_t head = 0; head < part.heads; ++head, to += part.dim) {
-          const auto* x = reinterpret_cast<const std::uint16_t*>(address);
-          if (address % sizeof *x != 0) {
-            std::memcpy(row_.get(), reinterpret_cast<const void*>(address), 2 * part.dim);
-            x = row_.get();
-          }
-          if (turned)
-            donor_.turn(x, block_.half, cos, cos + block_.half, to);
-          else
-            donor_.finite(x, part.dim, to);
-          address += static_cast<std::uint64_t>(place.head_stride);
-        }
-      }
-    }
-  }
-
   // From the sums of absolute values: of each channel over the rows, then of each group over its channels.
   void measure_steps() {
     std::fill_n(steps_.get(), width_, 1.0f);
@@ -185,7 +146,7 @@ class Walk {
     for (const Group& group : groups_) {
       float sum = 0;
       for (std::size_t i = 0; i < group.size; ++i) sum += totals_.get()[group.begin + i];
-      const int size = quarters_of(sum / static_cast<float>(count_ * group.size));
+      const int size = predict::log2_quarters(sum / static_cast<float>(count_ * group.size));
       sizes_.push_back(predict::clamped(size, -kMostSize, kMostSize));
       most = std::max(most, sizes_.back());
     }

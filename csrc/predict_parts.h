@@ -21,11 +21,20 @@ struct Leftovers {
   Buffer<std::uint16_t> escapes;
 };
 
+// Quarter octaves that a mantissa of 16 bits, the highest set, is above its power of two.
+inline int mantissa_quarters(std::uint32_t m) { return (m >= 38968) + (m >= 46341) + (m >= 55109); }
+
 // 4 * log2(v) rounded down, v >= 1.
 inline int log2_quarters(std::uint32_t v) {
   const int top = 31 - __builtin_clz(v);
-  const std::uint32_t m = top > 15 ? v >> (top - 15) : v << (15 - top);
-  return 4 * top + (m >= 38968) + (m >= 46341) + (m >= 55109);
+  return 4 * top + mantissa_quarters(top > 15 ? v >> (top - 15) : v << (15 - top));
+}
+
+// The same of a number that is not negative; for 0 less than -500.
+inline int log2_quarters(float v) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  return 4 * (static_cast<int>(bits >> 23) - 127) + mantissa_quarters((bits >> 8 & 0x7fff) | 0x8000);
 }
 
 template <bool OUT>

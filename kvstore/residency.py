@@ -33,8 +33,7 @@ Source = DeviceBlock | Block | HostRecord | Entry
 @dataclass
 class Residency:
     """All tiers of one store and the indexes over them. Thread-safe. content: of the blocks that others may be coded
-    against, None where none may. arrived, forgotten: told of
-    every record that is put, and that is gone."""
+    against, None where none may. arrived, forgotten: told of every record that is put, and that is gone."""
 
     config: StoreConfig
     index: TrieIndex
