@@ -8,7 +8,7 @@ in-tree imports, type checkers and editors work.
 import os
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
-from setuptools import setup
+from setuptools import find_packages, setup
 
 SANITIZE = os.environ.get("KVSTORE_SANITIZE") == "1"
 # Sums of floating point numbers are part of formats: a product must not be fused into them.
@@ -38,6 +38,14 @@ def extension(name: str, *sources: str) -> Pybind11Extension:
     )
 
 
+def packages() -> list[str]:
+    """Every folder with an __init__.py; those of trie/ and codecs/ once, though the symlinks show them twice."""
+    found = find_packages(include=["kvstore*"], exclude=["kvstore.trie*", "kvstore.codecs*"])
+    for folder in ("trie", "codecs"):
+        found += [f"kvstore.{folder}", *(f"kvstore.{folder}.{name}" for name in find_packages(folder))]
+    return found
+
+
 class parallel_build_ext(build_ext):
     """Compile the extension modules side by side."""
 
@@ -48,18 +56,7 @@ class parallel_build_ext(build_ext):
 
 
 setup(
-    packages=[
-        "kvstore",
-        "kvstore.calibration",
-        "kvstore.eviction",
-        "kvstore.families",
-        "kvstore.integrations",
-        "kvstore.tiers",
-        "kvstore.tiers.disk",
-        "kvstore.trie",
-        "kvstore.codecs",
-        "kvstore.codecs.kernels",
-    ],
+    packages=packages(),
     package_dir={"kvstore": "kvstore", "kvstore.trie": "trie", "kvstore.codecs": "codecs"},
     package_data={"kvstore": ["py.typed"], "kvstore.trie": ["*.pyi"], "kvstore.codecs": ["*.pyi", "*.bin"]},
     ext_modules=[
