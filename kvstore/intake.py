@@ -14,8 +14,8 @@ from kvstore.layout import KVLayers
 from kvstore.metrics import Metrics
 from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
 from kvstore.residency import Residency
-from kvstore.session import SessionTable
 from kvstore.session_record import SessionRecord
+from kvstore.sessions import SessionTable
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
 from kvstore.writeback import Job, WriteBehind

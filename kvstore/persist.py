@@ -16,7 +16,7 @@ from kvstore.families.coding import DonorCoding
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.hit import FlushResult
 from kvstore.residency import Residency
-from kvstore.session import SessionTable
+from kvstore.sessions import SessionTable
 from kvstore.tier_codecs import TierCodecs
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.device import DeviceBlock

@@ -68,6 +68,15 @@ class SessionRecord:
         )
 
 
+@dataclass(frozen=True)
+class SessionChange:
+    """A change for the catalog. value: the session's bytes, None if it was deleted. sequence: order of changes."""
+
+    key: bytes
+    value: bytes | None
+    sequence: int
+
+
 def session_key(namespace: bytes, name: str) -> bytes:
     """The catalog's key of a session: 16 bytes of its namespace's digest, then its id.
 

@@ -31,8 +31,9 @@ from kvstore.planner import Sequence
 from kvstore.profiles import Profiles
 from kvstore.residency import Residency
 from kvstore.result import allocate, deliver, stays
-from kvstore.session import Session, SessionTable
+from kvstore.session import Session, SessionStore
 from kvstore.session_record import SessionRecord
+from kvstore.sessions import SessionTable
 from kvstore.tier_codecs import TierCodecs
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
@@ -346,7 +347,8 @@ class KVStore:
     def session(self, name: str, *, namespace: bytes = b"") -> Session:
         """A handle on the session with this id, which may not exist yet. Raises `ValueError` for a bad one."""
         self._check_open()
-        return Session(self, name, self._digest(namespace))
+        calls = SessionStore(self.read_only, self._put, self._get, self._note_session, self._session_record)
+        return Session(calls, name, self._digest(namespace))
 
     def sessions(self) -> list[SessionInfo]:
         """All saved sessions, the last used first."""
@@ -428,6 +430,10 @@ class KVStore:
         intake = self._check_writable()
         with self._gate:
             intake.note(key, record)
+
+    def _session_record(self, key: bytes) -> SessionRecord | None:
+        self._check_open()
+        return self._sessions.get(key)
 
     def _check_open(self) -> None:
         self._gate.check()

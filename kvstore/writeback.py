@@ -15,16 +15,8 @@ from dataclasses import dataclass
 
 from kvstore.block import Block
 from kvstore.hit import FlushResult
+from kvstore.session_record import SessionChange
 from kvstore.tiers.host import HostRecord
-
-
-@dataclass(frozen=True)
-class SessionChange:
-    """value: the session's bytes for the catalog, None where it was deleted. sequence: order of changes."""
-
-    key: bytes
-    value: bytes | None
-    sequence: int
 
 
 @dataclass(frozen=True)
