@@ -33,8 +33,8 @@ from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierC
 from kvstore.approximate import FLOOR
 from kvstore.calibration.lossy_quality import divergences
 from kvstore.config import GIB
-from kvstore.integrations.growing import cache_from_layers
-from kvstore.integrations.seams import recompute
+from kvstore.integrations.transformers.cache import cache_from_layers
+from kvstore.integrations.transformers.recompute import recompute
 from kvstore.layout import KVLayers
 
 PROMPT = 2048  # tokens

@@ -224,8 +224,8 @@ def _continue(model: Any, ids: list[int], cache: Any) -> list[int]:
     """The new tokens that greedy decoding adds to `ids` from a copy of `cache`."""
     import torch
 
-    from kvstore.integrations.growing import cache_from_layers
     from kvstore.integrations.transformers import cache_layers
+    from kvstore.integrations.transformers.cache import cache_from_layers
 
     row = _row(ids)
     output = model.generate(

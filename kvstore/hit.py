@@ -74,8 +74,8 @@ class Hit:
 
     Only where an approximate cache was asked for and given: exact_tokens: leading tokens that are exact, the others
     were taken from other sequences; spans: from where, with their estimated errors; recompute: positions to compute
-    anew before the cache is used (`integrations.seams.recompute`), those without any contents among them; kl: estimate
-    of what the predictions lose then, nats a token. Such a cache is refused by `put`.
+    anew before the cache is used (`integrations.transformers.recompute`), those without any contents among them; kl:
+    estimate of what the predictions lose then, nats a token. Such a cache is refused by `put`.
     """
 
     tokens: int
@@ -103,7 +103,7 @@ class Hit:
         The first one made of a hit appends behind them for as long as there is room (see `KVStore.get`); any other
         copies them when it grows.
         """
-        from kvstore.integrations.growing import cache_from_layers
+        from kvstore.integrations.transformers.cache import cache_from_layers
 
         # pop and not a look: two threads must not both get it
         room = self._room.pop() if self._room else None

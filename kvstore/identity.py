@@ -47,9 +47,9 @@ class ModelIdentity:
     def from_transformers(cls, model: Any, tokenizer: Any = None, revision: str = "") -> ModelIdentity:
         """The identity of a loaded transformers model: layout from its config, weights by a sampled hash of every
         tensor. Raises `UnsupportedModel` naming the layer type that cannot be stored."""
-        from kvstore.integrations.transformers import identity_from_model
+        from kvstore.integrations.transformers.describe import identity_fields
 
-        return identity_from_model(model, tokenizer, revision)
+        return cls(**identity_fields(model, tokenizer, revision))
 
     def fields(self) -> dict[str, str]:
         """Every field as text, the layout in canonical form."""

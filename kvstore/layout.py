@@ -16,6 +16,9 @@ from kvstore.errors import ConfigError, LayoutMismatch, UnsupportedCache
 if TYPE_CHECKING:
     import torch
 
+SINKS = 4
+"""First tokens of a sequence, which attention leans on: their keys and values are unlike all others, so lossy codecs
+keep them exactly and no fit looks at them (StreamingLLM, arXiv:2309.17453, section 3.1)."""
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1, "float8_e4m3fn": 1}
 KVLayers = tuple[tuple["torch.Tensor", "torch.Tensor"], ...]
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from kvstore.codecs.aqua import (
     BACKBONES,
     FIRST_BITS,
-    SINKS,
     AquaPredictors,
     Backbone,
     Weights,
@@ -26,7 +25,7 @@ from kvstore.codecs.aqua import (
 )
 from kvstore.codecs.higgs import Floats
 from kvstore.errors import ProfileError
-from kvstore.layout import KVLayout
+from kvstore.layout import SINKS, KVLayout
 
 DAMP = 1e-3  # of the ridge, relative to the mean square of the inputs; as the paper's
 LARGEST = float(np.finfo(np.float16).max)

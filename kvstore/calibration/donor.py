@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.calibration.dump import SINKS, KVDump, Progress, silent
+from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.calibration.lossless import angles
 from kvstore.calibration.rows import target, unrotated
 from kvstore.codecs.base import BlockInfo
@@ -25,6 +25,7 @@ from kvstore.codecs.donor_spans import Span
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.predictive_model import RANGE, rotates
 from kvstore.codecs.view import KVView
+from kvstore.layout import SINKS
 
 Tensor = torch.Tensor
 Arrays = dict[str, Any]

@@ -42,7 +42,6 @@ Progress = Callable[[str, int, int], None]
 VERSION = 1
 MIN_LENGTH = 8
 HELD_OUT = 8  # one window of so many is kept for the report
-SINKS = 4  # first tokens of a sequence, unlike all others: no fit looks at them
 _CHARACTERS = 8  # of a token, rather too many
 _JSON_LIMIT = 1 << 24
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.calibration.dump import SINKS, KVDump, Progress, silent
+from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.calibration.lossless import DAMP
 from kvstore.calibration.lossy_costs import Costs, Focus, attention_costs, balanced, gradient_costs
 from kvstore.calibration.lossy_quality import bits_per_value, measure, with_ladder
@@ -29,6 +29,7 @@ from kvstore.codecs import lossy_rows as lossy
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.lossy_rows import Steps, Tables
 from kvstore.codecs.predictive_model import MAX_BIAS, PredictiveModel
+from kvstore.layout import SINKS
 
 __all__ = ["MIDDLE", "attention_costs", "balanced", "bits_per_value", "fit", "gradient_costs", "measure", "with_ladder"]
 

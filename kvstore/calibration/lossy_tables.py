@@ -23,9 +23,10 @@ from kvstore.codecs.lossy_model import (
     SYMBOLS,
     LossyModel,
 )
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, Walk
+from kvstore.codecs.lossy_rows import Engine, Steps, Walk
 from kvstore.codecs.predictive_model import MAX_ADAPT, PredictiveModel
 from kvstore.codecs.rans import quantise
+from kvstore.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

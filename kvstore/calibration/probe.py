@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.calibration.dump import SINKS
 from kvstore.errors import UnsupportedModel
-from kvstore.layout import KVLayout
+from kvstore.integrations.transformers.describe import layout_from_config
+from kvstore.layout import SINKS, KVLayout
 
 ROPE_TYPES = ("default",)
 _STEP = 4096  # tokens of the vocabulary at a time
@@ -29,8 +29,6 @@ class Probe:
     """
 
     def __init__(self, model: Any) -> None:
-        from kvstore.integrations.transformers import layout_from_config
-
         name = getattr(model.config, "model_type", type(model).__name__)
         if model.dtype != torch.bfloat16:
             raise UnsupportedModel(f"{name}: calibration needs the model in bfloat16, found {model.dtype}")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.calibration.dump import SINKS, Floats, KVDump, floats
-from kvstore.layout import KVLayout
+from kvstore.calibration.dump import Floats, KVDump, floats
+from kvstore.layout import SINKS, KVLayout
 
 NO_SINKS = slice(SINKS, None)
 

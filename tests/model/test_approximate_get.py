@@ -17,8 +17,8 @@ from kvstore.codecs.donor_spans import can_turn
 from kvstore.codecs.turn import turn_keys
 from kvstore.config import MIB
 from kvstore.errors import UnsupportedCache
-from kvstore.integrations.seams import recompute
 from kvstore.integrations.transformers import generate, layout_from_config
+from kvstore.integrations.transformers.recompute import recompute
 
 MODEL = tiny("llama").to(torch.bfloat16)
 ANY = Approximate(max_kl=1.0)

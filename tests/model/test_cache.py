@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from kvstore.integrations.growing import GrowingLayer, cache_from_layers
+from kvstore.integrations.transformers.cache import GrowingLayer, cache_from_layers
 from kvstore.layout import KVLayout
 
 LAYOUT = KVLayout.uniform(2, 2, 4)

@@ -16,8 +16,8 @@ from transformers import DynamicCache, StaticCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import IdentityMismatch, UnsupportedCache
-from kvstore.integrations.growing import cache_from_layers
 from kvstore.integrations.transformers import cache_layers, generate
+from kvstore.integrations.transformers.cache import cache_from_layers
 
 MODELS = ["llama", "qwen3", "gpt2", "gemma3-full"]
 MIB = 1 << 20

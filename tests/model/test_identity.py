@@ -97,13 +97,13 @@ def test_weights_that_are_not_loaded_are_refused() -> None:
 
 def test_the_fingerprint_reads_a_sample_of_a_tensor_whatever_its_size() -> None:
     """Counted in bytes read, which no loaded machine changes: 256 elements a tensor, not the tensor."""
-    from kvstore.integrations import transformers as integration
+    from kvstore.integrations.transformers import fingerprint
 
     model = tiny("llama")
     parameter = model.model.layers[0].self_attn.k_proj.weight
-    assert integration._sample(parameter.detach()).numel() == 256 * parameter.element_size()
+    assert fingerprint._sample(parameter.detach()).numel() == 256 * parameter.element_size()
     huge = torch.zeros(1, dtype=torch.bfloat16).expand(1 << 40)  # 2 TiB if it were read or copied
-    assert integration._sample(huge).numel() == 512
+    assert fingerprint._sample(huge).numel() == 512
 
 
 IDENTITY = ModelIdentity("model", "revision", "weights", "tokenizer", KVLayout.uniform(2, 2, 8))

@@ -15,9 +15,9 @@ from transformers import DynamicCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.identity import namespace_digest
-from kvstore.integrations import scores as scores_module
-from kvstore.integrations.scores import Scores
 from kvstore.integrations.transformers import generate
+from kvstore.integrations.transformers import logprobs as logprobs_module
+from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.trie import UNIFORM_LOGPROB
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ def test_after_a_hit_and_in_a_session_the_places_are_right(
 def test_where_the_model_computes_the_logits_of_the_prompt_that_is_scored_too(
     model: Any, store: KVStore, handed: list[np.ndarray], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(scores_module, "CPU_BYTES", size)
+    monkeypatch.setattr(logprobs_module, "CPU_BYTES", size)
     monkeypatch.setattr(model, "_supports_logits_to_keep", lambda: False)
     out = generate(model, _tokens(20), store=store, **GREEDY)
     assert handed[0][0] == pytest.approx(UNIFORM_LOGPROB)

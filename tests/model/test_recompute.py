@@ -13,8 +13,8 @@ from transformers import DynamicCache, StaticCache
 from kvstore.approximate import FLOOR, Approximate, Candidate, ReusedSpan, plan
 from kvstore.codecs.donor_spans import angles_of
 from kvstore.errors import LayoutMismatch, UnsupportedCache, UnsupportedModel
-from kvstore.integrations.growing import GrowingLayer, cache_from_layers
-from kvstore.integrations.seams import check_model, recompute
+from kvstore.integrations.transformers.cache import GrowingLayer, cache_from_layers
+from kvstore.integrations.transformers.recompute import check_model, recompute
 from kvstore.layout import KVLayout
 
 MODELS = ["llama", "qwen3", "gpt2", "gemma3-full"]

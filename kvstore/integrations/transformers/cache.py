@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, StaticLayer
 
+from kvstore.errors import UnsupportedCache
 from kvstore.layout import KVLayers
 
 _GROWTH = 8  # a layer that is full is copied once, with room for an eighth more...
@@ -100,6 +101,26 @@ def cache_from_layers(layers: KVLayers, room: KVLayers | None = None) -> Any:
     rooms = [None] * len(layers) if room is None else room
     cache.layers.extend(GrowingLayer.of(k, v, own) for (k, v), own in zip(layers, rooms, strict=True))
     return cache
+
+
+def cache_layers(cache: Any) -> KVLayers:
+    """Per layer (K, V), each `[batch, heads, tokens, dim]`, views of a transformers cache.
+
+    A static cache is cut to the tokens it holds. Raises `UnsupportedCache` naming the class of a layer that
+    does not hold every key and value as the model computed it.
+    """
+    pairs = []
+    for number, layer in enumerate(getattr(cache, "layers", ())):
+        kind = type(layer)
+        if kind not in (DynamicLayer, GrowingLayer, StaticLayer):
+            raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}: not supported")
+        if layer.keys is None or layer.values is None or not layer.is_initialized:
+            raise UnsupportedCache(f"layer {number} of the cache is an empty {kind.__name__}")
+        length = int(layer.get_seq_length())
+        pairs.append((layer.keys[..., :length, :], layer.values[..., :length, :]))
+    if not pairs:
+        raise UnsupportedCache(f"{type(cache).__name__} has no layers that can be stored")
+    return tuple(pairs)
 
 
 def _begins(part: torch.Tensor, room: torch.Tensor, states: torch.Tensor) -> bool:

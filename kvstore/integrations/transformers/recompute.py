@@ -17,8 +17,8 @@ import torch
 
 from kvstore.approximate import ReusedSpan, sharpened
 from kvstore.errors import UnsupportedCache, UnsupportedModel
-from kvstore.integrations.growing import cache_from_layers
-from kvstore.integrations.transformers import layout_from_config
+from kvstore.integrations.transformers.cache import cache_from_layers
+from kvstore.integrations.transformers.describe import layout_from_config
 from kvstore.layout import KVLayout
 
 # What takes a mask of its own for every query, and adds it.

@@ -1,0 +1,40 @@
+"""Hugging Face transformers 5.17 to 5.23: what a model's caches look like, and `generate` around a store.
+
+Names are imported when they are first used, so that `describe` and `cache`, which the store itself hands over to, do
+not import what stands above the store.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvstore.integrations.transformers.cache import cache_layers
+    from kvstore.integrations.transformers.describe import layout_from_config
+    from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
+    from kvstore.integrations.transformers.generation import generate
+
+__all__ = [
+    "cache_layers",
+    "generate",
+    "layout_from_config",
+    "tokenizer_fingerprint",
+    "weights_fingerprint",
+]
+
+# No module has the name of what it exports: importing the module would hide the function.
+_HOMES = {
+    "cache": ("cache_layers",),
+    "describe": ("layout_from_config",),
+    "fingerprint": ("tokenizer_fingerprint", "weights_fingerprint"),
+    "generation": ("generate",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,131 @@
+"""What a transformers model says about its caches: their layout, and who computes them.
+
+Only caches whose every layer holds all keys and values of all tokens can be cut at any token and put together
+again. Everything else (sliding windows, recurrent states, quantised or shared layers, latents) is refused by
+name. For transformers 5.17 to 5.23.
+
+A leaf: it knows the layout and the errors and nothing of the store, so `ModelIdentity.from_transformers` may call it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
+from kvstore.layout import KVLayout, LayerLayout
+
+# Models that turn, in every layer, each value of the first half of a head with the one half a head behind it.
+HALVES = ("gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3")
+# Rotary variants whose keys depend on the length of the sequence they were computed in, not on the position
+# alone.
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def layout_from_config(config: Any, dtype: torch.dtype | str) -> KVLayout:
+    """Return the layout of the caches of a model with this config.
+
+    Args:
+        config: a transformers config.
+        dtype: what the cache is held in, "bfloat16" or a torch.dtype.
+
+    Raises:
+        UnsupportedModel: names what cannot be stored: an encoder-decoder, images or audio, latent attention, or layers
+            other than full attention.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> config = LlamaConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
+        >>> layout_from_config(config, "bfloat16").layers[0]
+        LayerLayout(heads=4, key_dim=16, value_dim=16)
+    """
+    name = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name}: encoder-decoder models are not supported (cross-attention cache)")
+    for part in ("vision_config", "audio_config"):
+        if getattr(config, part, None) is not None:
+            raise UnsupportedModel(f"{name}: {part}: not supported; token ids do not show images or audio")
+    config = config.get_text_config(decoder=True)
+    if getattr(config, "kv_lora_rank", None):
+        raise UnsupportedModel(f"{name}: multi-head latent attention (kv_lora_rank) is not supported")
+    if getattr(config, "multi_query", False):
+        raise UnsupportedModel(f"{name}: the multi_query head layout is not supported")
+    kinds = _layer_kinds(config)
+    refused = sorted({kind for kind in kinds if kind != "full_attention"})
+    if refused:
+        kinds_text = ", ".join(refused)
+        raise UnsupportedModel(f"{name}: layers of type {kinds_text} are not supported, only full_attention")
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layer = LayerLayout(int(heads), int(dim), int(dim))
+    return KVLayout((layer,) * len(kinds), str(dtype).removeprefix("torch."), _rope(config, name))
+
+
+def _layer_kinds(config: Any) -> list[str]:
+    """The type of every layer, as transformers itself would build the cache: by class, and by the config's
+    word."""
+    layers = DynamicCache(config=config).layers
+    words = getattr(config, "layer_types", None) or [None] * len(layers)
+    kinds = []
+    for layer, word in zip(layers, words, strict=True):
+        if type(layer) is DynamicLayer:
+            kinds.append("full_attention")
+        elif getattr(layer, "is_sliding", False) and word is None:
+            kinds.append("sliding_attention")
+        else:
+            kinds.append(word if word not in (None, "full_attention") else type(layer).__name__)
+    return kinds
+
+
+def _rope(config: Any, name: str) -> str:
+    """Canonical JSON of the rotary parameters; "none" for learned or absolute positions."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters:
+        return "none"
+    kind = parameters.get("rope_type", "default")
+    if kind in LENGTH_DEPENDENT_ROPE:
+        raise UnsupportedModel(f"{name}: with rope type {kind} keys depend on the whole length")
+    facts = {key: value for key, value in parameters.items() if value is not None}
+    if name not in HALVES:
+        # Nobody moves such keys to other positions: which pairs are turned, and in which layers, is not known.
+        facts["pairs"] = name
+    if kind != "default":
+        facts["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
+    return json.dumps(facts, sort_keys=True)
+
+
+def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> dict[str, Any]:
+    """What `ModelIdentity` is made of, for a loaded model.
+
+    Reads a sample of every tensor, not all of it: an edit of single values may go unnoticed, another checkpoint never
+    does.
+
+    Args:
+        model: a loaded transformers model; one wrapped by `torch.compile` is fine.
+        tokenizer: its tokenizer; None where tokens are made elsewhere.
+        revision: the name of the checkpoint's version; "" takes the commit that the model was loaded from.
+
+    Returns:
+        The arguments `model`, `revision`, `weights`, `tokenizer` and `layout` of `ModelIdentity`.
+
+    Raises:
+        UnsupportedModel: see `layout_from_config`; also for weights that are not loaded.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps; the weights are the same
+    config = model.config
+    name = str(getattr(config, "_name_or_path", "") or type(model).__name__)
+    if os.path.isdir(name):  # where a checkpoint lies does not change it
+        name = os.path.basename(os.path.abspath(name))
+    return {
+        "model": name,
+        "revision": revision or str(getattr(config, "_commit_hash", None) or ""),
+        "weights": weights_fingerprint(model),
+        "tokenizer": "" if tokenizer is None else tokenizer_fingerprint(tokenizer),
+        "layout": layout_from_config(config, model.dtype),
+    }
