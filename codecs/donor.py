@@ -17,7 +17,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs import _donor, donor_steps
+import kvstore.codecs._donor as _donor
+from kvstore.codecs import donor_steps
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable, can_turn

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs import _donor_steps
+import kvstore.codecs._donor_steps as _donor_steps
 from kvstore.codecs.donor_reference import GROUP
 from kvstore.codecs.donor_spans import SpanTable
 from kvstore.codecs.donor_steps_reference import HEADER, header, quarters_of

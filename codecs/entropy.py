@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from kvstore.codecs import _native
+import kvstore.codecs._native as _native
 from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.entropy_tables import tables
 from kvstore.codecs.splitzip import decode_block, encode_block, raw_chunks

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.codecs import _lossy
+import kvstore.codecs._lossy as _lossy
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, MAX_SCALE, PLAIN, LossyModel

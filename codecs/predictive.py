@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs import _predict
+import kvstore.codecs._predict as _predict
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.predictive_model import PredictiveModel

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs import _rans
+import kvstore.codecs._rans as _rans
 from kvstore.errors import CodecError
 
 U8 = npt.NDArray[np.uint8]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs import _native
+import kvstore.codecs._native as _native
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.view import KVView, row_shapes
 from kvstore.errors import CodecError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs import _native
+import kvstore.codecs._native as _native
 from kvstore.layout import KVLayout
 
 if TYPE_CHECKING:

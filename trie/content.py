@@ -19,7 +19,7 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.trie import _content
+import kvstore.trie._content as _content
 
 __all__ = ["ContentIndex", "DonorSpan"]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kvstore.codecs import _predict
+import kvstore.codecs._predict as _predict
 from kvstore.codecs._predict import FALL_BACK
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.kernels.blocks import _LAUNCH, _beside, _readable, _writable
