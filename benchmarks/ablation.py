@@ -22,7 +22,9 @@ from benchmarks.common import Rows, arguments, scratch
 from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import calibration_text
 from kvstore.calibration.dump import KVDump, floats
-from kvstore.calibration.lossless import Wiring, bits_per_value, fit
+from kvstore.calibration.predictive.fit import fit
+from kvstore.calibration.predictive.inputs import Wiring
+from kvstore.calibration.predictive.quality import bits_per_value
 
 AT_ONCE = 64  # tokens whose distributions are looked at together
 CASES = {

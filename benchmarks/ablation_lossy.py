@@ -21,11 +21,12 @@ from benchmarks.common import Rows, arguments, scratch
 from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import calibration_text
 from benchmarks.peers.quality_frontier import bits_at
-from kvstore.calibration import lossless, lossy
 from kvstore.calibration.dump import KVDump
-from kvstore.calibration.lossy import BALANCE_WINDOWS, COST_WINDOWS, MIDDLE, TABLE_ROUNDS, Arrays, Costs
-from kvstore.calibration.lossy_costs import attention_costs, balanced, gradient_costs
-from kvstore.calibration.lossy_tables import fit_tables
+from kvstore.calibration.lossy.costs import Arrays, Costs, attention_costs, balanced, gradient_costs
+from kvstore.calibration.lossy.fit import BALANCE_WINDOWS, COST_WINDOWS, MIDDLE, TABLE_ROUNDS, fit
+from kvstore.calibration.lossy.quality import measure
+from kvstore.calibration.lossy.tables import fit_tables
+from kvstore.calibration.predictive import fit as exact
 from kvstore.codecs import lossy_rows
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.predictive_model import PredictiveModel
@@ -39,7 +40,7 @@ class Ablation:
 
     def __init__(self, model: Any, dump: KVDump) -> None:
         self.model, self.dump = model, dump
-        self.base = PredictiveModel.from_arrays(dump.layout, lossless.fit(dump))
+        self.base = PredictiveModel.from_arrays(dump.layout, exact.fit(dump))
         self.costs, self.focus = gradient_costs(model, dump, dump.some(COST_WINDOWS))
         self.unbalanced = self._fit(self.costs, focus=self.focus)
         self.whole = self._balanced(self.unbalanced)
@@ -61,10 +62,10 @@ class Ablation:
         """[steps, (bits a value, KL, KL of the first 64)]."""
         levels = [(MIDDLE[0] * share, MIDDLE[1] * share) for share in STEPS]
         windows = list(self.dump.held_out)
-        return lossy.measure(self.model, self.dump, self.base, arrays, levels, windows)[:, 2:].astype(float)
+        return measure(self.model, self.dump, self.base, arrays, levels, windows)[:, 2:].astype(float)
 
     def _fit(self, costs: Costs, **options: Any) -> Arrays:
-        return lossy.fit(self.dump, self.base, costs=costs, **options)
+        return fit(self.dump, self.base, costs=costs, **options)
 
     def _balanced(self, arrays: Arrays) -> Arrays:
         return balanced(self.model, self.dump, self.base, arrays, self.dump.some(BALANCE_WINDOWS), MIDDLE)

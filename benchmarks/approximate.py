@@ -31,7 +31,7 @@ from benchmarks.common import Rows, arguments, interleave, scratch
 from benchmarks.conversations import load_model, split_text
 from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.approximate import FLOOR
-from kvstore.calibration.lossy_quality import divergences
+from kvstore.calibration.lossy.quality import divergences
 from kvstore.config import GIB
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.recompute import recompute

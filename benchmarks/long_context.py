@@ -23,7 +23,7 @@ from benchmarks.peers.quality_data import Pairs, prefill, test_text
 from benchmarks.peers.quality_frontier import frontier
 from benchmarks.peers.quality_methods import CASES, LOSSY, Context, Method
 from benchmarks.quality import AT_KL, NEAR, SINKS, make
-from kvstore.calibration.lossy_quality import divergences, log_probabilities
+from kvstore.calibration.lossy.quality import divergences, log_probabilities
 from kvstore.integrations.transformers import layout_from_config
 
 LENGTH, PREFIX, PIECE = 8192, 8000, 1024

@@ -32,7 +32,7 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import LENGTH, Pairs, cut, prefill, test_text
 from benchmarks.peers.quality_frontier import frontier
 from benchmarks.peers.quality_methods import CASES, LOSSY, Context, Method
-from kvstore.calibration.lossy_quality import divergences
+from kvstore.calibration.lossy.quality import divergences
 from kvstore.integrations.transformers import layout_from_config
 
 SINKS = 4

@@ -21,7 +21,7 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.quality_data import cut, prefill, test_text
 from benchmarks.peers.quality_frontier import bits_at
 from benchmarks.profile import profile_path
-from kvstore.calibration.lossy_quality import NEAR, as_cached, divergences, ideal_bits, log_probabilities
+from kvstore.calibration.lossy.quality import NEAR, as_cached, divergences, ideal_bits, log_probabilities
 from kvstore.codecs.lossy_model import LossyModel
 from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, quantise
 from kvstore.codecs.predictive_model import PredictiveModel

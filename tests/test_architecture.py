@@ -49,7 +49,7 @@ MAY_TOUCH_FILES = {
     "kvstore.codecs.profile": "reads and writes the profile that the caller names",
     "kvstore.calibration.calibrate": "reads the model and the text that the user names",
     "kvstore.calibration.dump": "looks into its work folder",
-    "kvstore.calibration.lossy": "has scratch files in the work folder",
+    "kvstore.calibration.lossy.fit": "has scratch files in the work folder",
 }
 NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FOLDERS = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.peers.quality_data import MemoryDump, Pairs, calibration_text, cut
 from benchmarks.profile import profile_path
-from kvstore.calibration.aqua import fit
+from kvstore.calibration.aqua.fit import fit
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
 from kvstore.codecs.aqua import AquaCodec
 from kvstore.codecs.profile import Profile

@@ -12,7 +12,7 @@ from benchmarks.workloads.arrival import Arrival, Ids
 from benchmarks.workloads.caches import put
 from benchmarks.workloads.ledger import Ledger
 from kvstore import KVStore
-from kvstore.calibration.lossy_quality import divergences, log_probabilities
+from kvstore.calibration.lossy.quality import divergences, log_probabilities
 
 NEAR = 64  # tokens next to what was decoded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
-from kvstore.calibration.parts import DEFAULT, NAMES, Arrays, Part, Task, part
+from kvstore.calibration.sections import DEFAULT, NAMES, Arrays, FitTask, ProfileSection, section
 from kvstore.codecs.profile import Profile
 from kvstore.errors import ConfigError
 from kvstore.identity import ModelIdentity
@@ -30,18 +30,33 @@ def calibrate(
     parts: Sequence[str] = DEFAULT,
     progress: Progress = silent,
 ) -> Profile:
-    """Makes the profile of a model and writes it to `out`, whole or not at all.
+    """Make the profile of a model and write it to `out`, whole or not at all.
 
-    model: a transformers model in bf16, like Llama. text: like what will be stored; its first `windows` windows of
-    `length` tokens are used, an eighth of them for the report alone. work: a folder for `windows * length` tokens' raw
-    caches; what an interrupted run left there is used again. By default `out` with ".work", removed at the end.
-    parts: of `parts.NAMES`; one that this version lacks is left out, which `progress` is told.
+    Args:
+        model: a transformers model in bfloat16 whose layers are like Llama's.
+        tokenizer: the model's tokenizer.
+        text: text like what will be stored. Its first `windows` windows of `length` tokens are used, an eighth of
+            them for the report alone.
+        out: the file to write. It is made durable before it gets this name.
+        windows: how many windows, at least 2.
+        length: tokens in a window, at least 8.
+        work: a folder for the raw caches of all windows. What an interrupted run left there is used again. The
+            default is `out` with ".work" added, removed at the end.
+        parts: the sections to fit, some of `sections.NAMES`. A section that this version lacks is left out and
+            `progress` is told.
+        progress: called with what is being done, how much of it is done, and how much there is.
 
-    Raises `UnsupportedModel`, `ConfigError` (bad arguments, too little text), `OSError`.
+    Returns:
+        The profile that was written.
+
+    Raises:
+        UnsupportedModel: names what the model lacks.
+        ConfigError: a bad argument, or too little text.
+        OSError: a file cannot be read or written.
     """
     if not parts:
         raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found nothing")
-    fits = {name: part(name) for name in sorted(parts, key=[*NAMES, *parts].index)}
+    fits = {name: section(name) for name in sorted(parts, key=[*NAMES, *parts].index)}
     if "lossy" in fits and "lossless" not in fits:
         raise ConfigError("parts: lossy needs lossless as well, which it stands on")
     identity = ModelIdentity.from_transformers(model, tokenizer)
@@ -94,13 +109,13 @@ def load_text(path: Path, windows: int, length: int) -> str:
 
 
 def _fit(
-    fitted: Part, dump: KVDump, made: Mapping[str, Arrays], model: Any, progress: Progress
+    fitted: ProfileSection, dump: KVDump, made: Mapping[str, Arrays], model: Any, progress: Progress
 ) -> tuple[Arrays, dict[str, Any]]:
     """(arrays, report); with the held-out bits a value after fits to fewer windows, as "curve"."""
     total, curve = len(dump.fit_windows), []
     counts = sorted({max(1, total // share) for share in CURVE} | {total}) if fitted.has_curve else [total]
     with tempfile.TemporaryDirectory(dir=dump.folder) as scratch:
-        task = Task(dump, model, made, progress, Path(scratch))
+        task = FitTask(dump, model, made, progress, Path(scratch))
         for count, arrays in zip(counts, fitted.fits(task, counts), strict=True):
             if count == total:
                 arrays = fitted.finish(task, arrays)

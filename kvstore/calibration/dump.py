@@ -100,9 +100,9 @@ class KVDump:
         and numbers; anything else that is there from an earlier run is removed, which `progress` is told.
         Raises `UnsupportedModel` naming what the model lacks, `ConfigError` for a text of less than two windows.
         """
-        from kvstore.calibration.probe import Probe
+        from kvstore.calibration.model_probe import ModelProbe
 
-        probe = Probe(model)
+        probe = ModelProbe(model)
         ids = _windows(tokenizer, text, windows, length)
         identity = identity or ModelIdentity.from_transformers(model, tokenizer)
         dump, fs = cls(folder, identity.layout, len(ids), length), FileSystem()

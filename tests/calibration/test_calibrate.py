@@ -13,7 +13,7 @@ from calibrated import LENGTH, WINDOWS
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.calibration import calibrate as module
-from kvstore.calibration import parts
+from kvstore.calibration import sections
 from kvstore.calibration.calibrate import calibrate, load_model, load_text
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs import Profile, codec_by_id, codec_by_name
@@ -28,18 +28,18 @@ def run(out: Path, **changes: Any) -> Profile:
     return calibrate(MODEL, TOKENIZER, calibrated.text(), out, **{**settings, **changes})
 
 
-class Counted(parts.Part):
+class Counted(sections.ProfileSection):
     """A part that says how many windows it was fitted to."""
 
-    def fit(self, task: parts.Task) -> parts.Arrays:
+    def fit(self, task: sections.FitTask) -> sections.Arrays:
         (task.scratch / "rows").touch()
         return {"windows": np.array(list(task.dump.fit_windows), np.int32)}
 
-    def finish(self, task: parts.Task, arrays: parts.Arrays) -> parts.Arrays:
+    def finish(self, task: sections.FitTask, arrays: sections.Arrays) -> sections.Arrays:
         assert task.model is MODEL
         return {**arrays, "before": np.array(len(task.made))}
 
-    def report(self, task: parts.Task, arrays: parts.Arrays) -> parts.Report:
+    def report(self, task: sections.FitTask, arrays: sections.Arrays) -> sections.Report:
         assert not task.scratch.samefile(task.dump.folder)
         return {"bits_per_value": 8 + 1 / len(arrays["windows"]), "on": list(task.dump.held_out)}
 
@@ -73,7 +73,7 @@ def test_the_same_calibration_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_the_curve_is_of_fits_to_fewer_windows_measured_on_the_same_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "part", lambda _name: Counted())
+    monkeypatch.setattr(module, "section", lambda _name: Counted())
     profile = run(tmp_path / "p", parts=("lossless",))
     row = profile.report["parts"]["lossless"]
     assert row["curve"] == [[1, 9.0], [2, 8.5], [4, 8.25], [8, 8.125]]
@@ -83,12 +83,12 @@ def test_the_curve_is_of_fits_to_fewer_windows_measured_on_the_same_ones(
 
 
 def test_few_windows_make_a_short_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "part", lambda _name: Counted())
+    monkeypatch.setattr(module, "section", lambda _name: Counted())
     assert run(tmp_path / "p", windows=2).report["parts"]["aqua"]["curve"] == [[1, 9.0]]
 
 
 def test_a_part_that_is_not_there_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts.util, "find_spec", lambda name: None if "lossy" in name else name)
+    monkeypatch.setattr(sections.util, "find_spec", lambda name: None if "lossy" in name else name)
     told: list[str] = []
     profile = run(tmp_path / "p", parts=("lossless", "lossy"), progress=lambda what, *_: told.append(what))
     assert profile.sections == ("lossless",)
@@ -148,7 +148,7 @@ def test_a_failing_fit_keeps_the_work_and_writes_no_profile(tmp_path: Path, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Counted, "fit", fail)
-    monkeypatch.setattr(module, "part", lambda _name: Counted())
+    monkeypatch.setattr(module, "section", lambda _name: Counted())
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "p")
     assert [path.name for path in tmp_path.iterdir()] == ["p.work"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from calibrated import LENGTH, WINDOWS
 
-from kvstore.calibration import donor
 from kvstore.calibration.calibrate import calibrate
+from kvstore.calibration.donor import fit, passages, quality
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs.donor_model import DonorModel
 
@@ -25,7 +25,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
 
 
 def test_the_same_tokens_are_run_behind_two_beginnings(dump: KVDump) -> None:
-    pairs = list(donor.alike(MODEL, dump, list(dump.fit_windows)))
+    pairs = list(passages.passages(MODEL, dump, list(dump.fit_windows)))
     assert [pair.window for pair in pairs] == list(dump.fit_windows)
     assert {pair.position for pair in pairs} == {16, LENGTH // 2 - 4}
     for pair in pairs:
@@ -40,10 +40,10 @@ def test_the_same_tokens_are_run_behind_two_beginnings(dump: KVDump) -> None:
 
 
 def test_the_part_is_a_model_that_the_codec_takes(dump: KVDump) -> None:
-    arrays = donor.fit(MODEL, dump)
+    arrays = fit.fit(MODEL, dump)
     model = DonorModel.from_arrays(dump.layout, arrays)
     assert all(np.any(part.weight) for pair in model.parts[1:] for part in pair)
-    report = donor.report(MODEL, dump, arrays, block=8)
+    report = quality.report(MODEL, dump, arrays, block=8)
     assert set(report) == {"bits_per_value", "without"}
     assert 1 < report["bits_per_value"] < 16
 

@@ -12,7 +12,7 @@ import torch
 from calibrated import LENGTH, WINDOWS
 
 from kvstore.calibration.dump import KVDump, floats
-from kvstore.calibration.probe import Probe
+from kvstore.calibration.model_probe import ModelProbe
 from kvstore.errors import ConfigError, ProfileError, UnsupportedModel
 
 MODEL, TOKENIZER = calibrated.model(), calibrated.tokenizer()
@@ -131,15 +131,15 @@ def test_query_norms_are_part_of_the_queries(tmp_path: Path) -> None:
 def runs(monkeypatch: pytest.MonkeyPatch, limit: int | None = None) -> list[int]:
     """Counts the windows that the model runs over; more than `limit` are an interruption."""
     counted: list[int] = []
-    run = Probe.run
+    run = ModelProbe.run
 
-    def counting(self: Probe, tokens: Any) -> Any:
+    def counting(self: ModelProbe, tokens: Any) -> Any:
         if len(counted) == limit:
             raise KeyboardInterrupt
         counted.append(1)
         return run(self, tokens)
 
-    monkeypatch.setattr(Probe, "run", counting)
+    monkeypatch.setattr(ModelProbe, "run", counting)
     return counted
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.calibration import lossless, lossy
 from kvstore.calibration.dump import KVDump
-from kvstore.calibration.lossy_costs import _focus
-from kvstore.calibration.lossy_quality import code_window
-from kvstore.calibration.lossy_tables import frequencies, laplace
+from kvstore.calibration.lossy import closed_loop, costs, fit, quality
+from kvstore.calibration.lossy.costs import _focus
+from kvstore.calibration.lossy.quality import code_window
+from kvstore.calibration.lossy.tables import frequencies, laplace
+from kvstore.calibration.predictive import fit as exact
 from kvstore.codecs.lossy_model import CLASSES, LARGEST, LossyModel, input_groups, input_widths
 from kvstore.codecs.lossy_rows import Engine, Steps
 from kvstore.codecs.predictive_model import PredictiveModel
@@ -33,12 +34,12 @@ class Fitted:
             windows=calibrated.WINDOWS,
             length=calibrated.LENGTH,
         )
-        self.base = PredictiveModel.from_arrays(self.dump.layout, lossless.fit(self.dump))
-        self.arrays = lossy.fit(self.dump, self.base, middle=MIDDLE)
+        self.base = PredictiveModel.from_arrays(self.dump.layout, exact.fit(self.dump))
+        self.arrays = fit.fit(self.dump, self.base, middle=MIDDLE)
 
     def bits(self, arrays: dict[str, Any], scale: float = 1.0) -> float:
         level = MIDDLE[0] * scale, MIDDLE[1] * scale
-        return lossy.bits_per_value(self.dump, self.base, arrays, self.dump.held_out, level)
+        return quality.bits_per_value(self.dump, self.base, arrays, self.dump.held_out, level)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_prediction_is_worth_bits(fitted: Fitted) -> None:
 
 def test_inputs_that_are_not_used_are_not_there(fitted: Fitted) -> None:
     token = np.array([[0, 0], [1, 1], [1, 1]], np.uint8)
-    arrays = lossy.fit(fitted.dump, fitted.base, middle=MIDDLE, uses=token)
+    arrays = fit.fit(fitted.dump, fitted.base, middle=MIDDLE, uses=token)
     assert (arrays["uses"] == token).all()
     assert arrays["2.v.weight"].shape[0] == fitted.base.token_kv.shape[1]
     assert fitted.bits(arrays) > 0
@@ -78,8 +79,8 @@ def test_inputs_that_are_not_used_are_not_there(fitted: Fitted) -> None:
 def test_inputs_that_are_not_worth_their_price_are_left_out(fitted: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for price in (-1e3, 1e3):
-        monkeypatch.setattr(lossy, "INPUT_PRICE", price)
-        arrays = lossy.fit(fitted.dump, fitted.base, middle=MIDDLE)
+        monkeypatch.setattr(fit, "INPUT_PRICE", price)
+        arrays = fit.fit(fitted.dump, fitted.base, middle=MIDDLE)
         sizes.append(len(arrays["2.k.weight"]))
         assert fitted.bits(arrays) > 0
     assert sizes[0] == sum(input_widths(fitted.base, 2, 0).values())
@@ -87,13 +88,13 @@ def test_inputs_that_are_not_worth_their_price_are_left_out(fitted: Fitted, monk
 
 
 def test_gram_matrices_put_together_are_those_of_the_inputs(fitted: Fitted, tmp_path: Path) -> None:
-    loop = lossy._Loop(fitted.dump, fitted.base, Steps.of(*MIDDLE), tmp_path)
+    loop = closed_loop.ClosedLoop(fitted.dump, fitted.base, Steps.of(*MIDDLE), tmp_path)
     arrays = {name: x for name, x in fitted.arrays.items() if not name[0].isdigit()}
     arrays["uses"] = arrays["uses"].copy()
-    costs = lossy.attention_costs(fitted.dump)
+    wanted = costs.attention_costs(fitted.dump)
     for number in range(len(fitted.base.parts)):
         for which in range(2):
-            lossy._fit_part(loop, number, which, arrays, costs[number][which])
+            fit._fit_part(loop, number, which, arrays, wanted[number][which])
             if not number:
                 continue
             keys = list(input_groups(fitted.base, number, which).values())
@@ -105,30 +106,30 @@ def test_gram_matrices_put_together_are_those_of_the_inputs(fitted: Fitted, tmp_
 
 def test_ladder_says_what_is_lost(fitted: Fitted) -> None:
     levels = [(MIDDLE[0] * s, MIDDLE[1] * s) for s in (1e-3, 1.0, 8.0)]
-    ladder = lossy.measure(fitted.model, fitted.dump, fitted.base, fitted.arrays, levels)
+    ladder = quality.measure(fitted.model, fitted.dump, fitted.base, fitted.arrays, levels)
     assert np.allclose(ladder[:, :2], levels)
     assert (np.diff(ladder[:, 2]) < 0).all()
     assert (np.diff(ladder[:, 3]) > 0).all()
     assert 0 <= ladder[0, 3] < ladder[2, 3] / 10
-    model = LossyModel.from_arrays(fitted.base, lossy.with_ladder(fitted.arrays, ladder[::-1]))
+    model = LossyModel.from_arrays(fitted.base, quality.with_ladder(fitted.arrays, ladder[::-1]))
     assert model.steps_for(bits=float(ladder[1, 2])) == pytest.approx(levels[1], rel=1e-4)
 
 
 def test_costs_by_gradients_are_those_of_the_divergence(fitted: Fitted) -> None:
     """An error that costs much is one that changes what the model predicts."""
     wanted = [p.requires_grad for p in fitted.model.parameters()]
-    costs, focus = lossy.gradient_costs(fitted.model, fitted.dump, fitted.dump.fit_windows)
+    grams, focus = costs.gradient_costs(fitted.model, fitted.dump, fitted.dump.fit_windows)
     assert [p.requires_grad for p in fitted.model.parameters()] == wanted
     assert all(p.grad is None for p in fitted.model.parameters())
-    for pair in costs:
+    for pair in grams:
         for cost in pair:
             assert np.allclose(cost, cost.T)
             assert np.linalg.eigvalsh(cost).min() > -1e-6 * np.trace(cost)
             assert np.trace(cost) > 0
-    arrays = lossy.fit(fitted.dump, fitted.base, costs=costs, focus=focus, middle=(20.0, 20.0))
+    arrays = fit.fit(fitted.dump, fitted.base, costs=grams, focus=focus, middle=(20.0, 20.0))
     LossyModel.from_arrays(fitted.base, arrays)
     windows = list(fitted.dump.fit_windows)[:2]
-    even = lossy.balanced(fitted.model, fitted.dump, fitted.base, arrays, windows, (20.0, 20.0))
+    even = costs.balanced(fitted.model, fitted.dump, fitted.base, arrays, windows, (20.0, 20.0))
     changed = [name for name in arrays if not np.array_equal(arrays[name], even[name])]
     assert {name.split(".")[-1] for name in changed} <= {"component", "scale"}
     for number in range(3):
@@ -158,7 +159,7 @@ def test_ideal_bits_are_those_of_the_stream(fitted: Fitted) -> None:
 
 
 def test_with_the_model_everything_is_fitted_by_its_gradients(fitted: Fitted) -> None:
-    arrays = lossy.fit(fitted.dump, fitted.base, model=fitted.model, middle=(20.0, 20.0))
+    arrays = fit.fit(fitted.dump, fitted.base, model=fitted.model, middle=(20.0, 20.0))
     LossyModel.from_arrays(fitted.base, arrays)
     assert not np.array_equal(arrays["1.k.basis"], fitted.arrays["1.k.basis"])
 

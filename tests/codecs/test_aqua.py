@@ -14,7 +14,7 @@ import torch
 from kvcases import mixed_layout, random_kv, same_kv
 
 from kvstore import KVLayout, LayerLayout
-from kvstore.calibration.aqua import Ridge, fit
+from kvstore.calibration.aqua.fit import Ridge, fit
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.aqua import AquaCodec, AquaPredictors, frequencies, rotate, weight_shapes
 from kvstore.errors import CodecError, ConfigError, ProfileError

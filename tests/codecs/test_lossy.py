@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvstore import KVLayout, LayerLayout, ModelIdentity
-from kvstore.calibration.lossy_tables import laplace
+from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import BlockInfo, KVView, Profile, codec_by_name
 from kvstore.codecs.lossy import HEADER, MODE, Block, LossyCodec, decode_blocks, encode_blocks, header
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, LossyModel, input_widths

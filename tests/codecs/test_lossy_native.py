@@ -17,7 +17,7 @@ from cpulevels import cpu_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.calibration.lossy_tables import laplace
+from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import KVView, _lossy
 from kvstore.codecs.lossy import HEADER, Block, _read_varint, _varint, decode_blocks, encode_blocks, native_model
 from kvstore.codecs.lossy_model import ESCAPE, LARGEST, LossyModel, input_widths

@@ -8,8 +8,9 @@ import pytest
 import torch
 from calibrated import LENGTH, WINDOWS
 
-from kvstore.calibration import lossless
+from kvstore.calibration import targets
 from kvstore.calibration.dump import KVDump, floats
+from kvstore.calibration.predictive import fit, quality
 from kvstore.codecs import predictive_reference as reference
 from kvstore.codecs.predictive_model import PredictiveModel
 
@@ -22,8 +23,8 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
 
 
 @pytest.fixture(scope="module")
-def arrays(dump: KVDump) -> lossless.Arrays:
-    return lossless.fit(dump)
+def arrays(dump: KVDump) -> fit.Arrays:
+    return fit.fit(dump)
 
 
 def rows(dump: KVDump, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -34,7 +35,7 @@ def rows(dump: KVDump, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-def test_what_is_fitted_is_a_model_that_codes_windows_it_did_not_see(dump: KVDump, arrays: lossless.Arrays) -> None:
+def test_what_is_fitted_is_a_model_that_codes_windows_it_did_not_see(dump: KVDump, arrays: fit.Arrays) -> None:
     model = PredictiveModel.from_arrays(dump.layout, arrays)
     window = dump.held_out[0]
     tokens, block = torch.from_numpy(dump.tokens(window)), rows(dump, window)
@@ -42,10 +43,10 @@ def test_what_is_fitted_is_a_model_that_codes_windows_it_did_not_see(dump: KVDum
     found = reference.decode(model, tokens, 0, coded)
     assert all(torch.equal(a, b) for x, y in zip(block, found, strict=True) for a, b in zip(x, y, strict=True))
     bits = 8 * sum(map(len, coded)) / sum(x.numel() for pair in block for x in pair)
-    assert bits == lossless.bits_per_value(dump, arrays, [window])
+    assert bits == quality.bits_per_value(dump, arrays, [window])
 
 
-def test_the_first_layer_is_predicted_from_the_token_almost_exactly(dump: KVDump, arrays: lossless.Arrays) -> None:
+def test_the_first_layer_is_predicted_from_the_token_almost_exactly(dump: KVDump, arrays: fit.Arrays) -> None:
     model = PredictiveModel.from_arrays(dump.layout, arrays)
     window = dump.held_out[0]
     walk = reference.Predictor(model, torch.from_numpy(dump.tokens(window)), 0)
@@ -57,25 +58,25 @@ def test_the_first_layer_is_predicted_from_the_token_almost_exactly(dump: KVDump
         walk.take(0, bits)
 
 
-def test_prediction_beats_the_same_tables_without_it(dump: KVDump, arrays: lossless.Arrays) -> None:
+def test_prediction_beats_the_same_tables_without_it(dump: KVDump, arrays: fit.Arrays) -> None:
     blind = {name: np.zeros_like(x) if name.endswith((".weight", "token_kv")) else x for name, x in arrays.items()}
-    with_it, without = (lossless.bits_per_value(dump, x, dump.held_out) for x in (arrays, blind))
+    with_it, without = (quality.bits_per_value(dump, x, dump.held_out) for x in (arrays, blind))
     assert with_it < without - 0.5
 
 
-def test_the_same_dump_gives_the_same_arrays(dump: KVDump, arrays: lossless.Arrays) -> None:
-    again = lossless.fit(dump)
+def test_the_same_dump_gives_the_same_arrays(dump: KVDump, arrays: fit.Arrays) -> None:
+    again = fit.fit(dump)
     assert again.keys() == arrays.keys()
     assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
 
 
-def test_fewer_windows_can_be_asked_for(dump: KVDump, arrays: lossless.Arrays) -> None:
-    fewer = lossless.fit(dump.first(2))
+def test_fewer_windows_can_be_asked_for(dump: KVDump, arrays: fit.Arrays) -> None:
+    fewer = fit.fit(dump.first(2))
     assert not np.array_equal(fewer["1.k.weight"], arrays["1.k.weight"])
 
 
 def test_angles_are_those_of_the_rotary_embedding(dump: KVDump) -> None:
-    tables = lossless.angles(dump.layout)
+    tables = targets.angles(dump.layout)
     positions = torch.tensor([0, 1, 127, 128, 5000, 100_000])
     cos, sin = reference.angles(tables["rope_fine"], tables["rope_coarse"], positions)
     half = cos.shape[2]
@@ -84,8 +85,8 @@ def test_angles_are_those_of_the_rotary_embedding(dump: KVDump) -> None:
     assert np.abs(sin[:, 0].numpy() / 16384 - np.sin(want)).max() < 2e-4
 
 
-def test_one_pass_gives_the_fits_to_fewer_windows_too(dump: KVDump, arrays: lossless.Arrays) -> None:
-    fewer, whole = lossless.fits(dump, [2, len(dump.fit_windows)])
+def test_one_pass_gives_the_fits_to_fewer_windows_too(dump: KVDump, arrays: fit.Arrays) -> None:
+    fewer, whole = fit.fits(dump, [2, len(dump.fit_windows)])
     assert all(np.array_equal(whole[name], arrays[name]) for name in arrays)
     assert not np.array_equal(fewer["1.k.weight"], whole["1.k.weight"])
     assert PredictiveModel.from_arrays(dump.layout, fewer)
@@ -93,5 +94,5 @@ def test_one_pass_gives_the_fits_to_fewer_windows_too(dump: KVDump, arrays: loss
 
 def test_progress_is_told(dump: KVDump) -> None:
     told: list[tuple[str, int, int]] = []
-    lossless.fit(dump.first(1), lambda *what: told.append(what))
+    fit.fit(dump.first(1), lambda *what: told.append(what))
     assert told[-1] == ("lossless: tables", len(dump.layout.layers), len(dump.layout.layers))

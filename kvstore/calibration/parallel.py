@@ -11,7 +11,7 @@ import torch
 Item = TypeVar("Item")
 
 
-def side_by_side(work: Callable[[Item], None], items: Iterable[Item]) -> None:
+def in_parallel(work: Callable[[Item], None], items: Iterable[Item]) -> None:
     """Calls `work` with every item, on as many threads as torch uses, each of which computes on one core. Raises what
     a call raised first. Not for use by two threads at once: torch's number of threads is the process's."""
     threads = torch.get_num_threads()

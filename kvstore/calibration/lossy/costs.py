@@ -7,29 +7,26 @@ the divergence of its predictions, from gradients of its loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, floats, silent
-from kvstore.calibration.lossy_quality import NEAR, as_cached, code_window, log_probabilities
-from kvstore.calibration.rows import unrotated
+from kvstore.calibration.lossy.gradients import frozen, gradients_of, leaves_of
+from kvstore.calibration.lossy.quality import as_cached, code_window
+from kvstore.calibration.targets import unrotated
 from kvstore.codecs.lossy_model import MAX_SCALE, PLAIN, SHIFTS, LossyModel
 from kvstore.codecs.lossy_rows import Engine, Steps
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-Tensor = torch.Tensor
 Costs = list[list[np.ndarray[Any, Any]]]
 """Gram matrices [C, C], float64, of K (before the rotary embedding) and V of each layer: an error e costs e @ G @ e."""
-
 Focus = list[list[np.ndarray[Any, Any]]]
 """Of K and V of each layer: `LossyPart.focus`."""
-
 LOGIT, THOUSANDTHS = 0.15, 16.7  # changes, of the norm of a layer's output, that cost 1 by `attention_costs`
 ATTENTION = 0.2  # of the gradients' cost that is made up by the other, for there are few gradients
 FOCUS = 0.6  # of the predicted octaves of a row's gradient are followed by its step: predictions are uncertain
@@ -63,7 +60,7 @@ def gradient_costs(
     """What an error costs by the model itself, and which rows are worth smaller steps; of `windows`, at least two.
 
     An error of one costs a millionth of a nat of divergence, in all that follows: the first half of each window is the
-    cache, the second is scored; see `_gradients`. Few rows carry most of it (of some layers one in a hundred carries
+    cache, the second is scored; see `gradients_of`. Few rows carry most of it (of some layers one in a hundred carries
     nine tenths): so the size of a row's gradient is predicted from its keys and values, by ridge regression of its
     logarithm, steps follow it, and only what is left goes into the cost. What does not help on the last quarter of the
     windows is not used. Memory and time are those of training on the windows, without optimiser.
@@ -72,11 +69,11 @@ def gradient_costs(
     widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in dump.layout.layers]
     shapes = [[np.zeros((c, c)) for c in pair] for pair in widths]
     norms = []
-    with _frozen(model):
+    with frozen(model):
         for at, window in enumerate(windows):
             progress("lossy: what errors cost", at, len(windows))
             ids = torch.from_numpy(dump.tokens(window))[None, half:].to(model.device)
-            (gradients,) = _gradients(model, ids, _leaves(model, dump, window), generator, 1)
+            (gradients,) = gradients_of(model, ids, leaves_of(model, dump, window), generator, 1)
             mine = []
             for i, g in enumerate(gradients):
                 rows = g[0].transpose(0, 1).flatten(1).float().cpu().numpy()
@@ -165,16 +162,16 @@ def balanced(
     """
     engine, steps, half = Engine(LossyModel.from_arrays(base, arrays)), Steps.of(*level), dump.length // 2
     generator, together = torch.Generator().manual_seed(1), np.zeros((2, len(base.parts), 2))
-    with _frozen(model):
+    with frozen(model):
         for at, window in enumerate(windows):
             progress("lossy: how errors add up", at, len(windows))
             ids = torch.from_numpy(dump.tokens(window))[None, half:].to(model.device)
             with torch.inference_mode():
                 rows = code_window(engine, steps, dump, window, half)[1]
                 decoded = [as_cached(x, dump.layout.layers[i // 2].heads).float() for i, x in enumerate(rows.decoded)]
-            leaves = _leaves(model, dump, window)
+            leaves = leaves_of(model, dump, window)
             errors = [x.to(model.device) - leaf.detach().float() for x, leaf in zip(decoded, leaves, strict=True)]
-            for gradients in _gradients(model, ids, leaves, generator, DRAWS):
+            for gradients in gradients_of(model, ids, leaves, generator, DRAWS):
                 for i, (g, e) in enumerate(zip(gradients, errors, strict=True)):
                     change = (g.float() * e).sum((0, 1, 3)).double()
                     together[:, i // 2, i % 2] += [change.sum().square().item(), change.square().sum().item()]
@@ -190,40 +187,3 @@ def balanced(
             found[prefix + "component"] = (arrays[prefix + "component"] / 2 ** (quarters / 4)).astype(np.float32)
             found[prefix + "scale"] = (arrays[prefix + "scale"] + quarters).clip(-MAX_SCALE, MAX_SCALE).astype(np.int16)
     return found
-
-
-@contextmanager
-def _frozen(model: Any) -> Iterator[None]:
-    """Its weights need no gradients meanwhile."""
-    wanted = [p.requires_grad for p in model.parameters()]
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p, want in zip(model.parameters(), wanted, strict=True):
-            p.requires_grad_(want)
-
-
-def _leaves(model: Any, dump: KVDump, window: int) -> list[Tensor]:
-    """The cache of the first half of a window, K and V of each layer [1, heads, n, dim], to be differentiated by."""
-    bits = [x[: dump.length // 2] for i in range(len(dump.layout.layers)) for x in dump.layer(i, window)]
-    layers = dump.layout.layers
-    found = [as_cached(torch.from_numpy(x.astype(np.int64)), layers[i // 2].heads) for i, x in enumerate(bits)]
-    return [x.to(model.device).requires_grad_() for x in found]
-
-
-def _gradients(
-    model: Any, ids: Tensor, leaves: list[Tensor], generator: torch.Generator, draws: int
-) -> Iterator[Sequence[Tensor]]:
-    """Gradients of the loss of `ids` after a cache, with targets drawn from the model's own predictions: their squares
-    are the curvature of the divergence. The first 64 tokens count as much as all."""
-    scores = log_probabilities(model, ids, leaves)
-    weight = torch.ones(len(scores), device=scores.device)
-    weight[:NEAR] = math.sqrt(1 + len(scores) / NEAR)  # of gradients, whose squares are what is looked at
-    beyond = scores.detach().exp().cumsum(-1)
-    for left in range(draws, 0, -1):
-        # By hand, for torch.multinomial draws a number for every token of the vocabulary.
-        at = torch.rand(len(scores), 1, generator=generator).to(beyond.device) * beyond[:, -1:]
-        drawn = torch.searchsorted(beyond, at).clamp(max=beyond.shape[1] - 1)
-        loss = -(scores.gather(1, drawn)[:, 0] * weight).sum()
-        yield torch.autograd.grad(loss, leaves, retain_graph=left > 1)

@@ -21,7 +21,7 @@ Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 
 
-class Probe:
+class ModelProbe:
     """model: of transformers, in bf16 and evaluation mode; it is not changed.
 
     Raises `UnsupportedModel` naming what is missing: bf16, the rotary embedding, or one of the projections that a
@@ -35,13 +35,13 @@ class Probe:
         self.layout: KVLayout = layout_from_config(model.config, model.dtype)
         _check_rope(name, self.layout.rope)
         self._base = getattr(model, "base_model", model)
-        self._layers = list(_part(self._base, "layers", name))
-        self._embed = _part(self._base, "embed_tokens", name)
+        self._layers = list(_submodule(self._base, "layers", name))
+        self._embed = _submodule(self._base, "embed_tokens", name)
         for number, layer in enumerate(self._layers):
-            attention = _part(layer, "self_attn", f"{name}: layer {number}")
+            attention = _submodule(layer, "self_attn", f"{name}: layer {number}")
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                _part(attention, projection, f"{name}: layer {number}: self_attn")
-        _part(self._layers[0], "input_layernorm", f"{name}: layer 0")
+                _submodule(attention, projection, f"{name}: layer {number}: self_attn")
+        _submodule(self._layers[0], "input_layernorm", f"{name}: layer 0")
         shape = self.layout.layers[0]
         self._heads, self._dim = shape.heads, shape.key_dim
         self._group = model.config.get_text_config(decoder=True).num_attention_heads // shape.heads
@@ -120,11 +120,11 @@ def _check_rope(name: str, rope: str) -> None:
         raise UnsupportedModel(f"{name}: calibration needs the default rotary embedding, found {rope}")
 
 
-def _part(module: Any, name: str, where: str) -> Any:
-    part = getattr(module, name, None)
-    if part is None:
+def _submodule(module: Any, name: str, where: str) -> Any:
+    found = getattr(module, name, None)
+    if found is None:
         raise UnsupportedModel(f"{where}: has no {name}; calibration needs a model like Llama")
-    return part
+    return found
 
 
 def _rows(tensor: torch.Tensor) -> Bits:

@@ -1,4 +1,4 @@
-"""Fits the lossy mode of the predictive codec: predictors, transforms, scales and tables; and its ladder of quality.
+"""Fits the lossy mode of the predictive codec: predictors, transforms, scales and tables.
 
 In closed loop: a part is predicted from what a decoder would have of those before. First, layer by layer at a middle
 rate, the predictor (ridge regression, as in AQUA-KV, arXiv:2501.19392, with more inputs) and the transform (the
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,20 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, silent
-from kvstore.calibration.lossless import DAMP
-from kvstore.calibration.lossy_costs import Costs, Focus, attention_costs, balanced, gradient_costs
-from kvstore.calibration.lossy_quality import bits_per_value, measure, with_ladder
-from kvstore.calibration.lossy_tables import fit_tables, laplace, quarters
-from kvstore.calibration.rows import reach, target
-from kvstore.calibration.side_by_side import side_by_side
+from kvstore.calibration.lossy.closed_loop import ClosedLoop, InputGroup
+from kvstore.calibration.lossy.costs import Costs, Focus, attention_costs, balanced, gradient_costs
+from kvstore.calibration.lossy.tables import fit_tables, laplace, quarters
+from kvstore.calibration.lossy.transform import factor_of, fit_transform, matrices
+from kvstore.calibration.parallel import in_parallel
+from kvstore.calibration.predictive.sums import DAMP
+from kvstore.calibration.targets import reach, target
 from kvstore.codecs import lossy_rows as lossy
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.lossy_rows import Steps, Tables
 from kvstore.codecs.predictive_model import MAX_BIAS, PredictiveModel
-from kvstore.layout import SINKS
-
-__all__ = ["MIDDLE", "attention_costs", "balanced", "bits_per_value", "fit", "gradient_costs", "measure", "with_ladder"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
-Key = tuple[int, int]
-"""(layer, 0 for K or 1 for V), or (-1, 0) for what the token says."""
-
 MIDDLE = (3.0, 3.0)  # steps that predictors and transforms are fitted at
 LEVELS = (-6, 0, 5)  # quarter octaves from there that scales are measured at
 TABLE_ROUNDS = 2
@@ -45,7 +40,6 @@ COST_WINDOWS = 16
 BALANCE_WINDOWS = 6
 INPUT_PRICE = 0.005  # bits a row that an input of a part must save to be used: what its weights' size is worth
 WITHOUT = ((), (3,), (4,), (3, 4), (1, 3), (2, 4), (0,), (0, 3, 4))  # kinds of inputs that may be left out
-RIDGE_COST = 1e-2  # of a cost's own diagonal that is added to it
 
 
 def fit(
@@ -78,7 +72,7 @@ def fit(
         for which in range(2):
             arrays[f"{number}.{'kv'[which]}.focus"] = pair[which].astype(np.float32)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        loop = _Loop(dump, base, steps, Path(folder))
+        loop = ClosedLoop(dump, base, steps, Path(folder))
         for number in range(len(base.parts)):
             progress("lossy: fitting layers", number, len(base.parts))
             for which in range(2):
@@ -93,80 +87,7 @@ def fit(
     return arrays
 
 
-# -- predictors and transforms -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Loop:
-    """What a decoder has of the last layers, for all windows to fit, and the Gram matrices of it."""
-
-    dump: KVDump
-    base: PredictiveModel
-    steps: Steps
-    folder: Path
-    _rows: dict[Key, np.ndarray[Any, Any]] = field(default_factory=dict)
-    _gram: dict[tuple[Key, Key], Tensor] = field(default_factory=dict)
-    _sums: dict[Key, Tensor] = field(default_factory=dict)
-    _made: int = 0
-
-    def __post_init__(self) -> None:
-        self.count = len(self.dump.fit_windows) * (self.dump.length - SINKS)
-        self._add((-1, 0), [])
-
-    def inputs(self, keys: Sequence[Key], window: int) -> Tensor:
-        """float32 [tokens but for sinks, inputs]."""
-        return torch.from_numpy(np.concatenate([self._of(key, window) for key in keys], 1)).float()
-
-    def gram(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor]:
-        """(sums of products [inputs, inputs], sums [inputs]), float64."""
-        rows = [[self._gram[a, b] if (a, b) in self._gram else self._gram[b, a].T for b in keys] for a in keys]
-        return torch.cat([torch.cat(row, 1) for row in rows], 0), torch.cat([self._sums[key] for key in keys])
-
-    def width(self, key: Key) -> int:
-        return len(self._sums[key])
-
-    def begin(self, key: Key, width: int) -> np.ndarray[Any, Any]:
-        """A file for the inputs that this part will be, int8 [windows, tokens but for sinks, C]."""
-        for old in [old for old in self._rows if old[0] < key[0] - 2]:
-            del self._rows[old], self._sums[old]
-            self._gram = {pair: x for pair, x in self._gram.items() if old not in pair}
-        path = self.folder / str(self._made % 8)
-        self._made += 1
-        shape = (len(self.dump.fit_windows), self.dump.length - SINKS, width)
-        self._rows[key] = np.memmap(path, np.int8, "w+", shape=shape)
-        return self._rows[key]
-
-    def end(self, key: Key) -> None:
-        """After the rows of `begin` were filled."""
-        oldest = key[0] - 2 + key[1]  # V will be predicted together with at most the layer before it
-        self._add(key, [other for other in self._sums if other[0] < 0 or other[0] >= oldest])
-
-    def _add(self, key: Key, others: list[Key]) -> None:
-        every = [*others, key]
-        total, sums = None, None
-        for window in self.dump.fit_windows:
-            x, mine = self.inputs(every, window), self.inputs([key], window)
-            product, s = mine.T @ x, mine.sum(0)
-            total = product.double() if total is None else total + product
-            sums = s.double() if sums is None else sums + s
-        assert total is not None
-        assert sums is not None
-        self._sums[key] = sums
-        at = 0
-        for other in every:
-            width = len(self._sums[other])
-            self._gram[key, other] = total[:, at : at + width]
-            at += width
-
-    def _of(self, key: Key, window: int) -> np.ndarray[Any, Any]:
-        token = key[0] < 0
-        found: np.ndarray[Any, Any] = (
-            self.base.token_kv[self.dump.tokens(window)[SINKS:]] if token else self._rows[key][window]
-        )
-        return found
-
-
-def _fit_part(loop: _Loop, number: int, which: int, arrays: Arrays, cost: np.ndarray[Any, Any]) -> None:
+def _fit_part(loop: ClosedLoop, number: int, which: int, arrays: Arrays, cost: np.ndarray[Any, Any]) -> None:
     prefix, groups = f"{number}.{'kv'[which]}.", input_groups(loop.base, number, which)
     width = loop.base.parts[number][which].width
     keys = list(groups.values())
@@ -182,7 +103,7 @@ def _fit_part(loop: _Loop, number: int, which: int, arrays: Arrays, cost: np.nda
     if not number:
         covariance = square / loop.count
     else:
-        given = _Given(loop, moments, square, total)
+        given = _PartSums(loop, moments, square, total)
         uses = int(arrays["uses"][number, which])
         if not uses:
             uses = given.chosen(groups, cost, loop.steps[which])
@@ -191,7 +112,7 @@ def _fit_part(loop: _Loop, number: int, which: int, arrays: Arrays, cost: np.nda
         weight, scale, bias, covariance = given.ridge(keys)
         arrays[prefix + "weight"], arrays[prefix + "out_scale"] = weight.to(torch.int8).numpy(), scale.float().numpy()
         arrays[prefix + "bias"] = bias.round().clamp(-MAX_BIAS, MAX_BIAS).to(torch.int32).numpy()
-    sigma = _transform(covariance.numpy(), cost, prefix, arrays)
+    sigma = fit_transform(covariance.numpy(), cost, prefix, arrays)
     arrays[prefix + "scale"] = np.stack([quarters(sigma)] * len(LEVELS))
     arrays[prefix + "adapt"] = np.zeros(3, np.int32)
     arrays.setdefault(prefix + "focus", np.zeros(sum(part.width for part in loop.base.parts[number]) + 1, np.float32))
@@ -200,15 +121,15 @@ def _fit_part(loop: _Loop, number: int, which: int, arrays: Arrays, cost: np.nda
 
 
 @dataclass(frozen=True)
-class _Given:
+class _PartSums:
     """What a part's predictor is fitted from: sums of products of its inputs with it, and of it with itself."""
 
-    loop: _Loop
-    moments: dict[Key, Tensor]
+    loop: ClosedLoop
+    moments: dict[InputGroup, Tensor]
     square: Tensor
     total: Tensor
 
-    def ridge(self, keys: Sequence[Key]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def ridge(self, keys: Sequence[InputGroup]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(8-bit weights [inputs, C], the scale of each column, the constant in units of it, the covariance [C, C] of
         what they leave), float64."""
         n = self.loop.count
@@ -224,9 +145,9 @@ class _Given:
         left = (self.square - torch.outer(self.total, self.total) / n - both - both.T + used.T @ gram @ used) / n
         return weight, scale, (self.total / n - (sums / n) @ used) / scale, left
 
-    def chosen(self, groups: dict[int, Key], cost: np.ndarray[Any, Any], step: float) -> int:
+    def chosen(self, groups: dict[int, InputGroup], cost: np.ndarray[Any, Any], step: float) -> int:
         """The kinds of inputs that are worth their weights: few bits, where one input is worth `INPUT_PRICE`."""
-        factor = torch.from_numpy(_factor(cost))
+        factor = torch.from_numpy(factor_of(cost))
         best, least = 0, math.inf
         for without in WITHOUT:
             kinds = [kind for kind in groups if kind not in without]
@@ -241,12 +162,12 @@ class _Given:
         return best
 
 
-def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: list[Key]) -> None:
+def _decode_part(loop: ClosedLoop, number: int, which: int, arrays: Arrays, keys: list[InputGroup]) -> None:
     """What a decoder will have of a part, as inputs of later ones."""
     prefix, width = f"{number}.{'kv'[which]}.", loop.base.parts[number][which].width
     weight = torch.from_numpy(arrays[prefix + "weight"]).float()
     out_scale, bias = torch.from_numpy(arrays[prefix + "out_scale"]), torch.from_numpy(arrays[prefix + "bias"])
-    analysis, synthesis = _matrices(arrays, prefix)
+    analysis, synthesis = matrices(arrays, prefix)
     tables = Tables.of(arrays["freqs"], arrays["centroids"], arrays["expect"])
     scale = torch.from_numpy(arrays[prefix + "scale"][0].astype(np.int64))
     part = loop.base.parts[number][which]
@@ -266,40 +187,11 @@ def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: lis
         x = mu + (found * step) @ synthesis
         rows[window] = (x * in_scale).clamp(-127, 127).round().to(torch.int8).numpy()
 
-    side_by_side(decode, loop.dump.fit_windows)
+    in_parallel(decode, loop.dump.fit_windows)
     loop.end((number, which))
 
 
-def _first(loop: _Loop, which: int, window: int) -> Tensor:
+def _first(loop: ClosedLoop, which: int, window: int) -> Tensor:
     """The prediction of layer 0."""
     rows, split = loop.inputs([(-1, 0)], window), loop.base.parts[0][0].width
     return lossy.first_prediction(loop.base.parts[0][which], rows[:, split:] if which else rows[:, :split])
-
-
-def _transform(
-    covariance: np.ndarray[Any, Any], cost: np.ndarray[Any, Any], prefix: str, arrays: Arrays
-) -> np.ndarray[Any, Any]:
-    """Makes the basis; returns the components' standard deviations [C], in units of cost."""
-    factor = _factor(cost)
-    vectors = np.linalg.eigh(factor.T @ covariance @ factor)[1][:, ::-1]
-    synthesis = np.linalg.solve(factor.T, vectors).T  # vectors.T @ inverse of factor
-    unit = np.sqrt(np.square(synthesis).mean(0))
-    component = np.abs(synthesis / unit).max(1) / 127
-    arrays[prefix + "basis"] = np.rint(synthesis / unit / component[:, None]).astype(np.int8)
-    arrays[prefix + "unit"], arrays[prefix + "component"] = unit.astype(np.float32), component.astype(np.float32)
-    analysis = _matrices(arrays, prefix)[0].double().numpy()
-    found: np.ndarray[Any, Any] = np.sqrt(np.maximum((analysis * (covariance @ analysis)).sum(0), 1e-30))
-    return found
-
-
-def _factor(cost: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Lower triangular [C, C]: an error e costs the square of e @ factor."""
-    diagonal = np.maximum(cost.diagonal(), 1e-12 * cost.diagonal().max())
-    found: np.ndarray[Any, Any] = np.linalg.cholesky(cost + RIDGE_COST * np.diag(diagonal))
-    return found
-
-
-def _matrices(arrays: Arrays, prefix: str) -> tuple[Tensor, Tensor]:
-    """(analysis, synthesis), float32."""
-    synthesis = lossy.synthesis_of(*(arrays[prefix + name] for name in ("component", "basis", "unit")))
-    return torch.from_numpy(np.linalg.inv(synthesis)).float(), torch.from_numpy(synthesis).float()

@@ -8,67 +8,23 @@ is what AQUA-KV (arXiv:2501.19392) does with values, done with differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from kvstore.calibration.donor.passages import PassagePair, passages
 from kvstore.calibration.dump import KVDump, Progress, silent
-from kvstore.calibration.lossless import angles
-from kvstore.calibration.rows import target, unrotated
-from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.donor import DonorCodec, DonorRows
-from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import Span
-from kvstore.codecs.entropy import EntropyCodec
+from kvstore.calibration.targets import angles
 from kvstore.codecs.predictive_model import RANGE, rotates
-from kvstore.codecs.view import KVView
-from kvstore.layout import SINKS
 
 Tensor = torch.Tensor
 Arrays = dict[str, Any]
-
 WINDOWS = 24  # more of them than this improve little
-CONTEXTS = (16, 384)  # tokens before the passage: another prompt, another document
 _RIDGE = 0.01
 # Differences are told in 127 steps of which this many are their standard deviation: few are cut off, few are lost.
 _STEPS = 16.0
 _HEADROOM = 4.0
-
-
-@dataclass(frozen=True)
-class Alike:
-    """The same tokens behind two beginnings. window: of the dump, where the passage begins at `start`; layers: of the
-    other run, per layer (K, V), bfloat16 [heads, tokens, dim], which begins at `position` there."""
-
-    window: int
-    start: int
-    position: int
-    layers: list[tuple[Tensor, Tensor]]
-
-    def numbers(self, dump: KVDump, layer: int, which: int) -> tuple[Tensor, Tensor]:
-        """(the donor's, the other run's) values of a part before the rotary embedding, float32 [tokens, C]."""
-        rows = slice(self.start, dump.length)
-        own = self.layers[layer][which].transpose(0, 1).flatten(1).float().numpy()
-        if which == 0 and rotates(dump.layout):
-            positions = np.arange(self.position, self.position + len(own))
-            own = unrotated(own, dump.layout, dump.layout.layers[layer].key_dim, positions)
-        return torch.from_numpy(target(dump, layer, which, self.window, rows)), torch.from_numpy(own)
-
-
-def alike(model: Any, dump: KVDump, windows: Sequence[int]) -> Iterator[Alike]:
-    """The second half of each of these windows behind some of the next one: a few tokens or many, by turns."""
-    start = dump.length // 2
-    for number, window in enumerate(windows):
-        context = min(CONTEXTS[number % len(CONTEXTS)], start - SINKS)
-        other = dump.tokens(windows[(number + 1) % len(windows)])
-        ids = torch.from_numpy(np.concatenate([other[:context], dump.tokens(window)[start:]]))
-        with torch.inference_mode():
-            cache = model(ids[None].to(model.device), use_cache=True, logits_to_keep=1).past_key_values
-        layers = [(x.keys[0, :, context:].cpu().clone(), x.values[0, :, context:].cpu().clone()) for x in cache.layers]
-        yield Alike(window, start, context, layers)
 
 
 def fit(model: Any, dump: KVDump, progress: Progress = silent) -> Arrays:
@@ -81,7 +37,7 @@ def fit(model: Any, dump: KVDump, progress: Progress = silent) -> Arrays:
     most = [torch.zeros(pair[0]) for pair in widths]
     windows = dump.some(WINDOWS)
     tokens = 0
-    for done, pair in enumerate(alike(model, dump, windows)):
+    for done, pair in enumerate(passages(model, dump, windows)):
         progress("donor: running the model", done, len(windows))
         before: list[Tensor] = []
         for layer in range(len(shapes)):
@@ -101,16 +57,16 @@ def fit(model: Any, dump: KVDump, progress: Progress = silent) -> Arrays:
     arrays: Arrays = dict(angles(dump.layout)) if rotates(dump.layout) else {}
     for layer in range(len(shapes)):
         for which in range(2):
-            _part(arrays, layer, which, products[layer], deviation, widths, most[layer], shapes[layer].key_dim // 2)
+            _fit_part(arrays, layer, which, products[layer], deviation, widths, most[layer], shapes[layer].key_dim // 2)
     return arrays
 
 
-def _difference(pair: Alike, dump: KVDump, layer: int, which: int) -> Tensor:
+def _difference(pair: PassagePair, dump: KVDump, layer: int, which: int) -> Tensor:
     donor, own = pair.numbers(dump, layer, which)
     return own - donor
 
 
-def _part(
+def _fit_part(
     arrays: Arrays,
     layer: int,
     which: int,
@@ -143,25 +99,3 @@ def _part(
     scale = (weight.abs().amax(0) / 127).clamp_min(1e-12)
     arrays[prefix + "weight"] = (weight / scale).round().to(torch.int8).numpy()
     arrays[prefix + "out_scale"] = (scale * power).float().numpy()
-
-
-def report(model: Any, dump: KVDump, arrays: Arrays, block: int = 64) -> dict[str, Any]:
-    """Of the held-out windows, whole payloads: "bits_per_value" with the fit, "without" by the donor alone."""
-    codecs = (DonorCodec(EntropyCodec(), DonorModel.from_arrays(dump.layout, arrays)), DonorCodec(EntropyCodec()))
-    spent, values = [0, 0], 0
-    for pair in alike(model, dump, list(dump.held_out)):
-        stored = [(k[:, pair.start :], v[:, pair.start :]) for k, v in dump.tensors(pair.window)]
-        donor = KVView.of_layers(dump.layout, stored)
-        view = KVView.of_layers(dump.layout, [(k.contiguous(), v.contiguous()) for k, v in pair.layers])
-        tokens = dump.tokens(pair.window)[pair.start :].astype(np.uint32)
-        values += view.nbytes // dump.layout.item_bytes
-        for begin in range(0, len(tokens), block):
-            info = BlockInfo(dump.layout, tokens[begin : begin + block], pair.position + begin)
-            span = Span(0, info.count, 0, 0, pair.position - pair.start)
-            rows = [DonorRows.of(span, donor.narrow(begin, info.count))]
-            for number, codec in enumerate(codecs):
-                room = memoryview(bytearray(codec.bound(info)))
-                sizes = codec.encode(info, view.narrow(begin, info.count), rows, room)
-                assert sizes is not None  # it fits by the meaning of bound
-                spent[number] += 8 * sum(sizes)
-    return {"bits_per_value": spent[0] / values, "without": spent[1] / values}

@@ -1,4 +1,4 @@
-"""Rows of a dump as fits want them: keys before the rotary embedding, numbers instead of bits."""
+"""What fits aim at: values of a dump as numbers, keys before the rotary embedding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import Floats, KVDump, floats
+from kvstore.codecs.predictive_model import FINE
 from kvstore.layout import SINKS, KVLayout
 
+Arrays = dict[str, npt.NDArray[Any]]
 NO_SINKS = slice(SINKS, None)
+COARSE = 1024  # entries of the coarse table of angles: 131,072 positions
 
 
 def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_SINKS) -> Floats:
@@ -33,6 +36,18 @@ def unrotated(keys: Floats, layout: KVLayout, dim: int, positions: npt.NDArray[n
     pairs = keys.reshape(len(keys), -1, 2, half)
     a, b = pairs[:, :, 0], pairs[:, :, 1]
     return np.stack([a * cos + b * sin, b * cos - a * sin], 2).reshape(keys.shape)
+
+
+def angles(layout: KVLayout) -> Arrays:
+    """The tables of the rotary embedding, in 1/16384; the decoder multiplies them, nobody computes a cosine again."""
+    facts = json.loads(layout.rope)
+    half = layout.layers[0].key_dim // 2
+    inverse = float(facts["rope_theta"]) ** -(np.arange(half) / half)
+    tables = {}
+    for name, positions in (("rope_fine", np.arange(FINE)), ("rope_coarse", FINE * np.arange(COARSE))):
+        angle = positions[:, None] * inverse
+        tables[name] = np.rint(16384 * np.stack([np.cos(angle), np.sin(angle)])).astype(np.int16)
+    return tables
 
 
 def reach(in_scale: Floats, fix: npt.NDArray[Any] | None) -> Floats:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.calibration.dump import KVDump, floats
 from kvstore.codecs.aqua import (
     BACKBONES,
     FIRST_BITS,
@@ -44,6 +45,21 @@ class Windows(Protocol):
     length: int
 
     def layer(self, layer: int, window: int) -> tuple[Any, Any]: ...
+
+
+class DumpWindows:
+    """`Windows` of those of a dump that are to be fitted to; `watch` is told a layer when its first window is read."""
+
+    def __init__(self, dump: KVDump, watch: Any) -> None:
+        self._dump, self._watch = dump, watch
+        self.layout: KVLayout = dump.layout
+        self.windows, self.length = len(dump.fit_windows), dump.length
+
+    def layer(self, layer: int, window: int) -> tuple[Any, Any]:
+        if window == 0:
+            self._watch(layer)
+        keys, values = self._dump.layer(layer, self._dump.fit_windows[window])
+        return floats(keys), floats(values)
 
 
 def fit(dump: Windows, bits: int, backbone: str = "higgs", scratch: Path | None = None) -> AquaPredictors:

@@ -1,0 +1,1 @@
+"""Fits AQUA-KV's predictors."""

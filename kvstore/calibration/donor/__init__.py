@@ -1,0 +1,1 @@
+"""Fits what the donor codec carries from layer to layer."""

@@ -1,0 +1,1 @@
+"""Fits the lossy mode of the predictive codec."""

@@ -1,0 +1,1 @@
+"""Fits the exact mode of the predictive codec."""

@@ -1,0 +1,89 @@
+"""What parts are predicted from: 8-bit inputs, and which of them count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.calibration.dump import KVDump
+from kvstore.calibration.targets import reach, target
+from kvstore.codecs.predictive_model import (
+    RANGE,
+)
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Tensor = torch.Tensor
+SIGMAS = 5.0  # an input's 8 bits reach this far beyond its mean
+HEADROOM = 2.0  # of K's fixed point above the largest pair that was seen
+SCALE_WINDOWS = 4  # from so many windows
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What is used of what the codec could use; everything, but to measure what each part brings.
+
+    tokens: the table of layer 0. layers: how many layers before. values: of them K's prediction sees V too, V's always
+    does (AQUA-KV: one layer, without). own_keys: V's sees K of its layer. adapt: scales follow the row.
+    """
+
+    tokens: bool = True
+    layers: int = 2
+    values: bool = True
+    own_keys: bool = True
+    adapt: bool = True
+
+
+def fit_scales(dump: KVDump, arrays: Arrays) -> None:
+    """How values become 8-bit inputs, and K's fixed point; from the first windows."""
+    windows = list(dump.fit_windows)[:SCALE_WINDOWS]
+    for number, shape in enumerate(dump.layout.layers):
+        for which in range(2):
+            prefix = f"{number}.{'kv'[which]}."
+            x = np.concatenate([target(dump, number, which, window) for window in windows])
+            largest = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
+            power = np.ones(len(largest), np.float32)
+            if which == 0:
+                arrays[prefix + "fix"] = _fixed_point(x, shape.key_dim // 2)
+                power = np.exp2(arrays[prefix + "fix"].astype(np.float32))
+            # A rotation leaves 14 binary places more.
+            arrays[prefix + "in_scale"] = (127 / largest / (power * (1 << 14) if which == 0 else 1)).astype(np.float32)
+            if number == 0:
+                arrays[prefix + "out_scale"] *= power
+
+
+def _fixed_point(x: np.ndarray[Any, Any], half: int) -> np.ndarray[Any, Any]:
+    pairs = x.reshape(len(x), -1, 2, half)
+    largest = np.hypot(pairs[:, :, 0], pairs[:, :, 1]).max(0)
+    places = np.floor(np.log2(RANGE / (HEADROOM * np.maximum(largest, 1e-6)))).clip(-14, 30).astype(np.int8)
+    return np.stack([places, places], 1).reshape(-1)  # places is [heads, half]
+
+
+def inputs_of(dump: KVDump, window: int, rows: slice, arrays: Arrays) -> list[tuple[Tensor, Tensor]]:
+    """Per layer the inputs of K and of V of some rows of a window, float32 [rows, C] of whole numbers.
+
+    In floating point, so here and there a step beside `reference.inputs_of`, which is all the same to a fit.
+    """
+    found = []
+    for number in range(len(dump.layout.layers)):
+        pair = []
+        for which in range(2):
+            prefix = f"{number}.{'kv'[which]}."
+            scale = reach(arrays[prefix + "in_scale"], arrays.get(prefix + "fix"))
+            x = target(dump, number, which, window, rows)
+            pair.append(torch.from_numpy(x * scale).round_().clamp_(-127, 127))
+        found.append((pair[0], pair[1]))
+    return found
+
+
+def used_inputs(wiring: Wiring, which: int, before: list[tuple[int, int]], own: int) -> Tensor:
+    """Which inputs of a part count, bool [inputs]. before: of the layers before, values of K, and of K and V."""
+    flags = []
+    for number, (keys, width) in enumerate(before):
+        near = number < wiring.layers
+        # In AQUA-KV K is predicted from K of the layer before, V from V of that and K of its own.
+        flags += [near and (wiring.values or which == 0)] * keys
+        flags += [near and (wiring.values or which == 1)] * (width - keys)
+    return torch.tensor(flags + [wiring.own_keys] * own)

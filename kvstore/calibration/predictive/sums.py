@@ -1,0 +1,73 @@
+"""Sums over rows, from which every ridge regression of the exact mode is solved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.calibration.predictive.inputs import Wiring, used_inputs
+from kvstore.calibration.targets import reach
+from kvstore.codecs.predictive_model import (
+    MAX_BIAS,
+)
+from kvstore.layout import KVLayout
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Tensor = torch.Tensor
+DAMP = 1e-3  # of the mean diagonal of the Gram matrix, as in AQUA-KV
+
+
+class ProductSums:
+    """Sums over rows: of the inputs, and of their products with those of the same layer and of the two before."""
+
+    def __init__(self, layout: KVLayout, arrays: Arrays) -> None:
+        self._keys = [x.heads * x.key_dim for x in layout.layers]
+        width = [x.heads * (x.key_dim + x.value_dim) for x in layout.layers]
+        self._sum = [torch.zeros(n, dtype=torch.double) for n in width]
+        self._product = {
+            (i, j): torch.zeros(width[i], width[j], dtype=torch.double)
+            for i in range(len(width))
+            for j in range(max(0, i - 2), i + 1)
+        }
+        self._rows = 0
+
+    def add(self, layers: list[tuple[Tensor, Tensor]]) -> None:
+        rows = [torch.cat(pair, 1) for pair in layers]
+        self._rows += len(rows[0])
+        for number, x in enumerate(rows):
+            self._sum[number] += x.sum(0)
+            for (i, j), product in self._product.items():
+                if i == number:
+                    product += x.T @ rows[j]
+
+    def solve(self, number: int, which: int, arrays: Arrays, wiring: Wiring) -> None:
+        """Puts `weight`, `bias` and `out_scale` of a part among the arrays."""
+        prefix, split = f"{number}.{'kv'[which]}.", self._keys[number]
+        before = [number - 1, number - 2][: min(number, 2)]
+        own = [(number, slice(0, split))] if which else []
+        inputs = [*((i, slice(None)) for i in before), *own]
+        shapes = [(self._keys[i], len(self._sum[i])) for i in before]
+        used = used_inputs(wiring, which, shapes, len(own) * split)
+        target = (number, slice(split, None) if which else slice(0, split))
+        gram = torch.cat([torch.cat([self._covariance(a, b) for b in inputs], 1) for a in inputs])
+        moment = torch.cat([self._covariance(a, target) for a in inputs])
+        gram += torch.eye(len(gram), dtype=torch.double) * DAMP * gram.diagonal().mean()
+        weight = torch.zeros_like(moment)
+        weight[used] = torch.linalg.solve(gram[used][:, used], moment[used])
+        scale = (weight.abs().amax(0) / 127).clamp(min=1e-12)
+        whole = (weight / scale).round()
+        means = torch.cat([self._sum[i][part] for i, part in inputs]) / self._rows
+        middle = self._sum[number][target[1]] / self._rows
+        bias = ((middle - means @ (whole * scale)) / scale).round().clamp(-MAX_BIAS, MAX_BIAS)
+        fix = arrays.get(prefix + "fix")
+        unit = scale.numpy() / reach(arrays[prefix + "in_scale"], fix)
+        arrays[prefix + "weight"], arrays[prefix + "bias"] = whole.to(torch.int8).numpy(), bias.to(torch.int32).numpy()
+        arrays[prefix + "out_scale"] = (unit if fix is None else unit * np.exp2(fix.astype(float))).astype(np.float32)
+
+    def _covariance(self, a: tuple[int, slice], b: tuple[int, slice]) -> Tensor:
+        (i, rows), (j, columns) = a, b
+        product = self._product[i, j] if i >= j else self._product[j, i].T
+        mean = torch.outer(self._sum[i], self._sum[j]) / self._rows
+        return (product - mean)[rows, columns]
