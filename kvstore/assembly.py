@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.approximate import Approximate, Candidate, Plan, ReusedSpan, plan
+from kvstore.approximate import Approximate, ReusedSpan
+from kvstore.approximate_plan import Candidate, Plan, plan
 from kvstore.codecs import KVView
 from kvstore.codecs.donor_spans import can_turn
 from kvstore.codecs.turn import turn_keys
@@ -46,9 +47,7 @@ class Assembler:
                 continue
             shift = span.start - start - span.donor_start
             if shift == 0 or can_turn(self.reader.layout):
-                candidates.append(
-                    Candidate(span.start, span.length, span.run, shift, span.record, span.donor_start)
-                )
+                candidates.append(Candidate(span.start, span.length, span.run, shift, span.record, span.donor_start))
         return plan(request, exact, len(tokens), candidates) if candidates else None
 
     def assemble(

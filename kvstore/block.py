@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.view import KVView
 from kvstore.identity import Tokens
-from kvstore.layout import KVLayout
 from kvstore.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
@@ -93,11 +92,3 @@ class Block:
         buffer.trim(padded(header.record_bytes))
         seal(header, buffer.view)
         return HostRecord(header, buffer)
-
-
-def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
-    """Pages that the largest record of a full block takes."""
-    import numpy as np
-
-    info = BlockInfo(layout, np.zeros(block_tokens, np.uint32), 0)
-    return padded(payload_offset(len(layout.layers), block_tokens) + codec.bound(info))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.block import max_record_bytes
 from kvstore.codecs import Codec
+from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.errors import ConfigError, UnknownCodec
 from kvstore.identity import ModelIdentity
+from kvstore.layout import KVLayout
 from kvstore.metrics import Metrics
 from kvstore.profiles import Profiles
+from kvstore.record import padded, payload_offset
 
 # Codecs that need no profile: what the host tier is coded with, and what stands in for one whose profile is not kept.
 _FAST, _PLAIN = "splitzip", "entropy"
@@ -83,3 +85,11 @@ def _checked(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, t
             f"a segment of {config.segment_bytes}; raise segment_bytes or lower block_tokens"
         )
     return codec
+
+
+def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
+    """Pages that the largest record of a full block takes."""
+    import numpy as np
+
+    info = BlockInfo(layout, np.zeros(block_tokens, np.uint32), 0)
+    return padded(payload_offset(len(layout.layers), block_tokens) + codec.bound(info))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.approximate import FLOOR, SPREAD, WORTH, Approximate, Candidate, Plan, errors_at, plan, sharpened
+from kvstore.approximate import Approximate
+from kvstore.approximate_plan import FLOOR, SPREAD, WORTH, Candidate, Plan, errors_at, plan, sharpened
 
 ANY = Approximate(max_kl=10.0)
 

@@ -10,7 +10,8 @@ import torch
 from tiny_models import VOCABULARY, tiny
 from transformers import DynamicCache, StaticCache
 
-from kvstore.approximate import FLOOR, Approximate, Candidate, ReusedSpan, plan
+from kvstore.approximate import Approximate, ReusedSpan
+from kvstore.approximate_plan import FLOOR, Candidate, plan
 from kvstore.codecs.donor_spans import angles_of
 from kvstore.errors import LayoutMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import GrowingLayer, cache_from_layers

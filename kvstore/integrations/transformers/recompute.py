@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvstore.approximate import ReusedSpan, sharpened
+from kvstore.approximate import ReusedSpan
+from kvstore.approximate_plan import sharpened
 from kvstore.errors import UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.describe import layout_from_config
