@@ -31,11 +31,11 @@ def calibrate(
     windows: Annotated[int, typer.Option(help="Windows of text; an eighth of them is kept for the report.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens of a window.")] = 1024,
     work: Annotated[Path | None, typer.Option(help="Folder for raw caches, kept; default: OUT.work, removed.")] = None,
-    parts: Annotated[str, typer.Option(help="What to fit: some of lossless, lossy, aqua.")] = "lossless,lossy",
+    parts: Annotated[str, typer.Option(help="What to fit: some of lossless, lossy, aqua, donor.")] = "lossless,lossy",
 ) -> None:
     """Fit a model's profile: what codecs need to make its caches smaller.
 
-    An interrupted run goes on where it was when it is started again with the same arguments.
+    The same command continues an interrupted run.
     """
     with _errors():
         from kvstore.calibration.calibrate import calibrate as make
@@ -66,7 +66,7 @@ def calibrate(
 
 
 class _Bars:
-    """A bar for every kind of work, in the order in which they begin."""
+    """A progress bar for every kind of work, in the order in which they begin."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -90,7 +90,7 @@ def _bars() -> Iterator[_Bars]:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Mistakes of the user as one line and status 1; everything else is a bug and has its traceback."""
+    """Tell the user's mistakes in one line, with status 1. Any other error is a bug and keeps its traceback."""
     try:
         yield
     except KVStoreError as error:
@@ -106,4 +106,5 @@ def _errors() -> Iterator[None]:
 
 
 def main() -> None:
+    """Run the command; the entry point of the package."""
     app()

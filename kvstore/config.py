@@ -19,7 +19,16 @@ MIN_SEGMENTS = 4
 
 @dataclass(frozen=True)
 class TierConfig:
-    """One tier: its budget in `bytes` (0 turns the tier off) and the name of the `codec` it keeps blocks in."""
+    """The settings of one tier.
+
+    Attributes:
+        bytes: its budget; 0 turns the tier off.
+        codec: name of the codec in which it keeps blocks.
+
+    Example:
+        >>> TierConfig(2 * GIB, "splitzip").bytes
+        2147483648
+    """
 
     bytes: int
     codec: str = "raw"
@@ -29,29 +38,43 @@ class TierConfig:
 class StoreConfig:
     """All settings of a `KVStore`; immutable, checked when made.
 
-    device: blocks on the device they came from, "raw" or coded there by "splitzip". Off by default: on a CPU it would
-    repeat the host tier.
-    host: encoded records in host memory (pinned when CUDA is present).
-    disk: segment files; the budget counts whole segments. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
-    codecs of host and disk: "raw", "splitzip" (at the speed of memory), "entropy" (a seventh less, some milliseconds
-    more), "zstd"; with a profile also "predictive", and the lossy "predictive@0.75" (bits a value) and "aqua@2" (3, 4).
-    "auto" is splitzip for the host tier, for the disk predictive if there is a profile that has it, else entropy.
-    profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and goes
-    on with the newest of those where none is named.
-    donors: code blocks on disk against stored ones with the same tokens, at any place and behind any beginning. Has an
-    effect where the disk's codec is "predictive" or "entropy", and is what `get(approximate=...)` finds its way by.
-    donor_step: code such blocks with loss, in steps of this share of the size of the values (0.5 is a good one); for
-    identities whose codec_family is not "exact". None: bit for bit.
-    block_tokens: tokens of a block, the unit of storage and sharing.
-    segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
-    group_bytes: the write-behind thread makes this many bytes durable with one sync.
-    write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
-    put_timeout_s: how long `put` waits for room in that queue before it drops the blocks (counted).
-    durability: "flush": durable once flush() returns. "put": put() itself returns only when durable.
-    eviction: what the device and the host tier give up first. "lru": what was used longest ago. "prior": what is least
-    likely to be used again, as learnt from the uses seen so far; takes about 4 KB for each record held.
-    namespaces: if not empty, the only namespaces accepted.
-    threads: worker threads that read and decode.
+    Attributes:
+        device: blocks kept on the device they came from, "raw" or coded there by "splitzip". Off by default, because on
+            a CPU it would repeat the host tier.
+        host: encoded records in host memory (pinned if CUDA is present).
+        disk: segment files. The budget counts whole segments: at least `MIN_SEGMENTS` of them, or 0 for a store in
+            memory.
+        block_tokens: tokens of a block, the unit of storage and sharing; 1 to 4096.
+        segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
+        group_bytes: the writing thread makes this many bytes durable with one sync.
+        write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
+        put_timeout_s: seconds that `put` waits for space in that queue before it drops the blocks (counted).
+        durability: "flush": durable when flush() returns. "put": durable when put() returns.
+        eviction: what the device and the host tier give up first. "lru": the least recently used. "prior": what is
+            least likely to be used again, as learnt from the uses so far; takes about 4 KB for each record held.
+        namespaces: if not empty, the only namespaces accepted.
+        threads: worker threads that read and decode.
+        profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and
+            continues with the newest copy if no file is named.
+        donors: code blocks on disk as the difference from stored blocks with the same tokens, wherever those stand.
+            Has an effect if the disk's codec is "predictive" or "entropy"; `get(approximate=...)` needs it.
+        donor_step: code such blocks with loss, in steps of this share of the size of the values (0.5 is a good one);
+            only for identities whose codec_family is not "exact". None: bit for bit.
+
+    Codecs of host and disk: "raw", "splitzip" (as fast as memory), "entropy" (a seventh smaller, some milliseconds
+    slower), "zstd"; with a profile also "predictive", and the lossy "predictive@0.75" (bits a value) and "aqua@2" (3,
+    4). "auto" is splitzip for the host tier; for the disk it is predictive if there is a profile that has it, else
+    entropy.
+
+    Raises:
+        ConfigError: names the setting that is out of range or has the wrong type.
+
+    Example:
+        >>> config = StoreConfig(host=TierConfig(512 * MIB), disk=TierConfig(64 * GIB), threads=4)
+        >>> config.disk.codec, config.block_tokens
+        ('raw', 64)
+        >>> StoreConfig.from_mapping({"disk": {"codec": "zstd"}}).disk
+        TierConfig(bytes=8589934592, codec='zstd')
     """
 
     device: TierConfig = TierConfig(0)
@@ -111,12 +134,23 @@ class StoreConfig:
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> StoreConfig:
-        """Builds a config from nested settings (as read from TOML). Unknown keys raise `ConfigError`."""
+        """Build a config from nested settings, as read from TOML.
+
+        Args:
+            settings: names and values; a tier is a table with `bytes` and `codec`. What is missing has its default.
+
+        Raises:
+            ConfigError: a name is unknown, or a value does not fit.
+        """
         return _merge(cls(), settings)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> StoreConfig:
-        """Reads the table `[kvstore]`, or the whole file where there is none."""
+        """Read the table `[kvstore]` of a TOML file, or the whole file if it has no such table.
+
+        Raises:
+            ConfigError: the file cannot be read, a name is unknown, or a value does not fit.
+        """
         try:
             document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -130,10 +164,21 @@ class StoreConfig:
     def from_env(
         cls, environ: Mapping[str, str] | None = None, prefix: str = "KVSTORE_", base: StoreConfig | None = None
     ) -> StoreConfig:
-        """Reads `KVSTORE_HOST_BYTES`, `KVSTORE_DISK_CODEC`, `KVSTORE_THREADS`, ... over `base`.
+        """Read `KVSTORE_HOST_BYTES`, `KVSTORE_DISK_CODEC`, `KVSTORE_THREADS`, ... from the environment.
 
-        Unknown names under the prefix raise `ConfigError`, except `KVSTORE_CPU` and `KVSTORE_SANITIZE`, which belong
-        to the C++ core and its build. `KVSTORE_NAMESPACES` is a comma-separated list.
+        Args:
+            environ: names and values; default is the environment of the process. `KVSTORE_NAMESPACES` is a list
+                separated by commas.
+            prefix: what the names begin with.
+            base: the settings of everything that is not named; default is `StoreConfig()`.
+
+        Raises:
+            ConfigError: a value does not fit, or a name with this prefix is unknown. `KVSTORE_CPU` and
+                `KVSTORE_SANITIZE` are skipped; they belong to the C++ core and its build.
+
+        Example:
+            >>> StoreConfig.from_env({"KVSTORE_HOST_BYTES": "1048576", "KVSTORE_THREADS": "4"}).threads
+            4
         """
         environ = os.environ if environ is None else environ
         settings: dict[str, Any] = {}

@@ -44,19 +44,19 @@ class StoreForked(KVStoreError):
 
 
 class ReadOnlyStore(KVStoreError):
-    """A change was asked of a store opened with read_only=True."""
+    """A store opened with read_only=True was asked for a change."""
 
 
 class CorruptStore(KVStoreError):
-    """The files are damaged beyond dropping single entries; the message names the file."""
+    """A file is so damaged that dropping single entries does not help; the message names the file."""
 
 
 class DiskError(KVStoreError):
-    """The disk tier could not be written or read; the affected blocks are dropped, the rest goes on."""
+    """The disk tier could not be written or read. The affected blocks are dropped, the store continues."""
 
 
 class CodecError(KVStoreError):
-    """Bytes handed to a codec are not what the codec wrote."""
+    """The bytes given to a codec are not bytes that it wrote."""
 
 
 class UnknownCodec(CodecError):

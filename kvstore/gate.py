@@ -1,4 +1,4 @@
-"""Who may use a store: nobody after it was closed, nobody in a forked child. Closing waits for calls under way."""
+"""Who may use a store: nobody after `close()`, nobody in a forked child. Closing waits for calls under way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from kvstore.errors import StoreClosed, StoreForked
 
 
 class Gate:
-    """A context manager around every call of a store. Thread-safe; calls run in parallel."""
+    """A context manager around every call of a store; calls run in parallel.
+
+    Thread-safe: the condition `_left` guards `_inside` and every write of `_closed`. `check` reads `_closed` without
+    it, which is one reference; `__enter__` checks again under it.
+
+    Example:
+        >>> gate = Gate()
+        >>> with gate:
+        ...     pass  # a call
+        >>> gate.close(), gate.close()
+        (True, False)
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -19,7 +30,7 @@ class Gate:
         self._left = threading.Condition()
 
     def check(self) -> None:
-        """Raises `StoreForked` or `StoreClosed` where a call may not begin."""
+        """Raise `StoreForked` or `StoreClosed` if a call may not begin."""
         if os.getpid() != self._pid:  # before any lock: another thread may have held it when the process forked
             raise StoreForked("this store was opened in the parent process; open it anew in the child")
         if self._closed:
@@ -39,8 +50,14 @@ class Gate:
             self._left.notify_all()
 
     def close(self) -> bool:
-        """No call begins any more; returns when the last one has ended. False where it was closed already.
-        Raises `StoreForked`."""
+        """Let no call begin any more, and return when the last one has ended.
+
+        Returns:
+            False if the gate was closed already.
+
+        Raises:
+            StoreForked: this is a forked child; the parent owns the store.
+        """
         if os.getpid() != self._pid:
             self.check()
         with self._left:

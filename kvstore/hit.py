@@ -15,9 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PutResult:
-    """tokens: length of the sequence. new_tokens: tokens that were not stored before. new_blocks: blocks queued for
-    writing. dropped_blocks: blocks not taken because the write queue stayed full and, with durability "put", those that
-    could not be made durable (both also counted in `stats()`). waited_s: how long the queue made `put` wait."""
+    """What `KVStore.put` did.
+
+    Attributes:
+        tokens: length of the sequence.
+        new_tokens: tokens that were not stored before.
+        new_blocks: blocks queued for writing.
+        dropped_blocks: blocks not taken because the write queue stayed full and, with durability "put", blocks that
+            could not be made durable. `stats()` counts both.
+        waited_s: seconds that `put` waited for space in the queue.
+
+    Example:
+        >>> done = PutResult(tokens=100, new_tokens=36, new_blocks=1, dropped_blocks=0, waited_s=0.0)
+        >>> done.tokens - done.new_tokens  # were stored before
+        64
+    """
 
     tokens: int
     new_tokens: int
@@ -28,8 +40,17 @@ class PutResult:
 
 @dataclass(frozen=True)
 class FlushResult:
-    """durable_blocks: blocks written to disk since the last flush. dropped_blocks: blocks that could not be (full or
-    failing disk); they are counted in `stats()` and may still be in memory."""
+    """What became durable.
+
+    Attributes:
+        durable_blocks: blocks written to disk since the last flush.
+        dropped_blocks: blocks that could not be written (full or failing disk). They may still be in memory;
+            `stats()` counts them.
+
+    Example:
+        >>> FlushResult(durable_blocks=8, dropped_blocks=0).dropped_blocks
+        0
+    """
 
     durable_blocks: int
     dropped_blocks: int
@@ -37,7 +58,18 @@ class FlushResult:
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One row of `KVStore.sessions()`. bytes: raw size of the session's cache. last_use: unix seconds."""
+    """One row of `KVStore.sessions()`.
+
+    Attributes:
+        id: the session's name.
+        tokens: length of its sequence.
+        bytes: raw size of its cache.
+        last_use: unix seconds.
+
+    Example:
+        >>> SessionInfo("alice", tokens=100, bytes=51200, last_use=1.7e9).id
+        'alice'
+    """
 
     id: str
     tokens: int
@@ -47,9 +79,20 @@ class SessionInfo:
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """Stored sequences that are alike (see `KVStore.clusters`). centroid: tokens, `[n]` uint32, of the most probable
-    one; members: those of all, the most probable first, which is the centroid. radius_bits: the largest distance of a
-    member from the centroid. shared_bits: information in what all of them begin with."""
+    """Stored sequences that are alike; see `KVStore.clusters`.
+
+    Attributes:
+        centroid: tokens of the most probable sequence, `[n]` uint32.
+        members: tokens of all sequences, the most probable first, which is the centroid.
+        radius_bits: the largest distance of a member from the centroid.
+        shared_bits: information in the prefix that all of them share.
+
+    Example:
+        >>> from kvstore.identity import as_tokens
+        >>> centroid = as_tokens([1, 2, 3])
+        >>> ClusterInfo(centroid, (centroid, as_tokens([1, 2, 4])), radius_bits=16.0, shared_bits=32.0).radius_bits
+        16.0
+    """
 
     centroid: Tokens
     members: tuple[Tokens, ...]
@@ -58,24 +101,42 @@ class ClusterInfo:
 
 
 class ApproximateLayers(tuple[Any, ...]):
-    """The layers of an approximate hit, which `put` knows by this."""
+    """The layers of an approximate hit: a tuple by whose class `put` knows them, and refuses them.
+
+    Example:
+        >>> ApproximateLayers(()).is_approximate
+        True
+    """
 
     is_approximate = True
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A stored prefix.
+    """A stored prefix and its cache.
 
-    tokens: how many leading tokens matched. tiers: tokens by the tier they came from ("device", "queue" for blocks
-    not yet written, "host", "disk"; "donors" for other sequences). seconds: time the get took. layers: per layer
-    (K, V), each `[1, heads, tokens, dim]`; the caller owns them and may write into them. On the CPU heads are further
-    apart than their tokens take (`get`'s `reserve`): a caller that needs contiguous tensors asks for none.
+    Attributes:
+        tokens: how many leading tokens matched.
+        tiers: tokens by where they came from: "device", "queue" (not yet written), "host", "disk", and "donors" for
+            tokens of other sequences.
+        seconds: time that the get took.
+        layers: per layer (K, V), each `[1, heads, tokens, dim]`. The caller owns them and may write into them. They are
+            not contiguous if `get` reserved room behind them; `reserve=0` gives contiguous tensors.
+        exact_tokens: leading tokens that are exact. Fewer than `tokens` only if an approximate cache was asked for
+            and given; `put` refuses such a cache.
+        spans: where the other tokens were taken from, with their estimated errors.
+        recompute: positions to compute anew before the cache is used, see `integrations.transformers.recompute`. The
+            cache holds nothing at some of them.
+        kl: what the predictions are estimated to lose after that, nats a token.
 
-    Only where an approximate cache was asked for and given: exact_tokens: leading tokens that are exact, the others
-    were taken from other sequences; spans: from where, with their estimated errors; recompute: positions to compute
-    anew before the cache is used (`integrations.transformers.recompute`), those without any contents among them; kl:
-    estimate of what the predictions lose then, nats a token. Such a cache is refused by `put`.
+    Example:
+        >>> import torch
+        >>> layers = ((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),)
+        >>> hit = Hit(tokens=3, tiers={"disk": 3}, seconds=0.001, layers=layers)
+        >>> hit.nbytes, hit.approximate
+        (384, False)
+        >>> hit.cache().get_seq_length()
+        3
     """
 
     tokens: int
@@ -98,10 +159,13 @@ class Hit:
         return self.exact_tokens < self.tokens
 
     def cache(self) -> Any:
-        """A fresh transformers `DynamicCache` of these tensors, which it never writes into.
+        """Make a transformers `DynamicCache` of these tensors, without copying them.
 
-        The first one made of a hit appends behind them for as long as there is room (see `KVStore.get`); any other
-        copies them when it grows.
+        The cache never writes into `layers`. The first cache made of a hit appends behind them while the reserved room
+        lasts (see `KVStore.get`); any other cache copies them when it grows. Thread-safe: each room goes to one cache.
+
+        Returns:
+            A new cache, marked `is_approximate` if the hit is.
         """
         from kvstore.integrations.transformers.cache import cache_from_layers
 

@@ -20,12 +20,24 @@ MAX_NAMESPACE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """The model whose caches a store holds.
+    """The model whose caches a store holds. A store refuses to open with an identity that differs in any field.
 
-    model, revision: names, as the user knows them. weights: fingerprint of the weights (hex). tokenizer:
-    fingerprint of the tokenizer, "" where tokens are made elsewhere. layout: see `KVLayout` (dtype, shapes, rope).
-    codec_family: "exact", or the name of a lossy family whose caches must not mix with exact ones.
-    shard: "rank/size" of tensor-parallel parts.
+    Attributes:
+        model, revision: names, as the user knows them.
+        weights: fingerprint of the weights.
+        tokenizer: fingerprint of the tokenizer, "" if tokens are made elsewhere.
+        layout: shapes, dtype and positions of the caches.
+        codec_family: "exact", or the name of a lossy family, whose caches must not mix with exact ones.
+        shard: "rank/size" of tensor-parallel parts.
+
+    Raises:
+        ConfigError: names the field that has the wrong type.
+
+    Example:
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> other = ModelIdentity("my-model", "main", "weights-2", "", KVLayout.uniform(2, 4, 16))
+        >>> identity.difference(other.fields())
+        "weights: stored 'weights-2', given 'weights-1'"
     """
 
     model: str
@@ -45,8 +57,19 @@ class ModelIdentity:
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any = None, revision: str = "") -> ModelIdentity:
-        """The identity of a loaded transformers model: layout from its config, weights by a sampled hash of every
-        tensor. Raises `UnsupportedModel` naming the layer type that cannot be stored."""
+        """Make the identity of a loaded transformers model.
+
+        The layout comes from the model's config. The fingerprint of the weights is a hash over a sample of every
+        tensor: another checkpoint never has the same one, an edit of single values may.
+
+        Args:
+            model: a loaded transformers model.
+            tokenizer: its tokenizer, or None if tokens are made elsewhere.
+            revision: the checkpoint's version; "" takes the commit that the model was loaded from.
+
+        Raises:
+            UnsupportedModel: names what the model keeps that cannot be stored, or that its weights are not loaded.
+        """
         from kvstore.integrations.transformers.describe import identity_fields
 
         return cls(**identity_fields(model, tokenizer, revision))
@@ -62,14 +85,25 @@ class ModelIdentity:
         return _hash(*(part.encode() for pair in sorted(self.fields().items()) for part in pair))
 
     def difference(self, other: dict[str, str]) -> str:
-        """Names the fields in which the stored fields `other` differ, for an error message."""
+        """Name the fields in which the stored fields `other` differ, for an error message."""
         mine = self.fields()
         rows = [f"{k}: stored {other.get(k)!r}, given {v!r}" for k, v in mine.items() if other.get(k) != v]
         return "; ".join(row if len(row) < 300 else row[:300] + "..." for row in rows)
 
 
 def namespace_digest(namespace: bytes) -> bytes:
-    """32 bytes for any namespace of at most 4096 bytes. Raises `ValueError` naming what was found."""
+    """Return 32 bytes that stand for a namespace.
+
+    Args:
+        namespace: at most 4096 bytes.
+
+    Raises:
+        ValueError: the namespace is too long, or not bytes.
+
+    Example:
+        >>> len(namespace_digest(b"tenant-1"))
+        32
+    """
     if not isinstance(namespace, bytes | bytearray | memoryview):
         raise ValueError(f"namespace: expected bytes, found {type(namespace).__name__}")
     data = bytes(namespace)
@@ -79,19 +113,19 @@ def namespace_digest(namespace: bytes) -> bytes:
 
 
 def chain_root(identity: ModelIdentity, namespace: bytes, block_tokens: int) -> bytes:
-    """The key before the first block. `namespace` is a digest of `namespace_digest`."""
+    """Return the key before the first block; `namespace` is what `namespace_digest` made."""
     return _hash(b"kvstore/1", identity.digest, namespace, block_tokens.to_bytes(4, "little"))
 
 
 def chain_key(parent: bytes, tokens: Tokens) -> bytes:
-    """The key of the block `tokens` that follows the block with key `parent`."""
+    """Return the key of the block `tokens` that follows the block with key `parent`."""
     # One length-prefixed field after a fixed 32 bytes: no two inputs give the same bytes to hash.
     data = tokens.astype("<u4", copy=False).tobytes()
     return hashlib.sha256(parent + len(data).to_bytes(8, "little") + data).digest()
 
 
 def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes]:
-    """The keys of all blocks of `tokens`, the partial last one (the tail) included."""
+    """Yield the keys of all blocks of `tokens`, the partial last one (the tail) included."""
     key = root
     for start in range(0, len(tokens), block_tokens):
         key = chain_key(key, tokens[start : start + block_tokens])
@@ -99,9 +133,17 @@ def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes
 
 
 def as_tokens(tokens: Any) -> Tokens:
-    """Token ids as a contiguous uint32 array; no copy is made of a contiguous numpy uint32 array.
+    """Return token ids as a contiguous uint32 array, without a copy if they are one.
 
-    Raises `ValueError` naming the argument unless tokens are a non-empty 1-D array-like of integers in [0, 2^32).
+    Args:
+        tokens: at least one token id, 1-D integers in [0, 2**32), any array-like or a tensor.
+
+    Raises:
+        ValueError: tokens are anything else.
+
+    Example:
+        >>> as_tokens([1, 2, 3])
+        array([1, 2, 3], dtype=uint32)
     """
     try:
         if hasattr(tokens, "detach"):

@@ -25,7 +25,19 @@ KVLayers = tuple[tuple["torch.Tensor", "torch.Tensor"], ...]
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """One layer: key/value heads and the last dimension of K and of V."""
+    """The shape of one layer.
+
+    Attributes:
+        heads: key/value heads, 1 to 65536.
+        key_dim, value_dim: the last dimension of K and of V, 1 to 65536.
+
+    Raises:
+        ConfigError: names the field that is out of range.
+
+    Example:
+        >>> LayerLayout(heads=8, key_dim=128, value_dim=128).heads
+        8
+    """
 
     heads: int
     key_dim: int
@@ -40,10 +52,25 @@ class LayerLayout:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """All layers of a cache, their dtype (a name in `ITEM_BYTES`) and the positions they carry.
+    """The layout of a cache: its layers, their dtype, and the positions that the keys carry.
 
-    `rope` is the canonical JSON of the rotary parameters ("none" where positions are absolute or learned): two
-    caches with different rotary bases have the same shape and different contents.
+    Immutable and hashable.
+
+    Attributes:
+        layers: 1 to 1024 layers.
+        dtype: a name in `ITEM_BYTES`.
+        rope: the rotary parameters as canonical JSON, "none" if positions are absolute or learned. Two caches with
+            different rotary bases have the same shape and different contents.
+
+    Raises:
+        ConfigError: names the field that does not fit.
+
+    Example:
+        >>> layout = KVLayout.uniform(num_layers=2, heads=4, head_dim=16)
+        >>> layout.bytes_per_token
+        512
+        >>> KVLayout.from_canonical(layout.canonical()) == layout
+        True
     """
 
     layers: tuple[LayerLayout, ...]
@@ -64,7 +91,17 @@ class KVLayout:
     def uniform(
         cls, num_layers: int, heads: int, head_dim: int, dtype: str = "bfloat16", rope: str = "none"
     ) -> KVLayout:
-        """A layout whose layers are all alike, with K and V of the same width."""
+        """Make a layout whose layers are all alike, with K and V of the same width.
+
+        Args:
+            num_layers: 1 to 1024.
+            heads: key/value heads of a layer.
+            head_dim: last dimension of K and of V.
+            dtype, rope: see `KVLayout`.
+
+        Raises:
+            ConfigError: names the argument that does not fit.
+        """
         return cls((LayerLayout(heads, head_dim, head_dim),) * num_layers, dtype, rope)
 
     @cached_property
@@ -83,6 +120,7 @@ class KVLayout:
 
     @cached_property
     def item_bytes(self) -> int:
+        """Bytes of one number."""
         return ITEM_BYTES[self.dtype]
 
     @cached_property
@@ -97,7 +135,11 @@ class KVLayout:
 
     @classmethod
     def from_canonical(cls, text: str) -> KVLayout:
-        """The inverse of `canonical`; raises `ConfigError` on anything else."""
+        """Read what `canonical` wrote.
+
+        Raises:
+            ConfigError: the text was not written by `canonical`.
+        """
         try:
             document = json.loads(text)
             layers = tuple(LayerLayout(*row) for row in document["layers"])
@@ -105,18 +147,25 @@ class KVLayout:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a canonical layout: {error}") from error
         if layout.canonical() != text:
-            raise ConfigError("not a canonical layout: other keys, order or spacing")
+            raise ConfigError("not a canonical layout: keys, order or spacing differ from what canonical() writes")
         return layout
 
     def layers_of(self, kv: Any, tokens: int) -> tuple[KVLayers, bool]:
-        """Checks a cache against this layout.
+        """Check a cache against this layout; nothing is copied or changed.
 
-        kv: a transformers cache (`.layers` with `.keys` and `.values`), or per layer (K, V), each
-        `[1, heads, tokens, dim]` or `[heads, tokens, dim]`.
-        Returns the layers as `[heads, tokens, dim]` views, and whether the caller may still write into them
-        (False only for transformers' DynamicLayer, which replaces its tensors and never writes into them, and for
-        our GrowingLayer, which never writes again what it has written).
-        Raises `LayoutMismatch`, or `UnsupportedCache` naming a layer that does not hold all tokens; changes nothing.
+        Args:
+            kv: a transformers cache (`.layers` with `.keys` and `.values`), or per layer (K, V), each
+                `[1, heads, tokens, dim]` or `[heads, tokens, dim]`.
+            tokens: how many tokens the cache has to hold.
+
+        Returns:
+            The layers as `[heads, tokens, dim]` views, and whether the caller may still write into them. That is False
+            for transformers' DynamicLayer, which replaces its tensors and never writes into them, and for our
+            GrowingLayer, which never overwrites what it has written.
+
+        Raises:
+            LayoutMismatch: names the tensor that does not fit.
+            UnsupportedCache: names a layer that does not hold the keys and values of all tokens.
         """
         items, owned = _items(kv)
         if len(items) != len(self.layers):

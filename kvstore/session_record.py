@@ -17,8 +17,21 @@ MAX_NAME_BYTES = 400  # LMDB takes keys of at most 511 bytes
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """name: the session's id. namespace: digest of its namespace. tokens: `[n]` uint32. created, used: unix seconds,
-    for people only. sequence: grows with every change of any session, so that the newest value can be told."""
+    """What the catalog keeps of a session.
+
+    Attributes:
+        name: the session's id.
+        namespace: digest of its namespace, 32 bytes.
+        tokens: `[n]` uint32.
+        created, used: unix seconds, for people only.
+        sequence: grows with every change of any session, so the newest value is known.
+
+    Example:
+        >>> import numpy as np
+        >>> record = SessionRecord("alice", bytes(32), np.array([1, 2], np.uint32), 0.0, 0.0, 1)
+        >>> SessionRecord.unpack(record.pack()).tokens
+        array([1, 2], dtype=uint32)
+    """
 
     name: str
     namespace: bytes
@@ -28,6 +41,7 @@ class SessionRecord:
     sequence: int
 
     def pack(self) -> bytes:
+        """Return the bytes for the catalog (msgpack, see FORMAT.md)."""
         data: bytes = msgpack.packb(
             {
                 "v": 1,
@@ -43,7 +57,7 @@ class SessionRecord:
 
     @classmethod
     def unpack(cls, data: bytes) -> SessionRecord | None:
-        """None where the bytes are not a session."""
+        """Read what `pack` wrote. Returns None if the bytes are not a session; never raises for any bytes."""
         try:
             # No extension types, no timestamps; sizes are bounded by the input's own.
             fields: Any = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_refuse)
@@ -78,9 +92,14 @@ class SessionChange:
 
 
 def session_key(namespace: bytes, name: str) -> bytes:
-    """The catalog's key of a session: 16 bytes of its namespace's digest, then its id.
+    """Return the catalog's key of a session: 16 bytes of its namespace's digest, then its id.
 
-    Raises `ValueError` unless the id is text of 1 to 400 bytes.
+    Raises:
+        ValueError: the id is not text of 1 to 400 bytes.
+
+    Example:
+        >>> session_key(bytes(32), "alice")[16:]
+        b'alice'
     """
     if not isinstance(name, str):
         raise ValueError(f"session: expected text, found {type(name).__name__}")

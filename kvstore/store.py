@@ -58,6 +58,16 @@ class KVStore:
 
     Raises `StoreLocked` where another writer has it open, `IdentityMismatch`, `FormatVersion`, `CorruptStore`,
     `ConfigError`, `ProfileError`. Damaged entries are dropped and counted, never raised.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from kvstore import KVLayout
+        >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
+        >>> kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
+        >>> with tempfile.TemporaryDirectory() as folder, KVStore(folder, identity) as store:
+        ...     done = store.put([11, 12, 13], kv)
+        ...     store.get([11, 12, 13, 14]).tokens
+        3
     """
 
     def __init__(

@@ -1,14 +1,20 @@
-"""What the documents point at exists: files, sections, make targets, benchmarks."""
+"""What the documents point at exists: files, sections, make targets, benchmarks. What docstrings show is so."""
 
 from __future__ import annotations
 
+import doctest
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import kvstore
+from kvstore.integrations.transformers import cache, logprobs, recompute
+
 ROOT = Path(__file__).parents[1]
+PACKAGES = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}
 DOCUMENTS = sorted(path.name for path in ROOT.glob("*.md"))
 
 
@@ -60,3 +66,52 @@ def test_commands_exist(name: str) -> None:
         if not (ROOT / f"benchmarks/{bench}.py").exists()
     }
     assert not missing
+
+
+def _with_examples() -> Iterator[str]:
+    """The modules of the package in whose text an example stands."""
+    for folder, package in PACKAGES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            inner = path.relative_to(ROOT / folder).with_suffix("").parts
+            linked = folder == "kvstore" and inner[0] in ("trie", "codecs")  # found in their own folders
+            if not linked and ">>> " in path.read_text():
+                yield ".".join([package, *(part for part in inner if part != "__init__")])
+
+
+def _run(example: doctest.DocTest) -> str:
+    """What went wrong; nothing, if all is as it stands there."""
+    told: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(example, out=told.append)
+    return "".join(told)
+
+
+def test_a_wrong_example_is_told() -> None:
+    example = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "sum", None, 0)
+    assert "Expected:" in _run(example)
+
+
+def test_examples_are_found() -> None:
+    assert {"kvstore.store", "kvstore.config", "kvstore.integrations.transformers.cache"} <= set(_with_examples())
+
+
+@pytest.mark.parametrize("name", list(_with_examples()))
+def test_the_examples_of_a_module_are_so(name: str) -> None:
+    found = [example for example in doctest.DocTestFinder().find(import_module(name)) if example.examples]
+    assert found, f"{name}: an example stands where no docstring is"
+    for example in found:
+        assert not _run(example)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        *(getattr(kvstore, name) for name in kvstore.__all__),
+        cache.GrowingLayer,
+        logprobs.Scores,
+        recompute.Deviation,
+        recompute.Recomputed,
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_public_class_shows_an_example(described: type) -> None:
+    assert doctest.DocTestParser().get_examples(described.__doc__ or "")

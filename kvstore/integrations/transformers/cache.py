@@ -22,8 +22,11 @@ _LEAST_ROOM = 64  # ...or for so many tokens
 
 @dataclass
 class Room:
-    """Keys and values with room behind them, `[batch, heads, capacity, dim]`. used: tokens that were ever written; the
-    layer that appends first takes the place, whoever else shares the room copies."""
+    """Keys and values with free space behind them, `[batch, heads, capacity, dim]`.
+
+    used: tokens that were ever written. Of the layers that share a room, the first one to append takes the space; the
+    others copy.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -31,10 +34,17 @@ class Room:
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer, `[batch, heads, tokens, dim]`. `keys` and `values` are views of the tokens so far.
+    """One layer of a cache, `[batch, heads, tokens, dim]`; `keys` and `values` are views of the tokens so far.
 
-    After a crop, a beam reorder or anything else that puts other tensors in their place, the next update copies
-    once; where gradients are recorded every update does, as a DynamicLayer's. Not thread-safe, as all caches.
+    After a crop, a beam reorder or anything else that replaces the tensors, the next update copies once. While
+    gradients are recorded every update copies, as a DynamicLayer's does. Not thread-safe, like every cache.
+
+    Example:
+        >>> layer = GrowingLayer.of(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8))
+        >>> with torch.no_grad():
+        ...     keys, values = layer.update(torch.ones(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
+        >>> list(keys.shape)
+        [1, 2, 4, 8]
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -45,8 +55,12 @@ class GrowingLayer(DynamicLayer):
     def of(
         cls, keys: torch.Tensor, values: torch.Tensor, room: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> GrowingLayer:
-        """A layer that starts as `keys` and `values`, without copying them. room: the larger tensors that these are
-        the beginning of, whose rest is this layer's alone to write."""
+        """Make a layer that starts as `keys` and `values`, without copying them.
+
+        Args:
+            keys, values: `[batch, heads, tokens, dim]`.
+            room: the larger tensors that begin with `keys` and `values`. This layer alone may write into the rest.
+        """
         layer = cls()
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
@@ -95,8 +109,16 @@ class GrowingLayer(DynamicLayer):
 
 
 def cache_from_layers(layers: KVLayers, room: KVLayers | None = None) -> Any:
-    """A transformers `DynamicCache` that starts as these (K, V), each `[1, heads, tokens, dim]`, without copying
-    them, and never writes into them. room: see `GrowingLayer.of`, per layer."""
+    """Make a transformers `DynamicCache` that starts as these layers, without copying them or writing into them.
+
+    Args:
+        layers: per layer (K, V), each `[1, heads, tokens, dim]`.
+        room: per layer, see `GrowingLayer.of`.
+
+    Example:
+        >>> cache_from_layers(((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),)).get_seq_length()
+        3
+    """
     cache = DynamicCache()
     rooms = [None] * len(layers) if room is None else room
     cache.layers.extend(GrowingLayer.of(k, v, own) for (k, v), own in zip(layers, rooms, strict=True))
@@ -104,10 +126,21 @@ def cache_from_layers(layers: KVLayers, room: KVLayers | None = None) -> Any:
 
 
 def cache_layers(cache: Any) -> KVLayers:
-    """Per layer (K, V), each `[batch, heads, tokens, dim]`, views of a transformers cache.
+    """Return the layers of a transformers cache, without copying them.
 
-    A static cache is cut to the tokens it holds. Raises `UnsupportedCache` naming the class of a layer that
-    does not hold every key and value as the model computed it.
+    Args:
+        cache: a cache whose layers hold every key and value as the model computed it.
+
+    Returns:
+        Per layer (K, V), each `[batch, heads, tokens, dim]`. A static cache is cut to the tokens it holds.
+
+    Raises:
+        UnsupportedCache: names the class of a layer that is not supported, or that the cache is empty.
+
+    Example:
+        >>> cache = cache_from_layers(((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),))
+        >>> [list(keys.shape) for keys, values in cache_layers(cache)]
+        [[1, 2, 3, 8]]
     """
     pairs = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
@@ -139,7 +172,7 @@ def _begins(part: torch.Tensor, room: torch.Tensor, states: torch.Tensor) -> boo
 def _copied(part: torch.Tensor, states: torch.Tensor, capacity: int) -> torch.Tensor:
     """`part` with room for `capacity` tokens, in the dtype that concatenating both would have."""
     if part.device != states.device:
-        raise RuntimeError(f"the cache is on {part.device}, what is to be appended on {states.device}")
+        raise RuntimeError(f"the cache is on {part.device}, but the new keys and values are on {states.device}")
     dtype = part.dtype if part.dtype == states.dtype else torch.promote_types(part.dtype, states.dtype)
     room = torch.empty((*part.shape[:-2], capacity, part.shape[-1]), dtype=dtype, device=part.device)
     room[..., : part.shape[-2], :] = part

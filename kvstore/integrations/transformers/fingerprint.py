@@ -42,8 +42,17 @@ COMPUTED_WITH = (
 
 
 def weights_fingerprint(model: Any) -> str:
-    """SHA-256 over name, shape, dtype and 256 evenly spread elements (first and last included) of every
-    parameter and persistent buffer, and over the numbers in `COMPUTED_WITH`. Changes nothing. Thread-safe."""
+    """Return the fingerprint of a model's weights. Changes nothing. Thread-safe, for it shares no state.
+
+    SHA-256 over name, shape, dtype and 256 evenly spread elements (first and last included) of every parameter and
+    persistent buffer, and over the numbers in `COMPUTED_WITH`.
+
+    Args:
+        model: a loaded transformers model.
+
+    Raises:
+        UnsupportedModel: names a tensor that is not loaded.
+    """
     hasher = hashlib.sha256()
     config = model.config.get_text_config(decoder=True)
     numbers = {key: getattr(config, key, None) for key in COMPUTED_WITH}
@@ -51,7 +60,7 @@ def weights_fingerprint(model: Any) -> str:
     samples: dict[torch.device, list[torch.Tensor]] = {}
     for name, tensor in _tensors(model):
         if tensor.is_meta:
-            raise UnsupportedModel(f"{name}: not loaded (meta device), so there is nothing to fingerprint")
+            raise UnsupportedModel(f"{name}: not loaded (it is on the meta device); load the weights first")
         hasher.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         if tensor.numel():
             samples.setdefault(tensor.device, []).append(_sample(tensor))
@@ -86,8 +95,11 @@ def _places(count: int, device: torch.device) -> torch.Tensor:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """SHA-256 of what maps text to ids: the whole fast tokenizer except its truncation and padding, which
-    callers switch; vocabulary and special tokens of a slow one."""
+    """Return the fingerprint of what maps text to token ids.
+
+    SHA-256 of the whole fast tokenizer except its truncation and padding, which callers switch; of a slow one, of its
+    vocabulary and special tokens.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         text = backend.to_str()  # {"version", "truncation", "padding", "added_tokens", ...} in this order

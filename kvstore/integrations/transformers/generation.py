@@ -46,24 +46,46 @@ def generate(
     approximate: Approximate | None = None,
     **kwargs: Any,
 ) -> Any:
-    """`model.generate(input_ids, **kwargs)`, starting from the longest stored prefix and storing the result.
+    """Run `model.generate(input_ids, **kwargs)` from the longest stored prefix, and store the result.
 
-    input_ids: integers `[1, n]`, n >= 1; at least the last one is computed. All tokens that end up in the
-    cache (prompt and answer but the last new token) are put into `store`; with `session`, as the state of
-    that session, which replaces the former one. Returns what `model.generate` returns. Durable as the store's
-    `put` is.
+    Durable as the store's `put` is. The model's log-probabilities of the tokens are stored with them as far as
+    `model.generate` computes logits anyway: of every token of the answer, and of the prompt only if the model ignores
+    `logits_to_keep`, which asks for the last position alone. Logits of a whole prompt are not asked for, because they
+    may cost as much as several layers; tokens without a log-probability count 16 bits each.
 
-    approximate: where the prompt's prefix was not computed before but what follows was, behind another, start from
-    that (see `KVStore.get`): the positions that `Hit` names are computed anew, the others are not, and the answer may
-    differ from the model's own. Nothing is stored then.
+    Args:
+        model: a transformers model in evaluation mode.
+        input_ids: integers `[1, n]`, n >= 1. At least the last one is computed.
+        store: all tokens that end up in the cache (the prompt and the answer without the last new token) are put here.
+        session: store them as the state of this session, which replaces the former one.
+        namespace: see `KVStore.put`.
+        approximate: if the prompt's prefix was not computed before but what follows was, behind another prefix, start
+            from that (see `KVStore.get`). The positions that `Hit` names are computed anew. The answer may differ from
+            the model's own, and nothing is stored then.
+        kwargs: arguments of `model.generate`.
 
-    The model's log-probabilities of the tokens go into the store with them, as far as `model.generate` computes
-    logits anyway: of every token of the answer, and of the prompt only where the model ignores `logits_to_keep`,
-    which asks for those of the last position alone. Logits of a whole prompt are not asked for, they may cost as
-    much as several layers; tokens without any count 16 bits each.
+    Returns:
+        What `model.generate` returns.
 
-    Raises `ValueError` naming an argument that does not fit (batches, beams, several sequences, inputs other
-    than tokens, a model in training mode), `IdentityMismatch` if the store holds the caches of another model.
+    Raises:
+        ValueError: names the argument that does not fit: batches, beams, several sequences, inputs other than tokens,
+            a model in training mode.
+        IdentityMismatch: the store holds the caches of another model.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from kvstore import KVStore, ModelIdentity
+        >>> config = LlamaConfig(
+        ...     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        ... )
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> prompt = torch.tensor([[1, 2, 3, 4]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with KVStore(folder, ModelIdentity.from_transformers(model)) as store:
+        ...         answer = generate(model, prompt, store=store, do_sample=False, max_new_tokens=3, min_new_tokens=3)
+        ...         store.contains(answer[0])
+        6
     """
     _check_arguments(model, input_ids, kwargs)
     _check_identity(model, store)

@@ -21,7 +21,23 @@ class Scores:
     """Reads the log-probabilities of tokens off the logits of the forward passes that fill one cache.
 
     A pass's logits of position i score the token at i + 1: of the same pass, or the first of the next one. Nothing
-    waits for the device before `logprobs`. Passes with other caches, of other threads, are not looked at.
+    waits for the device before `logprobs`. A context manager. Passes with other caches, of other threads, are ignored.
+
+    Args:
+        model: a transformers model, whose passes are watched inside the `with` block.
+        cache: the cache that the passes fill.
+
+    Example:
+        >>> from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(
+        ...     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        ... )
+        >>> model, cache = LlamaForCausalLM(config).eval(), DynamicCache()
+        >>> with torch.no_grad(), Scores(model, cache) as scores:
+        ...     output = model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+        >>> found = scores.logprobs(3)
+        >>> len(found), bool(found[1] < 0)
+        (3, True)
     """
 
     def __init__(self, model: Any, cache: Any) -> None:
@@ -63,7 +79,7 @@ class Scores:
         self._scored.append((first, each.gather(1, ids.to(each.device).unsqueeze(1)).squeeze(1)))
 
     def logprobs(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        """float32 `[count]`, natural logarithms <= 0; `UNIFORM_LOGPROB` for tokens that nothing scored."""
+        """Return float32 `[count]`, natural logarithms <= 0; `UNIFORM_LOGPROB` for tokens that no pass scored."""
         out = np.full(count, UNIFORM_LOGPROB, np.float32)
         if self._scored:
             values = torch.cat([scored for _, scored in self._scored]).cpu().numpy()

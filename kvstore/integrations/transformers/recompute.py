@@ -30,9 +30,15 @@ ATTENTION = ("sdpa", "eager")
 class Deviation:
     """How far the cache was from what the model computed in its place.
 
-    positions: int64 [p], rising. errors: float64 [p], what the value differed by, squared, over what it is, squared,
-    all heads together, mean over the layers; it means nothing where the cache held nothing. kl: the estimate of the
-    KL, nats a token, sharpened by these errors; None without spans.
+    Attributes:
+        positions: int64 [p], rising.
+        errors: float64 [p], |difference of V|^2 / |V|^2 over all heads, mean over the layers. Meaningless where the
+            cache held nothing.
+        kl: the estimate of the KL divergence, nats a token, corrected by these errors; None without spans.
+
+    Example:
+        >>> Deviation(positions=np.array([4]), errors=np.array([0.1])).kl is None
+        True
     """
 
     positions: Any
@@ -41,8 +47,17 @@ class Deviation:
 
 
 class Recomputed(NamedTuple):
-    """cache: a transformers `DynamicCache` of all tokens. logits: of the token after the last one, [vocabulary]; None
-    where the last one was not computed."""
+    """What `recompute` returns.
+
+    Attributes:
+        cache: a transformers `DynamicCache` of all tokens.
+        deviation: how far it was from what the model computed.
+        logits: of the token after the last one, [vocabulary]; None if the last one was not computed.
+
+    Example:
+        >>> Recomputed._fields
+        ('cache', 'deviation', 'logits')
+    """
 
     cache: Any
     deviation: Deviation
@@ -56,17 +71,42 @@ def recompute(
     positions: Sequence[int],
     spans: Sequence[ReusedSpan] = (),
 ) -> Recomputed:
-    """Runs the model once over the tokens at `positions` and over those behind the cache.
+    """Run the model once over the tokens at `positions` and over those behind the cache.
 
-    layers: `hit.cache()`, which has room for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`, whose rows at
-    `positions` are **written over** either way; no other row is. A row that holds nothing yet must be among them; what
-    is in it is not read. tokens: all of them, n or more. positions: each below n, in any order. spans: those of the
-    hit, to sharpen its estimate of the KL with what is found at the seams. A cache with positions computed anew is
-    marked `is_approximate`, so that no store takes it.
-    Raises `ValueError` naming the argument, `LayoutMismatch` for layers of another shape, `UnsupportedModel` where a
-    token cannot be computed alone: layers other than full attention, positions that are not given to the model, or an
-    attention that takes no mask for each query; nothing is written then. After an error of the model itself (no memory)
-    the cache is of no use. Not thread-safe: nobody else may use the cache meanwhile.
+    Not thread-safe: nobody else may use the cache meanwhile. After an error of the model itself (out of memory) the
+    cache must not be used.
+
+    Args:
+        model: a transformers model in evaluation mode.
+        layers: `hit.cache()`, which has room for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`. The rows at
+            `positions` are **overwritten** either way, no other row is. Rows that hold nothing yet must be among them;
+            their contents are not read.
+        tokens: all token ids, n or more.
+        positions: positions to recompute, each below n, in any order.
+        spans: those of the hit; the estimate of the KL is corrected with what is found at the seams.
+
+    Returns:
+        The cache, how far it was from what the model computed, and the next token's logits. If positions were
+        recomputed the cache is marked `is_approximate`, and no store takes it.
+
+    Raises:
+        ValueError: names the argument that does not fit.
+        LayoutMismatch: the layers have another shape than the model's.
+        UnsupportedCache: names a layer that cannot be written into.
+        UnsupportedModel: single tokens cannot be computed: the model has layers other than full attention, takes no
+            position_ids, or its attention takes no mask for each query. Nothing is written then.
+
+    Example:
+        >>> from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(
+        ...     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        ... )
+        >>> model, cache = LlamaForCausalLM(config).eval(), DynamicCache()
+        >>> with torch.no_grad():
+        ...     output = model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+        >>> found = recompute(model, cache, [1, 2, 3, 4], positions=[1])
+        >>> found.cache.get_seq_length(), bool(found.deviation.errors.max() < 1e-9)
+        (4, True)
     """
     check_model(model)
     given = tokens if isinstance(tokens, torch.Tensor) else torch.from_numpy(np.array(tokens, np.int64))
@@ -74,7 +114,7 @@ def recompute(
     cache = layers if hasattr(layers, "layers") else cache_from_layers(tuple(layers))
     held = _held(model, cache)
     if len(ids) < held:
-        raise ValueError(f"tokens: {len(ids)} of them, fewer than the {held} that the cache holds")
+        raise ValueError(f"tokens: expected at least the {held} that the cache holds, found {len(ids)}")
     rows = torch.tensor(sorted({int(x) for x in positions}), dtype=torch.int64, device=model.device)
     if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < held:
         raise ValueError(f"positions: expected 0 to {held - 1}, found {int(rows[0])} to {int(rows[-1])}")
@@ -96,8 +136,12 @@ def recompute(
 
 
 def check_model(model: Any) -> KVLayout:
-    """The layout of this model's caches. Raises `UnsupportedModel` naming why single positions of them cannot be
-    recomputed, `ValueError` for a model in training mode."""
+    """Return the layout of a model's caches.
+
+    Raises:
+        UnsupportedModel: says why single positions of them cannot be recomputed.
+        ValueError: the model is in training mode.
+    """
     layout = layout_from_config(model.config, model.dtype)
     name = getattr(model.config, "model_type", type(model).__name__)
     attention = getattr(model.config, "_attn_implementation", None)
@@ -106,7 +150,7 @@ def check_model(model: Any) -> KVLayout:
             f"{name}: attention {attention} takes no mask for each query; load it with sdpa or eager"
         )
     if "position_ids" not in _parameters(model):
-        raise UnsupportedModel(f"{name}: takes no position_ids, so a token cannot be computed at a position of its own")
+        raise UnsupportedModel(f"{name}: takes no position_ids, so a single token cannot be computed")
     if model.training:
         raise ValueError("model: is in training mode, where dropout changes the cache; call model.eval()")
     return layout
