@@ -9,9 +9,7 @@ import torch
 
 from kvstore.calibration.predictive.inputs import Wiring, used_inputs
 from kvstore.calibration.targets import reach
-from kvstore.codecs.predictive_model import (
-    MAX_BIAS,
-)
+from kvstore.codecs.predictive_model import MAX_BIAS
 from kvstore.layout import KVLayout
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -10,13 +10,7 @@ import torch
 from kvstore.calibration.dump import KVDump, Progress
 from kvstore.calibration.predictive.inputs import Wiring, inputs_of
 from kvstore.codecs import predictive_reference as reference
-from kvstore.codecs.predictive_model import (
-    CLASSES,
-    MAX_ADAPT,
-    MAX_SCALE,
-    SYMBOLS,
-    Part,
-)
+from kvstore.codecs.predictive_model import CLASSES, MAX_ADAPT, MAX_SCALE, SYMBOLS, Part
 from kvstore.codecs.rans import quantise
 
 Arrays = dict[str, np.ndarray[Any, Any]]
