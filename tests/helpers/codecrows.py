@@ -39,6 +39,9 @@ class Coder(Protocol):
     @property
     def exact(self) -> bool: ...
 
+    @property
+    def profile(self) -> bytes: ...
+
     def bound(self, info: BlockInfo) -> int: ...
 
     def usual(self, info: BlockInfo) -> int: ...
@@ -154,9 +157,13 @@ class WithDonors:
     def __init__(self, codec: DonorCodec, layout: KVLayout, donors: Sequence[Layers] = ()) -> None:
         """donors: of other tests than those of `arange` tokens."""
         self.codec = codec
-        self.id, self.exact = codec.id, codec.exact
+        self.id, self.exact, self.profile = codec.id, codec.exact, codec.profile
         self._kept = donors or donor_blocks(layout, _MOST_TOKENS)
         self.donors = [KVView.of_layers(layout, layers) for layers in self._kept]
+
+    def used(self, count: int) -> list[int]:
+        """The donors of a block of so many tokens."""
+        return sorted({span.donor for span in spans_of(count)})
 
     def bound(self, info: BlockInfo) -> int:
         return self.codec.bound(info)
@@ -182,12 +189,14 @@ class WithDonors:
 _BEFORE = (11, 5)  # tokens of each donor before those of the block
 
 
+def donor_tokens(count: int) -> list[list[int]]:
+    """Of blocks in which the tokens 0, 1, ... of the block itself follow others."""
+    return [[*range(10_000 * before, 10_001 * before), *range(count)] for before in _BEFORE]
+
+
 def donor_blocks(layout: KVLayout, count: int) -> list[Layers]:
-    """Of bf16: blocks in which the tokens 0, 1, ... follow others, as in `likely_kv`."""
-    return [
-        alike.kv_of([1 << 20, *range(10_000 * before, 10_000 * before + before - 1), *range(count)], layout=layout)
-        for before in _BEFORE
-    ]
+    """Their caches, bf16; `likely_kv` is that of the block."""
+    return [alike.kv_of(tokens, layout=layout) for tokens in donor_tokens(count)]
 
 
 def spans_of(count: int) -> list[Span]:
@@ -203,7 +212,9 @@ def _donor(model: bool, step: float | None = None) -> Callable[[KVLayout, Profil
             return WithDonors(DonorCodec(codec_by_name("entropy")), layout, [likely_kv(layout, _MOST_TOKENS)] * 2)
         used = (profile or profile_of(layout, "lossless", "donor")) if model else None
         plain: Codec = codec_by_name("entropy") if used is None else codec_by_name("predictive", used)
-        return WithDonors(DonorCodec(plain, None if used is None else DonorModel.from_profile(used), step), layout)
+        codec = DonorCodec(plain, None if used is None else DonorModel.from_profile(used), step)
+        codec.profile = plain.profile
+        return WithDonors(codec, layout)
 
     return make
 
