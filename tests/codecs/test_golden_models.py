@@ -174,6 +174,8 @@ def test_every_codec_of_the_format_has_rows_and_golden_records() -> None:
     assert {2: "predictive", 3: "donor", 5: "aqua"}.items() <= numbers.items()
     assert {codec_by_name(name).id: name for name in codec_names()}.items() <= numbers.items()
     rows = {row.name: row.make(LAYOUTS["rope"], None).id for row in ROWS}
+    assert len(rows) == len(ROWS)
+    assert set(codec_names()) <= set(rows)
     assert set(rows.values()) == set(numbers), "codecs of FORMAT.md without a row in codecrows.ROWS, or the other way"
     for name, number in rows.items():
         found = {opened(path)[0].codec for path in (GOLDEN / name).glob("*.rec")}
