@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs.rans import quantise
+from kvstore.codecs.rans import RansTables, quantise
 
 U8 = npt.NDArray[np.uint8]
 Freqs = npt.NDArray[np.uint16]
@@ -46,3 +48,20 @@ def case(seed: int, n: int, period: int, tables: int, bits: int) -> tuple[Freqs,
     freqs = random_freqs(rng, tables, bits)
     classes = rng.integers(0, tables, period, dtype=np.uint8)
     return freqs, random_symbols(rng, freqs, classes, n), classes
+
+
+def golden_stream(seed: int, n: int, period: int, tables: int, bits: int) -> bytes:
+    """A stream, and the same symbols as a stream of two parts, with all that it takes to decode them: JSON."""
+    freqs, symbols, classes = case(seed, n, period, tables, bits)
+    coder, half = RansTables(freqs, bits), n // 2
+    parts, ends = coder.encode_parts([symbols[:half], symbols[half:]], [classes, np.roll(classes, -half)])
+    found = {
+        "bits": bits,
+        "freqs": [row.tolist() for row in freqs],
+        "classes": classes.tolist(),
+        "symbols": symbols.tobytes().hex(),
+        "stream": coder.encode(symbols, classes).hex(),
+        "parts": parts.hex(),
+        "ends": ends,
+    }
+    return json.dumps(found, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,232 @@
+"""The golden records of codecs that need a profile or donors, and what they need: files beside them, for ever.
+
+`profiles/<layout>.safetensors.gz` is a profile, `blocks/<case>.rec` a block as codec 0 has it,
+`blocks/<case>.donor-N.rec` its donors, `<row>/<case>.rec` the block as a row of `codecrows.ROWS` codes it.
+`<row>/<case>.sha256` is the hash of what that decodes to; where machines may round otherwise, `<row>/<case>.raw` has
+the values.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from codecrows import ROWS, Coder, Row, WithDonors, donor_blocks, donor_tokens, likely_kv
+from kvcases import random_kv
+from profilecases import ROPE, Layers, predicted_kv, profile_of
+
+from kvstore import KVLayout, LayerLayout
+from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_names
+from kvstore.codecs.profile import NO_PROFILE, Profile
+from kvstore.identity import chain_key
+from kvstore.record import Donor, RecordHeader, check_payload, parse, payload_of, payload_offset, seal
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PARENT = hashlib.sha256(b"parent of a golden record").digest()
+NAMESPACE = hashlib.sha256(b"namespace of a golden record").digest()
+LAYOUTS = {
+    "rope": KVLayout.uniform(3, 1, 8, rope=ROPE),
+    "unequal": KVLayout((LayerLayout(2, 8, 4), LayerLayout(1, 8, 12)), "bfloat16"),
+}
+_SPECIAL = [0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x0001, 0x807F, 0x8000]
+_DONOR_RECORDS = 900  # of which on donors are numbered
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """One block. like: "alike" to its donors, "predicted" by the profile, or "noise", all bits; special: with NaN,
+    infinity, subnormals in it."""
+
+    layout: str
+    like: str
+    count: int
+    start: int = 0
+    special: bool = False
+
+    def info(self) -> BlockInfo:
+        tokens = np.arange(self.start, self.start + self.count, dtype=np.uint32)
+        return BlockInfo(LAYOUTS[self.layout], tokens, self.start)
+
+    def made(self, profile: Profile) -> Layers:
+        """The block; only while it has no file."""
+        info = self.info()
+        kv = likely_kv(info.layout, self.count)
+        if self.like == "predicted":
+            kv = predicted_kv(profile, info.tokens, self.start)
+        if self.like == "noise":
+            kv = random_kv(self.count, info.layout)
+        if self.special:
+            bits = torch.from_numpy(np.array(_SPECIAL, np.uint16).view(np.int16)).view(torch.bfloat16)
+            kv = [(k.clone(), v.clone()) for k, v in kv]
+            kv[1][0][0, 9, :8] = bits
+            kv[2][1][0, self.count - 1, :8] = bits
+        return kv
+
+    def takes(self, row: Row) -> bool:
+        """Whether there is a record of it: against donors only of what is like them; of noise, with loss, none, for
+        what differs from machine to machine has no measure there."""
+        if row.name in codec_names() or (row.name.startswith("donor") and self.like != "alike"):
+            return False
+        return self.like != "noise" or row.fidelity == "exact"
+
+
+# Only ever added to.
+MODEL_CASES = {
+    "rope-alike": ModelCase("rope", "alike", 20),
+    "rope-special": ModelCase("rope", "alike", 20, special=True),
+    "rope-predicted": ModelCase("rope", "predicted", 21),
+    "unequal-alike": ModelCase("unequal", "alike", 17),
+    "unequal-predicted": ModelCase("unequal", "predicted", 17, start=40),
+    "one-token": ModelCase("rope", "alike", 1),
+    "rope-noise": ModelCase("rope", "noise", 9),
+}
+RECORDS = [(row, name) for row in ROWS for name, case in MODEL_CASES.items() if case.takes(row)]
+
+
+def record_of(
+    codec: Coder,
+    info: BlockInfo,
+    kv: Layers,
+    number: int,
+    *,
+    profile: bytes = NO_PROFILE,
+    donors: Sequence[Donor] = (),
+) -> bytes:
+    """A sealed record, as a store writes it."""
+    begin = payload_offset(len(info.layout.layers), info.count, len(donors))
+    record = bytearray(begin + codec.bound(info))
+    sizes = codec.encode(info, KVView.of_layers(info.layout, kv), memoryview(record)[begin:])
+    assert sizes is not None
+    payload = memoryview(bytes(record[begin : begin + sum(sizes)]))
+    header = RecordHeader(
+        key=chain_key(PARENT, info.tokens),
+        parent=PARENT,
+        namespace=NAMESPACE,
+        codec=codec.id,
+        record_id=number,
+        start=info.start,
+        tokens=info.tokens,
+        layer_sizes=sizes,
+        raw_bytes=info.count * info.layout.bytes_per_token,
+        bits=16.0 * info.count,
+        profile=profile,
+        error_bound=0.0 if codec.exact else codec.error_bound(payload, sizes) or math.inf,
+        donors=tuple(donors),
+    )
+    del record[header.record_bytes :]
+    seal(header, memoryview(record))
+    return bytes(record)
+
+
+def opened(path: Path) -> tuple[RecordHeader, memoryview]:
+    """A record's header and payload, both checked."""
+    data = memoryview(path.read_bytes())
+    header = parse(data, len(data))
+    check_payload(header, data)
+    return header, payload_of(header, data)
+
+
+def decoded(coder: Coder, info: BlockInfo, header: RecordHeader, payload: memoryview) -> Layers:
+    dtype = getattr(torch, info.layout.dtype)
+    out = [
+        (
+            torch.zeros(x.heads, info.count, x.key_dim, dtype=dtype),
+            torch.zeros(x.heads, info.count, x.value_dim).to(dtype),
+        )
+        for x in info.layout.layers
+    ]
+    coder.decode(info, payload, header.layer_sizes, KVView.of_layers(info.layout, out))
+    return out
+
+
+def raw_of(kv: Layers) -> bytes:
+    return b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for pair in kv for t in pair)
+
+
+@lru_cache(maxsize=8)
+def profile_kept(layout: str) -> Profile:
+    return Profile.from_bytes(gzip.decompress((GOLDEN / "profiles" / f"{layout}.safetensors.gz").read_bytes()))
+
+
+def block_kept(name: str) -> Layers:
+    return _raw_block(LAYOUTS[MODEL_CASES[name].layout], GOLDEN / "blocks" / f"{name}.rec")
+
+
+def donors_kept(name: str) -> list[tuple[Donor, Layers]]:
+    """The donors of a case in their order: how a record names each, and its values."""
+    layout = LAYOUTS[MODEL_CASES[name].layout]
+    paths = sorted((GOLDEN / "blocks").glob(f"{name}.donor-*.rec"))
+    headers = [opened(path)[0] for path in paths]
+    return [(Donor(h.record_id, h.key), _raw_block(layout, path)) for h, path in zip(headers, paths, strict=True)]
+
+
+def _raw_block(layout: KVLayout, path: Path) -> Layers:
+    header, payload = opened(path)
+    return decoded(codec_by_id(header.codec), BlockInfo(layout, header.tokens, header.start), header, payload)
+
+
+def coder_kept(row: Row, name: str) -> Coder:
+    """The row's coder, made of nothing but golden files."""
+    case = MODEL_CASES[name]
+    layout = LAYOUTS[case.layout]
+    coder = row.make(layout, profile_kept(case.layout))
+    return (
+        WithDonors(coder.codec, layout, [d for _, d in donors_kept(name)]) if isinstance(coder, WithDonors) else coder
+    )
+
+
+# -- writing what is not there -----------------------------------------------------------------------------------------
+
+
+def write_missing(write_new: Callable[[Path, bytes], None]) -> None:
+    """write_new: writes a file that does not exist, and leaves alone one that does."""
+    for name, layout in LAYOUTS.items():
+        path = GOLDEN / "profiles" / f"{name}.safetensors.gz"
+        if not path.exists():
+            write_new(path, gzip.compress(profile_of(layout).data, mtime=0))
+    for number, (name, case) in enumerate(MODEL_CASES.items(), 1):
+        _write_block(write_new, number, name, case)
+    for number, (row, name) in enumerate(RECORDS, 1):
+        _write_record(write_new, number, row, name)
+
+
+def _write_block(write_new: Callable[[Path, bytes], None], number: int, name: str, case: ModelCase) -> None:
+    path, info, raw = GOLDEN / "blocks" / f"{name}.rec", case.info(), codec_by_id(0)
+    if path.exists():
+        return
+    write_new(path, record_of(raw, info, case.made(profile_kept(case.layout)), number))
+    if case.like == "alike":
+        tokens, blocks = donor_tokens(case.count), donor_blocks(info.layout, case.count)
+        for which, (ids, kv) in enumerate(zip(tokens, blocks, strict=True)):
+            donor = BlockInfo(info.layout, np.array(ids, np.uint32), 0)
+            data = record_of(raw, donor, kv, _DONOR_RECORDS + 10 * number + which)
+            write_new(path.with_name(f"{name}.donor-{which}.rec"), data)
+
+
+def _write_record(write_new: Callable[[Path, bytes], None], number: int, row: Row, name: str) -> None:
+    path, case = GOLDEN / row.name / f"{name}.rec", MODEL_CASES[name]
+    if path.exists():
+        return
+    data = made_again(row, name, number)
+    write_new(path, data)
+    header, payload = opened(path)
+    values = raw_of(decoded(coder_kept(row, name), case.info(), header, payload))
+    if row.same_bytes:
+        write_new(path.with_suffix(".sha256"), hashlib.sha256(values).hexdigest().encode() + b"\n")
+    else:
+        write_new(path.with_suffix(".raw"), values)
+
+
+def made_again(row: Row, name: str, number: int) -> bytes:
+    """The record as today's encoder makes it of the kept block."""
+    coder, info = coder_kept(row, name), MODEL_CASES[name].info()
+    donors = [donor for donor, _ in donors_kept(name)] if isinstance(coder, WithDonors) else []
+    used = [donors[i] for i in coder.used(info.count)] if isinstance(coder, WithDonors) else []
+    return record_of(coder, info, block_kept(name), number, profile=coder.profile, donors=used)
