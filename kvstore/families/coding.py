@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kvstore.block import Block
 from kvstore.codecs import Codec
+from kvstore.codecs.device import copy_on_cpu
 from kvstore.codecs.donor import DonorCodec, DonorRows
 from kvstore.codecs.donor_spans import Span, can_turn
-from kvstore.codecs.splitzip import copy_on_cpu
 from kvstore.errors import CodecError
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.families.reader import DonorLost, DonorReader, DonorUnreadable

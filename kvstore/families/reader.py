@@ -11,8 +11,8 @@ import numpy as np
 
 from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.device import copy_on_cpu
 from kvstore.codecs.donor import DonorCodec
-from kvstore.codecs.splitzip import copy_on_cpu
 from kvstore.config import MIB
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.identity import Tokens, chain_key
@@ -137,7 +137,7 @@ class DonorReader:
         try:
             return self._decoded(record, held.header, held.payload)
         except CodecError:
-            self._residency.host.remove(record)  # the disk may have it whole
+            self._residency.host.remove([record])  # the disk may have it whole
             return None
 
     def _from_disk(self, record: int) -> DonorBlock:

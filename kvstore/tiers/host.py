@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.record import RecordHeader, payload_of
-from kvstore.tiers.base import MemoryTier
+from kvstore.tiers.base import SealedSource, TensorSource
 from kvstore.tiers.buffers import Buffer
+from kvstore.tiers.memory import MemoryTier
 
 
 @dataclass(frozen=True)
 class HostRecord:
-    """A record in a pooled buffer. The header was checked when the record was made or read."""
+    """A record in a pooled buffer: a `Source`. The header was checked when the record was made or read."""
 
     header: RecordHeader
     buffer: Buffer
@@ -24,6 +26,26 @@ class HostRecord:
     @property
     def payload(self) -> memoryview:
         return payload_of(self.header, self.buffer.view)
+
+    @property
+    def tier(self) -> str:
+        return "host"
+
+    @property
+    def codec_id(self) -> int | None:
+        return self.header.codec
+
+    @property
+    def donors(self) -> Sequence[int] | None:
+        return None
+
+    @property
+    def tensors(self) -> TensorSource | None:
+        return None
+
+    @property
+    def sealed(self) -> SealedSource | None:
+        return self
 
 
 HostTier = MemoryTier[HostRecord]
