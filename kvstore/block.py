@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Block(TensorSource):
-    """One block of one sequence, its keys and values still where the caller (or a copy) has them: a `Source`.
+    """One block of one sequence, its keys and values still where the caller (or a copy) has them.
 
     record: its number. parent: number of the block before it, 0 for none. key, parent_key: see `identity.chain_key`.
     alone: not to be coded against others.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvstore.block import Block
 from kvstore.codecs import Codec
-from kvstore.codecs.device import copy_on_cpu
 from kvstore.codecs.donor import DonorCodec, DonorRows
 from kvstore.codecs.donor_spans import Span, can_turn
 from kvstore.errors import CodecError
@@ -62,7 +61,7 @@ class DonorCoding:
                 return None
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))
-        view = block.view if block.view.on_cpu else copy_on_cpu(block.view)
+        view = block.fetched().view
         room = int(_WORTH * self.plain.usual(info))
         return block.encode_by(
             self.codec,

@@ -28,7 +28,7 @@ class Source(Protocol):
     """One block where one tier has it. Immutable, and good until it is released, even if the tier drops the block.
 
     A block comes from `tensors`, or from the record in `sealed`; if both are None, its tier reads the record first
-    (`StorageTier.read`).
+    (`StorageTier.read`). A dataclass that inherits from this answers with properties: a field cannot replace one.
     """
 
     @property
@@ -46,15 +46,18 @@ class Source(Protocol):
     @property
     def donors(self) -> Sequence[int] | None:
         """Numbers of the records that it was coded against when it was found; None if the source does not know."""
+        return None
 
     @property
-    def tensors(self) -> TensorSource | None: ...
+    def tensors(self) -> TensorSource | None:
+        return None
 
     @property
-    def sealed(self) -> SealedSource | None: ...
+    def sealed(self) -> SealedSource | None:
+        return None
 
 
-class TensorSource(ABC):
+class TensorSource(Source, ABC):
     """Base of the sources that have tensors, as they are or coded in a way of their own."""
 
     @property
@@ -62,16 +65,8 @@ class TensorSource(ABC):
         return None
 
     @property
-    def donors(self) -> Sequence[int] | None:
-        return None
-
-    @property
     def tensors(self) -> TensorSource | None:
         return self
-
-    @property
-    def sealed(self) -> SealedSource | None:
-        return None
 
     @abstractmethod
     def copy_to(self, target: KVView) -> None:
@@ -89,7 +84,8 @@ class TensorSource(ABC):
         """The same block in host memory."""
 
 
-S = TypeVar("S")  # the tier's sources
+S = TypeVar("S")  # what a tier holds
+R = TypeVar("R", bound=Source)
 
 
 class Tier(Protocol[S]):
@@ -119,17 +115,17 @@ class Tier(Protocol[S]):
         """Plain numbers: "bytes", "budget", "records", and what else there is to say."""
 
 
-class StorageTier(Tier[S], Protocol[S]):
+class StorageTier(Tier[R], Protocol[R]):
     """A tier whose records must be read before they can be decoded."""
 
-    def follows(self, before: S, source: S) -> bool:
+    def follows(self, before: R, source: R) -> bool:
         """Whether `source` lies right behind `before`, so that one call reads both."""
 
-    def read(self, sources: Sequence[S], buffers: Sequence[Buffer]) -> None:
+    def read(self, sources: Sequence[R], buffers: Sequence[Buffer]) -> None:
         """Reads records that follow each other, each into its buffer of `nbytes`, with one call. Raises `OSError`.
 
         The caller checks what was read, and still has to release the sources.
         """
 
-    def is_current(self, source: S) -> bool:
+    def is_current(self, source: R) -> bool:
         """Whether the record still lies where `locate` found it; else what was read may be another's bytes."""

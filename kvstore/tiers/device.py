@@ -21,7 +21,7 @@ _CODEC = SplitZipCodec()
 
 @dataclass(frozen=True)
 class DeviceBlock(TensorSource):
-    """One block, all layers: a `Source`.
+    """One block, all layers.
 
     memory: uint8, on its device. view: of the raw tensors in it, None where they are coded. layer_sizes: where they
     are, the bytes of each layer. on_cpu: whether the CPU's codec coded them; the bytes are the same.

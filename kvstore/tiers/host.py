@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.record import RecordHeader, payload_of
-from kvstore.tiers.base import SealedSource, TensorSource
+from kvstore.tiers.base import SealedSource, Source
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.memory import MemoryTier
 
 
 @dataclass(frozen=True)
-class HostRecord:
-    """A record in a pooled buffer: a `Source`. The header was checked when the record was made or read."""
+class HostRecord(Source):
+    """A record in a pooled buffer. The header was checked when the record was made or read."""
 
     header: RecordHeader
     buffer: Buffer
@@ -34,14 +33,6 @@ class HostRecord:
     @property
     def codec_id(self) -> int | None:
         return self.header.codec
-
-    @property
-    def donors(self) -> Sequence[int] | None:
-        return None
-
-    @property
-    def tensors(self) -> TensorSource | None:
-        return None
 
     @property
     def sealed(self) -> SealedSource | None:

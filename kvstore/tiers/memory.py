@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from kvstore.eviction import EvictionPolicy
+from kvstore.tiers.base import Tier
 
 
 class Sized(Protocol):
@@ -19,7 +20,7 @@ class Sized(Protocol):
 T = TypeVar("T", bound=Sized)
 
 
-class MemoryTier(Generic[T]):
+class MemoryTier(Tier[T]):
     """Records by id, within `budget` bytes. Thread-safe: `_lock` guards the items, their bytes and the policy; what is
     only looked up is read without it.
 
@@ -35,14 +36,22 @@ class MemoryTier(Generic[T]):
         may_evict: Callable[[int], bool],
         evicted: Callable[[int], None],
     ) -> None:
-        self.name = name
-        self.budget = budget
+        self._name = name
+        self._budget = budget
         self._policy = policy
         self._may_evict = may_evict
         self._evicted = evicted
         self._items: dict[int, T] = {}
         self._bytes = 0
         self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def budget(self) -> int:
+        return self._budget
 
     @property
     def nbytes(self) -> int:

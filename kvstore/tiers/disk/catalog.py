@@ -24,7 +24,7 @@ from lmdb import verify as lmdb_verify
 from kvstore.config import PAGE_BYTES
 from kvstore.errors import DiskError, StoreLocked
 from kvstore.identity import Tokens
-from kvstore.tiers.base import SealedSource, TensorSource
+from kvstore.tiers.base import Source
 from kvstore.tiers.disk.segments import Extent
 
 ENTRY = np.dtype(
@@ -68,8 +68,8 @@ class CatalogDamaged(CatalogError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One record as the catalog knows it: a `Source`, which the disk tier reads.
+class Entry(Source):
+    """One record as the catalog knows it; the disk tier reads it.
 
     tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
     parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
@@ -101,14 +101,6 @@ class Entry:
     @property
     def codec_id(self) -> int | None:
         return self.codec
-
-    @property
-    def tensors(self) -> TensorSource | None:
-        return None
-
-    @property
-    def sealed(self) -> SealedSource | None:
-        return None
 
     def pack(self) -> bytes:
         body = _ENTRY.pack(

@@ -19,6 +19,7 @@ from kvstore.errors import KVStoreError
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
+from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError, Entry, Scan
 from kvstore.tiers.disk.fs import FileSystem
@@ -43,7 +44,7 @@ class Draft:
     buffer: Buffer
 
 
-class DiskTier:
+class DiskTier(StorageTier[Entry]):
     """Thread-safe. `evict` names the next records to give up together ([] for none) after the index has forgotten them;
     `alive` says whether a drafted record is still wanted when its group is committed."""
 
