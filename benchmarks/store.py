@@ -222,7 +222,7 @@ def host_tier(rows: Rows, codec: str, quick: bool) -> None:
     config = StoreConfig(host=TierConfig(1024 * MIB, codec), disk=TierConfig(0))
     with KVStore("", ModelIdentity("benchmark", "", "", "", layout), config) as store:
         for tokens, calls in ((2048, 2), (64, 64)):
-            ids, warm = np.arange(tokens, dtype=np.uint32), allocate(layout, tokens, 0).room
+            ids, warm = np.arange(tokens, dtype=np.uint32), allocate(layout, tokens, 0).tensors
             shape = (1, 3, tokens, 64)
             cache = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in layout.layers]
             store.put(ids, cache, namespace=b"%d" % tokens)
@@ -249,7 +249,7 @@ def host_tier(rows: Rows, codec: str, quick: bool) -> None:
                 return run
 
             get()
-            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens, 0).room))
+            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens, 0).tensors))
             seconds = interleave(
                 {"get": timed(get), "new": new, "warm": timed(lambda copy=copy, warm=warm: copy(warm))},
                 5 if quick else 15,

@@ -2,7 +2,17 @@
 
 from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.profile import Profile
-from kvstore.codecs.registry import auto_name, codec_by_id, codec_by_name, codec_names
+from kvstore.codecs.registry import auto_name, codec_by_id, codec_by_name, codec_names, is_delta
 from kvstore.codecs.view import KVView
 
-__all__ = ["BlockInfo", "Codec", "KVView", "Profile", "auto_name", "codec_by_id", "codec_by_name", "codec_names"]
+__all__ = [
+    "BlockInfo",
+    "Codec",
+    "KVView",
+    "Profile",
+    "auto_name",
+    "codec_by_id",
+    "codec_by_name",
+    "codec_names",
+    "is_delta",
+]

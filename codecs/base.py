@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 from kvstore.identity import Tokens
 from kvstore.layout import KVLayout
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,16 @@ class Codec(Protocol):
     """Codes the layers of a block one by one. Stateless and thread-safe.
 
     `id` is a number forever: a codec whose bytes change gets a new one. `exact` codecs give back every bit. `profile`
-    is the id of the profile (see profile.py) that decoding needs, zeros for none.
+    is the id of the profile (see profile.py) that decoding needs, zeros for none. `has_kernels`: there are kernels that
+    code tensors where they are, on the devices for which `codes_on` is true; elsewhere the CPU codes a copy, which
+    takes longer and is counted.
     """
 
     id: int
     name: str
     exact: bool
     profile: bytes = NO_PROFILE
+    has_kernels: bool = False
 
     def bound(self, info: BlockInfo) -> int:
         """The most payload bytes that `encode` may write for such a block."""
@@ -65,6 +71,15 @@ class Codec(Protocol):
         """What no value's error exceeds in what `encode` wrote; of a codec that is not exact, 0 says that no bound is
         known."""
         return 0.0
+
+    def codes_on(self, device: torch.device, dtype: str) -> bool:
+        """Whether tensors of `dtype` on `device` (a GPU with its index) are encoded and decoded there. May be slow once
+        for each device, while kernels are compiled and tried; may turn false when a device fails."""
+        return False
+
+    def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        """Whether the kernels can decode what `encode` wrote here. Blocks of some modes are for the CPU."""
+        return self.has_kernels
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decodes the first `out.tokens` tokens of the block into `out`, which may be strided; mutates only that.

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import kvstore.codecs._donor as _donor
 from kvstore.codecs import donor_steps
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable, can_turn
 from kvstore.codecs.donor_tables import frequencies
-from kvstore.codecs.splitzip import copy_on_cpu, room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 from kvstore.layout import KVLayout
@@ -127,7 +127,7 @@ class DonorCodec(Codec):
         sizes[-1] -= table.rest
         if min(sizes) < 0:
             raise CodecError(f"donor: layers of {list(layer_sizes)} bytes")
-        target, end = out if out.on_cpu else room_on_cpu(out), len(payload) - table.rest
+        target, end = out if out.on_cpu else buffer_on_cpu(out), len(payload) - table.rest
         core = payload[table.nbytes : end]
         if table.mode == STEPS:
             donor_steps.decode(table, core, sizes, rows, target)

@@ -22,11 +22,11 @@ import torch
 
 import kvstore.codecs._lossy as _lossy
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.device import buffer_on_cpu
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, MAX_SCALE, PLAIN, LossyModel
 from kvstore.codecs.lossy_rows import MAX_STEP, SINKS, Engine, Rows, Steps, Tensor, Walk, quantise, row_steps, values_of
 from kvstore.codecs.rans import RansDecoder
-from kvstore.codecs.splitzip import room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
@@ -306,7 +306,7 @@ class LossyCodec(Codec):
             raise CodecError("lossy: a block of another layout than the profile's")
         if not out.writable:
             raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
-        target = out if out.on_cpu else room_on_cpu(out)
+        target = out if out.on_cpu else buffer_on_cpu(out)
         tokens = info.tokens.astype(np.int64)
         wrong = _lossy.decode(self._native, tokens, info.start, payload, layer_sizes, target.rows, out.tokens)
         if wrong is not None:

@@ -9,7 +9,6 @@ Tensors on a GPU are coded there (kernels/predict_blocks.py), once it has shown 
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -20,10 +19,10 @@ import numpy.typing as npt
 
 import kvstore.codecs._predict as _predict
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, device_of, may_have_kernels
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.profile import Profile
-from kvstore.codecs.splitzip import copy_on_cpu, room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError, ProfileError
 
@@ -48,6 +47,7 @@ class PredictiveCodec(Codec):
     id = 2
     name = "predictive"
     exact = True
+    has_kernels = True
 
     def __init__(self, model: PredictiveModel, lossy: LossyModel | None = None) -> None:
         """lossy: to decode what `LossyCodec`, of the same number and profile, wrote."""
@@ -138,7 +138,7 @@ class PredictiveCodec(Codec):
                 if decode_from(coder, [info], [payload], [layer_sizes], [out]):
                     raise CodecError("predictive: the block is damaged")
                 return
-        target = out if out.on_cpu else room_on_cpu(out)
+        target = out if out.on_cpu else buffer_on_cpu(out)
         wrong = _predict.decode(
             self._native, _tokens(info), info.start, info.count, payload, layer_sizes, target.rows, out.tokens
         )
@@ -148,24 +148,20 @@ class PredictiveCodec(Codec):
             target.copy_to(out)
             _settle(out)
 
-    def codes_on_device(self, view: KVView) -> bool:
-        """Whether the tensors of a view are predicted by the device that they are on; False for tensors on the CPU."""
-        return self._coder_for(view) is not None
+    def codes_on(self, device: torch.device, dtype: str) -> bool:
+        """Where triton is installed, can compile for the device, and the kernels did in a trial what the CPU does. The
+        first call makes the trial, which takes as long as the compiler does; others wait for it."""
+        return dtype == self._model.layout.dtype and self._coder(device) is not None
 
-    def codes_on(self, device: torch.device) -> bool:
-        """Whether tensors on `device` (a GPU with its index) are predicted there: triton is there, can compile for it,
-        and the kernels did in a trial what the CPU does. The first call makes the trial, which takes as long as the
-        compiler does; others wait for it."""
-        return self._coder(device) is not None
+    def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        return mode_of(payload, layer_sizes) == MODE
 
     def _coder_for(self, view: KVView) -> DeviceModel | None:
-        if view.on_cpu or view.layout != self._model.layout:
-            return None
-        devices = {tensor.device for tensor in view.tensors()}
-        return self._coder(devices.pop()) if len(devices) == 1 else None
+        device = device_of(view)
+        return self._coder(device) if device is not None and view.layout == self._model.layout else None
 
     def _coder(self, device: torch.device) -> DeviceModel | None:
-        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        if not may_have_kernels(device):
             return None
         with self._trial:
             if device not in self._devices:

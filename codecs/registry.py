@@ -92,6 +92,13 @@ def codec_names() -> tuple[str, ...]:
     return _REGISTRY.names()
 
 
+def is_delta(number: int) -> bool:
+    """Whether records with this codec number are coded against the blocks of others (see `DonorCodec`)."""
+    from kvstore.codecs.donor import DonorCodec
+
+    return number == DonorCodec.id
+
+
 def auto_name(profile: Profile | None) -> str:
     """The exact codec that makes blocks smallest: predictive where the profile has what that needs, else entropy."""
     return EntropyCodec.name if profile is None or "lossless" not in profile.sections else "predictive"

@@ -10,7 +10,6 @@ save nothing, is stored as it is.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 import kvstore.codecs._native as _native
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.device import buffer_on_cpu, codes_on_device, copy_on_cpu, may_have_kernels
 from kvstore.codecs.view import KVView, row_shapes
 from kvstore.errors import CodecError
 from kvstore.layout import ITEM_BYTES
@@ -37,6 +37,7 @@ class SplitZipCodec(Codec):
     id = 1
     name = "splitzip"
     exact = True
+    has_kernels = True
 
     def bound(self, info: BlockInfo) -> int:
         return _native.bounds(info.layout.dtype, *row_shapes(info.layout), info.count)[0]
@@ -45,23 +46,39 @@ class SplitZipCodec(Codec):
         return _native.bounds(info.layout.dtype, *row_shapes(info.layout), info.count)[1]
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
+        if codes_on_device(self, block):
+            from kvstore.codecs.kernels.blocks import encode_into
+
+            return encode_into(block, out)
         return encode_block(info, block, out)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        if codes_on_device(self, out):
+            _check_block(info, payload, layer_sizes, out)
+            from kvstore.codecs.kernels.blocks import decode_from
+
+            decode_from(payload, layer_sizes, info.count, out)
+            return
         decode_block(info, payload, layer_sizes, out)
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         return raw_chunks(payload, layer_sizes)
 
+    def codes_on(self, device: torch.device, dtype: str) -> bool:
+        """Where triton is installed and can compile for the device."""
+        if not may_have_kernels(device):
+            return False
+        try:
+            from kvstore.codecs.kernels.blocks import works
+        except ImportError:
+            return False
+        return works(device, dtype)
+
 
 def encode_block(
     info: BlockInfo, block: KVView, out: memoryview, model: _native.EntropyModel | None = None
 ) -> tuple[int, ...] | None:
-    """See `Codec.encode`. model: code with entropy (codec 7) what that makes smaller."""
-    if model is None and codes_on_device(block):
-        from kvstore.codecs.kernels.blocks import encode_into
-
-        return encode_into(block, out)
+    """See `Codec.encode`; by the CPU. model: code with entropy (codec 7) what that makes smaller."""
     heads, row_bytes = row_shapes(info.layout)
     view = block if block.on_cpu else copy_on_cpu(block)
     return _native.encode(info.layout.dtype, heads, row_bytes, info.count, view.rows, out, model)
@@ -74,18 +91,9 @@ def decode_block(
     out: KVView,
     model: _native.EntropyModel | None = None,
 ) -> None:
-    """See `Codec.decode`."""
-    check_payload(info, payload, layer_sizes, out)
-    if min(layer_sizes) < 0:
-        raise CodecError(f"layers of {list(layer_sizes)} bytes")
-    if not out.writable:
-        raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
-    if model is None and codes_on_device(out):
-        from kvstore.codecs.kernels.blocks import decode_from
-
-        decode_from(payload, layer_sizes, info.count, out)
-        return
-    target = out if out.on_cpu else room_on_cpu(out)
+    """See `Codec.decode`; by the CPU."""
+    _check_block(info, payload, layer_sizes, out)
+    target = out if out.on_cpu else buffer_on_cpu(out)
     heads, row_bytes = row_shapes(info.layout)
     dtype, wanted = info.layout.dtype, out.tokens
     wrong = _native.decode(dtype, heads, row_bytes, info.count, payload, layer_sizes, target.rows, wanted, model)
@@ -95,37 +103,12 @@ def decode_block(
         target.copy_to(out)
 
 
-def codes_on_device(view: KVView) -> bool:
-    """Whether the tensors of a view are coded by the device that they are on; False for tensors on the CPU."""
-    if view.on_cpu:
-        return False
-    devices = {tensor.device for tensor in view.tensors()}
-    return len(devices) == 1 and codes_on(devices.pop(), view.layout.dtype)
-
-
-def codes_on(device: torch.device, dtype: str) -> bool:
-    """Whether tensors on `device` (a GPU with its index) are coded there: triton is there, and can compile for it."""
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return False
-    try:
-        from kvstore.codecs.kernels.blocks import works
-    except ImportError:
-        return False
-    return works(device, dtype)
-
-
-def copy_on_cpu(view: KVView) -> KVView:
-    """What a view of tensors on a device holds, in memory of its own on the CPU."""
-    memory = np.empty(view.nbytes, np.uint8)
-    copy = KVView.packed(view.layout, view.tokens, memory.ctypes.data, memory)
-    view.copy_to(copy)
-    return copy
-
-
-def room_on_cpu(view: KVView) -> KVView:
-    """Tensors on the CPU, contents undefined, that can be copied to those of a view on a device."""
-    tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in view.tensors()]
-    return KVView.of_layers(view.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+def _check_block(info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+    check_payload(info, payload, layer_sizes, out)
+    if min(layer_sizes) < 0:
+        raise CodecError(f"layers of {list(layer_sizes)} bytes")
+    if not out.writable:
+        raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
 
 
 def raw_chunks(payload: memoryview, layer_sizes: Sequence[int]) -> int:

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from kvstore.approximate import Approximate, ReusedSpan
 from kvstore.approximate_plan import Candidate, Plan, plan
+from kvstore.block_read import BlockRead
 from kvstore.codecs import KVView
 from kvstore.codecs.donor_spans import can_turn
 from kvstore.codecs.turn import turn_keys
 from kvstore.errors import CodecError
 from kvstore.families.reader import DonorBlock, DonorLost, DonorReader, DonorUnreadable
-from kvstore.fetch import Fetcher, Part, release
+from kvstore.get import GetRequest, Getter
 from kvstore.hit import ApproximateLayers, Hit
 from kvstore.identity import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
-from kvstore.result import allocate, deliver, stays
+from kvstore.result import allocate
 
 
 @dataclass(frozen=True)
 class Assembler:
-    """Thread-safe."""
+    """Thread-safe: has no state of its own."""
 
     residency: Residency
     reader: DonorReader
-    fetcher: Fetcher
+    getter: Getter
     metrics: Metrics
+
+    def get(self, approximate: Approximate, request: GetRequest) -> Hit | None:
+        """The cache of the longest stored prefix, and behind it an approximate one where that keeps to what
+        `approximate` allows; otherwise as `Getter.get`."""
+        reads = self.getter.lookup.reads(request.namespace, request.tokens)
+        exact = reads[-1].end if reads else 0
+        planned = self.plan(approximate, request.namespace, request.tokens, exact)
+        if planned is None:
+            return self.getter.fetch(request, reads)
+        return self.assemble(planned, request, reads) or self.getter.get(request)
 
     def plan(self, request: Approximate, namespace: bytes, tokens: Tokens, exact: int) -> Plan | None:
         """What could stand behind the first `exact` tokens, which are stored; None where it does not pay."""
@@ -50,40 +59,32 @@ class Assembler:
                 candidates.append(Candidate(span.start, span.length, span.run, shift, span.record, span.donor_start))
         return plan(request, exact, len(tokens), candidates) if candidates else None
 
-    def assemble(
-        self, planned: Plan, parts: Sequence[Part], tokens: Tokens, device: Any, reserve: int, begin: float
-    ) -> Hit | None:
-        """The cache of the plan behind the exact parts, whose disk entries it releases; None, which is counted, where
-        a block left since. begin: when the get began."""
-        reserve = reserve if stays(device) else 0
-        exact = parts[-1].start + len(parts[-1].tokens) if parts else 0
+    def assemble(self, planned: Plan, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
+        """The cache of the plan behind the exact blocks, whose sources it releases; None, which is counted, where a
+        block left since."""
+        exact = reads[-1].end if reads else 0
         try:
-            result = allocate(self.reader.layout, planned.tokens, reserve)
+            out = allocate(self.reader.layout, planned.tokens, request.reserve_behind(planned.tokens))
         except BaseException:
-            release(self.residency, [part.source for part in parts])
+            self.residency.release([read.source for read in reads])
             raise
-        layers = result.layers(planned.tokens)
-        out = KVView.of_layers(self.reader.layout, [(k[0], v[0]) for k, v in layers])
-        good, tiers = self.fetcher.fetch(parts, out) if parts else (0, {})
-        if good < len(parts) or not self._fill(planned, tokens, exact, out):
+        layers = out.layers(planned.tokens)
+        view = KVView.of_layers(self.reader.layout, [(k[0], v[0]) for k, v in layers])
+        fetcher = self.getter.fetcher
+        good, tiers = fetcher.fetch(reads, view) if reads else (0, {})
+        if good < len(reads) or not self._fill(planned, request.tokens, exact, view):
             self.metrics.add("approximate_failed")
             return None
-        layers = deliver(layers, device)
         tiers["donors"] = sum(span.count for span in planned.spans)
-        self.metrics.add("get_hits")
+        hit = self.getter.hit(request, out, layers, tiers)
         self.metrics.add("get_approximate")
-        for name, amount in tiers.items():
-            self.metrics.add(f"get_hit_tokens_{name}", amount)
-        return Hit(
-            planned.tokens,
-            tiers,
-            time.perf_counter() - begin,
-            ApproximateLayers(layers),
+        return replace(
+            hit,
+            layers=ApproximateLayers(hit.layers),
             exact_tokens=exact,
             spans=planned.spans,
             recompute=planned.recompute,
             kl=planned.kl,
-            _room=[result.room] if reserve else [],
         )
 
     def _fill(self, planned: Plan, tokens: Tokens, end: int, out: KVView) -> bool:
@@ -91,7 +92,7 @@ class Assembler:
         there are none, which are to be recomputed. False where a donor left since the plan was made."""
         records = list(dict.fromkeys(span.donor for span in planned.spans))
         self.residency.use_donors(records)
-        blocks = dict(zip(records, self.fetcher.executor.map(self._block, records), strict=True))
+        blocks = dict(zip(records, self.getter.fetcher.executor.map(self._block, records), strict=True))
         for span in planned.spans:
             block = blocks[span.donor]
             rows = slice(span.donor_start, span.donor_start + span.count)
@@ -104,7 +105,7 @@ class Assembler:
             block.view.narrow(span.donor_start, span.count).copy_to(out.narrow(span.start, span.count))
         _clear(out, end, planned.tokens)
         moves = [(out.narrow(start, count), shift) for start, count, shift in _moves(planned.spans)]
-        list(self.fetcher.executor.map(lambda move: turn_keys(*move), moves))
+        list(self.getter.fetcher.executor.map(lambda move: turn_keys(*move), moves))
         return True
 
     def _block(self, record: int) -> DonorBlock | None:

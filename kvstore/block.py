@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvstore.codecs.base import BlockInfo, Codec
+from kvstore.codecs.device import copy_on_cpu, move
 from kvstore.codecs.view import KVView
 from kvstore.identity import Tokens
 from kvstore.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
+from kvstore.tiers.base import TensorSource
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
 
+if TYPE_CHECKING:
+    import torch
+
 
 @dataclass(frozen=True)
-class Block:
+class Block(TensorSource):
     """One block of one sequence, its keys and values still where the caller (or a copy) has them.
 
     record: its number. parent: number of the block before it, 0 for none. key, parent_key: see `identity.chain_key`.
@@ -38,6 +44,23 @@ class Block:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def tier(self) -> str:
+        return "queue"
+
+    @property
+    def nbytes(self) -> int:
+        return self.view.nbytes
+
+    def copy_to(self, target: KVView) -> None:
+        move(self.view.narrow(0, target.tokens), target)
+
+    def reaches(self, device: torch.device) -> bool:
+        return not self.view.on_cpu
+
+    def fetched(self) -> Block:
+        return self if self.view.on_cpu else replace(self, view=copy_on_cpu(self.view))
 
     def info(self) -> BlockInfo:
         return BlockInfo(self.view.layout, self.tokens, self.start)

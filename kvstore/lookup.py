@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvstore.fetch import Part, release
+from kvstore.block_read import BlockRead
 from kvstore.identity import ModelIdentity, Tokens, chain_keys, chain_root
 from kvstore.loading import follow
 from kvstore.residency import Residency
@@ -38,10 +38,10 @@ class Lookup:
                 return i * self.block_tokens
         return usable
 
-    def parts(self, namespace: bytes, tokens: Tokens) -> list[Part]:
-        """The stored prefix as parts with their sources, up to the first block that is nowhere; counts as a use.
+    def reads(self, namespace: bytes, tokens: Tokens) -> list[BlockRead]:
+        """The blocks of the stored prefix with their sources, up to the first that is nowhere; counts as a use.
 
-        Disk entries among the sources are held: hand all parts to `Fetcher.fetch`.
+        The sources must be released: `Fetcher.fetch` does so, `Residency.release` if they are not fetched.
         """
         self._refresh()
         residency, size = self.residency, self.block_tokens
@@ -54,15 +54,15 @@ class Lookup:
         residency.use_donors_of(records)
         sources = residency.find(records)
         parents = [self.root(namespace), *chain_keys(self.root(namespace), tokens[: len(records) * size], size)]
-        parts = []
+        reads = []
         for i, (record, source) in enumerate(zip(records, sources, strict=True)):
             if source is None or residency.is_expired(record):
-                release(residency, sources[i:])
+                residency.release(sources[i:])
                 residency.drop_if_nowhere(record)
                 break
             start = i * size
-            parts.append(Part(record, start, tokens[start : min(start + size, usable)], parents[i], source))
-        return parts
+            reads.append(BlockRead(record, start, tokens[start : min(start + size, usable)], parents[i], source))
+        return reads
 
     def in_memory(self, records: Sequence[int]) -> list[bool]:
         """Whether each record can be had without reading the disk."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from kvstore.block import Block
 from kvstore.codecs import Codec, KVView, codec_by_name
-from kvstore.codecs.predictive import PredictiveCodec
-from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device, copy_on_cpu
+from kvstore.codecs.device import falls_back
 from kvstore.families.coding import DonorCoding
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.hit import FlushResult
@@ -159,13 +158,7 @@ class Persister:
 
     def _count_fallback(self, codec: Codec, view: KVView) -> None:
         """Counts a block on a device that the CPU coded, though the codec has kernels."""
-        if view.on_cpu:
-            return
-        if isinstance(codec, PredictiveCodec):
-            fell_back = not codec.codes_on_device(view)
-        else:
-            fell_back = codec.id == SplitZipCodec.id and not codes_on_device(view)
-        if fell_back:
+        if falls_back(codec, view):
             self.residency.metrics.add("fallback_device_codec")
 
     def _encode_with(self, codec: Codec, block: Block, lasting: bool = False) -> HostRecord:
@@ -174,7 +167,7 @@ class Persister:
             self._count_fallback(codec, block.view)  # now: a device may have failed at this very block
         except torch.OutOfMemoryError:
             self.residency.metrics.add("fallback_device_codec")
-            record = replace(block, view=copy_on_cpu(block.view)).encode(codec, self.pool, lasting)
+            record = block.fetched().encode(codec, self.pool, lasting)
         fallbacks = codec.fallbacks(record.payload, record.header.layer_sizes)
         if fallbacks:
             self.residency.metrics.add("fallback_raw_chunks", fallbacks)

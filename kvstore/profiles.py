@@ -15,7 +15,7 @@ from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.profile import MAX_BYTES, NO_PROFILE
-from kvstore.errors import ProfileError
+from kvstore.errors import ProfileError, UnknownCodec
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
@@ -77,6 +77,14 @@ class Profiles:
         if codec is None:
             self._metrics.add("unknown_profile")
         return codec
+
+    def likely_decoder(self, number: int) -> Codec | None:
+        """The codec for a record with this codec number of which nothing else is known; one that needs a profile gets
+        the current one. None where there is none."""
+        try:
+            return codec_by_id(number, self.current)
+        except (UnknownCodec, ProfileError):
+            return None
 
     def donor_encoder(self, plain: Codec, step: float | None) -> DonorCodec:
         """The codec of blocks that are coded against others. plain: for tokens that no other block has; where it needs

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore.admission import SecondRead
 from kvstore.block import Block
@@ -18,16 +19,15 @@ from kvstore.eviction import EvictionPolicy, LeafFirstLRU
 from kvstore.eviction.prior import PriorGuided
 from kvstore.families.kinship import Families
 from kvstore.metrics import Metrics
-from kvstore.tiers.base import MemoryTier
-from kvstore.tiers.device import DeviceBlock, DeviceTier
-from kvstore.tiers.disk.catalog import CatalogError, Entry
+from kvstore.tiers.base import Source, StorageTier
+from kvstore.tiers.device import DeviceTier
+from kvstore.tiers.disk.catalog import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
-from kvstore.tiers.host import HostRecord, HostTier
+from kvstore.tiers.host import HostTier
+from kvstore.tiers.memory import MemoryTier
 from kvstore.trie import TrieIndex
 from kvstore.trie.content import ContentIndex
 from kvstore.trie.index import NO_LIMIT
-
-Source = DeviceBlock | Block | HostRecord | Entry
 
 
 @dataclass
@@ -67,16 +67,29 @@ class Residency:
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
+    @property
+    def storage(self) -> dict[str, StorageTier[Any]]:
+        """The tiers whose records must be read, by name, the nearest first. Each has sources of its own kind."""
+        return {} if self.disk is None else {self.disk.name: self.disk}
+
     def find(self, records: Sequence[int]) -> list[Source | None]:
-        """The nearest source of each record, None where it is nowhere. Segments of disk entries are held: the
-        caller releases them (`DiskTier.release`)."""
+        """The nearest source of each record, None where it is nowhere. The caller releases them (`release`)."""
         # Order matters: a block leaves `pending` only after it arrived elsewhere.
         found: list[Source | None] = [self.device.get(r) or self.pending.get(r) or self.host.get(r) for r in records]
-        missing = [i for i, source in enumerate(found) if source is None]
-        if missing and self.disk is not None:
-            for i, entry in zip(missing, self.disk.locate([records[i] for i in missing]), strict=True):
-                found[i] = entry
+        for tier in self.storage.values():
+            missing = [i for i, source in enumerate(found) if source is None]
+            if missing:
+                for i, source in zip(missing, tier.locate([records[i] for i in missing]), strict=True):
+                    found[i] = source
         return found
+
+    def release(self, sources: Iterable[Source | None]) -> None:
+        """Lets go of sources that `find` gave and that will not be read."""
+        given = [source for source in sources if source is not None]
+        for name, tier in self.storage.items():
+            held = [source for source in given if source.tier == name]
+            if held:
+                tier.release(held)
 
     def touch(self, records: Sequence[int]) -> None:
         """The records of one prefix, root first, were used."""
@@ -167,12 +180,11 @@ class Residency:
         if record not in self.index:
             self.metrics.add("stale_reads")
             return
-        if isinstance(source, Entry) and self.disk is not None:
-            now = self.disk.entry(record)
-            if now is None or now.extent != source.extent:
-                self.metrics.add("stale_reads")
-                self.drop([record])
-                return
+        tier = self.storage.get(source.tier)
+        if tier is not None and not tier.is_current(source):
+            self.metrics.add("stale_reads")
+            self.drop([record])
+            return
         self.metrics.add(f"damaged_{why}")
         self.quarantine(record)
 
@@ -188,8 +200,8 @@ class Residency:
 
     def _forget(self, record: int) -> None:
         self.pending.pop(record, None)
-        self.device.remove(record)
-        self.host.remove(record)
+        self.device.remove([record])
+        self.host.remove([record])
         self._kept.discard(record)
         self.unwritten.discard(record)
         self.families.remove(record)

@@ -12,29 +12,33 @@ from kvstore.approximate import Approximate
 from kvstore.assembly import Assembler
 from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
+from kvstore.decode import BlockDecoder
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
 from kvstore.families.coding import DonorCoding
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.families.reader import DonorReader
 from kvstore.families.recode import Recoder
-from kvstore.fetch import Fetcher, home, release
+from kvstore.fetch import Fetcher
 from kvstore.gate import Gate
+from kvstore.get import GetRequest, Getter
 from kvstore.grouping import Grouping
 from kvstore.hit import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
-from kvstore.identity import ModelIdentity, Tokens, as_tokens, namespace_digest
+from kvstore.identity import ModelIdentity, as_tokens, namespace_digest
 from kvstore.intake import Intake
 from kvstore.loading import load_index, save_traffic
 from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
 from kvstore.persist import Persister
+from kvstore.placement import Placement
 from kvstore.planner import Sequence
 from kvstore.profiles import Profiles
 from kvstore.residency import Residency
-from kvstore.result import allocate, deliver, stays
+from kvstore.result import is_on_cpu
 from kvstore.session import Session, SessionStore
 from kvstore.session_record import SessionRecord
 from kvstore.sessions import SessionTable
 from kvstore.tier_codecs import TierCodecs
+from kvstore.tiers.base import Tier
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
@@ -42,8 +46,6 @@ from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
 from kvstore.trie.content import ContentIndex
 from kvstore.writeback import WriteBehind
 
-# Room behind the tensors of a hit for what is generated first.
-_RESERVE_TOKENS = 64
 _MOST_RESERVE = 1 << 24
 # About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.
 _RADIUS_BITS = 256.0
@@ -122,12 +124,13 @@ class KVStore:
         exact = identity.codec_family == "exact"
         self._donors = DonorReader(self._residency, self._pool, profiles, self.metrics, identity.layout, exact)
         self._residency.forgotten.append(self._donors.forget)
-        self._fetcher = Fetcher(
-            self._residency, self._pool, self._executor, self.metrics, config.threads, profiles, self._donors
-        )
-        self._assembler = Assembler(self._residency, self._donors, self._fetcher, self.metrics)
+        decoder = BlockDecoder(self._residency, profiles, self._donors)
+        self._fetcher = Fetcher(self._residency, self._pool, self._executor, config.threads, decoder)
         self._sessions = SessionTable(self._residency.disk)
         self._lookup = Lookup(self._residency, identity, config.block_tokens, follows=read_only)
+        self._placement = Placement(identity.layout, codecs, profiles, self.metrics)
+        self._getter = Getter(self._lookup, self._placement, self._fetcher, identity.layout, self.metrics)
+        self._assembler = Assembler(self._residency, self._donors, self._getter, self.metrics)
         self._grouping = Grouping(self._residency)
         self._intake: Intake | None = None
         if not read_only:
@@ -251,56 +254,12 @@ class KVStore:
         _positive("reserve", reserve, 0, _MOST_RESERVE)
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
+        request = GetRequest(digest, wanted, len(ids), device, is_on_cpu(device), reserve, begin)
         self.metrics.add("get_tokens", len(wanted))
         with self._gate:
-            return self._fetch(digest, wanted, device, reserve, len(ids), begin, approximate)
-
-    def _fetch(
-        self,
-        digest: bytes,
-        ids: Tokens,
-        device: Any,
-        reserve: int | None,
-        asked: int,
-        begin: float,
-        approximate: Approximate | None = None,
-    ) -> Hit | None:
-        here = stays(device)
-        parts = self._lookup.parts(digest, ids)
-        count = parts[-1].start + len(parts[-1].tokens) if parts else 0
-        if approximate is not None:
-            planned = self._assembler.plan(approximate, digest, ids, count)
-            if planned is not None:
-                room = self._room(reserve, asked, planned.tokens)
-                hit = self._assembler.assemble(planned, parts, ids, device, room, begin)
-                return hit or self._fetch(digest, ids, device, reserve, asked, begin)
-        if not parts:
-            self.metrics.add("get_misses")
-            return None
-        reserve = self._room(reserve, asked, count) if here else 0
-        layout = self.identity.layout
-        try:
-            result = allocate(layout, count, reserve, home(parts, layout, device, self._fetcher))
-        except BaseException:
-            release(self._residency, [part.source for part in parts])  # or their segments were never recycled
-            raise
-        good, tiers = self._fetcher.fetch(parts, result.view)
-        if not good:
-            self.metrics.add("get_misses")
-            return None
-        if good < len(parts):
-            count = parts[good].start
-        layers = deliver(result.layers(count), device)
-        self.metrics.add("get_hits")
-        for name, amount in tiers.items():
-            self.metrics.add(f"get_hit_tokens_{name}", amount)
-        rooms = [result.room] if reserve else []
-        return Hit(count, tiers, time.perf_counter() - begin, layers, _room=rooms)
-
-    @staticmethod
-    def _room(reserve: int | None, asked: int, count: int) -> int:
-        """Tokens to reserve behind `count` of a sequence of `asked`."""
-        return min(asked - count, count) + _RESERVE_TOKENS if reserve is None else reserve
+            if approximate is not None:
+                return self._assembler.get(approximate, request)
+            return self._getter.get(request)
 
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
@@ -317,17 +276,7 @@ class KVStore:
         self._check_open()
         ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
         with self._gate:
-            return self._background.submit(self._prefetch, ids, digest)
-
-    def _prefetch(self, ids: Any, digest: bytes) -> int:
-        parts = self._lookup.parts(digest, ids)
-        good, _ = self._fetcher.fetch(parts, None) if parts else (0, {})
-        in_memory = 0
-        for part, source in zip(parts[:good], self._lookup.in_memory([p.record for p in parts[:good]]), strict=True):
-            if not source:
-                break
-            in_memory = part.start + len(part.tokens)
-        return in_memory
+            return self._background.submit(self._getter.prefetch, digest, ids)
 
     def delete(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """Removes a stored sequence: the block of its last token, everything that continues it, and the blocks before
@@ -389,18 +338,12 @@ class KVStore:
 
     def _stats(self) -> dict[str, Any]:
         residency = self._residency
-        disk = residency.disk
-        tiers: dict[str, Any] = {
-            tier.name: {"bytes": tier.nbytes, "budget": tier.budget, "records": len(tier)}
-            for tier in (residency.device, residency.host)
-        }
-        if disk is not None:
-            tiers["disk"] = disk.stats()
+        tiers: list[Tier[Any]] = [residency.device, residency.host, *residency.storage.values()]
         return {
             "index": residency.index.stats(),
             "families": residency.families.stats(),
             "content": residency.content.stats() if residency.content is not None else {},
-            **tiers,
+            **{tier.name: tier.stats() for tier in tiers},
             "queue": {
                 "bytes": self._intake.writer.pending_bytes if self._intake else 0,
                 "records": len(residency.pending),

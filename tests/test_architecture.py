@@ -323,3 +323,100 @@ def test_codecs_and_trie_import_without_lmdb_and_transformers(package: str) -> N
     """As on a machine where they are not installed: None in sys.modules makes an import fail."""
     code = f"import sys\nsys.modules['lmdb'] = sys.modules['transformers'] = None\nimport {package}"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+# ---- nothing is asked for its class ----------------------------------------------------------------------------------
+# What an object can do, it says itself: a new codec or tier changes no module but its own.
+
+HOMES = {"kvstore.codecs": "kvstore.codecs", "kvstore.tiers": "kvstore.tiers", "kvstore.block.Block": "kvstore.tiers"}
+"""Where codecs, tiers and sources are defined, and who may ask for their classes."""
+
+
+def _guarded() -> dict[str, set[str]]:
+    """Names of the classes of codecs, tiers and sources, with the packages that may ask for them."""
+    found: dict[str, set[str]] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign) and "MemoryTier[" in ast.unparse(node.value):
+                names = [ast.unparse(target) for target in node.targets]  # HostTier = MemoryTier[HostRecord]
+            for name in names:
+                homes = {home for place, home in HOMES.items() if _below(f"{module}.{name}", place)}
+                if homes:
+                    found.setdefault(name, set()).update(homes)
+    return found
+
+
+GUARDED = _guarded()
+
+
+def _names(node: ast.AST, module: str) -> set[str]:
+    """Guarded classes that an expression mentions, of packages that the module is not part of."""
+    if isinstance(node, ast.Call):
+        return set()  # it makes one, or asks it something
+    word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    own = any(_below(module, home) for home in GUARDED.get(word, ()))
+    found = {word} if word in GUARDED and not own else set()
+    return found.union(*(_names(child, module) for child in ast.iter_child_nodes(node)))
+
+
+def _class_checks(tree: ast.Module, module: str) -> list[str]:
+    """isinstance, issubclass, comparisons with a class or with its number or name, tables by class, class patterns."""
+    found: list[ast.AST] = []
+    for node in ast.walk(tree):
+        asked: list[ast.AST | None] = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            asked = [*node.args[1:]]
+        elif isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            asked = [*node.keys]
+        elif isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        if any(_names(expression, module) for expression in asked if expression is not None):
+            found.append(node)
+    return [f"{ast.unparse(node)} in line {getattr(node, 'lineno', '?')}" for node in found]
+
+
+def test_the_classes_of_codecs_tiers_and_sources_are_known() -> None:
+    codecs = ("RawCodec", "SplitZipCodec", "DonorCodec")
+    tiers = ("DiskTier", "HostTier", "HostRecord", "Entry", "Block")
+    assert all("kvstore.codecs" in GUARDED[name] for name in codecs)
+    assert all("kvstore.tiers" in GUARDED[name] for name in tiers)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "isinstance(codec, PredictiveCodec)",
+        "isinstance(source, Entry | HostRecord)",
+        "isinstance(source, (int, catalog.Entry))",
+        "issubclass(kind, RawCodec)",
+        "type(source) is DeviceBlock",
+        "header.codec == DonorCodec.id",
+        "number in (SplitZipCodec.id, 2)",
+        "{HostRecord: 'host', Block: 'queue'}[type(source)]",
+        "match tier:\n    case DiskTier():\n        pass",
+    ],
+)
+def test_a_class_check_is_seen(source: str) -> None:
+    assert len(_class_checks(ast.parse(source), "kvstore.fetch")) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("isinstance(value, int | float)", "kvstore.fetch"),
+        ("isinstance(source, Entry)", "kvstore.tiers.disk.tier"),
+        ("codec.id == 3", "kvstore.fetch"),
+        ("HostRecord(header, buffer).payload == b''", "kvstore.fetch"),
+        ("found: dict[int, Entry] = {}", "kvstore.residency"),
+    ],
+)
+def test_other_questions_are_no_class_checks(source: str, module: str) -> None:
+    assert _class_checks(ast.parse(source), module) == []
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_no_codec_tier_or_source_is_asked_for_its_class(module: str) -> None:
+    assert _class_checks(TREES[module], module) == []

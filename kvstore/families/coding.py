@@ -9,7 +9,6 @@ from kvstore.block import Block
 from kvstore.codecs import Codec
 from kvstore.codecs.donor import DonorCodec, DonorRows
 from kvstore.codecs.donor_spans import Span, can_turn
-from kvstore.codecs.splitzip import copy_on_cpu
 from kvstore.errors import CodecError
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.families.reader import DonorLost, DonorReader, DonorUnreadable
@@ -62,7 +61,7 @@ class DonorCoding:
                 return None
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))
-        view = block.view if block.view.on_cpu else copy_on_cpu(block.view)
+        view = block.fetched().view
         room = int(_WORTH * self.plain.usual(info))
         return block.encode_by(
             self.codec,

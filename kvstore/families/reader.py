@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstore.codecs import KVView
+from kvstore.codecs import KVView, is_delta
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.donor import DonorCodec
-from kvstore.codecs.splitzip import copy_on_cpu
 from kvstore.config import MIB
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.identity import Tokens, chain_key
@@ -127,7 +125,7 @@ class DonorReader:
         block = self._residency.pending.get(record) if self._any_tier else None
         if block is None:
             return None
-        view = block.view if block.view.on_cpu else copy_on_cpu(block.view)
+        view = block.fetched().view
         return DonorBlock(block.key, block.start, block.tokens, view)
 
     def _from_host(self, record: int) -> DonorBlock | None:
@@ -137,7 +135,7 @@ class DonorReader:
         try:
             return self._decoded(record, held.header, held.payload)
         except CodecError:
-            self._residency.host.remove(record)  # the disk may have it whole
+            self._residency.host.remove([record])  # the disk may have it whole
             return None
 
     def _from_disk(self, record: int) -> DonorBlock:
@@ -164,7 +162,7 @@ class DonorReader:
             disk.release([entry])
 
     def _decoded(self, record: int, header: RecordHeader, payload: memoryview) -> DonorBlock:
-        if header.codec == DonorCodec.id or header.donors:
+        if is_delta(header.codec) or header.donors:
             raise DonorLost("a member has the donor's number")  # and is as good as any
         try:
             codec = self._profiles.decoder(header.codec, header.profile)
@@ -173,8 +171,8 @@ class DonorReader:
         if codec is None:
             raise DonorUnreadable
         info = BlockInfo(self.layout, header.tokens, header.start)
-        room = self._pool.take(header.count * self.layout.bytes_per_token)
-        view = KVView.packed(self.layout, header.count, room.address, room)
+        buffer = self._pool.take(header.count * self.layout.bytes_per_token)
+        view = KVView.packed(self.layout, header.count, buffer.address, buffer)
         codec.decode(info, payload, header.layer_sizes, view)
         return DonorBlock(header.key, header.start, header.tokens, view)
 

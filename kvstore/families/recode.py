@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.block import Block
+from kvstore.block_read import BlockRead
 from kvstore.codecs import KVView
-from kvstore.fetch import Fetcher, Part
+from kvstore.fetch import Fetcher
 from kvstore.identity import chain_keys
 from kvstore.layout import KVLayout
-from kvstore.residency import Residency, Source
+from kvstore.residency import Residency
+from kvstore.tiers.base import Source
 from kvstore.tiers.buffers import BufferPool
 from kvstore.writeback import Job
 
@@ -59,7 +61,7 @@ class Recoder:
         here = tokens[start:].copy()
         room = self.pool.take(len(here) * self.layout.bytes_per_token)
         view = KVView.packed(self.layout, len(here), room.address, room)
-        good, _ = self.fetcher.fetch([Part(member, start, here, keys[-2], source)], view, origin=start)
+        good, _ = self.fetcher.fetch([BlockRead(member, start, here, keys[-2], source)], view, origin=start)
         if not good:
             return None
         block = Block(

@@ -1,115 +1,131 @@
-"""What the memory tiers share: a byte budget that holds at every moment, and an order of eviction."""
+"""What a tier is, and what it says of a block that it has. Readers ask these, never for a class."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kvstore.eviction import EvictionPolicy
+from kvstore.codecs.view import KVView
+from kvstore.record import RecordHeader
+from kvstore.tiers.buffers import Buffer
+
+if TYPE_CHECKING:
+    import torch
 
 
-class Sized(Protocol):
-    """Anything a memory tier can hold: it says what it costs."""
+class SealedSource(Protocol):
+    """A whole record in memory."""
 
     @property
-    def nbytes(self) -> int: ...
+    def header(self) -> RecordHeader: ...
+
+    @property
+    def payload(self) -> memoryview: ...
 
 
-T = TypeVar("T", bound=Sized)
+class Source(Protocol):
+    """One block where one tier has it. Immutable, and good until it is released, even if the tier drops the block.
 
-
-class MemoryTier(Generic[T]):
-    """Records by id, within `budget` bytes. Thread-safe.
-
-    may_evict: asked before a record goes; a record that is nowhere else and pinned stays.
-    evicted: told after a record went (outside of the tier's lock).
+    A block comes from `tensors`, or from the record in `sealed`; if both are None, its tier reads the record first
+    (`StorageTier.read`). A dataclass that inherits from this answers with properties: a field cannot replace one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        budget: int,
-        policy: EvictionPolicy,
-        may_evict: Callable[[int], bool],
-        evicted: Callable[[int], None],
-    ) -> None:
-        self.name = name
-        self.budget = budget
-        self._policy = policy
-        self._may_evict = may_evict
-        self._evicted = evicted
-        self._items: dict[int, T] = {}
-        self._bytes = 0
-        self._lock = threading.Lock()
+    @property
+    def tier(self) -> str:
+        """Name of the tier; a block that waits to be written is in "queue"."""
 
     @property
     def nbytes(self) -> int:
-        return self._bytes
+        """What the block takes in its tier; of one that must be read, the bytes to read."""
 
-    def __len__(self) -> int:
-        return len(self._items)
+    @property
+    def codec_id(self) -> int | None:
+        """Number of the record's codec; None if it is not a record."""
 
-    def __contains__(self, record_id: int) -> bool:
-        return record_id in self._items
+    @property
+    def donors(self) -> Sequence[int] | None:
+        """Numbers of the records that it was coded against when it was found; None if the source does not know."""
+        return None
 
-    def get(self, record_id: int) -> T | None:
-        return self._items.get(record_id)
+    @property
+    def tensors(self) -> TensorSource | None:
+        return None
 
-    def touch(self, path: Iterable[int]) -> None:
-        """The records of one prefix, root first, were used."""
-        with self._lock:
-            self._policy.touch(path)
+    @property
+    def sealed(self) -> SealedSource | None:
+        return None
 
-    def add(self, record_id: int, item: T) -> bool:
-        """Takes the record in, evicting others first; False, and nothing changed, where it cannot be made to fit.
 
-        An item that replaces another under the same id is charged instead of it.
+class TensorSource(Source, ABC):
+    """Base of the sources that have tensors, as they are or coded in a way of their own."""
+
+    @property
+    def codec_id(self) -> int | None:
+        return None
+
+    @property
+    def tensors(self) -> TensorSource | None:
+        return self
+
+    @abstractmethod
+    def copy_to(self, target: KVView) -> None:
+        """Writes the first `target.tokens` tokens to `target`, on any device, and is done on return.
+
+        Raises `CodecError` for damaged memory; torch may raise `OutOfMemoryError` for that of a device.
         """
-        gone: list[int] = []
-        with self._lock:
-            old = self._items.get(record_id)
-            need = item.nbytes - (old.nbytes if old is not None else 0)
-            if not self._make_room(need, record_id, gone):
-                return False
-            self._items[record_id] = item
-            self._bytes += need
-            self._policy.add(record_id)
-        for victim in gone:
-            self._evicted(victim)
-        return True
 
-    def remove(self, record_id: int) -> bool:
-        """Drops the record, without telling anyone."""
-        with self._lock:
-            return self._drop(record_id)
+    @abstractmethod
+    def reaches(self, device: torch.device) -> bool:
+        """Whether `copy_to` brings tensors to `device` (a GPU with its index) without the CPU."""
 
-    def clear(self) -> None:
-        with self._lock:
-            for record_id in list(self._items):
-                self._drop(record_id)
+    @abstractmethod
+    def fetched(self) -> TensorSource:
+        """The same block in host memory."""
 
-    def _make_room(self, need: int, keep: int, gone: list[int]) -> bool:
-        if self._bytes + need <= self.budget:
-            return True
-        free, victims = self.budget - self._bytes, []
-        for victim in self._policy.victims():
-            if free >= need:
-                break
-            if victim != keep and self._may_evict(victim):
-                free += self._items[victim].nbytes
-                victims.append(victim)
-        if free < need:
-            return False
-        for victim in victims:
-            self._drop(victim)
-        gone.extend(victims)
-        return True
 
-    def _drop(self, record_id: int) -> bool:
-        item = self._items.pop(record_id, None)
-        if item is None:
-            return False
-        self._bytes -= item.nbytes
-        self._policy.discard(record_id)
-        return True
+S = TypeVar("S")  # what a tier holds
+R = TypeVar("R", bound=Source)
+
+
+class Tier(Protocol[S]):
+    """Holds blocks by record number, within a budget. Thread-safe."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def budget(self) -> int:
+        """The most bytes that it may take."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes now."""
+
+    def locate(self, records: Sequence[int]) -> list[S | None]:
+        """The source of each record, None where the tier does not have it. The caller releases what it gets."""
+
+    def release(self, sources: Iterable[S]) -> None:
+        """Says that the sources that `locate` gave are no longer used: the tier may use their space again."""
+
+    def remove(self, records: Sequence[int]) -> int:
+        """Drops the records, without telling anyone; returns how many there were."""
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers: "bytes", "budget", "records", and what else there is to say."""
+
+
+class StorageTier(Tier[R], Protocol[R]):
+    """A tier whose records must be read before they can be decoded."""
+
+    def follows(self, before: R, source: R) -> bool:
+        """Whether `source` lies right behind `before`, so that one call reads both."""
+
+    def read(self, sources: Sequence[R], buffers: Sequence[Buffer]) -> None:
+        """Reads records that follow each other, each into its buffer of `nbytes`, with one call. Raises `OSError`.
+
+        The caller checks what was read, and still has to release the sources.
+        """
+
+    def is_current(self, source: R) -> bool:
+        """Whether the record still lies where `locate` found it; else what was read may be another's bytes."""

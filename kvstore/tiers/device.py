@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.splitzip import SplitZipCodec, codes_on_device
+from kvstore.codecs.device import codes_on_device, move
+from kvstore.codecs.splitzip import SplitZipCodec
 from kvstore.codecs.view import KVView
 from kvstore.layout import KVLayout
-from kvstore.tiers.base import MemoryTier
+from kvstore.tiers.base import TensorSource
+from kvstore.tiers.memory import MemoryTier
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,7 @@ _CODEC = SplitZipCodec()
 
 
 @dataclass(frozen=True)
-class DeviceBlock:
+class DeviceBlock(TensorSource):
     """One block, all layers.
 
     memory: uint8, on its device. view: of the raw tensors in it, None where they are coded. layer_sizes: where they
@@ -35,17 +37,21 @@ class DeviceBlock:
     def nbytes(self) -> int:
         return self.memory.nbytes
 
+    @property
+    def tier(self) -> str:
+        return "device"
+
     @classmethod
     def raw(cls, info: BlockInfo, source: KVView) -> DeviceBlock:
         """A copy of `source` on the device it is on (its first layer, where a model is spread over several)."""
         device = "cpu" if source.on_cpu else source.tensors()[0].device
-        memory, view = _room(info.layout, info.count, device, source.on_cpu)
+        memory, view = _tensors(info.layout, info.count, device, source.on_cpu)
         move(source, view)
         return cls(info, memory, view, (), source.on_cpu)
 
     @classmethod
     def coded(cls, info: BlockInfo, source: KVView) -> DeviceBlock:
-        """`source` coded with splitzip where it is; raw where its device cannot do that (`codes_on_device`)."""
+        """`source` coded with splitzip where it is; raw where its device cannot do that."""
         if source.on_cpu:
             import torch
 
@@ -53,7 +59,7 @@ class DeviceBlock:
             sizes = _CODEC.encode(info, source, _bytes(out))
             assert sizes is not None
             return cls(info, out[: sum(sizes)].clone(), None, sizes, True)
-        if not codes_on_device(source):
+        if not codes_on_device(_CODEC, source):
             return cls.raw(info, source)
         from kvstore.codecs.kernels.blocks import encode
 
@@ -73,9 +79,16 @@ class DeviceBlock:
         else:
             self._decode(target)
 
+    def reaches(self, device: torch.device) -> bool:
+        return self.memory.device == device
+
     def fetched(self) -> DeviceBlock:
-        """The same coded block in host memory, where the CPU decodes it."""
-        return DeviceBlock(self.info, self.memory.cpu(), None, self.layer_sizes, True)
+        """The same in host memory, where the CPU decodes what is coded."""
+        memory, view = self.memory.cpu(), None
+        if self.view is not None:
+            tensors = _cut(memory, self.info.layout, self.info.count)
+            view = KVView.of_layers(self.info.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+        return DeviceBlock(self.info, memory, view, self.layer_sizes, True)
 
     def _decode(self, target: KVView) -> None:
         from kvstore.codecs.kernels.blocks import decode
@@ -84,25 +97,13 @@ class DeviceBlock:
         if not target.on_cpu and all(tensor.device == device for tensor in target.tensors()):
             decode(self.memory, self.layer_sizes, self.info.count, target)
             return
-        memory, room = _room(target.layout, target.tokens, device, False)
-        decode(self.memory, self.layer_sizes, self.info.count, room)
+        memory, buffer = _tensors(target.layout, target.tokens, device, False)
+        decode(self.memory, self.layer_sizes, self.info.count, buffer)
         if not target.on_cpu:
-            move(room, target)
+            move(buffer, target)
             return
         fetched = memory.cpu()  # all at once, where copying tensor by tensor would wait for each
         KVView.packed(target.layout, target.tokens, fetched.data_ptr(), fetched).copy_to(target)
-
-
-def move(source: KVView, target: KVView) -> None:
-    """`source.copy_to(target)`, done on return wherever the two are."""
-    source.copy_to(target)
-    if target.on_cpu:
-        return
-    import torch
-
-    for device in {tensor.device for view in (source, target) if not view.on_cpu for tensor in view.tensors()}:
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
 
 
 def _bytes(memory: torch.Tensor) -> memoryview:
@@ -110,13 +111,20 @@ def _bytes(memory: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _room(layout: KVLayout, tokens: int, device: Any, rows: bool) -> tuple[torch.Tensor, KVView]:
+def _tensors(layout: KVLayout, tokens: int, device: Any, rows: bool) -> tuple[torch.Tensor, KVView]:
     """Memory for raw tensors one after the other, and the view of them. rows: it is on the CPU, and has rows there."""
     import torch
 
     memory = torch.empty(tokens * layout.bytes_per_token, dtype=torch.uint8, device=device)
     if rows:
         return memory, KVView.packed(layout, tokens, memory.data_ptr(), memory)
+    return memory, KVView(layout, tokens, None, _cut(memory, layout, tokens), memory)
+
+
+def _cut(memory: torch.Tensor, layout: KVLayout, tokens: int) -> list[torch.Tensor]:
+    """The tensors that lie in `memory` one after the other, each `[heads, tokens, dim]`."""
+    import torch
+
     dtype: torch.dtype = getattr(torch, layout.dtype)
     tensors, begin = [], 0
     for layer in layout.layers:
@@ -124,7 +132,7 @@ def _room(layout: KVLayout, tokens: int, device: Any, rows: bool) -> tuple[torch
             end = begin + layer.heads * tokens * dim * layout.item_bytes
             tensors.append(memory[begin:end].view(dtype).view(layer.heads, tokens, dim))
             begin = end
-    return memory, KVView(layout, tokens, None, tensors, memory)
+    return tensors
 
 
 DeviceTier = MemoryTier[DeviceBlock]

@@ -28,15 +28,20 @@ from predictcases import VOCABULARY, arrays_of, block_of, model_of, native, view
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig, planner
 from kvstore.codecs import BlockInfo, KVView, Profile, _predict
+from kvstore.codecs.device import codes_on_device
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.kernels import predict_blocks, predict_layers
 from kvstore.codecs.kernels.blocks import _LAUNCH
 from kvstore.codecs.kernels.predict_device import Run
 from kvstore.codecs.kernels.rans_gpu import Encoded
 from kvstore.codecs.predictive import MODE, PredictiveCodec, mode_of
+from kvstore.codecs.raw import RawCodec
 from kvstore.config import KIB, MIB
 from kvstore.errors import CodecError
-from kvstore.fetch import all_decode
+from kvstore.placement import Placement
+from kvstore.profiles import Profiles
+from kvstore.tier_codecs import TierCodecs
+from kvstore.tiers.disk.fs import FileSystem
 
 SHAPES = [(2, 8, 6)] * 2
 MODEL = model_of(SHAPES, True, 12)
@@ -154,7 +159,7 @@ def coding() -> None:
     """The CPU's bytes, whatever is given, and what it decodes; after a trial of the full length."""
     predict_blocks.TRIAL_TOKENS = FULL
     codec = PredictiveCodec(MODEL)
-    assert codec.codes_on(CPU)
+    assert codec.codes_on(CPU, "bfloat16")
     for info, kv in (case(), case("predicted", 17, 4000), case("special", 5), case("alike", 1, MODEL.positions - 1)):
         expected = right(info, kv)
         with calls("encode_into") as seen:
@@ -189,15 +194,15 @@ def refusing() -> None:
         assert mode_of(memoryview(found[0]), found[1]) != MODE
         assert same_kv(decoded(codec, given, *found), kv)
     assert found == _plain(given, kv)
-    assert codec.codes_on_device(posing(info.layout, kv))
-    assert not codec.codes_on_device(posing(other, kv))
-    assert not codec.codes_on_device(KVView.of_layers(info.layout, kv))
-    assert not codec.codes_on_device(posing(info.layout, [(k, v.to("meta")) for k, v in kv]))
+    assert codes_on_device(codec, posing(info.layout, kv))
+    assert codec._coder_for(posing(other, kv)) is None
+    assert not codes_on_device(codec, KVView.of_layers(info.layout, kv))
+    assert not codes_on_device(codec, posing(info.layout, [(k, v.to("meta")) for k, v in kv]))
     apart = [tuple(torch.stack([t, t], 3)[..., 0] for t in pair) for pair in kv]
     payload, sizes = right(*case())
     with pytest.raises(ValueError, match="contiguous"):
         codec.decode(case()[0], memoryview(payload), sizes, posing(info.layout, apart))
-    assert codec.codes_on(CPU)
+    assert codec.codes_on(CPU, "bfloat16")
 
 
 def _plain(info: BlockInfo, kv: Layers) -> tuple[bytes, tuple[int, ...]]:
@@ -214,16 +219,16 @@ def trial() -> None:
     for name, make in WRONG:
         codec = PredictiveCodec(MODEL)
         with changed(name, make):
-            assert not codec.codes_on_device(posing(info.layout, kv)), (name, make)
+            assert not codes_on_device(codec, posing(info.layout, kv)), (name, make)
         with calls("load") as loaded, calls("encode_into") as written, calls("decode_from") as read:
             assert coded(codec, info, posing(info.layout, kv)) == expected
             assert same_kv(decoded(codec, info, *expected), kv)
-            assert not codec.codes_on(CPU)
+            assert not codec.codes_on(CPU, "bfloat16")
         assert (loaded, written, read) == ([], [], [])
     os.environ["TRITON_INTERPRET"] = "0"
-    assert not PredictiveCodec(MODEL).codes_on(CPU)
+    assert not PredictiveCodec(MODEL).codes_on(CPU, "bfloat16")
     os.environ["TRITON_INTERPRET"] = "1"
-    assert PredictiveCodec(MODEL).codes_on(CPU)
+    assert PredictiveCodec(MODEL).codes_on(CPU, "bfloat16")
 
 
 def sample() -> None:
@@ -310,7 +315,7 @@ def failures() -> None:
         ("decode_from", lambda codec: same_kv(decoded(codec, info, *expected), kv)),
     ):
         codec = PredictiveCodec(MODEL)
-        assert codec.codes_on(CPU)
+        assert codec.codes_on(CPU, "bfloat16")
         with changed(name, failing(full)), pytest.raises(torch.OutOfMemoryError):
             work(codec)
         with calls(name) as seen:
@@ -318,7 +323,7 @@ def failures() -> None:
         assert len(seen) == 1
         with changed(name, failing(RuntimeError("launch failed"))):
             assert work(codec)
-        assert not codec.codes_on_device(view)
+        assert not codes_on_device(codec, view)
         with calls(name) as seen:
             assert work(codec)
         assert not seen
@@ -355,16 +360,22 @@ def put(store: KVStore) -> Layers:
 def comes_back(store: KVStore, kv: Layers, tier: str) -> bool:
     """As a result on the device gets it."""
     room = random_kv(len(IDS), MODEL.layout, seed=4)
-    parts = store._lookup.parts(store._digest(b""), IDS)
-    return store._fetcher.fetch(parts, posing(MODEL.layout, room)) == (3, {tier: 20}) and same_kv(room, kv)
+    reads = store._lookup.reads(store._digest(b""), IDS)
+    return store._fetcher.fetch(reads, posing(MODEL.layout, room)) == (3, {tier: 20}) and same_kv(room, kv)
 
 
-def decodes(store: KVStore) -> bool:
-    parts = store._lookup.parts(store._digest(b""), IDS)
+def without_profile(store: KVStore) -> Placement:
+    """As of a store that has other codecs and does not know which profile the records need."""
+    profiles = Profiles(FileSystem(), None, store.identity, store.metrics, None)
+    return replace(store._placement, codecs=TierCodecs(RawCodec(), RawCodec()), profiles=profiles)
+
+
+def decodes(store: KVStore, placement: Placement | None = None) -> bool:
+    reads = store._lookup.reads(store._digest(b""), IDS)
     try:
-        return all_decode(parts, MODEL.layout, CPU, store._fetcher)
+        return (placement or store._placement).all_decode(reads, CPU)
     finally:
-        store._fetcher.fetch(parts, None)  # releases them
+        store._fetcher.fetch(reads, None)  # releases them
 
 
 def counted(store: KVStore) -> float:
@@ -382,7 +393,7 @@ def stored() -> None:
                 assert decodes(store)
                 assert comes_back(store, kv, tier)
             assert len(read) == 3  # by the same codec, which was tried before
-            assert not all_decode(store._lookup.parts(store._digest(b""), IDS), MODEL.layout, CPU, None)
+            assert not decodes(store, without_profile(store))
             assert counted(store) == 0
             assert "fallback_raw_chunks" not in store.stats()["counters"]
 
@@ -407,13 +418,13 @@ def counting() -> None:
                 assert comes_back(store, kv, "disk")
             assert counted(store) == 3
         with opened() as store:
-            codec = store._fetcher.profiles.encoder("predictive")
+            codec = store._placement.profiles.encoder("predictive")
             assert isinstance(codec, PredictiveCodec)
-            assert codec.codes_on(CPU)
+            assert codec.codes_on(CPU, "bfloat16")
             with changed("encode_into", failing(error)):
                 kv = put(store)
             assert counted(store) == 3
-            assert codec.codes_on(CPU) == isinstance(error, torch.OutOfMemoryError)
+            assert codec.codes_on(CPU, "bfloat16") == isinstance(error, torch.OutOfMemoryError)
             assert comes_back(store, kv, "disk")
 
 

@@ -24,8 +24,8 @@ from kvcases import Layers, identity, mixed_layout, random_kv, same_kv, tokens
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig, planner
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
+from kvstore.codecs.device import codes_on_device
 from kvstore.codecs.kernels import blocks
-from kvstore.codecs.splitzip import codes_on_device
 from kvstore.config import KIB, MIB
 from kvstore.errors import CodecError
 from kvstore.tiers.device import DeviceBlock
@@ -222,9 +222,9 @@ def store() -> None:
                     assert hit.tiers == {name: count}
                     assert same_kv(hit.layers, kv, count)
                 # As a result on the device gets it.
-                parts = written._lookup.parts(written._digest(b""), ids)
+                reads = written._lookup.reads(written._digest(b""), ids)
                 room = random_kv(20, layout, seed=4)
-                assert written._fetcher.fetch(parts, posing(layout, room)) == (3, {name: 20})
+                assert written._fetcher.fetch(reads, posing(layout, room)) == (3, {name: 20})
                 assert same_kv(room, kv)
                 assert "fallback_device_codec" not in written.stats()["counters"]
             assert name != "disk" or _read_again(path, ids, kv)
@@ -233,8 +233,8 @@ def store() -> None:
         written.put(ids, kv)
         written.flush()
         room = random_kv(20, layout, seed=4)
-        parts = written._lookup.parts(written._digest(b""), ids)
-        assert written._fetcher.fetch(parts, posing(layout, room)) == (3, {"host": 20})
+        reads = written._lookup.reads(written._digest(b""), ids)
+        assert written._fetcher.fetch(reads, posing(layout, room)) == (3, {"host": 20})
         assert same_kv(room, kv)
 
 
@@ -248,12 +248,12 @@ def control() -> None:
     """Rowless views are coded by kernels here, views with rows never."""
     layout, count = LAYOUTS[0]
     kv = smooth(count, layout)
-    assert codes_on_device(posing(layout, kv))
-    assert not codes_on_device(KVView.of_layers(layout, kv))
+    assert codes_on_device(CODEC, posing(layout, kv))
+    assert not codes_on_device(CODEC, KVView.of_layers(layout, kv))
     works = blocks._encode
     blocks.works.cache_clear()
     blocks._encode = None  # type: ignore[assignment]
-    assert not codes_on_device(posing(layout, kv)), "kernels that raise must not be used"
+    assert not codes_on_device(CODEC, posing(layout, kv)), "kernels that raise must not be used"
     blocks._encode = works
     blocks.works.cache_clear()
 

@@ -14,9 +14,8 @@ import torch
 from kvcases import Layers, identity, same_kv, tokens
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
-from kvstore.codecs.splitzip import codes_on
+from kvstore.codecs.splitzip import SplitZipCodec
 from kvstore.config import KIB, MIB
-from kvstore.fetch import home
 from kvstore.result import allocate
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -63,7 +62,7 @@ def _payloads(store: KVStore) -> list[bytes]:
 @on_a_gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_this_gpu_codes(dtype: str) -> None:
-    assert codes_on(torch.device("cuda", 0), dtype)
+    assert SplitZipCodec().codes_on(torch.device("cuda", 0), dtype)
 
 
 @on_a_gpu
@@ -110,11 +109,11 @@ def test_a_result_on_the_gpu_is_decoded_there(tmp_path: Path, tier: str) -> None
     with _open(tmp_path, **{tier: TierConfig(16 * MIB, "splitzip")}) as store:
         store.put(ids, kv)
         store.flush()
-        parts = store._lookup.parts(store._digest(b""), ids)
-        where = home(parts, LAYOUT, "cuda")
+        reads = store._lookup.reads(store._digest(b""), ids)
+        where = store._placement.decode_device(reads, "cuda")
         assert where == torch.device("cuda", torch.cuda.current_device())
         result = allocate(LAYOUT, COUNT, 0, where)
-        assert store._fetcher.fetch(parts, result.view) == (4, {tier: COUNT})
+        assert store._fetcher.fetch(reads, result.view) == (4, {tier: COUNT})
         assert same_kv(_to(result.layers(COUNT), "cpu"), _to(kv, "cpu"))
 
 
@@ -123,9 +122,11 @@ def test_a_result_that_the_cpu_must_decode_is_made_there(tmp_path: Path) -> None
     with _open(tmp_path, host=TierConfig(16 * MIB, "zstd")) as store:
         store.put(tokens(COUNT), _kv())
         store.flush()
-        assert home(store._lookup.parts(store._digest(b""), tokens(COUNT)), LAYOUT, "cuda") is None
+        reads = store._lookup.reads(store._digest(b""), tokens(COUNT))
+        assert store._placement.decode_device(reads, "cuda") is None
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
-def test_a_result_for_the_cpu_stays_there(device: Any) -> None:
-    assert home([], LAYOUT, device) is None
+def test_a_result_for_the_cpu_stays_there(tmp_path: Path, device: Any) -> None:
+    with _open(tmp_path, host=TierConfig(16 * MIB)) as store:
+        assert store._placement.decode_device([], device) is None

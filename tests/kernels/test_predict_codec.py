@@ -32,7 +32,7 @@ def test_interpreted(group: str) -> None:
 
 def test_without_the_interpreter_the_cpu_is_no_device() -> None:
     model = model_of([(1, 4, 4)], True, 0)
-    assert not PredictiveCodec(model).codes_on(torch.device("cpu"))
+    assert not PredictiveCodec(model).codes_on(torch.device("cpu"), "bfloat16")
 
 
 @on_a_gpu
@@ -40,7 +40,7 @@ def test_without_the_interpreter_the_cpu_is_no_device() -> None:
 def test_the_gpu_passes_its_trial_and_writes_the_cpu_s_bytes(shapes: list[tuple[int, int, int]]) -> None:
     model = model_of(shapes, True, 5)
     codec = PredictiveCodec(model)
-    assert codec.codes_on(torch.device("cuda", 0))
+    assert codec.codes_on(torch.device("cuda", 0), "bfloat16")
     for count, start in ((64, 64), (37, 4000), (1, 7000)):
         tokens = np.random.default_rng(count).integers(0, VOCABULARY + 20, count).astype(np.uint32)
         view = view_of(model, block_of(model, "predicted", tokens, start, 5))
@@ -58,4 +58,4 @@ def test_the_gpu_passes_its_trial_and_writes_the_cpu_s_bytes(shapes: list[tuple[
         room = [(torch.zeros_like(k), torch.zeros_like(v)) for k, v in there]
         codec.decode(info, payload, sizes[0], KVView.of_layers(info.layout, room))
         assert same_kv([(k.cpu(), v.cpu()) for k, v in room], [(k.cpu(), v.cpu()) for k, v in there])
-        assert codec.codes_on(torch.device("cuda", 0))
+        assert codec.codes_on(torch.device("cuda", 0), "bfloat16")

@@ -355,8 +355,8 @@ def test_a_damaged_note_of_the_newest_is_counted_and_records_are_read(note: byte
 def test_a_profile_without_what_a_record_needs_makes_it_a_miss(tmp_path: Path, given: Path) -> None:
     with opened(tmp_path / "store", given=given) as made:
         put(made)
-        made._fetcher.profiles._decoders.clear()
-        made._fetcher.profiles._loaded[profile().id] = Profile.new(EXACT, {})
+        made._fetcher.decoder.profiles._decoders.clear()
+        made._fetcher.decoder.profiles._loaded[profile().id] = Profile.new(EXACT, {})
         assert made.get(TOKENS) is None
         assert counters(made)["unknown_profile"] == 4
         assert "quarantined_records" not in counters(made)

@@ -270,7 +270,7 @@ def test_reserve_is_room_behind_the_tensors(store: KVStore) -> None:
         store.get(ids, reserve=-1)
     with pytest.raises(ValueError, match="reserve: expected at most"):
         store.get(ids, reserve=1 << 62)
-    with pytest.raises(ValueError, match="device: 'nosuch' is none"):
+    with pytest.raises(ValueError, match="device: 'nosuch' is not a torch device"):
         store.get(ids, device="nosuch")
 
 
@@ -279,7 +279,7 @@ def test_a_get_that_cannot_be_allocated_holds_no_segment(store: KVStore, monkeyp
     put(store, ids)
     store.flush()
     store._residency.host.clear()
-    monkeypatch.setattr("kvstore.store.allocate", _no_memory)
+    monkeypatch.setattr("kvstore.get.allocate", _no_memory)
     with pytest.raises(MemoryError):
         store.get(ids)
     assert [segment.reads for segment in store._residency.disk.segments.by_number.values()] == [0]

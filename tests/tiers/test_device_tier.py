@@ -17,8 +17,8 @@ from kvcases import SMALL, Layers, mixed_layout, open_store, random_kv, same_kv,
 
 from kvstore import KVLayout, KVStore, TierConfig, planner
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
-from kvstore.codecs import splitzip as splitzip_module
-from kvstore.codecs.splitzip import codes_on, codes_on_device
+from kvstore.codecs.device import codes_on_device
+from kvstore.codecs.splitzip import SplitZipCodec
 from kvstore.config import MIB
 from kvstore.errors import CodecError
 from kvstore.tiers.device import DeviceBlock
@@ -112,7 +112,7 @@ def test_damaged_memory_is_a_codec_error() -> None:
 def test_a_device_that_has_no_kernels_holds_raw_blocks(make: Callable[..., DeviceBlock]) -> None:
     kv = smooth(9)
     view = without_rows(SMALL, kv)
-    assert not codes_on_device(view)
+    assert not codes_on_device(SplitZipCodec(), view)
     block = make(info_of(SMALL, 9), view)
     assert block.nbytes == view.nbytes
     assert same_kv(back(block, 5), kv, 5)
@@ -262,8 +262,7 @@ def test_a_device_without_memory_to_code_leaves_it_to_the_cpu(tmp_path: Path, mo
 
     name = "kvstore.codecs.kernels.blocks"
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(encode_into=full))  # type: ignore[arg-type]
-    monkeypatch.setattr(splitzip_module, "codes_on_device", lambda view: not view.on_cpu)
-    monkeypatch.setattr("kvstore.persist.codes_on_device", lambda view: not view.on_cpu)
+    monkeypatch.setattr(SplitZipCodec, "codes_on", lambda *_: True)
     with open_store(tmp_path, host=TierConfig(1 * MIB, "splitzip")) as store:
         assert stored(store)["fallback_device_codec"] == 3
 
@@ -296,13 +295,13 @@ class _Same:
 
 def test_without_triton_nothing_is_coded_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kvstore.codecs.kernels.blocks", None)  # type: ignore[arg-type]
-    assert not codes_on(torch.device("cuda", 0), "bfloat16")
+    assert not SplitZipCodec().codes_on(torch.device("cuda", 0), "bfloat16")
 
 
 def test_tensors_on_the_cpu_do_not_import_triton() -> None:
     code = (
-        "import sys, torch; from kvstore.codecs.splitzip import codes_on\n"
-        "assert not codes_on(torch.device('cpu'), 'bfloat16')\n"
+        "import sys, torch; from kvstore.codecs.splitzip import SplitZipCodec\n"
+        "assert not SplitZipCodec().codes_on(torch.device('cpu'), 'bfloat16')\n"
         "assert 'triton' not in sys.modules and 'kvstore.codecs.kernels.blocks' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.eviction import LeafFirstLRU
-from kvstore.tiers.base import MemoryTier
+from kvstore.tiers.memory import MemoryTier
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def test_a_replacement_that_does_not_fit_leaves_the_old_item() -> None:
 def test_removing_tells_nobody() -> None:
     h = Harness()
     h.add(1, 50)
-    assert h.tier.remove(1)
-    assert not h.tier.remove(1)
+    assert h.tier.remove([1])
+    assert not h.tier.remove([1])
     assert (h.gone, h.tier.nbytes) == ([], 0)
 
 
@@ -143,7 +143,7 @@ def test_whoever_is_told_of_an_eviction_may_use_the_tier() -> None:
     seen: list[tuple[int, int]] = []
 
     def evicted(record: int) -> None:
-        tier.remove(2)
+        tier.remove([2])
         seen.append((record, tier.nbytes))
 
     tier = MemoryTier("host", 100, LeafFirstLRU(), lambda record: True, evicted)
@@ -173,7 +173,7 @@ def test_the_budget_and_the_sum_hold_after_every_operation(ops: list[tuple[str, 
             h.gone.clear()
             assert kept_before.items() <= held.items()
         elif kind == "remove":
-            assert h.tier.remove(record) == (held.pop(record, None) is not None)
+            assert h.tier.remove([record]) == (held.pop(record, None) is not None)
         elif kind == "touch":
             h.tier.touch([record])
         elif kind == "keep":

@@ -24,6 +24,7 @@ from lmdb import verify as lmdb_verify
 from kvstore.config import PAGE_BYTES
 from kvstore.errors import DiskError, StoreLocked
 from kvstore.identity import Tokens
+from kvstore.tiers.base import Source
 from kvstore.tiers.disk.segments import Extent
 
 ENTRY = np.dtype(
@@ -67,8 +68,8 @@ class CatalogDamaged(CatalogError):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One record as the catalog knows it.
+class Entry(Source):
+    """One record as the catalog knows it; the disk tier reads it.
 
     tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
     parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
@@ -88,6 +89,18 @@ class Entry:
     flags: int = 0
     expiry: float = 0.0
     donors: tuple[int, ...] = ()
+
+    @property
+    def tier(self) -> str:
+        return "disk"
+
+    @property
+    def nbytes(self) -> int:
+        return self.extent.nbytes
+
+    @property
+    def codec_id(self) -> int | None:
+        return self.codec
 
     def pack(self) -> bytes:
         body = _ENTRY.pack(

@@ -19,6 +19,7 @@ from kvstore.errors import KVStoreError
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
+from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError, Entry, Scan
 from kvstore.tiers.disk.fs import FileSystem
@@ -43,7 +44,7 @@ class Draft:
     buffer: Buffer
 
 
-class DiskTier:
+class DiskTier(StorageTier[Entry]):
     """Thread-safe. `evict` names the next records to give up together ([] for none) after the index has forgotten them;
     `alive` says whether a drafted record is still wanted when its group is committed."""
 
@@ -112,6 +113,19 @@ class DiskTier:
             self.segments.close()
             self._writer.release()
 
+    @property
+    def name(self) -> str:
+        return "disk"
+
+    @property
+    def budget(self) -> int:
+        return self._config.disk.bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Pages of live records."""
+        return self.segments.live_bytes
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def locate(self, records: Sequence[int]) -> list[Entry | None]:
@@ -136,6 +150,14 @@ class DiskTier:
         first = entries[0].extent
         self.segments.read(first.segment, [buffer.view for buffer in buffers], first.offset)
 
+    def follows(self, before: Entry, source: Entry) -> bool:
+        a, b = before.extent, source.extent
+        return a.segment == b.segment and a.offset + a.nbytes == b.offset
+
+    def is_current(self, source: Entry) -> bool:
+        now = self.entry(source.record)
+        return now is not None and now.extent == source.extent
+
     def entry(self, record: int) -> Entry | None:
         """What the catalog says of a record now; nothing is held."""
         return self._known([record])[0]
@@ -149,8 +171,8 @@ class DiskTier:
         with self._lock:
             segments = self.segments
             return {
-                "bytes": segments.live_bytes,
-                "budget": self._config.disk.bytes,
+                "bytes": self.nbytes,
+                "budget": self.budget,
                 "records": self._records,
                 "tokens": self._tokens,
                 "raw_bytes": self._tokens * self._bytes_per_token,

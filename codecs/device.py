@@ -1,0 +1,66 @@
+"""Views of tensors that are not on the CPU: who codes them there, and how they come to the CPU and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kvstore.codecs.base import Codec
+from kvstore.codecs.view import KVView
+
+if TYPE_CHECKING:
+    import torch
+
+
+def may_have_kernels(device: torch.device) -> bool:
+    """Whether kernels for tensors on `device` are worth a try; importing triton takes long, so this is asked first."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def device_of(view: KVView) -> torch.device | None:
+    """The one device that all tensors of a view are on; None if they are on the CPU or spread over several devices."""
+    if view.on_cpu:
+        return None
+    devices = {tensor.device for tensor in view.tensors()}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def codes_on_device(codec: Codec, view: KVView) -> bool:
+    """Whether the tensors of a view are coded by the device that they are on; False for tensors on the CPU."""
+    device = device_of(view)
+    return device is not None and codec.codes_on(device, view.layout.dtype)
+
+
+def falls_back(codec: Codec, view: KVView) -> bool:
+    """Whether the CPU codes the tensors of a device though `codec` has kernels."""
+    return codec.has_kernels and not view.on_cpu and not codes_on_device(codec, view)
+
+
+def buffer_on_cpu(view: KVView) -> KVView:
+    """New tensors on the CPU, contents undefined, of the shapes of those of a view on a device."""
+    tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in view.tensors()]
+    return KVView.of_layers(view.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+
+
+def copy_on_cpu(view: KVView) -> KVView:
+    """A copy of what a view of tensors on a device holds, in new tensors on the CPU."""
+    copy = buffer_on_cpu(view)
+    view.copy_to(copy)
+    return copy
+
+
+def move(source: KVView, target: KVView) -> None:
+    """`source.copy_to(target)`, done on return wherever the two are."""
+    source.copy_to(target)
+    if not target.on_cpu:
+        wait_for(tensor.device for view in (source, target) if not view.on_cpu for tensor in view.tensors())
+
+
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Returns when what this thread's current streams were given is done, on each GPU among the devices."""
+    import torch
+
+    for device in set(devices):
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
