@@ -1,6 +1,6 @@
 """Codec 3: rows whose tokens also stand in stored blocks are coded as what they differ in from the rows there.
 
-A donor holds the same tokens behind another prefix: values are predicted by its values, keys by its keys turned to
+A donor holds the same tokens behind another prefix: values are predicted by its values, keys by its keys rotated to
 their new positions, and with a profile's section "donor" what one layer differs in says how the next one will.
 donor_reference.py says how the distance is coded bit for bit, donor_steps.py does it in steps, FORMAT.md says what is
 written. Rows in no span are coded by a plain codec. Only bf16; tensors on a GPU are copied to the CPU.
@@ -20,12 +20,13 @@ import numpy.typing as npt
 from kvstore.codecs import _donor, donor_steps
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable, can_turn
+from kvstore.codecs.donor_spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor_tables import frequencies
 from kvstore.codecs.splitzip import copy_on_cpu, room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 from kvstore.layout import KVLayout
+from kvstore.rope import can_rotate
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class DonorCodec(Codec):
         """As `Codec.encode`. donors: spans that rise and are disjoint, at least one.
 
         None where `out` did not do. Raises `ValueError` for another dtype than bf16, spans or donors that do not fit,
-        and keys that cannot be turned.
+        and keys that cannot be rotated.
         """
         propagates = self.step is None and self._propagates(info)
         table = _table(info, donors, PROPAGATED if propagates else 0, EXACT if self.step is None else STEPS)
@@ -179,7 +180,7 @@ class DonorCodec(Codec):
         if info.layout.dtype != "bfloat16":
             raise CodecError(f"donor: a block of {info.layout.dtype}")
         table = SpanTable.parse(info.layout, info.count, payload)
-        if len(table.angles) and not can_turn(info.layout):
+        if len(table.angles) and not can_rotate(info.layout):
             raise CodecError("donor: keys that cannot be turned are said to be")
         return table
 
@@ -288,7 +289,7 @@ def _table(info: BlockInfo, donors: Sequence[DonorRows], flags: int, mode: int =
         if rows.view.layout != info.layout or rows.view.tokens != span.count or not rows.view.on_cpu:
             raise ValueError("donor: a donor's rows must be as many as the span's, of its layout, and on the CPU")
         end = span.end
-    if any(rows.span.shift for rows in donors) and not can_turn(info.layout):
+    if any(rows.span.shift for rows in donors) and not can_rotate(info.layout):
         raise ValueError("donor: keys of this layout cannot be moved to other positions")
     return SpanTable.of(info.layout, [rows.span for rows in donors], mode, flags)
 

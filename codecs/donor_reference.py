@@ -1,6 +1,6 @@
 """The donor codec's exact core as a plain program: what csrc/donor.h must equal.
 
-A block's rows are predicted from the rows of the same tokens in other blocks, their keys turned by the difference of
+A block's rows are predicted from the rows of the same tokens in other blocks, their keys rotated by the difference of
 positions; what is left is coded as the predictive codec does (predictive_reference.py), but that the scales of the
 bins are measured and stand in the record, a byte for `GROUP` channels, and that the frequencies are part of the
 format. With a `DonorModel`, what the layer before differed in says how this one will. All arithmetic is in integers,
@@ -30,7 +30,7 @@ ADAPT = np.array([110, 90, 0], np.int32)  # how a row's offset follows from the 
 LEAST_OFFSET, MOST_OFFSET = -32, 40
 MOST_SCALE = 400
 LIFT = -1  # quarter octaves from the mean of absolute values to the scale
-_LEAST_EXPONENT = 28  # of a pair that is turned: smaller numbers count as if they were of this one
+_LEAST_EXPONENT = 28  # of a pair that is rotated: smaller numbers count as if they were of this one
 _BASE = struct.Struct("<h")
 
 Tensor = torch.Tensor
@@ -43,7 +43,7 @@ class Rows:
     """What both sides know of n rows that have a donor.
 
     heads: of each layer. donor: their bits there. cos, sin: int64 [n, half] in 1/16384, of the rotation of keys;
-    turned: bool [n], rows that are rotated at all; the three are None where no row is. positions: of the rows here,
+    rotated: bool [n], rows that are rotated at all; the three are None where no row is. positions: of the rows here,
     int64 [n]. model: to carry differences on; the positions must lie below `model.positions`.
     """
 
@@ -51,7 +51,7 @@ class Rows:
     donor: Block
     cos: Tensor | None = None
     sin: Tensor | None = None
-    turned: Tensor | None = None
+    rotated: Tensor | None = None
     positions: Tensor | None = None
     model: DonorModel | None = None
 
@@ -60,10 +60,10 @@ class Rows:
 
     def on_cpu(self) -> Rows:
         """The same in memory of the CPU, where everything here is computed."""
-        cos, sin, turned, positions = (
-            None if x is None else x.cpu() for x in (self.cos, self.sin, self.turned, self.positions)
+        cos, sin, rotated, positions = (
+            None if x is None else x.cpu() for x in (self.cos, self.sin, self.rotated, self.positions)
         )
-        return Rows(self.heads, _on_cpu(self.donor), cos, sin, turned, positions, self.model)
+        return Rows(self.heads, _on_cpu(self.donor), cos, sin, rotated, positions, self.model)
 
 
 def _on_cpu(block: Block) -> list[tuple[Tensor, Tensor]]:
@@ -78,8 +78,8 @@ def finite(bits: Tensor) -> Tensor:
     return torch.where(((bits >> 7) & 0xFF) == 0xFF, 0, bits)
 
 
-def turned(bits: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Finite keys, int64 [n, C], rotated: pairs half a head apart share an exponent, and are turned in integers."""
+def rotated(bits: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Finite keys, int64 [n, C], rotated: pairs half a head apart share an exponent, and are rotated in integers."""
     half = cos.shape[1]
     pairs = bits.view(len(bits), -1, 2, half)
     exponent = (pairs >> 7) & 0xFF
@@ -106,7 +106,7 @@ class Predictor:
     """Walks over the parts of a block in order: `predict` the next one, then `take` what it was found to be."""
 
     rows: Rows
-    _turn: base.Angles | None = None
+    _angles: base.Angles | None = None
     _from: Tensor = field(default_factory=lambda: torch.zeros(0))  # the donor's part, as a prediction
     _before: list[Tensor] = field(default_factory=list)  # inputs: K, V of the layer before
     _now: list[Tensor] = field(default_factory=list)
@@ -115,19 +115,19 @@ class Predictor:
         model = self.rows.model
         if model is not None and model.rope_fine is not None and model.rope_coarse is not None:
             assert self.rows.positions is not None
-            self._turn = base.angles(model.rope_fine, model.rope_coarse, self.rows.positions)
+            self._angles = base.angles(model.rope_fine, model.rope_coarse, self.rows.positions)
 
     def predict(self, layer: int) -> Tensor:
         """Bits of the next part, which is of `layer`, int64 [n, C]."""
         which, rows = len(self._now) % 2, self.rows
         self._from = mu = finite(rows.donor[layer][which])
-        if which == 0 and rows.cos is not None and rows.sin is not None and rows.turned is not None:
-            self._from = mu = torch.where(rows.turned[:, None], turned(mu, rows.cos, rows.sin), mu)
+        if which == 0 and rows.cos is not None and rows.sin is not None and rows.rotated is not None:
+            self._from = mu = torch.where(rows.rotated[:, None], rotated(mu, rows.cos, rows.sin), mu)
         if rows.model is None or layer == 0:
             return mu
         part = rows.model.parts[layer][which]
         total = base.sums(part, torch.cat(self._before + self._now, 1))
-        delta = base.predict(part, total, self._turn)
+        delta = base.predict(part, total, self._angles)
         return upper(values_of(mu) + values_of(finite(delta)))
 
     def take(self, layer: int, bits: Tensor) -> None:
@@ -136,7 +136,7 @@ class Predictor:
             self._now.append(bits)
         else:
             part = self.rows.model.parts[layer][which]
-            self._now.append(base.inputs_of(part, upper(values_of(bits) - values_of(self._from)), self._turn))
+            self._now.append(base.inputs_of(part, upper(values_of(bits) - values_of(self._from)), self._angles))
         if which:
             self._before, self._now = self._now, []
 

@@ -24,11 +24,12 @@ from kvstore.codecs import _lossy
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, MAX_SCALE, PLAIN, LossyModel
-from kvstore.codecs.lossy_rows import MAX_STEP, SINKS, Engine, Rows, Steps, Tensor, Walk, quantise, row_steps, values_of
+from kvstore.codecs.lossy_rows import MAX_STEP, Engine, Rows, Steps, Tensor, Walk, quantise, row_steps, values_of
 from kvstore.codecs.rans import RansDecoder
 from kvstore.codecs.splitzip import room_on_cpu
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
+from kvstore.layout import SINKS
 
 MODE = 5
 HEADER = struct.Struct("<IHhh5f")  # mode, exact rows, quarter octaves and steps of K and V, errors of K and V, largest

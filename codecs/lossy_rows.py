@@ -32,7 +32,6 @@ from kvstore.codecs.lossy_model import (
 from kvstore.codecs.predictive_model import Part
 from kvstore.codecs.rans import RansTables
 
-SINKS = 4  # positions that are kept exactly: attention sinks, unlike all others
 # What a bit costs, in squares of the step. For the mean square it would be ln(2) / 6; but what is rounded to zero errs
 # alike in neighbouring rows, which attention adds up: measured, half of that gives the least divergence.
 LAGRANGE = 0.05
@@ -232,9 +231,9 @@ class Walk:
     def __init__(self, engine: Engine, steps: Steps, tokens: Tensor, positions: Tensor, exact: Tensor) -> None:
         self._engine, self._model, self.steps, self._exact = engine, engine.model, steps, exact
         base = self._model.base
-        self.turn = None
+        self._angles = None
         if base.rope_fine is not None and base.rope_coarse is not None:
-            self.turn = reference.angles(base.rope_fine, base.rope_coarse, positions)
+            self._angles = reference.angles(base.rope_fine, base.rope_coarse, positions)
         self._tokens = tokens
         known = tokens < len(base.token_kv)
         rows = torch.from_numpy(base.token_kv[torch.where(known, tokens, 0).numpy()])
@@ -267,17 +266,17 @@ class Walk:
         found = classes_of(scale_at(self._model.levels[:, which], part.scale, quarters), quarters, self.state, shifts)
         return torch.where(self._exact[:, None], -1, found)
 
-    def turned(self, which: int, x: Tensor, sign: int = 1) -> Tensor:
+    def rotated(self, which: int, x: Tensor, sign: int = 1) -> Tensor:
         """K (which = 0) after the rotation; with sign = -1 before it. float32 [n, C]."""
-        if which or self.turn is None:
+        if which or self._angles is None:
             return x
-        cos, sin = (t.float() / 16384 for t in self.turn)
+        cos, sin = (t.float() / 16384 for t in self._angles)
         a, b = x.view(len(x), -1, 2, cos.shape[2]).unbind(2)
         return torch.cat([a * cos - sign * b * sin, b * cos + sign * a * sin], 2).view_as(x)
 
     def decoded(self, number: int, which: int, mu: Tensor, found: Tensor) -> Tensor:
         """bf16 bits, int64 [n, C]. found: components of the residual, in units of cost."""
-        return to_bits(self.turned(which, mu + found @ self._engine.parts[number][which].synthesis))
+        return to_bits(self.rotated(which, mu + found @ self._engine.parts[number][which].synthesis))
 
     def take(self, number: int, which: int, bits: Tensor) -> None:
         """bits: what a decoder has of this part."""
@@ -285,7 +284,7 @@ class Walk:
             return  # the token says it
         self._inputs = {at: x for at, x in self._inputs.items() if at[0] < 0 or at[0] >= number - 2}
         lossless = self._model.base.parts[number][which]
-        self._inputs[number, which] = reference.inputs_of(lossless, bits, self.turn).float()
+        self._inputs[number, which] = reference.inputs_of(lossless, bits, self._angles).float()
 
     def follow(self, number: int, which: int, signed: Tensor, classes: Tensor) -> None:
         """Sets the scale of the part after this one."""
@@ -340,7 +339,7 @@ def quantise(
     walk = Walk(engine, steps, tokens, positions, exact)
     rows = Rows([], [], [], [], [], torch.zeros(len(tokens), 2), torch.zeros(len(tokens)))
     for number, pair in enumerate(layers):
-        straight = [walk.turned(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
+        straight = [walk.rotated(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, bits in enumerate(pair):
             shifts = torch.where(
                 exact, PLAIN, shifts_of(engine.model.parts[number][which].focus, straight[0], straight[1], favour)

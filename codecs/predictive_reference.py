@@ -60,7 +60,7 @@ def angles(fine: npt.NDArray[np.int16], coarse: npt.NDArray[np.int16], positions
     return cos[:, None], sin[:, None]
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x: int64 [n, C] of heads of D; the rotation by (cos, sin), 14 binary places more."""
     half = cos.shape[2]
     pairs = x.view(len(x), -1, 2 * half)
@@ -82,24 +82,25 @@ def sums(part: Part, inputs: Tensor) -> Tensor:
     return tensor(part.bias).long() + product.long()
 
 
-def predict(part: Part, total: Tensor, turn: Angles | None) -> Tensor:
-    """The upper 16 bits of the prediction as float32, int64 [n, C]. turn: for K that was rotated."""
+def predict(part: Part, total: Tensor, rotation: Angles | None) -> Tensor:
+    """The upper 16 bits of the prediction as float32, int64 [n, C]. rotation: of K that was
+    rotated."""
     scaled = total.float() * tensor(part.out_scale)
-    if part.fix is not None and turn is not None:
+    if part.fix is not None and rotation is not None:
         fixed = scaled.clamp(-RANGE, RANGE).round().long()
-        scaled = _rotated(fixed, *turn).float() * torch.exp2(-(tensor(part.fix).float() + 14))
+        scaled = rotated(fixed, *rotation).float() * torch.exp2(-(tensor(part.fix).float() + 14))
     return (scaled.view(torch.int32).long() >> 16) & 0xFFFF
 
 
-def inputs_of(part: Part, bits: Tensor, turn: Angles | None) -> Tensor:
+def inputs_of(part: Part, bits: Tensor, rotation: Angles | None) -> Tensor:
     """The 8-bit inputs, int64 [n, C], that a decoded part (bf16 bits, int64 [n, C]) gives to later parts."""
     finite = ((bits >> 7) & 0xFF) != 0xFF
     x = torch.where(finite, bits << 16, 0).int().view(torch.float32)
     scale = tensor(part.in_scale)
-    if part.fix is None or turn is None:
+    if part.fix is None or rotation is None:
         return (x * scale).clamp(-127, 127).round().long()
     fixed = (x * torch.exp2(tensor(part.fix).float())).clamp(-RANGE, RANGE).round().long()
-    return (_rotated(fixed, turn[0], -turn[1]).float() * scale).clamp(-127, 127).round().long()
+    return (rotated(fixed, rotation[0], -rotation[1]).float() * scale).clamp(-127, 127).round().long()
 
 
 @dataclass
@@ -112,9 +113,9 @@ class Predictor:
 
     def __post_init__(self) -> None:
         model, positions = self.model, torch.arange(self.start, self.start + len(self.tokens))
-        self._turn = None
+        self._angles = None
         if model.rope_fine is not None and model.rope_coarse is not None:
-            self._turn = angles(model.rope_fine, model.rope_coarse, positions)
+            self._angles = angles(model.rope_fine, model.rope_coarse, positions)
         self._before: list[Tensor] = []  # inputs: K, V of the layer before the last one, K, V of the last one
         self._now: list[Tensor] = []
 
@@ -128,10 +129,10 @@ class Predictor:
             total = first_sums(part, table, self.tokens)
         else:
             total = sums(part, torch.cat(self._before[-2:] + self._before[:-2] + self._now, 1))
-        return predict(part, total, self._turn)
+        return predict(part, total, self._angles)
 
     def take(self, layer: int, bits: Tensor) -> None:
-        self._now.append(inputs_of(self.model.parts[layer][len(self._now)], bits, self._turn))
+        self._now.append(inputs_of(self.model.parts[layer][len(self._now)], bits, self._angles))
         if len(self._now) == 2:
             self._before = (self._before + self._now)[-4:]
             self._now = []

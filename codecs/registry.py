@@ -129,7 +129,8 @@ def _predictive(profile: Profile, quality: str | None) -> Codec:
 
 
 def _aqua(profile: Profile, quality: str | None) -> Codec:
-    from kvstore.codecs.aqua import AquaCodec, AquaPredictors
+    from kvstore.codecs.aqua import AquaCodec
+    from kvstore.codecs.aqua_predictors import AquaPredictors
 
     predictors = AquaPredictors.from_arrays(profile.layout, profile.section("aqua"))
     return AquaCodec(predictors) if quality is None else AquaCodec(predictors, int(quality))

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1, "float8_e4m3fn": 1}
+SINKS = 4
+"""First positions of a sequence: attention leans on them, and their keys and values are unlike all others. No fit looks
+at them, and lossy codecs keep them exactly. Part of the format of lossy payloads."""
 KVLayers = tuple[tuple["torch.Tensor", "torch.Tensor"], ...]
 
 

@@ -9,7 +9,6 @@ memory at a time; the sums take `layers * 3 * C * C` float64, C the values of K 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +34,7 @@ from kvstore.codecs.predictive_model import (
 )
 from kvstore.codecs.rans import quantise
 from kvstore.layout import KVLayout
+from kvstore.rope import fixed_point, frequencies
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
@@ -113,13 +113,10 @@ def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: 
 
 def angles(layout: KVLayout) -> Arrays:
     """The tables of the rotary embedding, in 1/16384; the decoder multiplies them, nobody computes a cosine again."""
-    facts = json.loads(layout.rope)
-    half = layout.layers[0].key_dim // 2
-    inverse = float(facts["rope_theta"]) ** -(np.arange(half) / half)
+    radians = frequencies(layout.rope, layout.layers[0].key_dim)
     tables = {}
     for name, positions in (("rope_fine", np.arange(FINE)), ("rope_coarse", FINE * np.arange(COARSE))):
-        angle = positions[:, None] * inverse
-        tables[name] = np.rint(16384 * np.stack([np.cos(angle), np.sin(angle)])).astype(np.int16)
+        tables[name] = fixed_point(positions[:, None] * radians)
     return tables
 
 
@@ -270,7 +267,7 @@ def _tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring) ->
     ]
     tokens = torch.from_numpy(np.concatenate([dump.tokens(window)[rows] for window, rows in windows]))
     positions = torch.cat([torch.arange(dump.length)[rows] for _, rows in windows])
-    turn = reference.angles(arrays["rope_fine"], arrays["rope_coarse"], positions)
+    rotation = reference.angles(arrays["rope_fine"], arrays["rope_coarse"], positions)
     counts = np.zeros((2 * CLASSES, SYMBOLS), np.int64)
     fits: list[Tensor] = []
     for number in range(layers):
@@ -286,7 +283,7 @@ def _tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring) ->
                 split = inputs[0][0].shape[1]
                 table = arrays["token_kv"][:, split:] if which else arrays["token_kv"][:, :split]
                 total = reference.first_sums(part, table, tokens)
-            mu = reference.predict(part, total, turn)
+            mu = reference.predict(part, total, rotation)
             arrays[prefix + "scale"] = _spread(bits, mu)
             part = _part(prefix, arrays)
             still = reference.residuals(part, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))

@@ -18,8 +18,9 @@ from kvstore.calibration.dump import KVDump, Progress, floats, silent
 from kvstore.calibration.lossy_quality import NEAR, as_cached, code_window, log_probabilities
 from kvstore.calibration.rows import unrotated
 from kvstore.codecs.lossy_model import MAX_SCALE, PLAIN, SHIFTS, LossyModel
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps
+from kvstore.codecs.lossy_rows import Engine, Steps
 from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -11,8 +11,9 @@ import torch
 from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.codecs.lossy import HEADER
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, PLAIN, LossyModel
-from kvstore.codecs.lossy_rows import SINKS, Engine, Rows, Steps, quantise
+from kvstore.codecs.lossy_rows import Engine, Rows, Steps, quantise
 from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -154,7 +154,8 @@ class _Aqua(Part):
         """Of 2 bits; "error": mean square of what is lost, relative to the values', of K and of V."""
         import torch
 
-        from kvstore.codecs.aqua import AquaCodec, AquaPredictors
+        from kvstore.codecs.aqua import AquaCodec
+        from kvstore.codecs.aqua_predictors import AquaPredictors
         from kvstore.codecs.base import BlockInfo
         from kvstore.codecs.view import KVView
 

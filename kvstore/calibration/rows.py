@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore.calibration.dump import SINKS, Floats, KVDump, floats
 from kvstore.layout import KVLayout
+from kvstore.rope import rotate
 
 NO_SINKS = slice(SINKS, None)
 
@@ -25,14 +25,8 @@ def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_
 
 def unrotated(keys: Floats, layout: KVLayout, dim: int, positions: npt.NDArray[np.int64] | None = None) -> Floats:
     """K without the rotary embedding. keys: float32 `[tokens, heads * dim]`, by default of positions from 0."""
-    half = dim // 2
-    theta = float(json.loads(layout.rope)["rope_theta"])
     at = np.arange(len(keys)) if positions is None else positions
-    angle = at[:, None] * theta ** -(np.arange(half) / half)
-    cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
-    pairs = keys.reshape(len(keys), -1, 2, half)
-    a, b = pairs[:, :, 0], pairs[:, :, 1]
-    return np.stack([a * cos + b * sin, b * cos - a * sin], 2).reshape(keys.shape)
+    return rotate(keys, keys.shape[1] // dim, at, layout.rope, -1)
 
 
 def reach(in_scale: Floats, fix: npt.NDArray[Any] | None) -> Floats:

@@ -15,12 +15,13 @@ from kvstore.calibration.lossy_tables import laplace
 from kvstore.codecs import BlockInfo, KVView, Profile, codec_by_name
 from kvstore.codecs.lossy import HEADER, MODE, Block, LossyCodec, decode_blocks, encode_blocks, header
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, LossyModel, input_widths
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, choose, from_bits, log2_sixteenths, scale_at
+from kvstore.codecs.lossy_rows import Engine, Steps, choose, from_bits, log2_sixteenths, scale_at
 from kvstore.codecs.predictive_model import CLASSES as EXACT_CLASSES
 from kvstore.codecs.predictive_model import SYMBOLS as EXACT_SYMBOLS
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.rans import quantise
 from kvstore.errors import CodecError, ProfileError
+from kvstore.layout import SINKS
 
 ROPE = '{"rope_theta": 10000.0, "rope_type": "default"}'
 LAYOUT = KVLayout((LayerLayout(2, 8, 8),) * 4, "bfloat16", ROPE)

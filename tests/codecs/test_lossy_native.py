@@ -21,13 +21,13 @@ from kvstore.calibration.lossy_tables import laplace
 from kvstore.codecs import KVView, _lossy
 from kvstore.codecs.lossy import HEADER, Block, _read_varint, _varint, decode_blocks, encode_blocks, native_model
 from kvstore.codecs.lossy_model import ESCAPE, LARGEST, LossyModel, input_widths
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, from_bits, quantise
+from kvstore.codecs.lossy_rows import Engine, Steps, from_bits, quantise
 from kvstore.codecs.predictive_model import CLASSES as EXACT_CLASSES
 from kvstore.codecs.predictive_model import SYMBOLS as EXACT_SYMBOLS
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.rans import quantise as table_of
 from kvstore.errors import CodecError
-from kvstore.layout import KVLayout, LayerLayout
+from kvstore.layout import SINKS, KVLayout, LayerLayout
 
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()

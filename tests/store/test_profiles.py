@@ -16,7 +16,7 @@ import torch
 
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.codecs import Codec, Profile, registry
-from kvstore.codecs.aqua import AquaPredictors, weight_shapes
+from kvstore.codecs.aqua_predictors import AquaPredictors, weight_shapes
 from kvstore.codecs.raw import RawCodec
 from kvstore.config import KIB, MIB
 from kvstore.errors import ConfigError, ProfileError
