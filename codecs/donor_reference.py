@@ -20,7 +20,7 @@ import torch
 from kvstore.codecs import predictive_reference as base
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_tables import frequencies
-from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, Part
+from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, CodingTables
 from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 
@@ -126,7 +126,7 @@ class Predictor:
         if rows.model is None or layer == 0:
             return mu
         part = rows.model.parts[layer][which]
-        total = base.sums(part, torch.cat(self._before + self._now, 1))
+        total = base.products(part, torch.cat(self._before + self._now, 1))
         delta = base.predict(part, total, self._angles)
         return upper(values_of(mu) + values_of(finite(delta)))
 
@@ -183,17 +183,16 @@ def quarters(sizes: Tensor) -> Tensor:
     return 4 * ((bits >> 23) - 127) + above + LIFT
 
 
-def part_of(scale: Tensor, heads: int, width: int) -> Part:
+def tables_of(scale: Tensor, heads: int, width: int) -> CodingTables:
     """What `predictive_reference` codes a part with. scale: int64 [groups]."""
     dim = width // heads
     wide = scale.view(heads, -1, 1).expand(-1, -1, GROUP).reshape(heads, -1)[:, :dim].reshape(-1)
-    none = np.zeros(0)
-    return Part(none, none, wide.numpy().astype(np.int16), none, ADAPT, None, None)
+    return CodingTables(wide.numpy().astype(np.int16), ADAPT)
 
 
 def offsets_of(fits: Sequence[Tensor], count: int) -> Tensor:
     """Quarter octaves that each row of a part is scaled by, int64 [n]. fits: of the parts before."""
-    return base.offsets(part_of(torch.zeros(1, dtype=torch.long), 1, 1), fits, count)
+    return base.offsets(tables_of(torch.zeros(1, dtype=torch.long), 1, 1), fits, count)
 
 
 def _packed(scale: Tensor) -> bytes:
@@ -213,7 +212,7 @@ def parts_of(rows: Rows, block: Block) -> tuple[list[Tensor], list[base.Coded], 
             mu = walk.predict(layer)
             offset = offsets_of([c.fits for c in coded], len(rows))
             scales.append(scales_of(bits, mu, offset, rows.heads[layer]))
-            part = part_of(scales[-1], rows.heads[layer], bits.shape[1])
+            part = tables_of(scales[-1], rows.heads[layer], bits.shape[1])
             coded.append(base.residuals(part, which, bits, mu, offset))
             predictions.append(mu)
             walk.take(layer, bits)
@@ -233,7 +232,7 @@ def encode(rows: Rows, block: Block) -> list[bytes]:
         for which, bits in enumerate(pair):
             number = 2 * layer + which
             offset = offsets_of([c.fits for c in coded[:number]], len(rows))
-            part = part_of(scales[number], rows.heads[layer], bits.shape[1])
+            part = tables_of(scales[number], rows.heads[layer], bits.shape[1])
             value, count, whole = base.raw_bits(bits, base.linear_exponent(part, offset)[0], coded[number].symbols)
             raws.append(base._pack(value.flatten().tolist(), count.flatten().tolist()))
             escapes.append(np.asarray(bits[whole].tolist(), "<u2").tobytes())
@@ -258,7 +257,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
         found = []
         for which in range(2):
             mu = walk.predict(layer)
-            part = part_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
+            part = tables_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
             offset = offsets_of(fits, n)
             linear, quarter = base.linear_exponent(part, offset)
             octaves = base._octaves(mu, linear)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.codecs.predictive_model import CLASSES, ESCAPE, FINE, OFFSET, RANGE, Part, PredictiveModel
+from kvstore.codecs.linear_model import FINE, RANGE, LinearPredictor
+from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, CodingTables, Part, PredictiveModel
 from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 
@@ -77,12 +78,16 @@ def first_sums(part: Part, table: npt.NDArray[np.int8], tokens: Tensor) -> Tenso
 
 def sums(part: Part, inputs: Tensor) -> Tensor:
     """Other layers: the same. inputs: int64 [n, inputs], -127..127."""
+    return tensor(part.bias).long() + products(part, inputs)
+
+
+def products(part: LinearPredictor, inputs: Tensor) -> Tensor:
+    """The same without bias."""
     # Sums of products of 8 bits are exact in float64.
-    product = inputs.double() @ tensor(part.weight).double()
-    return tensor(part.bias).long() + product.long()
+    return (inputs.double() @ tensor(part.weight).double()).long()
 
 
-def predict(part: Part, total: Tensor, rotation: Angles | None) -> Tensor:
+def predict(part: LinearPredictor, total: Tensor, rotation: Angles | None) -> Tensor:
     """The upper 16 bits of the prediction as float32, int64 [n, C]. rotation: of K that was
     rotated."""
     scaled = total.float() * tensor(part.out_scale)
@@ -92,7 +97,7 @@ def predict(part: Part, total: Tensor, rotation: Angles | None) -> Tensor:
     return (scaled.view(torch.int32).long() >> 16) & 0xFFFF
 
 
-def inputs_of(part: Part, bits: Tensor, rotation: Angles | None) -> Tensor:
+def inputs_of(part: LinearPredictor, bits: Tensor, rotation: Angles | None) -> Tensor:
     """The 8-bit inputs, int64 [n, C], that a decoded part (bf16 bits, int64 [n, C]) gives to later parts."""
     finite = ((bits >> 7) & 0xFF) != 0xFF
     x = torch.where(finite, bits << 16, 0).int().view(torch.float32)
@@ -141,7 +146,7 @@ class Predictor:
 # -- the axis of bins --------------------------------------------------------------------------------------------------
 
 
-def linear_exponent(part: Part, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def linear_exponent(part: CodingTables, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """(E_lin, quarter octave), [n, C]: from the exponent E_lin on, a bin is one bf16 value; below, as wide as there."""
     scale = (tensor(part.scale).long() + offsets[:, None]).clamp(-440, 440)
     return ((scale >> 2) - 3 + 134).clamp(8, 254), scale & 3
@@ -176,7 +181,7 @@ def log2_quarters(v: Tensor) -> Tensor:
     return 4 * top + sum((m >= bound).long() for bound in _MANTISSA)
 
 
-def offsets(part: Part, before: Sequence[Tensor], count: int) -> Tensor:
+def offsets(part: CodingTables, before: Sequence[Tensor], count: int) -> Tensor:
     """Quarter octaves that each row of this part is scaled by, int64 [n]; before: the fits of the parts before."""
     a, b, c = (int(x) for x in part.adapt)
     none = torch.zeros(count, dtype=torch.long)
@@ -184,7 +189,7 @@ def offsets(part: Part, before: Sequence[Tensor], count: int) -> Tensor:
     return ((a * one + b * two + c + 128) >> 8).clamp(-32, 40)
 
 
-def residuals(part: Part, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> Coded:
+def residuals(part: CodingTables, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> Coded:
     """Symbols and classes of a part. bits, mu: int64 [n, C]."""
     linear, quarter = linear_exponent(part, offset)
     octaves = _octaves(mu, linear)

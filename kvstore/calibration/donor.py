@@ -23,7 +23,7 @@ from kvstore.codecs.donor import DonorCodec, DonorRows
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_spans import Span
 from kvstore.codecs.entropy import EntropyCodec
-from kvstore.codecs.predictive_model import RANGE, rotates
+from kvstore.codecs.linear_model import RANGE, rotates
 from kvstore.codecs.view import KVView
 
 Tensor = torch.Tensor

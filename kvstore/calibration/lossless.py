@@ -20,14 +20,13 @@ from kvstore.calibration.dump import KVDump, Progress, floats, silent
 from kvstore.calibration.rows import NO_SINKS, reach, target
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs import predictive_reference as reference
+from kvstore.codecs.linear_model import FINE, RANGE
 from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.predictive_model import (
     CLASSES,
-    FINE,
     MAX_ADAPT,
     MAX_BIAS,
     MAX_SCALE,
-    RANGE,
     SYMBOLS,
     Part,
     PredictiveModel,
