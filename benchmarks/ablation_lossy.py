@@ -26,7 +26,7 @@ from kvstore.calibration.dump import KVDump
 from kvstore.calibration.lossy import BALANCE_WINDOWS, COST_WINDOWS, MIDDLE, TABLE_ROUNDS, Arrays, Costs
 from kvstore.calibration.lossy_costs import attention_costs, balanced, gradient_costs
 from kvstore.calibration.lossy_tables import fit_tables
-from kvstore.codecs import lossy_rows
+from kvstore.codecs import lossy_quantiser
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.predictive_model import PredictiveModel
 
@@ -103,12 +103,12 @@ class Ablation:
 @contextmanager
 def rounding() -> Iterator[None]:
     """Numbers are rounded to the nearest, whatever that costs in bits."""
-    before = lossy_rows.LAGRANGE
-    lossy_rows.LAGRANGE = 0.0
+    before = lossy_quantiser.LAGRANGE
+    lossy_quantiser.LAGRANGE = 0.0
     try:
         yield
     finally:
-        lossy_rows.LAGRANGE = before
+        lossy_quantiser.LAGRANGE = before
 
 
 def main() -> None:

@@ -23,7 +23,8 @@ from benchmarks.peers.quality_frontier import bits_at
 from benchmarks.profile import profile_path
 from kvstore.calibration.lossy_quality import NEAR, as_cached, divergences, ideal_bits, log_probabilities
 from kvstore.codecs.lossy_model import LossyModel
-from kvstore.codecs.lossy_rows import Engine, Steps, quantise
+from kvstore.codecs.lossy_quantiser import Steps
+from kvstore.codecs.lossy_rows import Engine, quantise
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.profile import Profile
 from kvstore.layout import SINKS

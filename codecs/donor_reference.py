@@ -269,7 +269,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
             found.append(bits)
             walk.take(layer, bits)
         if base._sums(found) != section.sums:
-            raise CodecError("donor: what was decoded is not what was encoded, or the donor is another")
+            raise CodecError("donor: the decoded values differ from the encoded ones: damage, or another donor")
         block.append((found[0], found[1]))
     coder.finish()
     return block
@@ -282,10 +282,10 @@ def _scales_in(rows: Rows, data: bytes) -> tuple[list[Tensor], int]:
         for bits in pair:
             end = at + _BASE.size + groups_of(bits.shape[1], rows.heads[layer])
             if end > len(data):
-                raise CodecError("donor: a payload ends in its scales")
+                raise CodecError("donor: the payload ends within its scales")
             (least,) = _BASE.unpack_from(data, at)
             if not -MOST_SCALE <= least <= MOST_SCALE:
-                raise CodecError("donor: scales out of bounds")
+                raise CodecError("donor: the scales are out of range")
             scales.append(least + torch.tensor(list(data[at + _BASE.size : end])))
             at = end
     return scales, at
@@ -301,7 +301,7 @@ class _Section:
     @classmethod
     def of(cls, data: bytes) -> _Section:
         if len(data) < HEADER.size:
-            raise CodecError("donor: a layer ends in its header")
+            raise CodecError("donor: a layer is too short for its header")
         raw_k, raw_v, escapes_k, escapes_v, a, b = HEADER.unpack_from(data)
         ends = np.cumsum([HEADER.size, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
         if ends[-1] > len(data):

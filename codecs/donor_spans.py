@@ -109,7 +109,7 @@ class SpanTable:
         """Of a block of `count` rows. Raises `CodecError` for anything that `pack` does not write; sizes are checked
         before memory is taken."""
         if len(payload) < _HEAD.size:
-            raise CodecError("donor: the payload ends in its header")
+            raise CodecError("donor: the payload is too short for its header")
         mode, number, tables, flags, rest = _HEAD.unpack_from(payload)
         rotated = layout.rope != "none"
         half = layout.layers[0].key_dim // 2 if rotated else 0
@@ -117,17 +117,17 @@ class SpanTable:
         if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (tables and not rotated):
             raise CodecError(f"donor: unknown mode {mode} or flags {flags}")
         if not 1 <= number <= MAX_SPANS or tables > number or nbytes + rest > len(payload):
-            raise CodecError("donor: sizes out of bounds")
+            raise CodecError(f"donor: {number} spans with {tables} angles do not fit a payload of {len(payload)} bytes")
         spans, which, end = [], [], 0
         for i in range(number):
             start, rows, donor, donor_start, shift, angle = _SPAN.unpack_from(payload, _HEAD.size + _SPAN.size * i)
             if start < end or not rows or start + rows > count or donor >= number or angle > tables:
-                raise CodecError("donor: a span that cannot be")
+                raise CodecError(f"donor: span {i} is empty, overlaps another, or lies outside of the block")
             end = start + rows
             spans.append(Span(start, rows, donor, donor_start, shift))
             which.append(angle - 1)
         at = _HEAD.size + _SPAN.size * number
         angles = np.frombuffer(payload, "<i2", 2 * half * tables, at).reshape(tables, 2, half).astype(np.int16)
         if angles.size and (angles.min() < -ONE or angles.max() > ONE):
-            raise CodecError("donor: angles out of bounds")
+            raise CodecError("donor: cosines and sines must be between -1 and 1")
         return cls(mode, flags, tuple(spans), angles, tuple(which), rest, nbytes)

@@ -278,7 +278,7 @@ def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[
             found.append(bits)
             walk.take(layer, bits)
         if _sums(found) != section.sums:
-            raise CodecError("predictive: what was decoded is not what was encoded")
+            raise CodecError("predictive: the decoded values differ from the encoded ones")
         block.append((found[0], found[1]))
     coder.finish()
     return block
@@ -294,10 +294,10 @@ class _Section:
     @classmethod
     def of(cls, data: bytes) -> _Section:
         if len(data) < HEADER.size:
-            raise CodecError("predictive: a layer ends in its header")
+            raise CodecError("predictive: a layer is too short for its header")
         mode, raw_k, raw_v, escapes_k, escapes_v, a, b = HEADER.unpack_from(data)
         if mode != MODE:
-            raise CodecError(f"predictive: a layer of mode {mode}")
+            raise CodecError(f"predictive: expected a layer of mode {MODE}, found mode {mode}")
         ends = np.cumsum([HEADER.size, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
         if ends[-1] > len(data):
             raise CodecError("predictive: a layer is shorter than its header says")
@@ -316,7 +316,7 @@ def _values(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes:
                 found.append(next(left))
             elif i >= 128:
                 if i - 128 + (lin << 7) > 0x7FFF:
-                    raise CodecError("predictive: a value beyond all numbers")
+                    raise CodecError("predictive: a value is too large for bfloat16")
                 found.append(sign | i - 128 + (lin << 7))
             elif i > 0:
                 shift = 8 - i.bit_length()
@@ -326,12 +326,12 @@ def _values(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes:
                 gap, mantissa = source >> at & 7, source >> at + 3 & 127
                 at += 10
                 if gap < 7 and lin - 8 - gap < 1:
-                    raise CodecError("predictive: a value below all numbers")
+                    raise CodecError("predictive: a value is too small for bfloat16")
                 found.append(next(left) if gap == 7 else sign | (lin - 8 - gap) << 7 | mantissa)
     except StopIteration:
-        raise CodecError("predictive: too few escapes") from None
+        raise CodecError("predictive: a layer has too few escapes") from None
     if (at + 7) // 8 != len(raw) or next(left, None) is not None:
-        raise CodecError("predictive: raw bits or escapes are left over")
+        raise CodecError("predictive: a layer has raw bits or escapes left over")
     return torch.tensor(found).view(index.shape)
 
 

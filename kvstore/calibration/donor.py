@@ -19,7 +19,8 @@ from kvstore.calibration.dump import SINKS, KVDump, Progress, silent
 from kvstore.calibration.lossless import angles
 from kvstore.calibration.rows import target, unrotated
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.donor import DonorCodec, DonorRows
+from kvstore.codecs.delta import DonorRows
+from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_spans import Span
 from kvstore.codecs.entropy import EntropyCodec

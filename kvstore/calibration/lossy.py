@@ -25,9 +25,10 @@ from kvstore.calibration.lossy_quality import bits_per_value, measure, with_ladd
 from kvstore.calibration.lossy_tables import fit_tables, laplace, quarters
 from kvstore.calibration.rows import reach, target
 from kvstore.calibration.side_by_side import side_by_side
-from kvstore.codecs import lossy_rows as lossy
+from kvstore.codecs import lossy_quantiser as lossy
 from kvstore.codecs.lossy_model import input_groups
-from kvstore.codecs.lossy_rows import Steps, Tables
+from kvstore.codecs.lossy_quantiser import Steps, Tables
+from kvstore.codecs.lossy_rows import first_prediction, synthesis_of
 from kvstore.codecs.predictive_model import MAX_BIAS, PredictiveModel
 
 __all__ = ["MIDDLE", "attention_costs", "balanced", "bits_per_value", "fit", "gradient_costs", "measure", "with_ladder"]
@@ -272,7 +273,7 @@ def _decode_part(loop: _Loop, number: int, which: int, arrays: Arrays, keys: lis
 def _first(loop: _Loop, which: int, window: int) -> Tensor:
     """The prediction of layer 0."""
     rows, split = loop.inputs([(-1, 0)], window), loop.base.parts[0][0].width
-    return lossy.first_prediction(loop.base.parts[0][which], rows[:, split:] if which else rows[:, :split])
+    return first_prediction(loop.base.parts[0][which], rows[:, split:] if which else rows[:, :split])
 
 
 def _transform(
@@ -300,5 +301,5 @@ def _factor(cost: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _matrices(arrays: Arrays, prefix: str) -> tuple[Tensor, Tensor]:
     """(analysis, synthesis), float32."""
-    synthesis = lossy.synthesis_of(*(arrays[prefix + name] for name in ("component", "basis", "unit")))
+    synthesis = synthesis_of(*(arrays[prefix + name] for name in ("component", "basis", "unit")))
     return torch.from_numpy(np.linalg.inv(synthesis)).float(), torch.from_numpy(synthesis).float()

@@ -18,7 +18,8 @@ from kvstore.calibration.dump import KVDump, Progress, floats, silent
 from kvstore.calibration.lossy_quality import NEAR, as_cached, code_window, log_probabilities
 from kvstore.calibration.rows import unrotated
 from kvstore.codecs.lossy_model import MAX_SCALE, PLAIN, SHIFTS, LossyModel
-from kvstore.codecs.lossy_rows import Engine, Steps
+from kvstore.codecs.lossy_quantiser import Steps
+from kvstore.codecs.lossy_rows import Engine
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.layout import SINKS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvstore.block import Block
 from kvstore.codecs import Codec
-from kvstore.codecs.donor import DonorCodec, DonorRows
+from kvstore.codecs.delta import DeltaCodec, DonorRows
 from kvstore.codecs.donor_spans import Span
 from kvstore.codecs.splitzip import copy_on_cpu
 from kvstore.errors import CodecError
@@ -31,7 +31,7 @@ class DonorCoding:
 
     matchmaker: Matchmaker
     reader: DonorReader
-    codec: DonorCodec
+    codec: DeltaCodec
     plain: Codec
     pool: BufferPool
     metrics: Metrics
@@ -70,6 +70,6 @@ class DonorCoding:
             lambda out: self.codec.encode(info, view, rows, out[:room]),  # which may be longer, to the end of a page
             room,
             self.pool,
+            lambda payload, _: self.codec.largest_error(info, payload),
             donors=[Donor(number, donor.key) for number, donor in zip(numbers, donors, strict=True)],
-            error=lambda payload, sizes: self.codec.largest_error(info, payload),
         )
