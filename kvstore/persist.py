@@ -161,7 +161,7 @@ class Persister:
         """Counts a block on a device that the CPU coded, though the codec has kernels."""
         if view.on_cpu:
             return
-        if isinstance(codec, PredictiveCodec):
+        if isinstance(codec, PredictiveCodec) and codec.exact:
             fell_back = not codec.codes_on_device(view)
         else:
             fell_back = codec.id == SplitZipCodec.id and not codes_on_device(view)
