@@ -27,7 +27,7 @@ from kvstore.calibration.lossy.fit import BALANCE_WINDOWS, COST_WINDOWS, MIDDLE,
 from kvstore.calibration.lossy.quality import measure
 from kvstore.calibration.lossy.tables import fit_tables
 from kvstore.calibration.predictive import fit as exact
-from kvstore.codecs import lossy_rows
+from kvstore.codecs import lossy_quantiser
 from kvstore.codecs.lossy_model import input_groups
 from kvstore.codecs.predictive_model import PredictiveModel
 
@@ -104,12 +104,12 @@ class Ablation:
 @contextmanager
 def rounding() -> Iterator[None]:
     """Numbers are rounded to the nearest, whatever that costs in bits."""
-    before = lossy_rows.LAGRANGE
-    lossy_rows.LAGRANGE = 0.0
+    before = lossy_quantiser.LAGRANGE
+    lossy_quantiser.LAGRANGE = 0.0
     try:
         yield
     finally:
-        lossy_rows.LAGRANGE = before
+        lossy_quantiser.LAGRANGE = before
 
 
 def main() -> None:

@@ -152,9 +152,7 @@ def direct_file(folder: Path, size: int) -> Iterator[int]:
         path.unlink()
 
 
-def direct_write(
-    descriptor: int, size: int, chunk: int = 4 * MIB, offset: int = 0, huge: bool = False
-) -> float:
+def direct_write(descriptor: int, size: int, chunk: int = 4 * MIB, offset: int = 0, huge: bool = False) -> float:
     """Seconds to write `size` bytes at `offset` in writes of `chunk` (multiples of 4096), with one
     fdatasync. huge: see `aligned`."""
     buffer = aligned(chunk, huge)
@@ -167,9 +165,7 @@ def direct_write(
     return time.perf_counter() - start
 
 
-def direct_read(
-    descriptor: int, size: int, chunk: int, count: int, seed: int = 0, huge: bool = False
-) -> float:
+def direct_read(descriptor: int, size: int, chunk: int, count: int, seed: int = 0, huge: bool = False) -> float:
     """Seconds for `count` random reads of `chunk` bytes (a multiple of 4096) from the first `size` bytes. huge: see
     `aligned`."""
     order = random.Random(seed)

@@ -20,7 +20,7 @@ from benchmarks.conversations import load_model
 from benchmarks.workloads.text import Text
 from benchmarks.workloads.variants import BASE, NEAR_SYNONYM, OTHER_INSTRUCTION
 from kvstore.codecs import KVView
-from kvstore.codecs.turn import turn_keys
+from kvstore.codecs.rotate import rotate_keys
 from kvstore.integrations.transformers import layout_from_config
 
 PASSAGE, DOCUMENT = 1024, 400
@@ -58,7 +58,7 @@ def unexplained(model: Any, first: list[int], second: list[int], passage: list[i
     """Sums of squares by distance, float64 [bins, layers - 1, 2 (K, V), 2 (left by the donor, around the mean)]."""
     donor, own = (prefill(model, [*prefix, *passage], len(prefix)) for prefix in (first, second))
     view = KVView.of_layers(layout_from_config(model.config, model.dtype), donor)
-    turn_keys(view, len(second) - len(first))
+    rotate_keys(view, len(second) - len(first))
     found = np.zeros((len(EDGES) - 1, len(own) - 1, 2, 2))
     for layer, (said, wanted) in enumerate(zip(donor[1:], own[1:], strict=True)):
         for which in range(2):

@@ -23,9 +23,11 @@ from benchmarks.peers.quality_frontier import bits_at
 from benchmarks.profile import profile_path
 from kvstore.calibration.lossy.quality import NEAR, as_cached, divergences, ideal_bits, log_probabilities
 from kvstore.codecs.lossy_model import LossyModel
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, quantise
+from kvstore.codecs.lossy_quantiser import Steps
+from kvstore.codecs.lossy_rows import Engine, quantise
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.profile import Profile
+from kvstore.layout import SINKS
 
 PREFIX = 512
 STEPS = (2.2, 3.2, 4.6)

@@ -11,6 +11,7 @@ def copy_rows(
     row_bytes: npt.NDArray[np.uint32],
     tokens: int,
 ) -> None: ...
+
 class EntropyModel:
     def __init__(self, freqs: npt.NDArray[np.uint16], costs: npt.NDArray[np.uint16]) -> None: ...
 

@@ -1,6 +1,6 @@
 """Codec 3: rows whose tokens also stand in stored blocks are coded as what they differ in from the rows there.
 
-A donor holds the same tokens behind another prefix: values are predicted by its values, keys by its keys turned to
+A donor holds the same tokens behind another prefix: values are predicted by its values, keys by its keys rotated to
 their new positions, and with a profile's section "donor" what one layer differs in says how the next one will.
 donor_reference.py says how the distance is coded bit for bit, donor_steps.py does it in steps, FORMAT.md says what is
 written. Rows in no span are coded by a plain codec. Only bf16; tensors on a GPU are copied to the CPU.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -20,48 +19,44 @@ import numpy.typing as npt
 import kvstore.codecs._donor as _donor
 from kvstore.codecs import donor_steps
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
-from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu
+from kvstore.codecs.delta import DeltaCodec, DonorRows
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable, can_turn
+from kvstore.codecs.donor_spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor_tables import frequencies
+from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 from kvstore.layout import KVLayout
+from kvstore.rope import can_rotate
 
 
-@dataclass(frozen=True)
-class DonorRows:
-    """Where rows of a block find their tokens, and the `span.count` rows there (`view`, on the CPU, any strides)."""
-
-    span: Span
-    view: KVView
-
-    @classmethod
-    def of(cls, span: Span, donor: KVView) -> DonorRows:
-        """donor: the whole decoded donor block. Raises `ValueError` where it has no such rows."""
-        return cls(span, donor.narrow(span.donor_start, span.count))
-
-
-class DonorCodec(Codec):
+class DonorCodec(DeltaCodec):
     """Makes bf16 about 3.5 times smaller behind a like prompt, 2.4 times behind other documents. Thread-safe; has no
-    state. It needs the decoded donors, so the registry does not make it.
+    state.
     """
 
     id = 3
     name = "donor"
 
-    def __init__(self, plain: Codec, model: DonorModel | None = None, step: float | None = None) -> None:
+    def __init__(
+        self,
+        plain: Codec,
+        model: DonorModel | None = None,
+        step: float | None = None,
+        profile: bytes = NO_PROFILE,
+    ) -> None:
         """plain: for rows that have no donor. model: to carry differences from layer to layer; what was written with
         one can only be read with it. step: of what is written with loss (see `donor_steps.encode`); None: bit for bit.
-        Either reads both."""
+        Either reads both. profile: the id of the one that `plain` and the model are of."""
         self.exact = step is None and plain.exact
+        self.profile = profile
         self.step = step
         self._plain = plain
         self._model = model
         self._native = None if model is None else native_model(model)
 
     def bound(self, info: BlockInfo) -> int:
-        """Of a payload with any spans."""
         spans = min(MAX_SPANS, info.count)
         core = donor_steps.bound(info.layout, info.count)
         section = 16 + spans * (16 + 2 * max(x.key_dim for x in info.layout.layers))
@@ -71,17 +66,14 @@ class DonorCodec(Codec):
         return section + core + self._plain.bound(info) + (spans + 1) * between
 
     def usual(self, info: BlockInfo) -> int:
-        """What a plain payload takes: a donor that does not save anything is none."""
+        # What a plain payload takes: a donor that saves nothing is useless.
         return self._plain.usual(info)
 
-    def encode(  # type: ignore[override]
+    def encode(
         self, info: BlockInfo, block: KVView, donors: Sequence[DonorRows], out: memoryview
     ) -> tuple[int, ...] | None:
-        """As `Codec.encode`. donors: spans that rise and are disjoint, at least one.
-
-        None where `out` did not do. Raises `ValueError` for another dtype than bf16, spans or donors that do not fit,
-        and keys that cannot be turned.
-        """
+        """Raises `ValueError` for another dtype than bf16, spans or donors that do not fit, and keys that cannot be
+        rotated."""
         propagates = self.step is None and self._propagates(info)
         table = _table(info, donors, PROPAGATED if propagates else 0, EXACT if self.step is None else STEPS)
         view = block if block.on_cpu else copy_on_cpu(block)
@@ -105,7 +97,7 @@ class DonorCodec(Codec):
         sizes[-1] += rest
         return tuple(sizes)
 
-    def decode(  # type: ignore[override]
+    def decode(
         self,
         info: BlockInfo,
         payload: memoryview,
@@ -113,20 +105,17 @@ class DonorCodec(Codec):
         donors: Sequence[KVView],
         out: KVView,
     ) -> None:
-        """As `Codec.decode`. donors: the decoded blocks, whole and on the CPU, that the spans number.
-
-        Raises `CodecError` also where a donor is not the one that was coded with, or the model is missing.
-        """
+        """Raises `CodecError` also where the model is missing."""
         check_payload(info, payload, layer_sizes, out)
         table = self.spans_of(info, payload)
         if not out.writable:
-            raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+            raise ValueError("donor: the last dimension of every tensor of the target must be contiguous")
         rows = [_donor_rows(info, donors, span) for span in table.spans]
         sizes = list(layer_sizes)
         sizes[0] -= table.nbytes
         sizes[-1] -= table.rest
         if min(sizes) < 0:
-            raise CodecError(f"donor: layers of {list(layer_sizes)} bytes")
+            raise CodecError(f"donor: the layers have {list(layer_sizes)} bytes, too few for what surrounds them")
         target, end = out if out.on_cpu else buffer_on_cpu(out), len(payload) - table.rest
         core = payload[table.nbytes : end]
         if table.mode == STEPS:
@@ -136,7 +125,7 @@ class DonorCodec(Codec):
         self._decode_rest(info, payload[end:], table, target)
         if target is not out:
             target.copy_to(out)
-            _settle(out)
+            wait_for(tensor.device for tensor in out.tensors())
 
     def _decode_exact(
         self,
@@ -150,7 +139,7 @@ class DonorCodec(Codec):
         coder = _coder(info.layout)
         if table.propagated:
             if self._native is None or not self._propagates(info):
-                raise CodecError("donor: coded with a profile's section that is not here")
+                raise CodecError('donor: the block was coded with the section "donor" of a profile, which is missing')
             coder = self._native
         wrong = _donor.decode(
             coder,
@@ -169,7 +158,6 @@ class DonorCodec(Codec):
             raise CodecError(wrong)
 
     def largest_error(self, info: BlockInfo, payload: memoryview) -> float:
-        """What no value's error exceeds in what `encode` wrote; infinity where that is not known."""
         table = self.spans_of(info, payload)
         if not self._plain.exact and table.gaps(info.count):
             return math.inf
@@ -178,10 +166,10 @@ class DonorCodec(Codec):
     def spans_of(self, info: BlockInfo, payload: memoryview) -> SpanTable:
         """What a payload says of its donors. Raises `CodecError` where it cannot be a payload of this codec."""
         if info.layout.dtype != "bfloat16":
-            raise CodecError(f"donor: a block of {info.layout.dtype}")
+            raise CodecError(f"donor: expected a block of bfloat16, found {info.layout.dtype}")
         table = SpanTable.parse(info.layout, info.count, payload)
-        if len(table.angles) and not can_turn(info.layout):
-            raise CodecError("donor: keys that cannot be turned are said to be")
+        if len(table.angles) and not can_rotate(info.layout):
+            raise CodecError("donor: the payload rotates keys, but this layout's rotary embedding cannot be shifted")
         return table
 
     def _propagates(self, info: BlockInfo) -> bool:
@@ -214,12 +202,12 @@ class DonorCodec(Codec):
             sizes = sizes_of.unpack_from(data, at) if begin <= len(data) else (1,)
             at = begin + sum(sizes)
             if at > len(data):
-                raise CodecError("donor: the payload ends between spans")
+                raise CodecError("donor: the payload is too short for the rows between spans")
             if start < out.tokens:
                 here = out.narrow(start, min(count, out.tokens - start))
                 self._plain.decode(_run(info, start, count), data[begin:at], sizes, here)
         if at != len(data):
-            raise CodecError("donor: bytes after the last row")
+            raise CodecError("donor: the payload goes on after the last row")
 
 
 def native_model(model: DonorModel) -> _donor.Coder:
@@ -285,27 +273,22 @@ def _table(info: BlockInfo, donors: Sequence[DonorRows], flags: int, mode: int =
     for rows in donors:
         span = rows.span
         if not (end <= span.start < span.end <= info.count and 0 <= span.donor < len(donors) and span.donor_start >= 0):
-            raise ValueError("donor: spans must rise and lie in the block, their donors be numbered from 0")
+            raise ValueError("donor: spans must rise and lie within the block, and number their donors from 0")
         if rows.view.layout != info.layout or rows.view.tokens != span.count or not rows.view.on_cpu:
-            raise ValueError("donor: a donor's rows must be as many as the span's, of its layout, and on the CPU")
+            raise ValueError("donor: a donor must have as many rows as its span, the same layout, and be on the CPU")
         end = span.end
-    if any(rows.span.shift for rows in donors) and not can_turn(info.layout):
-        raise ValueError("donor: keys of this layout cannot be moved to other positions")
+    if any(rows.span.shift for rows in donors) and not can_rotate(info.layout):
+        raise ValueError("donor: the keys of this layout cannot be moved to other positions")
     return SpanTable.of(info.layout, [rows.span for rows in donors], mode, flags)
 
 
 def _donor_rows(info: BlockInfo, donors: Sequence[KVView], span: Span) -> KVView:
-    if span.donor >= len(donors) or span.donor_start + span.count > donors[span.donor].tokens:
-        raise CodecError("donor: rows of a donor that there are not")
+    if span.donor >= len(donors):
+        raise CodecError(f"donor: a span refers to donor {span.donor} of {len(donors)}")
+    end = span.donor_start + span.count
+    if end > donors[span.donor].tokens:
+        rows = f"rows {span.donor_start}-{end} of {donors[span.donor].tokens}"
+        raise CodecError(f"donor: a span refers to rows beyond the donor ({rows})")
     if donors[span.donor].layout != info.layout:
-        raise CodecError("donor: a donor of another layout")
+        raise CodecError("donor: the donor has another layout than the block")
     return donors[span.donor].narrow(span.donor_start, span.count)
-
-
-def _settle(view: KVView) -> None:
-    """Waits until what was copied to a view on a device is there."""
-    import torch
-
-    for device in {tensor.device for tensor in view.tensors()}:
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()

@@ -1,6 +1,6 @@
 """The donor codec's exact core as a plain program: what csrc/donor.h must equal.
 
-A block's rows are predicted from the rows of the same tokens in other blocks, their keys turned by the difference of
+A block's rows are predicted from the rows of the same tokens in other blocks, their keys rotated by the difference of
 positions; what is left is coded as the predictive codec does (predictive_reference.py), but that the scales of the
 bins are measured and stand in the record, a byte for `GROUP` channels, and that the frequencies are part of the
 format. With a `DonorModel`, what the layer before differed in says how this one will. All arithmetic is in integers,
@@ -20,7 +20,7 @@ import torch
 from kvstore.codecs import predictive_reference as base
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_tables import frequencies
-from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, Part
+from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, CodingTables
 from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 
@@ -30,7 +30,7 @@ ADAPT = np.array([110, 90, 0], np.int32)  # how a row's offset follows from the 
 LEAST_OFFSET, MOST_OFFSET = -32, 40
 MOST_SCALE = 400
 LIFT = -1  # quarter octaves from the mean of absolute values to the scale
-_LEAST_EXPONENT = 28  # of a pair that is turned: smaller numbers count as if they were of this one
+_LEAST_EXPONENT = 28  # of a pair that is rotated: smaller numbers count as if they were of this one
 _BASE = struct.Struct("<h")
 
 Tensor = torch.Tensor
@@ -43,7 +43,7 @@ class Rows:
     """What both sides know of n rows that have a donor.
 
     heads: of each layer. donor: their bits there. cos, sin: int64 [n, half] in 1/16384, of the rotation of keys;
-    turned: bool [n], rows that are rotated at all; the three are None where no row is. positions: of the rows here,
+    rotated: bool [n], rows that are rotated at all; the three are None where no row is. positions: of the rows here,
     int64 [n]. model: to carry differences on; the positions must lie below `model.positions`.
     """
 
@@ -51,7 +51,7 @@ class Rows:
     donor: Block
     cos: Tensor | None = None
     sin: Tensor | None = None
-    turned: Tensor | None = None
+    rotated: Tensor | None = None
     positions: Tensor | None = None
     model: DonorModel | None = None
 
@@ -60,10 +60,10 @@ class Rows:
 
     def on_cpu(self) -> Rows:
         """The same in memory of the CPU, where everything here is computed."""
-        cos, sin, turned, positions = (
-            None if x is None else x.cpu() for x in (self.cos, self.sin, self.turned, self.positions)
+        cos, sin, rotated, positions = (
+            None if x is None else x.cpu() for x in (self.cos, self.sin, self.rotated, self.positions)
         )
-        return Rows(self.heads, _on_cpu(self.donor), cos, sin, turned, positions, self.model)
+        return Rows(self.heads, _on_cpu(self.donor), cos, sin, rotated, positions, self.model)
 
 
 def _on_cpu(block: Block) -> list[tuple[Tensor, Tensor]]:
@@ -78,8 +78,8 @@ def finite(bits: Tensor) -> Tensor:
     return torch.where(((bits >> 7) & 0xFF) == 0xFF, 0, bits)
 
 
-def turned(bits: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Finite keys, int64 [n, C], rotated: pairs half a head apart share an exponent, and are turned in integers."""
+def rotated(bits: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Finite keys, int64 [n, C], rotated: pairs half a head apart share an exponent, and are rotated in integers."""
     half = cos.shape[1]
     pairs = bits.view(len(bits), -1, 2, half)
     exponent = (pairs >> 7) & 0xFF
@@ -106,7 +106,7 @@ class Predictor:
     """Walks over the parts of a block in order: `predict` the next one, then `take` what it was found to be."""
 
     rows: Rows
-    _turn: base.Angles | None = None
+    _angles: base.Angles | None = None
     _from: Tensor = field(default_factory=lambda: torch.zeros(0))  # the donor's part, as a prediction
     _before: list[Tensor] = field(default_factory=list)  # inputs: K, V of the layer before
     _now: list[Tensor] = field(default_factory=list)
@@ -115,19 +115,19 @@ class Predictor:
         model = self.rows.model
         if model is not None and model.rope_fine is not None and model.rope_coarse is not None:
             assert self.rows.positions is not None
-            self._turn = base.angles(model.rope_fine, model.rope_coarse, self.rows.positions)
+            self._angles = base.angles(model.rope_fine, model.rope_coarse, self.rows.positions)
 
     def predict(self, layer: int) -> Tensor:
         """Bits of the next part, which is of `layer`, int64 [n, C]."""
         which, rows = len(self._now) % 2, self.rows
         self._from = mu = finite(rows.donor[layer][which])
-        if which == 0 and rows.cos is not None and rows.sin is not None and rows.turned is not None:
-            self._from = mu = torch.where(rows.turned[:, None], turned(mu, rows.cos, rows.sin), mu)
+        if which == 0 and rows.cos is not None and rows.sin is not None and rows.rotated is not None:
+            self._from = mu = torch.where(rows.rotated[:, None], rotated(mu, rows.cos, rows.sin), mu)
         if rows.model is None or layer == 0:
             return mu
         part = rows.model.parts[layer][which]
-        total = base.sums(part, torch.cat(self._before + self._now, 1))
-        delta = base.predict(part, total, self._turn)
+        total = base.products(part, torch.cat(self._before + self._now, 1))
+        delta = base.predict(part, total, self._angles)
         return upper(values_of(mu) + values_of(finite(delta)))
 
     def take(self, layer: int, bits: Tensor) -> None:
@@ -136,7 +136,7 @@ class Predictor:
             self._now.append(bits)
         else:
             part = self.rows.model.parts[layer][which]
-            self._now.append(base.inputs_of(part, upper(values_of(bits) - values_of(self._from)), self._turn))
+            self._now.append(base.inputs_of(part, upper(values_of(bits) - values_of(self._from)), self._angles))
         if which:
             self._before, self._now = self._now, []
 
@@ -183,17 +183,16 @@ def quarters(sizes: Tensor) -> Tensor:
     return 4 * ((bits >> 23) - 127) + above + LIFT
 
 
-def part_of(scale: Tensor, heads: int, width: int) -> Part:
+def tables_of(scale: Tensor, heads: int, width: int) -> CodingTables:
     """What `predictive_reference` codes a part with. scale: int64 [groups]."""
     dim = width // heads
     wide = scale.view(heads, -1, 1).expand(-1, -1, GROUP).reshape(heads, -1)[:, :dim].reshape(-1)
-    none = np.zeros(0)
-    return Part(none, none, wide.numpy().astype(np.int16), none, ADAPT, None, None)
+    return CodingTables(wide.numpy().astype(np.int16), ADAPT)
 
 
 def offsets_of(fits: Sequence[Tensor], count: int) -> Tensor:
     """Quarter octaves that each row of a part is scaled by, int64 [n]. fits: of the parts before."""
-    return base.offsets(part_of(torch.zeros(1, dtype=torch.long), 1, 1), fits, count)
+    return base.offsets(tables_of(torch.zeros(1, dtype=torch.long), 1, 1), fits, count)
 
 
 def _packed(scale: Tensor) -> bytes:
@@ -213,7 +212,7 @@ def parts_of(rows: Rows, block: Block) -> tuple[list[Tensor], list[base.Coded], 
             mu = walk.predict(layer)
             offset = offsets_of([c.fits for c in coded], len(rows))
             scales.append(scales_of(bits, mu, offset, rows.heads[layer]))
-            part = part_of(scales[-1], rows.heads[layer], bits.shape[1])
+            part = tables_of(scales[-1], rows.heads[layer], bits.shape[1])
             coded.append(base.residuals(part, which, bits, mu, offset))
             predictions.append(mu)
             walk.take(layer, bits)
@@ -233,7 +232,7 @@ def encode(rows: Rows, block: Block) -> list[bytes]:
         for which, bits in enumerate(pair):
             number = 2 * layer + which
             offset = offsets_of([c.fits for c in coded[:number]], len(rows))
-            part = part_of(scales[number], rows.heads[layer], bits.shape[1])
+            part = tables_of(scales[number], rows.heads[layer], bits.shape[1])
             value, count, whole = base.raw_bits(bits, base.linear_exponent(part, offset)[0], coded[number].symbols)
             raws.append(base._pack(value.flatten().tolist(), count.flatten().tolist()))
             escapes.append(np.asarray(bits[whole].tolist(), "<u2").tobytes())
@@ -258,7 +257,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
         found = []
         for which in range(2):
             mu = walk.predict(layer)
-            part = part_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
+            part = tables_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
             offset = offsets_of(fits, n)
             linear, quarter = base.linear_exponent(part, offset)
             octaves = base._octaves(mu, linear)
@@ -270,7 +269,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
             found.append(bits)
             walk.take(layer, bits)
         if base._sums(found) != section.sums:
-            raise CodecError("donor: what was decoded is not what was encoded, or the donor is another")
+            raise CodecError("donor: the decoded values differ from the encoded ones: damage, or another donor")
         block.append((found[0], found[1]))
     coder.finish()
     return block
@@ -283,10 +282,10 @@ def _scales_in(rows: Rows, data: bytes) -> tuple[list[Tensor], int]:
         for bits in pair:
             end = at + _BASE.size + groups_of(bits.shape[1], rows.heads[layer])
             if end > len(data):
-                raise CodecError("donor: a payload ends in its scales")
+                raise CodecError("donor: the payload ends within its scales")
             (least,) = _BASE.unpack_from(data, at)
             if not -MOST_SCALE <= least <= MOST_SCALE:
-                raise CodecError("donor: scales out of bounds")
+                raise CodecError("donor: the scales are out of range")
             scales.append(least + torch.tensor(list(data[at + _BASE.size : end])))
             at = end
     return scales, at
@@ -302,7 +301,7 @@ class _Section:
     @classmethod
     def of(cls, data: bytes) -> _Section:
         if len(data) < HEADER.size:
-            raise CodecError("donor: a layer ends in its header")
+            raise CodecError("donor: a layer is too short for its header")
         raw_k, raw_v, escapes_k, escapes_v, a, b = HEADER.unpack_from(data)
         ends = np.cumsum([HEADER.size, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
         if ends[-1] > len(data):

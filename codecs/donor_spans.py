@@ -9,19 +9,15 @@ with it a record is decoded alike on every machine, whatever its mathematical li
 
 from __future__ import annotations
 
-import json
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.errors import CodecError
 from kvstore.layout import KVLayout
+from kvstore.rope import ONE, Angles, angles_of
 
 EXACT, STEPS = 6, 7
 """Modes: bit for bit, or what differs from the donor in steps."""
@@ -31,8 +27,6 @@ MAX_SPANS = 256
 
 _HEAD = struct.Struct("<IHHII")
 _SPAN = struct.Struct("<HHHHiI")
-
-Angles = npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ class SpanTable:
 
     @classmethod
     def of(cls, layout: KVLayout, spans: Sequence[Span], mode: int = EXACT, flags: int = 0) -> SpanTable:
-        """The table of an encoder. Raises `ValueError` where keys cannot be turned by a span's shift."""
+        """The table of an encoder. Raises `ValueError` where keys cannot be rotated by a span's shift."""
         rotated = layout.rope != "none"
         shifts = sorted({span.shift for span in spans if span.shift and rotated})
         half = layout.layers[0].key_dim // 2 if rotated else 0
@@ -115,69 +109,25 @@ class SpanTable:
         """Of a block of `count` rows. Raises `CodecError` for anything that `pack` does not write; sizes are checked
         before memory is taken."""
         if len(payload) < _HEAD.size:
-            raise CodecError("donor: the payload ends in its header")
-        mode, number, turns, flags, rest = _HEAD.unpack_from(payload)
+            raise CodecError("donor: the payload is too short for its header")
+        mode, number, tables, flags, rest = _HEAD.unpack_from(payload)
         rotated = layout.rope != "none"
         half = layout.layers[0].key_dim // 2 if rotated else 0
-        nbytes = cls._nbytes(number, turns, half)
-        if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (turns and not rotated):
+        nbytes = cls._nbytes(number, tables, half)
+        if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (tables and not rotated):
             raise CodecError(f"donor: unknown mode {mode} or flags {flags}")
-        if not 1 <= number <= MAX_SPANS or turns > number or nbytes + rest > len(payload):
-            raise CodecError("donor: sizes out of bounds")
+        if not 1 <= number <= MAX_SPANS or tables > number or nbytes + rest > len(payload):
+            raise CodecError(f"donor: {number} spans with {tables} angles do not fit a payload of {len(payload)} bytes")
         spans, which, end = [], [], 0
         for i in range(number):
-            start, rows, donor, donor_start, shift, turn = _SPAN.unpack_from(payload, _HEAD.size + _SPAN.size * i)
-            if start < end or not rows or start + rows > count or donor >= number or turn > turns:
-                raise CodecError("donor: a span that cannot be")
+            start, rows, donor, donor_start, shift, angle = _SPAN.unpack_from(payload, _HEAD.size + _SPAN.size * i)
+            if start < end or not rows or start + rows > count or donor >= number or angle > tables:
+                raise CodecError(f"donor: span {i} is empty, overlaps another, or lies outside of the block")
             end = start + rows
             spans.append(Span(start, rows, donor, donor_start, shift))
-            which.append(turn - 1)
+            which.append(angle - 1)
         at = _HEAD.size + _SPAN.size * number
-        angles = np.frombuffer(payload, "<i2", 2 * half * turns, at).reshape(turns, 2, half).astype(np.int16)
-        if angles.size and (angles.min() < -16384 or angles.max() > 16384):
-            raise CodecError("donor: angles out of bounds")
+        angles = np.frombuffer(payload, "<i2", 2 * half * tables, at).reshape(tables, 2, half).astype(np.int16)
+        if angles.size and (angles.min() < -ONE or angles.max() > ONE):
+            raise CodecError("donor: cosines and sines must be between -1 and 1")
         return cls(mode, flags, tuple(spans), angles, tuple(which), rest, nbytes)
-
-
-def can_turn(layout: KVLayout) -> bool:
-    """Whether keys of this layout can be moved to other positions: no rotary embedding, or one of a known kind over
-    whole heads."""
-    if layout.rope == "none":
-        return True
-    dims = {x.key_dim for x in layout.layers}
-    if len(dims) != 1 or min(dims) % 2:
-        return False
-    return _inverse(layout.rope, min(dims) // 2) is not None
-
-
-def angles_of(layout: KVLayout, shift: int) -> Angles:
-    """cos and sin of the rotation by `shift` positions, int16 [2, key_dim / 2] in 1/16384."""
-    inverse = _inverse(layout.rope, layout.layers[0].key_dim // 2)
-    if inverse is None:
-        raise ValueError(f"keys with the rotary embedding {layout.rope} cannot be moved to other positions")
-    turned = np.stack([np.cos(shift * inverse), np.sin(shift * inverse)])
-    return np.asarray(np.rint(16384 * turned), np.int16)
-
-
-@lru_cache(maxsize=16)
-def _inverse(rope: str, half: int) -> npt.NDArray[np.float64] | None:
-    """Radians per position of each pair, half a head apart; None for embeddings that are not known to be so."""
-    try:
-        facts: dict[str, Any] = json.loads(rope)
-        if facts.get("partial_rotary_factor", 1.0) != 1.0 or "pairs" in facts:
-            return None
-        inverse = np.asarray(float(facts["rope_theta"]) ** -(np.arange(half) / half), np.float64)
-        kind = facts.get("rope_type", "default")
-        if kind == "default":
-            return inverse
-        if kind == "linear":
-            return inverse / float(facts["factor"])
-        if kind != "llama3":
-            return None
-        # "Llama 3.1": long waves slowed down by `factor`, short ones left, a ramp between.
-        factor, length = float(facts["factor"]), float(facts["original_max_position_embeddings"])
-        low, high = float(facts["low_freq_factor"]), float(facts["high_freq_factor"])
-        ramp = np.clip((length * inverse / (2 * math.pi) - low) / (high - low), 0, 1)
-        return inverse * (ramp + (1 - ramp) / factor)
-    except (ValueError, KeyError, TypeError, ZeroDivisionError):
-        return None

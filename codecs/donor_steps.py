@@ -85,7 +85,7 @@ def decode(
     """
     spans, rows = _checked(out, table, donors)
     if len(layer_sizes) != len(out.layout.layers):
-        raise CodecError(f"expected {len(out.layout.layers)} layers, found {len(layer_sizes)}")
+        raise CodecError(f"donor: expected {len(out.layout.layers)} layers, found {len(layer_sizes)}")
     count = table.spans[-1].end
     wrong = _donor_steps.decode(
         _coder(),
@@ -116,10 +116,12 @@ def _checked(
     if block.layout.dtype != "bfloat16":
         raise ValueError(f"donor: codes bfloat16, not {block.layout.dtype}")
     if len(donors) != len(table.spans):
-        raise ValueError(f"donor: {len(table.spans)} spans, rows of {len(donors)} donors")
+        raise ValueError(
+            f"donor: expected the rows of {len(table.spans)} donors, one for each span, found {len(donors)}"
+        )
     for span, view in zip(table.spans, donors, strict=True):
         if view.layout != block.layout or view.tokens != span.count:
-            raise ValueError("donor: a donor's rows must be as many as the span's, and of its layout")
+            raise ValueError("donor: a donor must have as many rows as its span, and the block's layout")
     runs = [(span.start, span.count, which) for span, which in zip(table.spans, table.which, strict=True)]
     return np.array(runs, np.int64).reshape(-1, 3), [np.ascontiguousarray(view.rows) for view in donors]
 

@@ -1,6 +1,6 @@
 """The donor codec's step mode as a plain program: what csrc/donor_steps.h must equal.
 
-A value is its donor's (donor_reference.py: keys turned to their new positions) and a number of steps. The step of a
+A value is its donor's (donor_reference.py: keys rotated to their new positions) and a number of steps. The step of a
 group of channels follows from how large the donor's values are there; which table of frequencies the numbers of a group
 are coded with is a class that stands in the record, shifted row by row as far as the row's numbers in the parts before
 were larger or smaller than their classes said. All arithmetic is in integers, or exact, or single operations in float32
@@ -58,7 +58,7 @@ def quarters_of(step: float) -> int:
     if step == math.inf:
         return NOTHING
     if not 2.0**-50 <= step <= 2.0**50:
-        raise ValueError(f"step: expected 2**-50 to 2**50 or infinity, got {step}")
+        raise ValueError(f"donor: step: expected 2**-50 to 2**50 or infinity, found {step}")
     return round(4 * math.log2(step))
 
 
@@ -251,11 +251,11 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
             try:
                 bits[kept] = torch.tensor([next(left) for _ in range(int(kept.sum()))], dtype=torch.long)
             except StopIteration:
-                raise CodecError("donor: too few escapes") from None
+                raise CodecError("donor: a layer has too few escapes") from None
             found.append(bits)
         read += len(section.words)
         if next(left, None) is not None or (flags and coder.position != read):
-            raise CodecError("donor: a layer's bytes are left over")
+            raise CodecError("donor: a layer has more bytes than its values take")
         block.append((found[0], found[1]))
     coder.finish()
     return block
@@ -287,12 +287,12 @@ def _numbers(
 def header(layer: bytes | memoryview) -> tuple[int, int, float, float]:
     """Quarter octaves, flags, largest error and mean squared error. `CodecError` where they cannot be."""
     if len(layer) < HEADER.size:
-        raise CodecError("donor: a payload ends in its header")
+        raise CodecError("donor: the payload is too short for its header")
     quarters, flags, largest, mean = HEADER.unpack_from(layer)
     if (abs(quarters) > MOST_QUARTERS and quarters != NOTHING) or flags & ~STREAM:
-        raise CodecError("donor: a step or flags that cannot be")
+        raise CodecError("donor: the step or the flags are out of range")
     if not (0 <= largest <= _MOST and 0 <= mean <= _MOST):
-        raise CodecError("donor: errors that cannot be")
+        raise CodecError("donor: the errors must be finite and not negative")
     return quarters, flags, largest, mean
 
 
@@ -306,13 +306,13 @@ class _Section:
         count = shift = at = 0
         while True:
             if at == min(5, len(data)):
-                raise CodecError("donor: a layer ends in its count of escapes")
+                raise CodecError("donor: a layer ends within its number of escapes")
             count |= (data[at] & 127) << shift
             shift, at = shift + 7, at + 1
             if data[at - 1] < 128:
                 break
         if 2 * count > len(data) - at:
-            raise CodecError("donor: a layer ends in its escapes")
+            raise CodecError("donor: a layer ends within its escapes")
         end = at + 2 * count
         return cls(np.frombuffer(data[at:end], "<u2").tolist(), data[end:])
 

@@ -1,6 +1,6 @@
 """HIGGS (arXiv 2411.17525): rows of numbers by a random rotation, one scale, and a grid for pairs. Deterministic.
 
-A row is turned by a Hadamard matrix with random signs, in groups of the largest power of two that divides it, so that
+A row is rotated by a Hadamard matrix with random signs, in groups of the largest power of two that divides it, so that
 nothing is padded; what comes out is nearly normal whatever went in. It is divided by the row's root mean square, and
 each pair of numbers is coded as the nearest point of a fixed grid (`higgs_grids`).
 
@@ -21,7 +21,7 @@ from kvstore.errors import CodecError
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-GROUP = 1024  # the most values that are turned together
+GROUP = 1024  # the most values that are rotated together
 SEED = 0x48494747_53000001  # of the signs; part of the format
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -46,9 +46,9 @@ class Higgs:
         if not np.isfinite(scale).all():
             return None
         divisor: Floats = np.where(scale > 0, scale, np.float32(np.inf)).astype(np.float32)
-        turned = rotate(values / divisor[:, None])
+        rotated = rotate(values / divisor[:, None])
         pairs = np.zeros((rows, (width + 1) // 2 * 2), np.float32)
-        pairs[:, :width] = turned
+        pairs[:, :width] = rotated
         indices = nearest(pairs[:, 0::2].reshape(-1), pairs[:, 1::2].reshape(-1), bits)
         return np.concatenate([codes.astype("<u2").view(np.uint8), pack(indices, 2 * bits)])
 
@@ -56,14 +56,14 @@ class Higgs:
         """The inverse. data: `size(rows, width, bits)` bytes. Raises `CodecError` for a scale that cannot be."""
         codes = data[: 2 * rows].view("<u2").astype(np.uint16)
         if (codes >= 0x7F80).any():  # negative, infinite, or not a number
-            raise CodecError("a scale is negative or not finite")
+            raise CodecError("aqua: the scale of a row is negative or not finite")
         half = (width + 1) // 2
         points = grid(bits)[unpack(data[2 * rows :], rows * half, 2 * bits)]
         return rotate_back(points.reshape(rows, 2 * half)[:, :width]) * _from_bf16(codes)[:, None]
 
 
 def rotate(values: Floats) -> Floats:
-    """The rows `[rows, width]` turned; lengths stay."""
+    """The rows `[rows, width]` rotated; lengths stay."""
     return _hadamard(values * signs(values.shape[1]))
 
 
@@ -73,7 +73,7 @@ def rotate_back(values: Floats) -> Floats:
 
 
 def group_of(width: int) -> int:
-    """How many values of a row are turned together: the largest power of two that divides it, at most 1,024."""
+    """How many values of a row are rotated together: the largest power of two that divides it, at most 1,024."""
     return min(width & -width, GROUP)
 
 

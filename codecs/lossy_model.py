@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kvstore.codecs.predictive_model import MAX_ADAPT, MAX_BIAS, MAX_INPUTS, PredictiveModel
-from kvstore.errors import ProfileError
+from kvstore.codecs.arrays import Array, SectionArrays
+from kvstore.codecs.linear_model import MAX_INPUTS
+from kvstore.codecs.predictive_model import MAX_ADAPT, MAX_BIAS, PredictiveModel
 from kvstore.layout import KVLayout
 
 LEAST = -24  # quarter octaves of sigma / step of the first class; what is below is 0 and is not coded
@@ -24,14 +23,13 @@ ESCAPE = 255
 SYMBOLS = 256  # -127..127 + 127, and the escape
 MAX_SCALE = 400  # quarter octaves
 MAX_LEVELS = 16
+MOST = 1e30  # of scales: products of two are finite
 EXPECT = 12  # binary places of `expect`
 SHIFTS = 8  # of a row's step, by octaves; the one that leaves it as it is has the number
 PLAIN = 2  # so that steps are from 4 times as large to 1/32 of it
 GROUPS = 6
 """Kinds of inputs, in their order: the token's K_0 and V_0; K, V of the layer before; K, V of the one before that; and,
 for V, its own layer's K. Bit i of a part's `uses` says whether it has the i-th. Layer 0 itself is no input."""
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -87,32 +85,31 @@ class LossyModel:
     @classmethod
     def from_arrays(cls, base: PredictiveModel, arrays: Mapping[str, Array]) -> LossyModel:
         """Of the profile's section "lossy". Raises `ProfileError` naming the array that is not as it must be."""
-        levels = _take(arrays, "levels", np.int16, (-1, 2), MAX_SCALE)
+        taken = SectionArrays("predictive", "lossy", arrays)
+        levels = taken.take("levels", np.int16, (-1, 2), MAX_SCALE)
         if not 1 <= len(levels) <= MAX_LEVELS or (np.diff(levels.astype(int), axis=0) <= 0).any():
-            raise ProfileError("lossy/levels: expected 1 to 16 rows, increasing")
-        uses = _take(arrays, "uses", np.uint8, (len(base.parts), 2))
+            raise taken.error("levels", f"expected 1 to {MAX_LEVELS} rows that increase")
+        uses = taken.take("uses", np.uint8, (len(base.parts), 2))
         parts = []
         for number in range(len(base.parts)):
-            pair = [_part(base, arrays, number, which, int(uses[number, which]), len(levels)) for which in range(2)]
+            pair = [_part(base, taken, number, which, int(uses[number, which]), len(levels)) for which in range(2)]
             parts.append((pair[0], pair[1]))
-        freqs = _take(arrays, "freqs", np.uint16, (2 * CLASSES, SYMBOLS))
+        freqs = taken.frequencies("freqs", 2 * CLASSES, SYMBOLS)
         signed = freqs[:, :ESCAPE]
-        if (freqs.astype(np.int64).sum(1) != 4096).any() or not freqs[:, [LARGEST, ESCAPE]].all():
-            raise ProfileError("lossy/freqs: every row must sum to 4096, and have a zero and an escape")
+        if not freqs[:, [LARGEST, ESCAPE]].all():
+            raise taken.error("freqs", "every row must have a zero and an escape")
         if (signed != signed[:, ::-1]).any():
-            raise ProfileError("lossy/freqs: every row must be the same for both signs")
-        row_freqs = _take(arrays, "row_freqs", np.uint16, (SHIFTS, SHIFTS))
-        if (row_freqs.astype(np.int64).sum(1) != 4096).any() or not row_freqs.all():
-            raise ProfileError("lossy/row_freqs: every row must sum to 4096, every frequency be at least 1")
-        centroids = _take(arrays, "centroids", np.float32, (2 * CLASSES, LARGEST + 1))
+            raise taken.error("freqs", "every row must be the same for both signs")
+        row_freqs = taken.all_frequencies("row_freqs", SHIFTS, SHIFTS)
+        centroids = taken.take("centroids", np.float32, (2 * CLASSES, LARGEST + 1))
         if not (np.isfinite(centroids).all() and centroids.min() >= 0 and centroids.max() <= 2 * LARGEST):
-            raise ProfileError("lossy/centroids: expected numbers from 0 to 254")
-        expect = _take(arrays, "expect", np.int32, (2 * CLASSES, 2), 1 << 20)
+            raise taken.error("centroids", f"expected numbers from 0 to {2 * LARGEST}")
+        expect = taken.take("expect", np.int32, (2 * CLASSES, 2), 1 << 20)
         if expect.min() < 1:
-            raise ProfileError("lossy/expect: expected numbers above 0")
-        ladder = _take(arrays, "ladder", np.float32, (-1, 5))
+            raise taken.error("expect", "expected numbers above 0")
+        ladder = taken.take("ladder", np.float32, (-1, 5))
         if not (np.isfinite(ladder).all() and (ladder > 0).all() and (np.diff(ladder[:, :2], axis=0) > 0).all()):
-            raise ProfileError("lossy/ladder: expected finite numbers above 0, by growing steps")
+            raise taken.error("ladder", "expected finite numbers above 0, sorted by growing steps")
         return cls(base, tuple(parts), levels, freqs, row_freqs, centroids, expect, ladder)
 
     def steps_for(self, *, bits: float | None = None, kl: float | None = None) -> tuple[float, float]:
@@ -122,9 +119,9 @@ class LossyModel:
         Between the rungs of the ladder logarithms are interpolated. ValueError outside of the ladder.
         """
         if (bits is None) == (kl is None):
-            raise ValueError("steps_for: expected one of bits and kl")
+            raise ValueError("predictive: expected either bits or kl")
         if not len(self.ladder):
-            raise ValueError("steps_for: the profile has no ladder; calibrate with the model at hand")
+            raise ValueError("predictive: the profile has no ladder of steps; calibrate with the model at hand")
         # Both columns fall or grow monotonically with the step but for noise, which is levelled.
         wanted, column = (bits, self.ladder[:, 2]) if bits is not None else (kl, self.ladder[:, 3:].max(1))
         rises = bits is None
@@ -132,7 +129,7 @@ class LossyModel:
         name, unit = ("kl", "nats") if rises else ("bits", "bits a value")
         if wanted is None or not wanted > 0 or not values.min() - 1e-6 <= np.log(wanted) <= values.max() + 1e-6:
             low, high = np.exp(values.min()), np.exp(values.max())
-            raise ValueError(f"{name}: expected {low:.4g} to {high:.4g} {unit}, found {wanted!r}")
+            raise ValueError(f"predictive: {name}: expected {low:.4g} to {high:.4g} {unit}, found {wanted!r}")
         order = np.argsort(values, kind="stable")
         k, v = (float(np.exp(np.interp(np.log(wanted), values[order], np.log(self.ladder[order, i])))) for i in (0, 1))
         return k, v
@@ -157,61 +154,28 @@ def input_widths(base: PredictiveModel, number: int, which: int) -> dict[int, in
     }
 
 
-def _part(
-    base: PredictiveModel, arrays: Mapping[str, Array], number: int, which: int, uses: int, levels: int
-) -> LossyPart:
+def _part(base: PredictiveModel, taken: SectionArrays, number: int, which: int, uses: int, levels: int) -> LossyPart:
     prefix, width = f"{number}.{'kv'[which]}.", base.parts[number][which].width
     widths = input_widths(base, number, which)
     if any(uses >> kind & 1 and kind not in widths for kind in range(8)) or bool(uses) != bool(number):
-        raise ProfileError(f"lossy/uses: {prefix[:-1]} cannot have the inputs {uses:#x}")
+        raise taken.error("uses", f"{prefix[:-1]} cannot have the inputs {uses:#x}")
     weight = out_scale = bias = None
     if uses:
         inputs = sum(size for kind, size in widths.items() if uses >> kind & 1)
         if inputs > MAX_INPUTS:
-            raise ProfileError(f"lossy/{prefix}weight: at most {MAX_INPUTS} inputs, not {inputs}")
-        weight = _take(arrays, prefix + "weight", np.int8, (inputs, width), 127)
-        bias = _take(arrays, prefix + "bias", np.int32, (width,), MAX_BIAS)
-        out_scale = _positive(arrays, prefix + "out_scale", width)
+            raise taken.error(prefix + "weight", f"expected at most {MAX_INPUTS} inputs, found {inputs}")
+        weight = taken.take(prefix + "weight", np.int8, (inputs, width), 127)
+        bias = taken.take(prefix + "bias", np.int32, (width,), MAX_BIAS)
+        out_scale = taken.positive(prefix + "out_scale", width, MOST)
     return LossyPart(
         uses=uses,
         weight=weight,
         out_scale=out_scale,
         bias=bias,
-        basis=_take(arrays, prefix + "basis", np.int8, (width, width)),
-        component=_positive(arrays, prefix + "component", width),
-        unit=_positive(arrays, prefix + "unit", width),
-        focus=_finite(arrays, prefix + "focus", sum(part.width for part in base.parts[number]) + 1),
-        scale=_take(arrays, prefix + "scale", np.int16, (levels, width), MAX_SCALE),
-        adapt=_take(arrays, prefix + "adapt", np.int32, (3,), MAX_ADAPT),
+        basis=taken.take(prefix + "basis", np.int8, (width, width)),
+        component=taken.positive(prefix + "component", width, MOST),
+        unit=taken.positive(prefix + "unit", width, MOST),
+        focus=taken.finite(prefix + "focus", sum(part.width for part in base.parts[number]) + 1),
+        scale=taken.take(prefix + "scale", np.int16, (levels, width), MAX_SCALE),
+        adapt=taken.take(prefix + "adapt", np.int32, (3,), MAX_ADAPT),
     )
-
-
-def _take(
-    arrays: Mapping[str, Array], name: str, dtype: Any, shape: tuple[int, ...], limit: int | None = None
-) -> Array:
-    """-1 in a shape: any size."""
-    array = arrays.get(name)
-    if array is None or array.dtype != dtype or array.ndim != len(shape) or not _fits(array.shape, shape):
-        found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-        raise ProfileError(f"lossy/{name}: expected {np.dtype(dtype)} {list(shape)}, found {found}")
-    if limit is not None and array.size and (int(array.min()) < -limit or int(array.max()) > limit):
-        raise ProfileError(f"lossy/{name}: expected -{limit}..{limit}")
-    return np.ascontiguousarray(array)
-
-
-def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return all(w in (-1, f) for f, w in zip(found, wanted, strict=True))
-
-
-def _finite(arrays: Mapping[str, Array], name: str, width: int) -> Array:
-    array = _take(arrays, name, np.float32, (width,))
-    if not np.isfinite(array).all():
-        raise ProfileError(f"lossy/{name}: expected finite numbers")
-    return array
-
-
-def _positive(arrays: Mapping[str, Array], name: str, width: int) -> Array:
-    array = _take(arrays, name, np.float32, (width,))
-    if not (np.isfinite(array).all() and (array > 0).all() and array.max() < 1e30):
-        raise ProfileError(f"lossy/{name}: expected finite numbers above 0")
-    return array

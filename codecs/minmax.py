@@ -60,7 +60,7 @@ class MinMax:
         end = 4 * rows * self._groups(width)
         sides = data[:end].view("<f2").astype(np.float32).reshape(rows, self._groups(width), 2)
         if not np.isfinite(sides).all() or (sides[:, :, 1] < 0).any():
-            raise CodecError("a scale is negative or not finite")
+            raise CodecError("aqua: the scale of a group is negative or not finite")
         values = unpack(data[end:], rows * width, bits).reshape(rows, width).astype(np.float32)
         for place, part in self._parts(width):
             values[:, part] = values[:, part] * sides[:, place, 1, None] + sides[:, place, 0, None]

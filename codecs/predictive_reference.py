@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.codecs.predictive_model import CLASSES, ESCAPE, FINE, OFFSET, RANGE, Part, PredictiveModel
+from kvstore.codecs.linear_model import FINE, RANGE, LinearPredictor
+from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, CodingTables, Part, PredictiveModel
 from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 
@@ -60,7 +61,7 @@ def angles(fine: npt.NDArray[np.int16], coarse: npt.NDArray[np.int16], positions
     return cos[:, None], sin[:, None]
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x: int64 [n, C] of heads of D; the rotation by (cos, sin), 14 binary places more."""
     half = cos.shape[2]
     pairs = x.view(len(x), -1, 2 * half)
@@ -77,29 +78,34 @@ def first_sums(part: Part, table: npt.NDArray[np.int8], tokens: Tensor) -> Tenso
 
 def sums(part: Part, inputs: Tensor) -> Tensor:
     """Other layers: the same. inputs: int64 [n, inputs], -127..127."""
+    return tensor(part.bias).long() + products(part, inputs)
+
+
+def products(part: LinearPredictor, inputs: Tensor) -> Tensor:
+    """The same without bias."""
     # Sums of products of 8 bits are exact in float64.
-    product = inputs.double() @ tensor(part.weight).double()
-    return tensor(part.bias).long() + product.long()
+    return (inputs.double() @ tensor(part.weight).double()).long()
 
 
-def predict(part: Part, total: Tensor, turn: Angles | None) -> Tensor:
-    """The upper 16 bits of the prediction as float32, int64 [n, C]. turn: for K that was rotated."""
+def predict(part: LinearPredictor, total: Tensor, rotation: Angles | None) -> Tensor:
+    """The upper 16 bits of the prediction as float32, int64 [n, C]. rotation: of K that was
+    rotated."""
     scaled = total.float() * tensor(part.out_scale)
-    if part.fix is not None and turn is not None:
+    if part.fix is not None and rotation is not None:
         fixed = scaled.clamp(-RANGE, RANGE).round().long()
-        scaled = _rotated(fixed, *turn).float() * torch.exp2(-(tensor(part.fix).float() + 14))
+        scaled = rotated(fixed, *rotation).float() * torch.exp2(-(tensor(part.fix).float() + 14))
     return (scaled.view(torch.int32).long() >> 16) & 0xFFFF
 
 
-def inputs_of(part: Part, bits: Tensor, turn: Angles | None) -> Tensor:
+def inputs_of(part: LinearPredictor, bits: Tensor, rotation: Angles | None) -> Tensor:
     """The 8-bit inputs, int64 [n, C], that a decoded part (bf16 bits, int64 [n, C]) gives to later parts."""
     finite = ((bits >> 7) & 0xFF) != 0xFF
     x = torch.where(finite, bits << 16, 0).int().view(torch.float32)
     scale = tensor(part.in_scale)
-    if part.fix is None or turn is None:
+    if part.fix is None or rotation is None:
         return (x * scale).clamp(-127, 127).round().long()
     fixed = (x * torch.exp2(tensor(part.fix).float())).clamp(-RANGE, RANGE).round().long()
-    return (_rotated(fixed, turn[0], -turn[1]).float() * scale).clamp(-127, 127).round().long()
+    return (rotated(fixed, rotation[0], -rotation[1]).float() * scale).clamp(-127, 127).round().long()
 
 
 @dataclass
@@ -112,9 +118,9 @@ class Predictor:
 
     def __post_init__(self) -> None:
         model, positions = self.model, torch.arange(self.start, self.start + len(self.tokens))
-        self._turn = None
+        self._angles = None
         if model.rope_fine is not None and model.rope_coarse is not None:
-            self._turn = angles(model.rope_fine, model.rope_coarse, positions)
+            self._angles = angles(model.rope_fine, model.rope_coarse, positions)
         self._before: list[Tensor] = []  # inputs: K, V of the layer before the last one, K, V of the last one
         self._now: list[Tensor] = []
 
@@ -128,10 +134,10 @@ class Predictor:
             total = first_sums(part, table, self.tokens)
         else:
             total = sums(part, torch.cat(self._before[-2:] + self._before[:-2] + self._now, 1))
-        return predict(part, total, self._turn)
+        return predict(part, total, self._angles)
 
     def take(self, layer: int, bits: Tensor) -> None:
-        self._now.append(inputs_of(self.model.parts[layer][len(self._now)], bits, self._turn))
+        self._now.append(inputs_of(self.model.parts[layer][len(self._now)], bits, self._angles))
         if len(self._now) == 2:
             self._before = (self._before + self._now)[-4:]
             self._now = []
@@ -140,7 +146,7 @@ class Predictor:
 # -- the axis of bins --------------------------------------------------------------------------------------------------
 
 
-def linear_exponent(part: Part, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def linear_exponent(part: CodingTables, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """(E_lin, quarter octave), [n, C]: from the exponent E_lin on, a bin is one bf16 value; below, as wide as there."""
     scale = (tensor(part.scale).long() + offsets[:, None]).clamp(-440, 440)
     return ((scale >> 2) - 3 + 134).clamp(8, 254), scale & 3
@@ -175,7 +181,7 @@ def log2_quarters(v: Tensor) -> Tensor:
     return 4 * top + sum((m >= bound).long() for bound in _MANTISSA)
 
 
-def offsets(part: Part, before: Sequence[Tensor], count: int) -> Tensor:
+def offsets(part: CodingTables, before: Sequence[Tensor], count: int) -> Tensor:
     """Quarter octaves that each row of this part is scaled by, int64 [n]; before: the fits of the parts before."""
     a, b, c = (int(x) for x in part.adapt)
     none = torch.zeros(count, dtype=torch.long)
@@ -183,7 +189,7 @@ def offsets(part: Part, before: Sequence[Tensor], count: int) -> Tensor:
     return ((a * one + b * two + c + 128) >> 8).clamp(-32, 40)
 
 
-def residuals(part: Part, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> Coded:
+def residuals(part: CodingTables, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> Coded:
     """Symbols and classes of a part. bits, mu: int64 [n, C]."""
     linear, quarter = linear_exponent(part, offset)
     octaves = _octaves(mu, linear)
@@ -272,7 +278,7 @@ def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[
             found.append(bits)
             walk.take(layer, bits)
         if _sums(found) != section.sums:
-            raise CodecError("predictive: what was decoded is not what was encoded")
+            raise CodecError("predictive: the decoded values differ from the encoded ones")
         block.append((found[0], found[1]))
     coder.finish()
     return block
@@ -288,10 +294,10 @@ class _Section:
     @classmethod
     def of(cls, data: bytes) -> _Section:
         if len(data) < HEADER.size:
-            raise CodecError("predictive: a layer ends in its header")
+            raise CodecError("predictive: a layer is too short for its header")
         mode, raw_k, raw_v, escapes_k, escapes_v, a, b = HEADER.unpack_from(data)
         if mode != MODE:
-            raise CodecError(f"predictive: a layer of mode {mode}")
+            raise CodecError(f"predictive: expected a layer of mode {MODE}, found mode {mode}")
         ends = np.cumsum([HEADER.size, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
         if ends[-1] > len(data):
             raise CodecError("predictive: a layer is shorter than its header says")
@@ -310,7 +316,7 @@ def _values(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes:
                 found.append(next(left))
             elif i >= 128:
                 if i - 128 + (lin << 7) > 0x7FFF:
-                    raise CodecError("predictive: a value beyond all numbers")
+                    raise CodecError("predictive: a value is too large for bfloat16")
                 found.append(sign | i - 128 + (lin << 7))
             elif i > 0:
                 shift = 8 - i.bit_length()
@@ -320,12 +326,12 @@ def _values(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes:
                 gap, mantissa = source >> at & 7, source >> at + 3 & 127
                 at += 10
                 if gap < 7 and lin - 8 - gap < 1:
-                    raise CodecError("predictive: a value below all numbers")
+                    raise CodecError("predictive: a value is too small for bfloat16")
                 found.append(next(left) if gap == 7 else sign | (lin - 8 - gap) << 7 | mantissa)
     except StopIteration:
-        raise CodecError("predictive: too few escapes") from None
+        raise CodecError("predictive: a layer has too few escapes") from None
     if (at + 7) // 8 != len(raw) or next(left, None) is not None:
-        raise CodecError("predictive: raw bits or escapes are left over")
+        raise CodecError("predictive: a layer has raw bits or escapes left over")
     return torch.tensor(found).view(index.shape)
 
 

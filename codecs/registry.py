@@ -2,16 +2,20 @@
 
 Most codecs are always there. Those that decode with the numbers of a profile are made from one: "predictive", and with
 a quality behind an @, "predictive@0.75" (bits a value), "predictive@kl0.01" (what the model's predictions may lose,
-nats a token) and "aqua@2" (or 3, 4).
+nats a token) and "aqua@2" (or 3, 4). Those that code blocks against others (`DeltaCodec`) have numbers of the same
+list, and no name to ask for: settings choose them together with another codec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 from weakref import WeakKeyDictionary
 
 from kvstore.codecs.base import Codec
+from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.raw import RawCodec
@@ -23,36 +27,71 @@ _MOST_BITS = 16.0
 _KL = "kl"
 
 
-class Registry:
-    """Codecs by number and by name; both are unique."""
+@dataclass(frozen=True)
+class Family:
+    """Codecs of one number that are made from a profile, by a quality behind their name.
 
-    def __init__(self, codecs: Iterable[Codec]) -> None:
-        self._by_id: dict[int, Codec] = {}
-        self._by_name: dict[str, Codec] = {}
-        for codec in codecs:
-            if codec.id in self._by_id or codec.name in self._by_name:
-                raise ValueError(f"codec {codec.id} ({codec.name}) is registered already")
-            if not 0 <= codec.id < 1 << 16:
-                raise ValueError(f"codec {codec.name}: number {codec.id} does not fit 16 bits")
-            self._by_id[codec.id] = codec
-            self._by_name[codec.name] = codec
+    make: from the profile and the quality, None to decode all of them. qualities: for errors. is_quality: of a text
+    behind the @; "" where there is none.
+    """
+
+    id: int
+    name: str
+    make: Callable[[Profile, str | None], Codec]
+    qualities: str
+    is_quality: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class DeltaKind:
+    """Codecs of one number that code against others. make: from the profile that a record names, None where it names
+    none, to decode."""
+
+    id: int
+    name: str
+    make: Callable[[Profile | None], DeltaCodec]
+
+
+class Registry:
+    """Codecs of all kinds by number and by name; both are unique over the kinds."""
+
+    def __init__(
+        self, codecs: Iterable[Codec], families: Iterable[Family] = (), deltas: Iterable[DeltaKind] = ()
+    ) -> None:
+        codecs, families, deltas = list(codecs), list(families), list(deltas)
+        ids, names = set[int](), set[str]()
+        every: list[Codec | Family | DeltaKind] = [*codecs, *families, *deltas]
+        for one in every:
+            if one.id in ids or one.name in names:
+                raise ValueError(f"codec {one.id} ({one.name}) is registered already")
+            if not 0 <= one.id < 1 << 16:
+                raise ValueError(f"codec {one.name}: number {one.id} does not fit 16 bits")
+            ids.add(one.id)
+            names.add(one.name)
+        self._by_id = {codec.id: codec for codec in codecs}
+        self._by_name = {codec.name: codec for codec in codecs}
+        self.families = {family.name: family for family in families}
+        self.deltas = {delta.id: delta for delta in deltas}
 
     def by_id(self, number: int) -> Codec:
-        if number not in self._by_id:
-            raise UnknownCodec(f"codec {number} is unknown; a newer kvstore may have written it")
-        return self._by_id[number]
+        if number in self._by_id:
+            return self._by_id[number]
+        if number in self.deltas:
+            raise UnknownCodec(f"codec {number} ({self.deltas[number].name}) cannot decode without other blocks")
+        needs = [family.name for family in self.families.values() if family.id == number]
+        if needs:
+            raise UnknownCodec(f"codec {number} is unknown without a profile: it is {needs[0]}, the record names none")
+        raise UnknownCodec(f"codec {number} is unknown; a newer kvstore may have written it")
 
     def by_name(self, name: str) -> Codec:
         if name not in self._by_name:
-            known = ", ".join((*self.names(), *(f"{family}{_QUALITY[family]}" for family in _FAMILIES)))
-            raise UnknownCodec(f"codec {name!r} is unknown; known are {known}")
+            families = (f"{family.name}{family.qualities}" for family in self.families.values())
+            raise UnknownCodec(f"codec {name!r} is unknown; known are {', '.join((*self.names(), *families))}")
         return self._by_name[name]
 
     def names(self) -> tuple[str, ...]:
+        """Of codecs that need no profile."""
         return tuple(self._by_name)
-
-
-_REGISTRY = Registry([RawCodec(), SplitZipCodec(), EntropyCodec(), ZstdCodec()])
 
 
 def codec_by_id(number: int, profile: Profile | None = None) -> Codec:
@@ -62,10 +101,10 @@ def codec_by_id(number: int, profile: Profile | None = None) -> Codec:
     that lacks what the codec needs.
     """
     if profile is not None:
-        for family_number, make in _FAMILIES.values():
-            if family_number == number:
-                return _made(make, profile, None)
-    return _REGISTRY.by_id(number)
+        for family in REGISTRY.families.values():
+            if family.id == number:
+                return _made(family, profile, None)
+    return REGISTRY.by_id(number)
 
 
 def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
@@ -74,29 +113,35 @@ def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
     Raises `UnknownCodec` naming the known ones, `ProfileError` where a profile is needed and missing, or lacks what the
     codec needs.
     """
-    family, at, quality = name.partition("@")
-    if family not in _FAMILIES or (at and not quality):
-        return _REGISTRY.by_name(name)
-    if (quality or family == "aqua") and not _is_quality(family, quality):
-        raise UnknownCodec(f"codec {name!r} is unknown; known are {family}{_QUALITY[family]}")
+    start, at, quality = name.partition("@")
+    family = REGISTRY.families.get(start)
+    if family is None or (at and not quality):
+        return REGISTRY.by_name(name)
+    if not family.is_quality(quality):
+        raise UnknownCodec(f"codec {name!r} is unknown; known are {family.name}{family.qualities}")
     if profile is None:
         raise ProfileError(
             f"codec {name!r} needs a profile of the model: make one with `kvstore calibrate` and name its file "
             "(StoreConfig.profile)"
         )
-    return _made(_FAMILIES[family][1], profile, quality or None)
+    return _made(family, profile, quality or None)
 
 
 def codec_names() -> tuple[str, ...]:
     """Names of the codecs that need no profile."""
-    return _REGISTRY.names()
+    return REGISTRY.names()
 
 
 def is_delta(number: int) -> bool:
-    """Whether records with this codec number are coded against the blocks of others (see `DonorCodec`)."""
-    from kvstore.codecs.donor import DonorCodec
+    """Whether records with this codec number are coded against the blocks of others (see `DeltaCodec`)."""
+    return number in REGISTRY.deltas
 
-    return number == DonorCodec.id
+
+def delta_by_id(number: int, profile: Profile | None = None) -> DeltaCodec:
+    """The delta codec with this number, able to decode all that codecs of this number wrote; as `codec_by_id`."""
+    if number not in REGISTRY.deltas:
+        raise UnknownCodec(f"codec {number} does not code against other blocks, as far as this kvstore knows")
+    return _plain_delta(number) if profile is None else REGISTRY.deltas[number].make(profile)
 
 
 def auto_name(profile: Profile | None) -> str:
@@ -106,22 +151,17 @@ def auto_name(profile: Profile | None) -> str:
 
 # ---- codecs made from profiles ---------------------------------------------------------------------------------------
 
-Make = Callable[[Profile, str | None], Codec]
+_lock = Lock()  # guards _all_made
+_all_made: WeakKeyDictionary[Profile, dict[tuple[str, str | None], Codec]] = WeakKeyDictionary()
 
 
-_lock = Lock()
-_all_made: WeakKeyDictionary[Profile, dict[tuple[Make, str | None], Codec]] = WeakKeyDictionary()
-
-
-def _made(make: Make, profile: Profile, quality: str | None) -> Codec:
+def _made(family: Family, profile: Profile, quality: str | None) -> Codec:
     """One object for all who ask with the same profile: codecs hold models, and what they learned of devices."""
     with _lock:
         made = _all_made.setdefault(profile, {})
-        if (make, quality) not in made:
-            codec = make(profile, quality)
-            codec.profile = profile.id
-            made[make, quality] = codec
-        return made[make, quality]
+        if (family.name, quality) not in made:
+            made[family.name, quality] = family.make(profile, quality)
+        return made[family.name, quality]
 
 
 def _predictive(profile: Profile, quality: str | None) -> Codec:
@@ -135,21 +175,41 @@ def _predictive(profile: Profile, quality: str | None) -> Codec:
     return PredictiveCodec.from_profile(profile, bits=number)
 
 
-def _aqua(profile: Profile, quality: str | None) -> Codec:
-    from kvstore.codecs.aqua import AquaCodec, AquaPredictors
-
-    predictors = AquaPredictors.from_arrays(profile.layout, profile.section("aqua"))
-    return AquaCodec(predictors) if quality is None else AquaCodec(predictors, int(quality))
-
-
-_FAMILIES: dict[str, tuple[int, Make]] = {"predictive": (2, _predictive), "aqua": (5, _aqua)}
-_QUALITY = {"predictive": "[@bits|@klNATS]", "aqua": "@2|3|4"}
-
-
-def _is_quality(family: str, text: str) -> bool:
-    if family == "aqua":
-        return text in ("2", "3", "4")
+def _is_predictive_quality(text: str) -> bool:
     try:
-        return 0 < float(text.removeprefix(_KL)) < _MOST_BITS
+        return not text or 0 < float(text.removeprefix(_KL)) < _MOST_BITS
     except ValueError:
         return False
+
+
+def _aqua(profile: Profile, quality: str | None) -> Codec:
+    from kvstore.codecs.aqua import AquaCodec
+    from kvstore.codecs.aqua_predictors import AquaPredictors
+
+    predictors = AquaPredictors.from_arrays(profile.layout, profile.section("aqua"))
+    return AquaCodec(predictors, 4 if quality is None else int(quality), profile=profile.id)
+
+
+def _donor(profile: Profile | None) -> DeltaCodec:
+    from kvstore.codecs.donor import DonorCodec
+    from kvstore.codecs.donor_model import DonorModel
+
+    if profile is None:
+        return DonorCodec(EntropyCodec())
+    plain = codec_by_name(auto_name(profile), profile)
+    return DonorCodec(plain, DonorModel.from_profile(profile), profile=profile.id)
+
+
+@lru_cache(maxsize=8)
+def _plain_delta(number: int) -> DeltaCodec:
+    return REGISTRY.deltas[number].make(None)
+
+
+REGISTRY = Registry(
+    [RawCodec(), SplitZipCodec(), EntropyCodec(), ZstdCodec()],
+    [
+        Family(2, "predictive", _predictive, "[@bits|@klNATS]", _is_predictive_quality),
+        Family(5, "aqua", _aqua, "@2|3|4", lambda text: text in ("2", "3", "4")),
+    ],
+    [DeltaKind(3, "donor", _donor)],
+)

@@ -77,9 +77,7 @@ def raw_bytes(count: int, dtype: str) -> int:
     return -(-count // 2) if DTYPES[dtype][2] == 8 else -(-count // 8)
 
 
-def encode_chunk(
-    exponents: npt.NDArray[np.uint8], dtype: str
-) -> tuple[npt.NDArray[np.uint8], int, bool, bytes, bool]:
+def encode_chunk(exponents: npt.NDArray[np.uint8], dtype: str) -> tuple[npt.NDArray[np.uint8], int, bool, bytes, bool]:
     """4-bit codes, base, zero flag, escape bytes, and whether the chunk is stored raw."""
     base, zero = window(exponents)
     code = exponents.astype(np.int64) - base

@@ -12,8 +12,7 @@ from kvstore.approximate import Approximate, ReusedSpan
 from kvstore.approximate_plan import Candidate, Plan, plan
 from kvstore.block_read import BlockRead
 from kvstore.codecs import KVView
-from kvstore.codecs.donor_spans import can_turn
-from kvstore.codecs.turn import turn_keys
+from kvstore.codecs.rotate import rotate_keys
 from kvstore.errors import CodecError
 from kvstore.families.reader import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.get import GetRequest, Getter
@@ -22,6 +21,7 @@ from kvstore.identity import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
 from kvstore.result import allocate
+from kvstore.rope import can_rotate
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Assembler:
             if start is None:
                 continue
             shift = span.start - start - span.donor_start
-            if shift == 0 or can_turn(self.reader.layout):
+            if shift == 0 or can_rotate(self.reader.layout):
                 candidates.append(Candidate(span.start, span.length, span.run, shift, span.record, span.donor_start))
         return plan(request, exact, len(tokens), candidates) if candidates else None
 
@@ -105,7 +105,7 @@ class Assembler:
             block.view.narrow(span.donor_start, span.count).copy_to(out.narrow(span.start, span.count))
         _clear(out, end, planned.tokens)
         moves = [(out.narrow(start, count), shift) for start, count, shift in _moves(planned.spans)]
-        list(self.getter.fetcher.executor.map(lambda move: turn_keys(*move), moves))
+        list(self.getter.fetcher.executor.map(lambda move: rotate_keys(*move), moves))
         return True
 
     def _block(self, record: int) -> DonorBlock | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvstore.codecs.base import BlockInfo, Codec
+from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import copy_on_cpu, move
 from kvstore.codecs.view import KVView
 from kvstore.identity import Tokens
@@ -68,25 +69,26 @@ class Block(TensorSource):
     def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:
         """The block as a sealed record in a buffer of whole pages. lasting: it will be kept in memory."""
         info = self.info()
-        record = self.encode_by(codec, lambda out: codec.encode(info, self.view, out), codec.usual(info), pool, lasting)
-        if record is None:
-            bound = codec.bound(info)
-            record = self.encode_by(codec, lambda out: codec.encode(info, self.view, out), bound, pool, lasting)
-        assert record is not None
-        return record
+        for room in (codec.usual(info), codec.bound(info)):
+            record = self.encode_by(
+                codec, lambda out: codec.encode(info, self.view, out), room, pool, codec.error_bound, lasting
+            )
+            if record is not None:
+                return record
+        raise AssertionError("a block takes more than the codec's bound")
 
     def encode_by(
         self,
-        codec: Codec,
+        codec: Codec | DeltaCodec,
         write: Callable[[memoryview], tuple[int, ...] | None],
         room: int,
         pool: BufferPool,
+        error: Callable[[memoryview, Sequence[int]], float],
         lasting: bool = False,
         donors: Sequence[Donor] = (),
-        error: Callable[[memoryview, Sequence[int]], float] | None = None,
     ) -> HostRecord | None:
         """The same with a payload of at most `room` bytes that `write` writes in the manner of `codec`, against
-        `donors`; None where it does not fit. error: says its error bound, by default the codec."""
+        `donors`; None where it does not fit. error: says its error bound."""
         begin = payload_offset(len(self.view.layout.layers), len(self.tokens), len(donors))
         buffer = pool.take(padded(begin + room), lasting)
         sizes = write(buffer.view[begin:])
@@ -94,7 +96,7 @@ class Block(TensorSource):
             return None
         bound = 0.0
         if not codec.exact:
-            bound = (error or codec.error_bound)(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
+            bound = error(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
         header = RecordHeader(
             key=self.key,
             parent=self.parent_key,

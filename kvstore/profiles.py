@@ -11,10 +11,11 @@ import threading
 from functools import cached_property
 
 from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names
+from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.profile import MAX_BYTES, NO_PROFILE
+from kvstore.codecs.registry import delta_by_id
 from kvstore.errors import ProfileError, UnknownCodec
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
@@ -44,7 +45,7 @@ class Profiles:
         self._loaded: dict[bytes, Profile] = {}
         self._damaged: set[bytes] = set()
         self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
-        self._donor_decoders: dict[bytes, DonorCodec | None] = {}
+        self._donor_decoders: dict[bytes, DeltaCodec | None] = {}
         self._given = given
         if given is not None:
             self._loaded[given.id] = given
@@ -59,7 +60,7 @@ class Profiles:
         smallest. The same name gives the same object. Raises `UnknownCodec`, `ProfileError`."""
         with self._lock:
             name = auto_name(self.current) if name == "auto" else name
-            profile = None if name in codec_names() else self.current  # or it were read for nothing
+            profile = None if name in codec_names() else self.current  # otherwise it would be read needlessly
             return codec_by_name(name, profile)
 
     def decoder(self, number: int, profile: bytes) -> Codec | None:
@@ -90,12 +91,14 @@ class Profiles:
         """The codec of blocks that are coded against others. plain: for tokens that no other block has; where it needs
         the current profile, what that knows of donors is used too. step: see `DonorCodec`. Raises `ProfileError`."""
         profile = self.current if plain.profile != NO_PROFILE else None
-        return DonorCodec(plain, None, step) if profile is None else _donor_codec(plain, profile, step)
+        if profile is None:
+            return DonorCodec(plain, None, step)
+        return DonorCodec(plain, DonorModel.from_profile(profile), step, profile.id)
 
-    def donor_decoder(self, profile: bytes) -> DonorCodec | None:
+    def donor_decoder(self, profile: bytes) -> DeltaCodec | None:
         """The same for a record with this profile id; None, which is counted, as of `decoder`."""
         if profile == NO_PROFILE:
-            return _PLAIN_DONOR
+            return delta_by_id(DonorCodec.id)
         with self._lock:
             if profile not in self._donor_decoders:
                 loaded = self._load(profile)
@@ -103,8 +106,7 @@ class Profiles:
                     self._metrics.add("unknown_profile")
                     return None
                 try:
-                    name = auto_name(loaded)
-                    self._donor_decoders[profile] = _donor_codec(codec_by_name(name, loaded), loaded)
+                    self._donor_decoders[profile] = delta_by_id(DonorCodec.id, loaded)
                 except ProfileError:
                     self._note_damaged(profile)
                     self._donor_decoders[profile] = None
@@ -191,12 +193,3 @@ class Profiles:
     def _file(self, profile_id: bytes) -> str:
         assert self._folder is not None
         return os.path.join(self._folder, f"{profile_id.hex()}.safetensors")
-
-
-def _donor_codec(plain: Codec, profile: Profile, step: float | None = None) -> DonorCodec:
-    codec = DonorCodec(plain, DonorModel.from_profile(profile), step)
-    codec.profile = profile.id
-    return codec
-
-
-_PLAIN_DONOR = DonorCodec(EntropyCodec())

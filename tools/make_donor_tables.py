@@ -23,12 +23,12 @@ from benchmarks.common import arguments
 from benchmarks.conversations import load_model, plain_text
 from kvstore.codecs import donor_reference
 from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import angles_of
 from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, SYMBOLS
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.rans import quantise
 from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayout
+from kvstore.rope import angles_of
 
 TEXT_OFFSET = 6_000_000  # characters
 WINDOWS, WINDOW_CHARACTERS = 6, 40_000
@@ -105,18 +105,18 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 def histograms(layout: KVLayout, donor: Run, here: Run, model: DonorModel | None) -> Floats:
     """Of the symbols of every class, in some blocks of a passage."""
-    turn = None
+    angles = None
     if here.position != donor.position and layout.rope != "none":
-        turn = torch.from_numpy(angles_of(layout, here.position - donor.position)).long()
+        angles = torch.from_numpy(angles_of(layout, here.position - donor.position)).long()
     counts = np.zeros(2 * CLASSES * SYMBOLS)
     heads = [x.heads for x in layout.layers]
     for start in range(0, len(here.layers[0][0]) - BLOCK + 1, STEP):
         rows = slice(start, start + BLOCK)
         block, theirs = ([(k[rows], v[rows]) for k, v in side.layers] for side in (here, donor))
         positions = here.position + torch.arange(start, start + BLOCK)
-        cos, sin = (None, None) if turn is None else (x.expand(BLOCK, -1) for x in turn)
-        turned = torch.full((BLOCK,), turn is not None)
-        given = donor_reference.Rows(heads, theirs, cos, sin, turned, positions, model)
+        cos, sin = (None, None) if angles is None else (x.expand(BLOCK, -1) for x in angles)
+        rotated = torch.full((BLOCK,), angles is not None)
+        given = donor_reference.Rows(heads, theirs, cos, sin, rotated, positions, model)
         for coded in donor_reference.parts_of(given, block)[1]:
             found = (coded.classes * SYMBOLS + coded.symbols).flatten()
             counts += np.bincount(found.numpy(), minlength=len(counts))

@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.common import Rows, interleave
 from benchmarks.workloads.arrival import Ids
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
-from kvstore.codecs.donor import DonorCodec, DonorRows
+from kvstore.codecs.delta import DonorRows
+from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_spans import Span
 from kvstore.codecs.profile import Profile

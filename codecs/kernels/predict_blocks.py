@@ -19,7 +19,8 @@ from kvstore.codecs.kernels.predict_device import Array, Run, Tensor, on
 from kvstore.codecs.kernels.predict_gpu import DeviceModel, _encode_parts, decode_blocks
 from kvstore.codecs.kernels.predict_layers import _fetch, assemble
 from kvstore.codecs.kernels.rans_gpu import Encoded
-from kvstore.codecs.predictive_model import FINE, Part, PredictiveModel
+from kvstore.codecs.linear_model import FINE, LinearPredictor
+from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
@@ -168,7 +169,7 @@ def sample(model: PredictiveModel) -> tuple[BlockInfo, list[Tensor]]:
     return BlockInfo(model.layout, tokens, start), tensors
 
 
-def _spread(part: Part) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _spread(part: LinearPredictor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Standard deviations of the values, float64 [C], as 8-bit inputs that reach five of them say."""
     fix = 0.0 if part.fix is None else part.fix.astype(np.float64) + 14
     spread: np.ndarray[tuple[int], np.dtype[np.float64]] = 25 / (part.in_scale.astype(np.float64) * np.exp2(fix))

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # Kernels are compiled by triton, from its own language in Python's syntax; triton ships no types.
-"""Predictions of one part of many blocks: a product of 8-bit matrices, scaled and turned, and the classes they give.
+"""Predictions of one part of many blocks: a product of 8-bit matrices, scaled and rotated, and the classes they give.
 
 A program works on BLOCK_M rows and on BLOCK_N pairs of columns: of a head, if K is rotated, with both halves at hand;
 of two neighbouring groups of BLOCK_N columns otherwise.

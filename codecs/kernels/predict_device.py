@@ -15,7 +15,8 @@ import triton
 from kvstore.codecs.kernels.predict_axis import PLACE_COLUMNS
 from kvstore.codecs.kernels.predict_dense import dense_kernel
 from kvstore.codecs.kernels.rans_gpu import DeviceTables
-from kvstore.codecs.predictive_model import CLASSES, FINE, PredictiveModel
+from kvstore.codecs.linear_model import FINE
+from kvstore.codecs.predictive_model import CLASSES, PredictiveModel
 from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import Floats, KVDump, floats
-from kvstore.codecs.predictive_model import FINE
+from kvstore.codecs.linear_model import FINE
 from kvstore.layout import SINKS, KVLayout
+from kvstore.rope import fixed_point, frequencies, rotate
 
 Arrays = dict[str, npt.NDArray[Any]]
 NO_SINKS = slice(SINKS, None)
@@ -28,25 +28,16 @@ def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_
 
 def unrotated(keys: Floats, layout: KVLayout, dim: int, positions: npt.NDArray[np.int64] | None = None) -> Floats:
     """K without the rotary embedding. keys: float32 `[tokens, heads * dim]`, by default of positions from 0."""
-    half = dim // 2
-    theta = float(json.loads(layout.rope)["rope_theta"])
     at = np.arange(len(keys)) if positions is None else positions
-    angle = at[:, None] * theta ** -(np.arange(half) / half)
-    cos, sin = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
-    pairs = keys.reshape(len(keys), -1, 2, half)
-    a, b = pairs[:, :, 0], pairs[:, :, 1]
-    return np.stack([a * cos + b * sin, b * cos - a * sin], 2).reshape(keys.shape)
+    return rotate(keys, keys.shape[1] // dim, at, layout.rope, -1)
 
 
 def angles(layout: KVLayout) -> Arrays:
     """The tables of the rotary embedding, in 1/16384; the decoder multiplies them, nobody computes a cosine again."""
-    facts = json.loads(layout.rope)
-    half = layout.layers[0].key_dim // 2
-    inverse = float(facts["rope_theta"]) ** -(np.arange(half) / half)
+    radians = frequencies(layout.rope, layout.layers[0].key_dim)
     tables = {}
     for name, positions in (("rope_fine", np.arange(FINE)), ("rope_coarse", FINE * np.arange(COARSE))):
-        angle = positions[:, None] * inverse
-        tables[name] = np.rint(16384 * np.stack([np.cos(angle), np.sin(angle)])).astype(np.int16)
+        tables[name] = fixed_point(positions[:, None] * radians)
     return tables
 
 

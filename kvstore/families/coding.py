@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from kvstore.block import Block
 from kvstore.codecs import Codec
-from kvstore.codecs.donor import DonorCodec, DonorRows
-from kvstore.codecs.donor_spans import Span, can_turn
+from kvstore.codecs.delta import DeltaCodec, DonorRows
+from kvstore.codecs.donor_spans import Span
 from kvstore.errors import CodecError
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.families.reader import DonorLost, DonorReader, DonorUnreadable
 from kvstore.metrics import Metrics
 from kvstore.record import Donor
+from kvstore.rope import can_rotate
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
 from kvstore.trie.content import DonorSpan
@@ -29,7 +30,7 @@ class DonorCoding:
 
     matchmaker: Matchmaker
     reader: DonorReader
-    codec: DonorCodec
+    codec: DeltaCodec
     plain: Codec
     pool: BufferPool
     metrics: Metrics
@@ -57,7 +58,7 @@ class DonorCoding:
         for found in spans:
             number = numbers.index(found.record)
             shift = block.start + found.start - donors[number].start - found.donor_start
-            if shift and not can_turn(info.layout):
+            if shift and not can_rotate(info.layout):
                 return None
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))
@@ -68,6 +69,6 @@ class DonorCoding:
             lambda out: self.codec.encode(info, view, rows, out[:room]),  # which may be longer, to the end of a page
             room,
             self.pool,
+            lambda payload, _: self.codec.largest_error(info, payload),
             donors=[Donor(number, donor.key) for number, donor in zip(numbers, donors, strict=True)],
-            error=lambda payload, sizes: self.codec.largest_error(info, payload),
         )

@@ -16,8 +16,10 @@ from kvcases import mixed_layout, random_kv, same_kv
 from kvstore import KVLayout, LayerLayout
 from kvstore.calibration.aqua.fit import Ridge, fit
 from kvstore.codecs import BlockInfo, KVView
-from kvstore.codecs.aqua import AquaCodec, AquaPredictors, frequencies, rotate, weight_shapes
+from kvstore.codecs.aqua import AquaCodec
+from kvstore.codecs.aqua_predictors import AquaPredictors, weight_shapes
 from kvstore.errors import CodecError, ConfigError, ProfileError
+from kvstore.rope import rotate
 
 ROPE = json.dumps({"rope_theta": 10000.0, "rope_type": "default"})
 LAYOUT = KVLayout.uniform(3, 2, 32, rope=ROPE)
@@ -335,27 +337,6 @@ def test_rotary_embeddings_that_are_not_understood_are_refused(rope: str) -> Non
 def test_absurd_layouts_are_refused() -> None:
     with pytest.raises(ProfileError):
         weight_shapes(KVLayout.uniform(2, 65536, 65536))
-
-
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
-def test_rotations_are_those_of_transformers(kind: str) -> None:
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-
-    parameters: dict[str, object] = {"rope_theta": 10000.0, "rope_type": kind}
-    if kind != "default":
-        parameters["factor"] = 8.0
-    if kind == "llama3":
-        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    config = LlamaConfig(hidden_size=64, num_attention_heads=2, max_position_embeddings=512, rope_parameters=parameters)
-    keys, positions = np.random.default_rng(0).standard_normal((40, 64), np.float32), np.arange(300, 340)
-    x = torch.from_numpy(keys).view(1, 40, 2, 32).transpose(1, 2)
-    cos, sin = LlamaRotaryEmbedding(config)(x, torch.from_numpy(positions)[None])
-    expected = apply_rotary_pos_emb(x, x, cos, sin)[1][0].transpose(0, 1).reshape(40, 64).numpy()
-    found = rotate(keys, 2, positions, json.dumps(parameters), 1)
-    assert np.allclose(found, expected, atol=2e-4)
-    assert np.allclose(rotate(found, 2, positions, json.dumps(parameters), -1), keys, atol=1e-5)
-    assert len(frequencies(json.dumps(parameters), 32)) == 16
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------

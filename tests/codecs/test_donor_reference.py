@@ -1,4 +1,4 @@
-"""The donor codec's reference: how keys are turned, scales measured, differences carried on; and its model's checks."""
+"""The donor codec's reference: rotated keys, measured scales, differences carried on; and its model's checks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from predictcases import SPECIAL, same
 
 from kvstore.codecs import donor_reference
 from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import angles_of
 from kvstore.codecs.donor_tables import frequencies
 from kvstore.codecs.predictive_model import ESCAPE
 from kvstore.codecs.profile import Profile
 from kvstore.errors import CodecError, ProfileError
 from kvstore.identity import ModelIdentity
 from kvstore.layout import KVLayout
+from kvstore.rope import angles_of
 
 SHAPES = [(2, 8, 8)] * 3
 CHECKSUM = 1231579669  # of the frequencies, which never change
@@ -31,7 +31,7 @@ def bits_of(values: torch.Tensor) -> torch.Tensor:
     return values.bfloat16().view(torch.int16).long() & 0xFFFF
 
 
-def test_turned_keys_are_those_of_the_other_position() -> None:
+def test_rotated_keys_are_those_of_the_other_position() -> None:
     layout = layout_of([(2, 16, 16)], True)
     rng = torch.Generator().manual_seed(1)
     plain = torch.randn(40, 2, 2, 8, generator=rng) * torch.exp2(torch.randn(40, 1, 1, 1, generator=rng) * 4)
@@ -42,8 +42,8 @@ def test_turned_keys_are_those_of_the_other_position() -> None:
         a, b = plain[:, :, 0], plain[:, :, 1]
         return torch.stack([a * moved.cos() - b * moved.sin(), b * moved.cos() + a * moved.sin()], 2).reshape(40, 32)
 
-    turn = torch.from_numpy(angles_of(layout, -11)).long()
-    found = donor_reference.turned(bits_of(at(0)), turn[0].expand(40, -1), turn[1].expand(40, -1))
+    angles = torch.from_numpy(angles_of(layout, -11)).long()
+    found = donor_reference.rotated(bits_of(at(0)), angles[0].expand(40, -1), angles[1].expand(40, -1))
     size = plain.pow(2).sum(2).sqrt().repeat(1, 1, 2).reshape(40, 32)
     error = (donor_reference.values_of(found) - at(-11)).abs() / size
     assert error.max() < 1 / 64  # the rounding of the donor's bf16 and of the result's
@@ -51,11 +51,11 @@ def test_turned_keys_are_those_of_the_other_position() -> None:
 
 
 @given(st.lists(st.one_of(st.sampled_from(SPECIAL), st.integers(0, 0xFFFF)), min_size=2, max_size=2), st.integers())
-def test_any_pair_can_be_turned(pair: list[int], seed: int) -> None:
+def test_any_pair_can_be_rotated(pair: list[int], seed: int) -> None:
     bits = donor_reference.finite(torch.tensor([pair]))
     angle = math.fmod(seed, 6.28)
     cos, sin = (torch.tensor([[round(16384 * f(angle))]]) for f in (math.cos, math.sin))
-    found = donor_reference.turned(bits, cos, sin)
+    found = donor_reference.rotated(bits, cos, sin)
     assert ((found >= 0) & (found <= 0xFFFF)).all()
     x, y = donor_reference.values_of(found).double()[0], donor_reference.values_of(bits).double()[0]
     assert x.isfinite().all()

@@ -90,12 +90,12 @@ def case_of(shapes: Shapes, runs: Sequence[tuple[int, ...]], rope: bool, noise: 
         donor_bits.append(flat)
     joined = [torch.cat(parts) for parts in zip(*donor_bits, strict=True)]
     which = torch.cat([torch.full((s.count,), w) for s, w in zip(table.spans, table.which, strict=True)])
-    cos = sin = turned = None
+    cos = sin = rotated = None
     if len(table.angles):
         angles = torch.from_numpy(table.angles.astype(np.int64))[which.clamp(min=0)]
-        cos, sin, turned = angles[:, 0], angles[:, 1], which >= 0
+        cos, sin, rotated = angles[:, 0], angles[:, 1], which >= 0
     pairs = list(zip(joined[::2], joined[1::2], strict=True))
-    rows = Rows([x.heads for x in layout.layers], pairs, cos, sin, turned)
+    rows = Rows([x.heads for x in layout.layers], pairs, cos, sin, rotated)
     walk = reference.Predictor(rows)
     tensors, at = [], torch.cat([torch.arange(s.start, s.end) for s in spans])
     for number, x in enumerate(layout.layers):

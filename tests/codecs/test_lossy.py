@@ -13,14 +13,17 @@ import torch
 from kvstore import KVLayout, LayerLayout, ModelIdentity
 from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import BlockInfo, KVView, Profile, codec_by_name
-from kvstore.codecs.lossy import HEADER, MODE, Block, LossyCodec, decode_blocks, encode_blocks, header
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, LARGEST, LossyModel, input_widths
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, choose, from_bits, log2_sixteenths, scale_at
+from kvstore.codecs.lossy_quantiser import Steps, choose, log2_sixteenths, scale_at
+from kvstore.codecs.lossy_reference import HEADER, MODE, Block, decode_blocks, encode_blocks, header
+from kvstore.codecs.lossy_rows import Engine, from_bits
+from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.predictive_model import CLASSES as EXACT_CLASSES
 from kvstore.codecs.predictive_model import SYMBOLS as EXACT_SYMBOLS
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.rans import quantise
 from kvstore.errors import CodecError, ProfileError
+from kvstore.layout import SINKS
 
 ROPE = '{"rope_theta": 10000.0, "rope_type": "default"}'
 LAYOUT = KVLayout((LayerLayout(2, 8, 8),) * 4, "bfloat16", ROPE)
@@ -103,6 +106,10 @@ def engine(model: LossyModel) -> Engine:
     return Engine(model)
 
 
+def lossy_codec(model: LossyModel, steps: tuple[float, float]) -> PredictiveCodec:
+    return PredictiveCodec(model.base, model, steps)
+
+
 def layers_of(model: LossyModel, count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values, `[heads, count, dim]`."""
     generator = torch.Generator().manual_seed(seed)
@@ -116,14 +123,14 @@ def info_of(model: LossyModel, count: int, start: int = 0) -> BlockInfo:
     return BlockInfo(model.layout, (np.arange(count) * 7 % (VOCABULARY + 3)).astype(np.uint32), start)
 
 
-def coded(codec: LossyCodec, info: BlockInfo, layers: Any) -> tuple[memoryview, tuple[int, ...]]:
+def coded(codec: PredictiveCodec, info: BlockInfo, layers: Any) -> tuple[memoryview, tuple[int, ...]]:
     memory = memoryview(bytearray(codec.bound(info)))
     sizes = codec.encode(info, KVView.of_layers(info.layout, layers), memory)
     assert sizes is not None
     return memory[: sum(sizes)].toreadonly(), sizes
 
 
-def decoded(codec: LossyCodec, info: BlockInfo, payload: Any, sizes: Any, count: int | None = None) -> Any:
+def decoded(codec: PredictiveCodec, info: BlockInfo, payload: Any, sizes: Any, count: int | None = None) -> Any:
     count = info.count if count is None else count
     layers = [
         tuple(torch.full((x.heads, count, dim), 7.0).bfloat16() for dim in (x.key_dim, x.value_dim))
@@ -143,7 +150,7 @@ def largest_error(layers: Any, found: Any) -> float:
 
 @pytest.mark.parametrize(("count", "start"), [(64, 0), (1, 0), (3, 0), (5, 2), (17, 4), (64, 900)])
 def test_error_is_what_the_header_says(model: LossyModel, count: int, start: int) -> None:
-    codec, info = LossyCodec(model, (0.3, 0.3)), info_of(model, count, start)
+    codec, info = lossy_codec(model, (0.3, 0.3)), info_of(model, count, start)
     layers = layers_of(model, count)
     payload, sizes = coded(codec, info, layers)
     found = decoded(codec, info, payload, sizes)
@@ -158,7 +165,7 @@ def test_error_is_what_the_header_says(model: LossyModel, count: int, start: int
 
 
 def test_sinks_are_exact_and_others_are_not(model: LossyModel) -> None:
-    codec, info, layers = LossyCodec(model, (0.3, 0.3)), info_of(model, 20), layers_of(model, 20)
+    codec, info, layers = lossy_codec(model, (0.3, 0.3)), info_of(model, 20), layers_of(model, 20)
     found = decoded(codec, info, *coded(codec, info, layers))
     for pair, other in zip(layers, found, strict=True):
         for a, b in zip(pair, other, strict=True):
@@ -170,7 +177,7 @@ def test_smaller_steps_lose_less_and_take_more(model: LossyModel) -> None:
     info, layers = info_of(model, 64, 8), layers_of(model, 64)
     sizes, errors = [], []
     for step in (1.0, 0.3, 0.1, 0.03):
-        codec = LossyCodec(model, (step, step))
+        codec = lossy_codec(model, (step, step))
         payload, each = coded(codec, info, layers)
         sizes.append(len(payload))
         pairs = zip(layers, decoded(codec, info, payload, each), strict=True)
@@ -184,7 +191,7 @@ def test_smaller_steps_lose_less_and_take_more(model: LossyModel) -> None:
 
 
 def test_part_of_a_block_can_be_decoded(model: LossyModel) -> None:
-    codec, info = LossyCodec(model, (0.2, 0.2)), info_of(model, 33, 2)
+    codec, info = lossy_codec(model, (0.2, 0.2)), info_of(model, 33, 2)
     payload, sizes = coded(codec, info, layers_of(model, 33))
     whole, part = decoded(codec, info, payload, sizes), decoded(codec, info, payload, sizes, 7)
     for pair, other in zip(whole, part, strict=True):
@@ -215,7 +222,7 @@ def test_blocks_are_coded_and_decoded_together_as_alone(engine: Engine) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_kept_exactly_and_counted(model: LossyModel, value: float) -> None:
-    codec, info, layers = LossyCodec(model, (0.3, 0.3)), info_of(model, 16, 8), layers_of(model, 16)
+    codec, info, layers = lossy_codec(model, (0.3, 0.3)), info_of(model, 16, 8), layers_of(model, 16)
     layers[1][1][0, 3, 1] = value
     payload, sizes = coded(codec, info, layers)
     found = decoded(codec, info, payload, sizes)
@@ -228,7 +235,7 @@ def test_what_is_not_finite_is_kept_exactly_and_counted(model: LossyModel, value
 def test_positions_beyond_the_tables_are_kept_exactly() -> None:
     model = model_of(LAYOUT)
     last = model.base.positions - 16
-    codec, layers = LossyCodec(model, (0.3, 0.3)), layers_of(model, 16)
+    codec, layers = lossy_codec(model, (0.3, 0.3)), layers_of(model, 16)
     for start, kept in ((last, False), (last + 1, True)):
         payload, sizes = coded(codec, info_of(model, 16, start), layers)
         assert (codec.fallbacks(payload, sizes) > 0) == kept
@@ -236,7 +243,7 @@ def test_positions_beyond_the_tables_are_kept_exactly() -> None:
 
 
 def test_outliers_are_escaped(model: LossyModel) -> None:
-    codec, info, layers = LossyCodec(model, (0.05, 0.05)), info_of(model, 16, 8), layers_of(model, 16)
+    codec, info, layers = lossy_codec(model, (0.05, 0.05)), info_of(model, 16, 8), layers_of(model, 16)
     layers[1][0][0, 3, 1] = 300.0
     payload, sizes = coded(codec, info, layers)
     found = decoded(codec, info, payload, sizes)
@@ -245,7 +252,7 @@ def test_outliers_are_escaped(model: LossyModel) -> None:
 
 
 def test_too_short_a_buffer_is_told(model: LossyModel) -> None:
-    codec, info, layers = LossyCodec(model, (0.3, 0.3)), info_of(model, 16), layers_of(model, 16)
+    codec, info, layers = lossy_codec(model, (0.3, 0.3)), info_of(model, 16), layers_of(model, 16)
     size = len(coded(codec, info, layers)[0])
     view = KVView.of_layers(model.layout, layers)
     assert codec.encode(info, view, memoryview(bytearray(size - 1))) is None
@@ -254,16 +261,16 @@ def test_too_short_a_buffer_is_told(model: LossyModel) -> None:
 
 def test_usual_size_is_by_the_ladder(model: LossyModel) -> None:
     info = info_of(model, 64, 8)
-    sizes = [LossyCodec(model, model.steps_for(bits=bits)).usual(info) for bits in (1.0, 2.0, 3.0)]
+    sizes = [lossy_codec(model, model.steps_for(bits=bits)).usual(info) for bits in (1.0, 2.0, 3.0)]
     assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1] <= LossyCodec(model, (0.1, 0.2)).bound(info)
+    assert sizes[0] < sizes[-1] <= lossy_codec(model, (0.1, 0.2)).bound(info)
 
 
 # -- hostile bytes -----------------------------------------------------------------------------------------------------
 
 
 def test_damage_is_an_error_or_other_values_never_a_crash(model: LossyModel) -> None:
-    codec, info = LossyCodec(model, (0.1, 0.1)), info_of(model, 9)
+    codec, info = lossy_codec(model, (0.1, 0.1)), info_of(model, 9)
     payload, sizes = coded(codec, info, layers_of(model, 9))
     rng, refused = np.random.default_rng(5), 0
     for _ in range(150):
@@ -278,7 +285,7 @@ def test_damage_is_an_error_or_other_values_never_a_crash(model: LossyModel) -> 
 
 
 def test_sections_of_other_lengths_are_refused(model: LossyModel) -> None:
-    codec, info = LossyCodec(model, (0.1, 0.1)), info_of(model, 9)
+    codec, info = lossy_codec(model, (0.1, 0.1)), info_of(model, 9)
     payload, sizes = coded(codec, info, layers_of(model, 9))
     for layer, cut in ((0, sizes[0]), (0, 3), (1, sizes[1]), (len(sizes) - 1, 2)):
         end = sum(sizes[: layer + 1])
@@ -291,7 +298,7 @@ def test_sections_of_other_lengths_are_refused(model: LossyModel) -> None:
     ("field", "value"), [(0, 6), (1, 10), (2, 401), (3, -401), (4, 0.0), (5, float("nan")), (5, 1e30)]
 )
 def test_headers_that_cannot_be_are_refused(model: LossyModel, field: int, value: float) -> None:
-    codec, info = LossyCodec(model, (0.1, 0.1)), info_of(model, 9)
+    codec, info = lossy_codec(model, (0.1, 0.1)), info_of(model, 9)
     payload, sizes = coded(codec, info, layers_of(model, 9))
     fields = list(HEADER.unpack_from(payload))
     assert fields[0] == MODE
@@ -384,7 +391,7 @@ def test_a_name_says_bits_or_what_may_be_lost() -> None:
 @pytest.mark.parametrize("step", [0.0, -1.0, float("nan"), float("inf")])
 def test_steps_that_cannot_be_are_refused(step: float) -> None:
     with pytest.raises(ValueError, match="steps"):
-        LossyCodec(model_of(LAYOUT), (0.1, step))
+        lossy_codec(model_of(LAYOUT), (0.1, step))
 
 
 def test_rows_that_are_worth_it_get_smaller_steps() -> None:
@@ -402,7 +409,7 @@ def test_rows_that_are_worth_it_get_smaller_steps() -> None:
         layers, info = layers_of(model, count), info_of(model, count, 8)
         for k, _ in layers:
             k[0, :, 0] = torch.where(torch.arange(count) % 2 == 0, 3.0, 0.0)
-        codec = LossyCodec(model, (0.4, 0.4))
+        codec = lossy_codec(model, (0.4, 0.4))
         found = decoded(codec, info, *coded(codec, info, layers))
         error = (found[1][1].float() - layers[1][1].float()).square().mean((0, 2))
         errors.append((error[::2].mean().item(), error[1::2].mean().item()))

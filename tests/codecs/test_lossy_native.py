@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 
 from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import KVView, _lossy
-from kvstore.codecs.lossy import HEADER, Block, _read_varint, _varint, decode_blocks, encode_blocks, native_model
+from kvstore.codecs.lossy import native_model
 from kvstore.codecs.lossy_model import ESCAPE, LARGEST, LossyModel, input_widths
-from kvstore.codecs.lossy_rows import SINKS, Engine, Steps, from_bits, quantise
+from kvstore.codecs.lossy_quantiser import Steps
+from kvstore.codecs.lossy_reference import HEADER, Block, decode_blocks, encode_blocks, read_varint, varint
+from kvstore.codecs.lossy_rows import Engine, from_bits, quantise
 from kvstore.codecs.predictive_model import CLASSES as EXACT_CLASSES
 from kvstore.codecs.predictive_model import SYMBOLS as EXACT_SYMBOLS
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.rans import quantise as table_of
 from kvstore.errors import CodecError
-from kvstore.layout import KVLayout, LayerLayout
+from kvstore.layout import SINKS, KVLayout, LayerLayout
 
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
@@ -310,11 +312,11 @@ def test_every_kind_of_damage_is_named() -> None:
     assert "count of escapes" in changed(1, b"\xff" * 5 + second)
     assert "exact rows" in changed(1, second[:20])
     assert "in its escapes" in changed(1, struct.pack("<5B", 0xFF, 0xFF, 0xFF, 0xFF, 0x7F) + second[1:])
-    listed, begin = _read_varint(second, 0)
+    listed, begin = read_varint(second, 0)
     end = begin + 2 * SINKS * sum(part.width for part in case.model.base.parts[1]) + 2 * listed
     assert listed
     for more, escapes in ((1, second[begin:end] + b"\0\0"), (-1, second[begin : end - 2])):
-        assert "few or too many escapes" in changed(1, _varint(listed + more) + escapes + second[end:])
+        assert "few or too many escapes" in changed(1, varint(listed + more) + escapes + second[end:])
     assert "stream" in changed(3, case.sections[3] + b"\0\0")
     view, payload = target_of(case.model, 20)[0], b"".join(case.sections)
     for sizes in ([1 << 40, 1, 1, 1], [len(payload), 0, 0, 0], [1 << 63, 0, 0, 0], [*case.sizes[:3], 0]):

@@ -19,8 +19,9 @@ from kvstore import KVLayout
 from kvstore.calibration.calibrate import calibrate
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_id, codec_by_name
 from kvstore.codecs.entropy import EntropyCodec
+from kvstore.codecs.linear_model import FINE
 from kvstore.codecs.predictive import PredictiveCodec
-from kvstore.codecs.predictive_model import FINE, PredictiveModel
+from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.codecs.profile import Profile
 from kvstore.errors import CodecError, ProfileError
 from kvstore.identity import ModelIdentity

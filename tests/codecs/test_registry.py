@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvstore import KVLayout, ModelIdentity
 from kvstore.codecs import Profile, auto_name, codec_by_id, codec_by_name, codec_names, registry
+from kvstore.codecs.aqua import AquaCodec
+from kvstore.codecs.donor import DonorCodec
+from kvstore.codecs.predictive import PredictiveCodec
 from kvstore.codecs.raw import RawCodec
-from kvstore.codecs.registry import Registry
+from kvstore.codecs.registry import DeltaKind, Registry, delta_by_id, is_delta
 from kvstore.codecs.zstd import ZstdCodec
 from kvstore.errors import CodecError, ProfileError, UnknownCodec
 
 # Only ever added to: these numbers are on disks.
 NUMBERS = {"raw": 0, "splitzip": 1, "entropy": 7, "zstd": 16}
 OF_PROFILES = {"predictive": 2, "aqua": 5}
+DELTAS = {"donor": 3}
 
 
 def test_every_codec_has_its_number_for_ever() -> None:
     assert {name: codec_by_name(name).id for name in codec_names()} == NUMBERS
-    assert {name: number for name, (number, _) in registry._FAMILIES.items()} == OF_PROFILES
-    assert not set(OF_PROFILES.values()) & set(NUMBERS.values())
+    assert {name: family.id for name, family in registry.REGISTRY.families.items()} == OF_PROFILES
+    assert {delta.name: number for number, delta in registry.REGISTRY.deltas.items()} == DELTAS
+    classes = (PredictiveCodec, AquaCodec, DonorCodec)
+    assert {one.name: one.id for one in classes} == OF_PROFILES | DELTAS
+
+
+def test_no_number_is_used_twice() -> None:
+    numbers = [*NUMBERS.values(), *OF_PROFILES.values(), *DELTAS.values()]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_delta_codec_is_found_by_its_number_alone() -> None:
+    assert isinstance(delta_by_id(3), DonorCodec)
+    assert delta_by_id(3) is delta_by_id(3)
+    assert [is_delta(number) for number in (0, 2, 3, 7)] == [False, False, True, False]
+    with pytest.raises(UnknownCodec, match="cannot decode without other blocks"):
+        codec_by_id(3)
+    with pytest.raises(UnknownCodec, match="'donor' is unknown"):
+        codec_by_name("donor")
+    for number in (7, 99):
+        with pytest.raises(UnknownCodec, match=f"codec {number} does not code against other blocks"):
+            delta_by_id(number)
+
+
+def test_a_delta_codec_goes_with_the_profile_that_a_record_names() -> None:
+    given = profile("other")
+    codec = delta_by_id(3, given)
+    assert codec.profile == given.id
+    assert delta_by_id(3).profile == bytes(16)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -32,7 +64,7 @@ def test_a_codec_is_found_by_number_and_by_name(name: str) -> None:
     assert codec_by_id(codec.id) is codec
 
 
-@pytest.mark.parametrize("number", [2, 15, 17, 65535, -1, 1 << 40])
+@pytest.mark.parametrize("number", [15, 17, 65535, -1, 1 << 40])
 def test_an_unknown_number_is_a_codec_error(number: int) -> None:
     with pytest.raises(UnknownCodec, match=f"codec {number} is unknown; a newer kvstore may have written it"):
         codec_by_id(number)
@@ -62,6 +94,17 @@ class _TooHigh(RawCodec):
 def test_a_number_or_a_name_that_is_taken_is_refused(second: RawCodec) -> None:
     with pytest.raises(ValueError, match="registered already"):
         Registry([RawCodec(), ZstdCodec(), second])
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "new"), (9, "raw"), (2, "new"), (9, "predictive"), (9, "donor")])
+def test_numbers_and_names_are_unique_over_all_kinds_of_codecs(number: int, name: str) -> None:
+    known = registry.REGISTRY
+    codecs, families = [RawCodec()], [known.families["predictive"]]
+    delta = DeltaKind(number, name, known.deltas[3].make)
+    if name == "donor":
+        families = [replace(families[0], name=name)]
+    with pytest.raises(ValueError, match="registered already"):
+        Registry(codecs, families, [delta])
 
 
 def test_a_number_that_does_not_fit_the_record_is_refused() -> None:

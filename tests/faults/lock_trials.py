@@ -358,5 +358,3 @@ def _reader(path: Path) -> Iterator[Callable[..., int]]:
         os.waitpid(pid, 0)
         for fd in (ask_read, ask_write, say_read, say_write):
             os.close(fd)
-
-

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from kvstore.codecs import KVView, _predict, predictive_reference
-from kvstore.codecs.predictive_model import CLASSES, FINE, SYMBOLS, PredictiveModel
+from kvstore.codecs.linear_model import FINE
+from kvstore.codecs.predictive_model import CLASSES, SYMBOLS, PredictiveModel
 from kvstore.codecs.rans import quantise
 from kvstore.errors import CodecError
 from kvstore.layout import KVLayout, LayerLayout

@@ -12,7 +12,7 @@ import donorcases
 import numpy as np
 import predictcases
 import torch
-from kvstore.calibration.lossy_tables import laplace
+from kvstore.calibration.lossy.tables import laplace
 
 from kvstore import KVLayout, ModelIdentity
 from kvstore.codecs.aqua import weight_shapes

@@ -13,12 +13,12 @@ from transformers import CohereConfig
 
 from kvstore import Approximate, Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.codecs import KVView
-from kvstore.codecs.donor_spans import can_turn
-from kvstore.codecs.turn import turn_keys
+from kvstore.codecs.rotate import rotate_keys
 from kvstore.config import MIB
 from kvstore.errors import UnsupportedCache
 from kvstore.integrations.transformers import generate, layout_from_config
 from kvstore.integrations.transformers.recompute import recompute
+from kvstore.rope import can_rotate
 
 MODEL = tiny("llama").to(torch.bfloat16)
 ANY = Approximate(max_kl=1.0)
@@ -164,22 +164,22 @@ def test_after_a_restart_and_by_a_reader(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
-def test_models_that_turn_keys_otherwise_get_nothing() -> None:
-    assert can_turn(ModelIdentity.from_transformers(MODEL).layout)
+def test_models_that_rotate_keys_otherwise_get_nothing() -> None:
+    assert can_rotate(ModelIdentity.from_transformers(MODEL).layout)
     other = CohereConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
-    assert not can_turn(layout_from_config(other, torch.bfloat16))
+    assert not can_rotate(layout_from_config(other, torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keys_are_turned_as_far_as_they_are_told(dtype: torch.dtype) -> None:
+def test_keys_are_rotated_as_far_as_they_are_told(dtype: torch.dtype) -> None:
     layout = KVLayout.uniform(
         1, 2, 8, str(dtype).removeprefix("torch."), '{"rope_theta": 100.0, "rope_type": "default"}'
     )
     pairs = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     keys = pairs.clone()
-    turn_keys(KVView.of_layers(layout, [(keys, pairs.clone())]), 5)
-    turned = torch.view_as_complex(torch.stack([pairs[..., :4].double(), pairs[..., 4:].double()], -1).contiguous())
-    turned = turned * torch.exp(1j * 5 * 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4))
+    rotate_keys(KVView.of_layers(layout, [(keys, pairs.clone())]), 5)
+    rotated = torch.view_as_complex(torch.stack([pairs[..., :4].double(), pairs[..., 4:].double()], -1).contiguous())
+    rotated = rotated * torch.exp(1j * 5 * 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4))
     assert torch.allclose(
-        keys.double(), torch.cat([turned.real, turned.imag], -1), atol=2e-2 if dtype != torch.float32 else 1e-3
+        keys.double(), torch.cat([rotated.real, rotated.imag], -1), atol=2e-2 if dtype != torch.float32 else 1e-3
     )

@@ -12,11 +12,11 @@ from transformers import DynamicCache, StaticCache
 
 from kvstore.approximate import Approximate, ReusedSpan
 from kvstore.approximate_plan import FLOOR, Candidate, plan
-from kvstore.codecs.donor_spans import angles_of
 from kvstore.errors import LayoutMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import GrowingLayer, cache_from_layers
 from kvstore.integrations.transformers.recompute import check_model, recompute
 from kvstore.layout import KVLayout
+from kvstore.rope import angles_of
 
 MODELS = ["llama", "qwen3", "gpt2", "gemma3-full"]
 TOKENS = 41
@@ -191,7 +191,7 @@ def test_what_is_found_at_a_seam_sharpens_the_estimate(llama: Any) -> None:
     assert recompute(llama, _copy(exact), ids, [], [span]).deviation.kl == pytest.approx(FLOOR + span.kl)
 
 
-def _turned(keys: torch.Tensor, layout: KVLayout, shift: int) -> torch.Tensor:
+def _rotated(keys: torch.Tensor, layout: KVLayout, shift: int) -> torch.Tensor:
     cos, sin = (torch.from_numpy(x.astype(np.float32) / 16384) for x in angles_of(layout, shift))
     a, b = keys.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
@@ -212,7 +212,7 @@ def test_a_document_behind_another_prompt_is_mended_where_the_plan_says(name: st
         layers = []
         for k, v in there:
             missing = torch.full((1, 2, 7, k.shape[-1]), float("nan"))
-            keys = torch.cat([k[:, :, :2], missing, _turned(k[:, :, 5:], layout, shift)], dim=2)
+            keys = torch.cat([k[:, :, :2], missing, _rotated(k[:, :, 5:], layout, shift)], dim=2)
             layers.append((keys, torch.cat([v[:, :, :2], missing, v[:, :, 5:]], dim=2)))
         return layers
 
@@ -226,8 +226,8 @@ def test_a_document_behind_another_prompt_is_mended_where_the_plan_says(name: st
     assert not torch.allclose(assembled(0)[0][0][:, :, 9:], exact[0][0][:, :, 9:], atol=2e-2)
     mended = loss(_of(recompute(model, assembled(4), ids, found.recompute, found.spans).cache))
     only_missing = loss(_of(recompute(model, assembled(4), ids, range(2, 9)).cache))
-    not_turned = loss(_of(recompute(model, assembled(0), ids, found.recompute).cache))
-    assert mended < only_missing < not_turned
+    not_rotated = loss(_of(recompute(model, assembled(0), ids, found.recompute).cache))
+    assert mended < only_missing < not_rotated
 
 
 def test_what_was_mended_is_marked_and_what_only_grew_is_not(llama: Any) -> None:

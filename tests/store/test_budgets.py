@@ -192,5 +192,3 @@ def test_a_store_that_is_opened_with_a_smaller_budget_shrinks_to_it(tmp_path: Pa
         store.flush()
         tiny.space_is_accounted_for(store)
         assert tiny.disk_use(tmp_path) <= small + tiny.SEGMENT
-
-

@@ -16,7 +16,7 @@ import torch
 
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.codecs import Codec, Profile, registry
-from kvstore.codecs.aqua import AquaPredictors, weight_shapes
+from kvstore.codecs.aqua_predictors import AquaPredictors, weight_shapes
 from kvstore.codecs.raw import RawCodec
 from kvstore.config import KIB, MIB
 from kvstore.errors import ConfigError, ProfileError
@@ -226,14 +226,18 @@ class Predictive(RawCodec):
 
     id, name = 2, "predictive"
 
+    def __init__(self, profile: bytes) -> None:
+        self.profile = profile
+
 
 @pytest.fixture
 def predictive(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(found: Profile, _quality: str | None) -> Codec:
         assert found.section("lossless")
-        return Predictive()
+        return Predictive(found.id)
 
-    monkeypatch.setitem(registry._FAMILIES, "predictive", (2, make))
+    families = registry.REGISTRY.families
+    monkeypatch.setitem(families, "predictive", replace(families["predictive"], make=make))
 
 
 @pytest.mark.usefixtures("predictive")

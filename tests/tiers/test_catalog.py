@@ -17,9 +17,7 @@ from kvstore.tiers.disk.catalog import ENTRY, Catalog, CatalogError, Entry, chec
 from kvstore.tiers.disk.segments import Extent
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
-extents = st.builds(
-    lambda segment, page, pages: Extent(segment, page * PAGE_BYTES, pages * PAGE_BYTES), U32, U32, U32
-)
+extents = st.builds(lambda segment, page, pages: Extent(segment, page * PAGE_BYTES, pages * PAGE_BYTES), U32, U32, U32)
 entries = st.builds(
     Entry,
     record=U64,

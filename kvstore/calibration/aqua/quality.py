@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs.aqua import AquaCodec, AquaPredictors
+from kvstore.codecs.aqua import AquaCodec
+from kvstore.codecs.aqua_predictors import AquaPredictors
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.view import KVView
 

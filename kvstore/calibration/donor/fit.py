@@ -16,7 +16,7 @@ import torch
 from kvstore.calibration.donor.passages import PassagePair, passages
 from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.calibration.targets import angles
-from kvstore.codecs.predictive_model import RANGE, rotates
+from kvstore.codecs.linear_model import RANGE, rotates
 
 Tensor = torch.Tensor
 Arrays = dict[str, Any]
@@ -78,14 +78,14 @@ def _fit_part(
 ) -> None:
     prefix = f"{layer}.{'kv'[which]}."
     places = torch.zeros(widths[layer][which])
-    turned = which == 0 and "rope_fine" in arrays
-    if turned:
+    rotated = which == 0 and "rope_fine" in arrays
+    if rotated:
         pairs = most.view(-1, 2, half).amax(1, keepdim=True).expand(-1, 2, half).reshape(-1)
         places = torch.log2(RANGE / (_HEADROOM * pairs.clamp_min(1e-6))).floor().clamp(-14, 30)
         arrays[prefix + "fix"] = places.to(torch.int8).numpy()
     power = torch.exp2(places.double())
     steps = _STEPS / deviation[layer][which]
-    arrays[prefix + "in_scale"] = (steps / (power * 2**14 if turned else 1)).float().numpy()
+    arrays[prefix + "in_scale"] = (steps / (power * 2**14 if rotated else 1)).float().numpy()
     if layer == 0:
         arrays[prefix + "out_scale"] = np.ones(widths[0][which], np.float32)
         return

@@ -11,7 +11,7 @@ import torch
 
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.targets import target, unrotated
-from kvstore.codecs.predictive_model import rotates
+from kvstore.codecs.linear_model import rotates
 from kvstore.layout import SINKS
 
 Tensor = torch.Tensor

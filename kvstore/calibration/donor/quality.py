@@ -9,7 +9,8 @@ import numpy as np
 from kvstore.calibration.donor.passages import passages
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.donor import DonorCodec, DonorRows
+from kvstore.codecs.delta import DonorRows
+from kvstore.codecs.donor import DonorCodec
 from kvstore.codecs.donor_model import DonorModel
 from kvstore.codecs.donor_spans import Span
 from kvstore.codecs.entropy import EntropyCodec

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs.lossy_rows import Steps
+from kvstore.codecs.lossy_quantiser import Steps
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.layout import SINKS
 

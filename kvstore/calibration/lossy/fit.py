@@ -26,9 +26,10 @@ from kvstore.calibration.lossy.transform import factor_of, fit_transform, matric
 from kvstore.calibration.parallel import in_parallel
 from kvstore.calibration.predictive.sums import DAMP
 from kvstore.calibration.targets import reach, target
-from kvstore.codecs import lossy_rows as lossy
+from kvstore.codecs import lossy_quantiser as lossy
 from kvstore.codecs.lossy_model import input_groups
-from kvstore.codecs.lossy_rows import Steps, Tables
+from kvstore.codecs.lossy_quantiser import Steps, Tables
+from kvstore.codecs.lossy_rows import first_prediction
 from kvstore.codecs.predictive_model import MAX_BIAS, PredictiveModel
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -194,4 +195,4 @@ def _decode_part(loop: ClosedLoop, number: int, which: int, arrays: Arrays, keys
 def _first(loop: ClosedLoop, which: int, window: int) -> Tensor:
     """The prediction of layer 0."""
     rows, split = loop.inputs([(-1, 0)], window), loop.base.parts[0][0].width
-    return lossy.first_prediction(loop.base.parts[0][which], rows[:, split:] if which else rows[:, :split])
+    return first_prediction(loop.base.parts[0][which], rows[:, split:] if which else rows[:, :split])

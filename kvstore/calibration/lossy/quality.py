@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, silent
-from kvstore.codecs.lossy import HEADER
 from kvstore.codecs.lossy_model import CLASSES, ESCAPE, PLAIN, LossyModel
-from kvstore.codecs.lossy_rows import Engine, Rows, Steps, quantise
+from kvstore.codecs.lossy_quantiser import Steps
+from kvstore.codecs.lossy_reference import HEADER
+from kvstore.codecs.lossy_rows import Engine, Rows, quantise
 from kvstore.codecs.predictive_model import PredictiveModel
 from kvstore.layout import SINKS
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs import lossy_rows as lossy
+from kvstore.codecs import lossy_quantiser as lossy
 from kvstore.codecs.lossy_model import (
     CLASSES,
     ESCAPE,
@@ -23,7 +23,8 @@ from kvstore.codecs.lossy_model import (
     SYMBOLS,
     LossyModel,
 )
-from kvstore.codecs.lossy_rows import Engine, Steps, Walk
+from kvstore.codecs.lossy_quantiser import Steps
+from kvstore.codecs.lossy_rows import Engine, Walk, from_bits
 from kvstore.codecs.predictive_model import MAX_ADAPT, PredictiveModel
 from kvstore.codecs.rans import quantise
 from kvstore.layout import SINKS
@@ -53,7 +54,7 @@ def fit_tables(dump: KVDump, base: PredictiveModel, arrays: Arrays) -> None:
             torch.from_numpy(np.concatenate([dump.layer(number, w)[which] for w in windows]).astype(np.int64))
             for which in range(2)
         ]
-        straight = [walks[0].turned(which, lossy.from_bits(bits), -1) for which, bits in enumerate(pair)]
+        straight = [walks[0].rotated(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, (bits, given) in enumerate(zip(pair, straight, strict=True)):
             prefix = f"{number}.{'kv'[which]}."
             shifts = torch.where(exact, PLAIN, lossy.shifts_of(engine.model.parts[number][which].focus, *straight))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.codecs import lossy_rows as lossy
+from kvstore.codecs.lossy_rows import synthesis_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
@@ -39,5 +39,5 @@ def factor_of(cost: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def matrices(arrays: Arrays, prefix: str) -> tuple[Tensor, Tensor]:
     """(analysis, synthesis), float32."""
-    synthesis = lossy.synthesis_of(*(arrays[prefix + name] for name in ("component", "basis", "unit")))
+    synthesis = synthesis_of(*(arrays[prefix + name] for name in ("component", "basis", "unit")))
     return torch.from_numpy(np.linalg.inv(synthesis)).float(), torch.from_numpy(synthesis).float()

@@ -259,12 +259,7 @@ class DiskTier(StorageTier[Entry]):
         self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
     ) -> list[Entry]:
         """The superseded records that can go: all that was to take their place is there."""
-        gone = [
-            record
-            for records, by in superseded
-            if all(other in entries for other in by)
-            for record in records
-        ]
+        gone = [record for records, by in superseded if all(other in entries for other in by) for record in records]
         return [entry for entry in self._known(gone) if entry is not None]
 
     def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
