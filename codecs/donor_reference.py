@@ -179,7 +179,7 @@ def quarters(sizes: Tensor) -> Tensor:
     """floor(4 * log2) of float32 above 0, and LIFT; subnormal numbers and 0 give some less than -500."""
     bits = sizes.view(torch.int32).long()
     mantissa = ((bits >> 8) & 0x7FFF) | 0x8000
-    above = sum((mantissa >= bound).long() for bound in base._MANTISSA)
+    above = sum((mantissa >= bound).long() for bound in base.MANTISSA)
     return 4 * ((bits >> 23) - 127) + above + LIFT
 
 
@@ -224,7 +224,7 @@ def encode(rows: Rows, block: Block) -> list[bytes]:
     rows, block = rows.on_cpu(), _on_cpu(block)
     scales, coded, _ = parts_of(rows, block)
     stream, ends = RansTables(frequencies(), 12).encode_parts(
-        [base._bytes(c.symbols) for c in coded], [base._bytes(c.classes) for c in coded]
+        [base.byte_array(c.symbols) for c in coded], [base.byte_array(c.classes) for c in coded]
     )
     layers, begin = [], 0
     for layer, pair in enumerate(block):
@@ -234,11 +234,11 @@ def encode(rows: Rows, block: Block) -> list[bytes]:
             offset = offsets_of([c.fits for c in coded[:number]], len(rows))
             part = tables_of(scales[number], rows.heads[layer], bits.shape[1])
             value, count, whole = base.raw_bits(bits, base.linear_exponent(part, offset)[0], coded[number].symbols)
-            raws.append(base._pack(value.flatten().tolist(), count.flatten().tolist()))
+            raws.append(base.pack_bits(value.flatten().tolist(), count.flatten().tolist()))
             escapes.append(np.asarray(bits[whole].tolist(), "<u2").tobytes())
         sizes = [*map(len, raws), *(len(e) // 2 for e in escapes)]
         end = ends[2 * layer + 1]
-        layers.append(HEADER.pack(*sizes, *base._sums(pair)) + b"".join([*raws, *escapes, stream[begin:end]]))
+        layers.append(HEADER.pack(*sizes, *base.checksums(pair)) + b"".join([*raws, *escapes, stream[begin:end]]))
         begin = end
     layers[0] = b"".join(map(_packed, scales)) + layers[0]
     return layers
@@ -249,7 +249,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
     rows = rows.on_cpu()
     n, walk = len(rows), Predictor(rows)
     scales, at = _scales_in(rows, layers[0])
-    sections = [_Section.of(data) for data in (layers[0][at:], *layers[1:])]
+    sections = [_section(data) for data in (layers[0][at:], *layers[1:])]
     coder = RansTables(frequencies(), 12).decoder(b"".join(s.words for s in sections))
     fits: list[Tensor] = []
     block = []
@@ -260,15 +260,15 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
             part = tables_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
             offset = offsets_of(fits, n)
             linear, quarter = base.linear_exponent(part, offset)
-            octaves = base._octaves(mu, linear)
+            octaves = base.octaves_above(mu, linear)
             classes = 4 * octaves + quarter + CLASSES * which
-            symbols = torch.from_numpy(coder.part(base._bytes(classes), mu.numel())).long().view_as(mu)
+            symbols = torch.from_numpy(coder.part(base.byte_array(classes), mu.numel())).long().view_as(mu)
             escaped, index = symbols == ESCAPE, base.warp(mu, linear) + symbols - OFFSET
-            bits = base._values(index, linear, escaped, section.raw[which], section.escapes[which])
-            fits.append(base._fits(offset, symbols - OFFSET, escaped, octaves, quarter))
+            bits = base.values_at(index, linear, escaped, section.raw[which], section.escapes[which])
+            fits.append(base.fits_of(offset, symbols - OFFSET, escaped, octaves, quarter))
             found.append(bits)
             walk.take(layer, bits)
-        if base._sums(found) != section.sums:
+        if base.checksums(found) != section.sums:
             raise CodecError("donor: the decoded values differ from the encoded ones: damage, or another donor")
         block.append((found[0], found[1]))
     coder.finish()
@@ -291,20 +291,8 @@ def _scales_in(rows: Rows, data: bytes) -> tuple[list[Tensor], int]:
     return scales, at
 
 
-@dataclass(frozen=True)
-class _Section:
-    raw: tuple[bytes, bytes]
-    escapes: tuple[list[int], list[int]]
-    words: bytes
-    sums: tuple[int, int]
-
-    @classmethod
-    def of(cls, data: bytes) -> _Section:
-        if len(data) < HEADER.size:
-            raise CodecError("donor: a layer is too short for its header")
-        raw_k, raw_v, escapes_k, escapes_v, a, b = HEADER.unpack_from(data)
-        ends = np.cumsum([HEADER.size, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
-        if ends[-1] > len(data):
-            raise CodecError("donor: a layer is shorter than its header says")
-        k, v = (np.frombuffer(data[i:j], "<u2").tolist() for i, j in (ends[2:4], ends[3:5]))
-        return cls((data[ends[0] : ends[1]], data[ends[1] : ends[2]]), (k, v), data[ends[4] :], (a, b))
+def _section(data: bytes) -> base.Section:
+    if len(data) < HEADER.size:
+        raise CodecError("donor: a layer is too short for its header")
+    *counts, a, b = HEADER.unpack_from(data)
+    return base.Section.cut("donor", data, HEADER.size, counts, (a, b))

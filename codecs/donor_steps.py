@@ -116,9 +116,7 @@ def _checked(
     if block.layout.dtype != "bfloat16":
         raise ValueError(f"donor: codes bfloat16, not {block.layout.dtype}")
     if len(donors) != len(table.spans):
-        raise ValueError(
-            f"donor: expected the rows of {len(table.spans)} donors, one for each span, found {len(donors)}"
-        )
+        raise ValueError(f"donor: expected rows of {len(table.spans)} donors, one for each span, found {len(donors)}")
     for span, view in zip(table.spans, donors, strict=True):
         if view.layout != block.layout or view.tokens != span.count:
             raise ValueError("donor: a donor must have as many rows as its span, and the block's layout")

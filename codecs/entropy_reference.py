@@ -125,7 +125,7 @@ def decode_layer(payload: bytes, shape: tuple[int, int, int, int], tokens: int) 
     listed = np.frombuffer(payload, "<u2", escapes, at)
     symbols = coder().decode(memory[at + 2 * escapes :], tokens * sum(dims), np.concatenate(classes))
     if int((symbols == spec.ESCAPE).sum()) != escapes:
-        raise CodecError("entropy: escapes that belong to no symbol")
+        raise CodecError("entropy: a layer has escapes that belong to no symbol")
     heads, first, used = [], 0, 0
     for number, dim in enumerate(dims):
         symbol = symbols[first : first + tokens * dim].reshape(tokens, dim).astype(np.int64)

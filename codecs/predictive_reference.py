@@ -26,7 +26,7 @@ from kvstore.errors import CodecError
 MODE = 4
 HEADER = struct.Struct("<7I")  # mode, bytes of raw bits of K and V, escapes of K and V, two sums
 _RESIDUAL = (64, 54, 45, 38)  # 64 * 2**(-i / 4)
-_MANTISSA = (38968, 46341, 55109)  # 2**15 * 2**(i / 4)
+MANTISSA = (38968, 46341, 55109)  # 2**15 * 2**(i / 4)
 
 Tensor = torch.Tensor
 
@@ -161,11 +161,12 @@ def warp(bits: Tensor, linear: Tensor) -> Tensor:
     return torch.where(bits >= 0x8000, -1 - index, index)
 
 
-def _octaves(mu: Tensor, linear: Tensor) -> Tensor:
+def octaves_above(mu: Tensor, linear: Tensor) -> Tensor:
+    """By how many octaves predictions lie above the linear exponent, 0 to 8."""
     return (((mu >> 7) & 0xFF) - linear).clamp(0, 8)
 
 
-def _fits(offsets: Tensor, residual: Tensor, escaped: Tensor, octaves: Tensor, quarter: Tensor) -> Tensor:
+def fits_of(offsets: Tensor, residual: Tensor, escaped: Tensor, octaves: Tensor, quarter: Tensor) -> Tensor:
     """How large the residuals of each row were, in quarter octaves above the calibrated scales."""
     ratio = torch.tensor(_RESIDUAL)[quarter]
     size = ((residual.abs() << octaves) * ratio >> 6).clamp(max=255)
@@ -178,7 +179,7 @@ def log2_quarters(v: Tensor) -> Tensor:
     """floor(4 * log2(v)) of integers from 1 to 2**31 - 1."""
     top = torch.frexp(v.double())[1].long() - 1
     m = torch.where(top > 15, v >> (top - 15).clamp(min=0), v << (15 - top).clamp(min=0))
-    return 4 * top + sum((m >= bound).long() for bound in _MANTISSA)
+    return 4 * top + sum((m >= bound).long() for bound in MANTISSA)
 
 
 def offsets(part: CodingTables, before: Sequence[Tensor], count: int) -> Tensor:
@@ -192,11 +193,11 @@ def offsets(part: CodingTables, before: Sequence[Tensor], count: int) -> Tensor:
 def residuals(part: CodingTables, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> Coded:
     """Symbols and classes of a part. bits, mu: int64 [n, C]."""
     linear, quarter = linear_exponent(part, offset)
-    octaves = _octaves(mu, linear)
+    octaves = octaves_above(mu, linear)
     distance = warp(bits, linear) - warp(mu, linear)
     escaped = (distance < -OFFSET) | (distance >= OFFSET)
     symbols = torch.where(escaped, ESCAPE, distance + OFFSET)
-    return Coded(symbols, 4 * octaves + quarter + CLASSES * which, _fits(offset, distance, escaped, octaves, quarter))
+    return Coded(symbols, 4 * octaves + quarter + CLASSES * which, fits_of(offset, distance, escaped, octaves, quarter))
 
 
 def raw_bits(bits: Tensor, linear: Tensor, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +237,7 @@ def encode(model: PredictiveModel, tokens: Tensor, start: int, block: Sequence[t
     """The coded layers. block: as in `parts_of`; its positions must lie below `model.positions`."""
     coded = parts_of(model, tokens, start, block)
     stream, ends = RansTables(model.freqs, 12).encode_parts(
-        [_bytes(c.symbols) for c in coded], [_bytes(c.classes) for c in coded]
+        [byte_array(c.symbols) for c in coded], [byte_array(c.classes) for c in coded]
     )
     layers, begin = [], 0
     seen: list[Tensor] = []
@@ -247,11 +248,11 @@ def encode(model: PredictiveModel, tokens: Tensor, start: int, block: Sequence[t
             linear = linear_exponent(model.parts[layer][which], offset)[0]
             seen = [*seen, coded[2 * layer + which].fits][-2:]
             value, count, whole = raw_bits(bits, linear, coded[2 * layer + which].symbols)
-            raws.append(_pack(value.flatten().tolist(), count.flatten().tolist()))
+            raws.append(pack_bits(value.flatten().tolist(), count.flatten().tolist()))
             escapes.append(np.asarray(bits[whole].tolist(), "<u2").tobytes())
         sizes = [*map(len, raws), *(len(e) // 2 for e in escapes)]
         end = ends[2 * layer + 1]
-        layers.append(HEADER.pack(MODE, *sizes, *_sums(pair)) + b"".join([*raws, *escapes, stream[begin:end]]))
+        layers.append(HEADER.pack(MODE, *sizes, *checksums(pair)) + b"".join([*raws, *escapes, stream[begin:end]]))
         begin = end
     return layers
 
@@ -259,7 +260,7 @@ def encode(model: PredictiveModel, tokens: Tensor, start: int, block: Sequence[t
 def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
     """The inverse; `CodecError` unless the layers are what `encode` wrote."""
     n, walk = len(tokens), Predictor(model, tokens, start)
-    sections = [_Section.of(data) for data in layers]
+    sections = [_section(data) for data in layers]
     coder = RansTables(model.freqs, 12).decoder(b"".join(s.words for s in sections))
     fits: list[Tensor] = []
     block = []
@@ -269,15 +270,15 @@ def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[
             mu = walk.predict(layer)
             offset = offsets(part, fits, n)
             linear, quarter = linear_exponent(part, offset)
-            octaves = _octaves(mu, linear)
+            octaves = octaves_above(mu, linear)
             classes = 4 * octaves + quarter + CLASSES * which
-            symbols = torch.from_numpy(coder.part(_bytes(classes), n * part.width)).long().view(n, part.width)
+            symbols = torch.from_numpy(coder.part(byte_array(classes), n * part.width)).long().view(n, part.width)
             escaped, index = symbols == ESCAPE, warp(mu, linear) + symbols - OFFSET
-            bits = _values(index, linear, escaped, section.raw[which], section.escapes[which])
-            fits.append(_fits(offset, symbols - OFFSET, escaped, octaves, quarter))
+            bits = values_at(index, linear, escaped, section.raw[which], section.escapes[which])
+            fits.append(fits_of(offset, symbols - OFFSET, escaped, octaves, quarter))
             found.append(bits)
             walk.take(layer, bits)
-        if _sums(found) != section.sums:
+        if checksums(found) != section.sums:
             raise CodecError("predictive: the decoded values differ from the encoded ones")
         block.append((found[0], found[1]))
     coder.finish()
@@ -285,27 +286,36 @@ def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
+    """A layer of a payload, taken apart. Pairs: of K and V."""
+
     raw: tuple[bytes, bytes]
     escapes: tuple[list[int], list[int]]
     words: bytes
     sums: tuple[int, int]
 
     @classmethod
-    def of(cls, data: bytes) -> _Section:
-        if len(data) < HEADER.size:
-            raise CodecError("predictive: a layer is too short for its header")
-        mode, raw_k, raw_v, escapes_k, escapes_v, a, b = HEADER.unpack_from(data)
-        if mode != MODE:
-            raise CodecError(f"predictive: expected a layer of mode {MODE}, found mode {mode}")
-        ends = np.cumsum([HEADER.size, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
+    def cut(cls, codec: str, data: bytes, begin: int, counts: Sequence[int], sums: tuple[int, int]) -> Section:
+        """begin: where the header ends. counts: bytes of raw bits of K and V, then numbers of escapes. codec: for
+        errors."""
+        raw_k, raw_v, escapes_k, escapes_v = counts
+        ends = np.cumsum([begin, raw_k, raw_v, 2 * escapes_k, 2 * escapes_v]).tolist()
         if ends[-1] > len(data):
-            raise CodecError("predictive: a layer is shorter than its header says")
+            raise CodecError(f"{codec}: a layer is shorter than its header says")
         k, v = (np.frombuffer(data[i:j], "<u2").tolist() for i, j in (ends[2:4], ends[3:5]))
-        return cls((data[ends[0] : ends[1]], data[ends[1] : ends[2]]), (k, v), data[ends[4] :], (a, b))
+        return cls((data[ends[0] : ends[1]], data[ends[1] : ends[2]]), (k, v), data[ends[4] :], sums)
 
 
-def _values(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes: list[int]) -> Tensor:
+def _section(data: bytes) -> Section:
+    if len(data) < HEADER.size:
+        raise CodecError("predictive: a layer is too short for its header")
+    mode, *counts, a, b = HEADER.unpack_from(data)
+    if mode != MODE:
+        raise CodecError(f"predictive: expected a layer of mode {MODE}, found mode {mode}")
+    return Section.cut("predictive", data, HEADER.size, counts, (a, b))
+
+
+def values_at(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes: list[int]) -> Tensor:
     """bf16 bits of the bins `index`, with what the bins leave open from `raw` and `escapes`; all of both is used."""
     source, at, left = int.from_bytes(raw, "little"), 0, iter(escapes)
     found = []
@@ -335,12 +345,14 @@ def _values(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes:
     return torch.tensor(found).view(index.shape)
 
 
-def _bytes(x: Tensor) -> npt.NDArray[np.uint8]:
+def byte_array(x: Tensor) -> npt.NDArray[np.uint8]:
+    """Numbers from 0 to 255, flat."""
     flat: npt.NDArray[np.uint8] = x.flatten().to(torch.uint8).numpy()
     return flat
 
 
-def _pack(values: list[int], counts: list[int]) -> bytes:
+def pack_bits(values: list[int], counts: list[int]) -> bytes:
+    """Numbers of so many bits each without gaps, lowest bits first."""
     text, at = 0, 0
     for value, count in zip(values, counts, strict=True):
         text |= value << at
@@ -348,7 +360,8 @@ def _pack(values: list[int], counts: list[int]) -> bytes:
     return text.to_bytes((at + 7) // 8, "little")
 
 
-def _sums(pair: Sequence[Tensor]) -> tuple[int, int]:
+def checksums(pair: Sequence[Tensor]) -> tuple[int, int]:
+    """Of the values of K and V, and of the values times their numbers from 1, modulo 2**32."""
     values = torch.cat([x.flatten() for x in pair])
     weights = torch.arange(1, len(values) + 1)
     return int(values.sum()) & 0xFFFFFFFF, int((values * weights).sum()) & 0xFFFFFFFF

@@ -158,7 +158,7 @@ class Profile:
     def section(self, name: str) -> dict[str, Array]:
         """The arrays of a section by name, read-only. Raises `ProfileError` where the profile lacks it."""
         if name not in self._arrays:
-            raise ProfileError(f"the profile has no part {name!r}, only {', '.join(self.sections) or 'none'}; {_NEW}")
+            raise ProfileError(f"no section {name!r} in the profile, only {', '.join(self.sections) or 'none'}; {_NEW}")
         return dict(self._arrays[name])
 
     def section_bytes(self, name: str) -> int:
@@ -208,7 +208,7 @@ def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_E
         document = json.loads(data[_LENGTH.size : begin].decode(), object_pairs_hook=_unique)
         texts = document.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in texts.values()) or len(document) > MAX_ARRAYS:
-            raise ValueError("texts that are none, or too many arrays")
+            raise ValueError(f"metadata values must be strings, and arrays at most {MAX_ARRAYS}")
         entries = [_entry(key, value) for key, value in document.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProfileError(f"{name}: not a profile of kvstore ({error!r}); {_NEW}") from error

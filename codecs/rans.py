@@ -170,7 +170,7 @@ class RansDecoder:
         """As `part`, as many symbols as `out` is long; its content is undefined on CodecError."""
         status = self._decoder.part(classes, np.frombuffer(out, dtype=np.uint8), level)
         if status == _rans.DAMAGED:
-            raise CodecError(f"rans: {self._bytes} bytes are not a stream of such parts of these tables")
+            raise CodecError(f"rans: {self._bytes} bytes are not a stream of these parts of these tables")
         if status < 0:
             raise _unknown_class(self._count)
 

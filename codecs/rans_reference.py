@@ -42,14 +42,14 @@ def decode_parts(freqs: Freqs, bits: int, stream: bytes, parts: Sequence[tuple[i
     """The symbols of each part (count, classes); CodecError unless `encode_parts` can have written the stream."""
     if not any(count for count, _ in parts):
         if stream:
-            raise CodecError("rans: length")
+            raise CodecError("rans: the length of the stream is impossible")
         return [b"" for _ in parts]
     if len(stream) < 4 * LANES or len(stream) % 2:
-        raise CodecError("rans: length")
+        raise CodecError("rans: the length of the stream is impossible")
     numbers = struct.unpack(f"<{LANES}I{len(stream) // 2 - 2 * LANES}H", stream)
     states, words, found, taken = list(numbers[:LANES]), numbers[LANES:], list[bytes](), 0
     if not all(LOW <= x < 1 << 31 for x in states):
-        raise CodecError("rans: first states")
+        raise CodecError("rans: the first states are out of range")
     for count, classes in parts:
         symbols = bytearray()
         for i in range(count):
@@ -61,10 +61,10 @@ def decode_parts(freqs: Freqs, bits: int, stream: bytes, parts: Sequence[tuple[i
             x = row[s] * (x >> bits) + rest
             if x < LOW:
                 if taken == len(words):
-                    raise CodecError("rans: too few words")
+                    raise CodecError("rans: the stream has too few words")
                 x, taken = x << 16 | words[taken], taken + 1
             states[i % LANES] = x
         found.append(bytes(symbols))
     if taken != len(words) or states != [LOW] * LANES:
-        raise CodecError("rans: last states")
+        raise CodecError("rans: the stream does not end in its last states")
     return found

@@ -30,7 +30,7 @@ class RawCodec(Codec):
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(info, payload, layer_sizes, out)
         if list(layer_sizes) != info.layer_bytes():
-            raise CodecError(f"raw block of {info.count} tokens: layers of {list(layer_sizes)} bytes")
+            raise CodecError(f"raw: a raw block of {info.count} tokens cannot have layers of {list(layer_sizes)} bytes")
         _packed(info, payload).narrow(0, out.tokens).copy_to(out)
 
 

@@ -65,15 +65,15 @@ class ZstdCodec(Codec):
         for number, (size, nbytes) in enumerate(zip(layer_sizes, layer_bytes, strict=True)):
             part = payload[read : read + size]
             if len(part) < 32 or len(part) > nbytes + _OVERHEAD_BYTES:
-                raise CodecError(f"zstd layer {number}: {len(part)} bytes cannot hold {nbytes}")
+                raise CodecError(f"zstd: layer {number} has {len(part)} bytes, which cannot hold {nbytes}")
             # The chunk's own sizes are an attacker's to choose; they are compared before anything is decoded.
             claimed, stored, _ = blosc2.get_cbuffer_sizes(bytes(part[:32]))
             if claimed != nbytes or stored != len(part):
-                raise CodecError(f"zstd layer {number}: chunk claims {stored} -> {claimed} bytes, expected {nbytes}")
+                raise CodecError(f"zstd: layer {number}: chunk claims {stored} -> {claimed} bytes, expected {nbytes}")
             try:
                 blosc2.decompress2(part, dst=raw[begin : begin + nbytes], nthreads=1)
             except (RuntimeError, ValueError, TypeError) as error:
-                raise CodecError(f"zstd layer {number}: {error}") from error
+                raise CodecError(f"zstd: layer {number}: {error}") from error
             begin += nbytes
             read += size
         KVView.packed(info.layout, info.count, raw.ctypes.data, raw).narrow(0, out.tokens).copy_to(out)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ReferenceContent", "weight"]
+from kvstore.trie.worth import weight
+
+__all__ = ["ReferenceContent"]
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
@@ -22,19 +24,12 @@ STEP = 0xD1342543DE82EF95
 MAX_BLOCK = 65536
 MAX_CONTEXT = 4096
 WORK, WORK_LEAST = 256, 4096
-FAR = 4096
 
 
 def mix64(x: int) -> int:
     for _ in range(2):
         x = (x ^ x >> 32) * 0xD6E8FEB86659FD93 & MASK
     return x ^ x >> 32
-
-
-def weight(distance: int) -> int:
-    """The predicted saving of a token whose run began `distance` tokens before, in 1/65536."""
-    d = min(distance, FAR)
-    return 39322 + 26214 * d // (d + 64)
 
 
 @dataclass(slots=True)

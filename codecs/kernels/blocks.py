@@ -23,7 +23,7 @@ from kvstore.errors import CodecError
 
 # Triton compiles at the first launch, and interprets, with state that all threads share. Nothing waits for the device
 # while it is held.
-_LAUNCH = threading.Lock()
+LAUNCH = threading.Lock()
 
 
 @lru_cache(maxsize=64)
@@ -31,7 +31,7 @@ def works(device: torch.device, dtype: str) -> bool:
     """Whether a few values of `dtype` can be coded on `device` and come back. Tried once: triton needs a GPU that it
     knows and a C compiler, and says so only when it is used."""
     try:
-        with _beside(device):
+        with beside(device):
             values = torch.arange(512, device=device).view(1, 32, 16).to(getattr(torch, dtype))
             back = torch.zeros_like(values)
             payload, sizes = _encode([(values, values)])
@@ -43,14 +43,14 @@ def works(device: torch.device, dtype: str) -> bool:
 
 def encode(view: KVView) -> tuple[torch.Tensor, tuple[int, ...]]:
     """(the coded layers one after the other, uint8, in memory of their own on the view's device; bytes of each)."""
-    with _beside(_device(view)):
-        return _encode(_readable(view))
+    with beside(_device(view)):
+        return _encode(readable(view))
 
 
 def encode_into(view: KVView, out: memoryview) -> tuple[int, ...] | None:
     """The same into memory on the host, as `Codec.encode` does it. Nothing but coded bytes leaves the device."""
-    with _beside(_device(view)):
-        payload, sizes = _encode(_readable(view))
+    with beside(_device(view)):
+        payload, sizes = _encode(readable(view))
         if payload.numel() > len(out):
             return None
         torch.from_numpy(np.frombuffer(out, np.uint8, payload.numel())).copy_(payload)
@@ -63,8 +63,8 @@ def decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: K
     payload: what `encode` returned. Raises `CodecError` where it is not; `ValueError` where the last dimension of a
     tensor of `out` is not contiguous.
     """
-    with _beside(_device(out)):
-        _decode(payload, layer_sizes, count, _writable(out))
+    with beside(_device(out)):
+        _decode(payload, layer_sizes, count, writable(out))
 
 
 def decode_from(payload: memoryview, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
@@ -73,10 +73,10 @@ def decode_from(payload: memoryview, layer_sizes: Sequence[int], count: int, out
     array = np.frombuffer(payload, np.uint8)
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
     device = _device(out)
-    with _beside(device):
+    with beside(device):
         coded = torch.empty(len(array), dtype=torch.uint8, device=device)
         coded.copy_(source, non_blocking=True)
-        _decode(coded, layer_sizes, count, _writable(out))
+        _decode(coded, layer_sizes, count, writable(out))
 
 
 def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
@@ -93,7 +93,7 @@ def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, ou
 
 
 def _encode(layers: Layers) -> tuple[torch.Tensor, tuple[int, ...]]:
-    with _LAUNCH:
+    with LAUNCH:
         plan = plan_block(layers)
         buffer, sizes = encode_block(layers, plan)
     layer_sizes = tuple(sizes.tolist())  # waits
@@ -102,7 +102,7 @@ def _encode(layers: Layers) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 
 def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: Layers) -> None:
-    with _LAUNCH:
+    with LAUNCH:
         damaged = decode_block(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, out)
     wrong = damaged.tolist()  # waits
     if any(wrong):
@@ -113,12 +113,14 @@ def _device(view: KVView) -> torch.device:
     return view.tensors()[0].device
 
 
-def _readable(view: KVView) -> Layers:
+def readable(view: KVView) -> Layers:
+    """Tensors that kernels can read, which copies those whose last dimension has gaps."""
     tensors = [t if _is_contiguous(t) else t.contiguous() for t in view.tensors()]
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def _writable(view: KVView) -> Layers:
+def writable(view: KVView) -> Layers:
+    """The tensors of a view that kernels can write to. Raises `ValueError` for others."""
     tensors = view.tensors()
     if not all(_is_contiguous(t) for t in tensors):
         raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
@@ -130,7 +132,7 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
+def beside(device: torch.device) -> Iterator[None]:
     """Runs what is launched inside on a stream of its own, and waits for it at the end."""
     if device.type != "cuda":
         yield

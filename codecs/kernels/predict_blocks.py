@@ -14,10 +14,10 @@ import torch
 import kvstore.codecs._predict as _predict
 from kvstore.codecs._predict import FALL_BACK
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.kernels.blocks import _LAUNCH, _beside, _readable, _writable
+from kvstore.codecs.kernels.blocks import LAUNCH, beside, readable, writable
 from kvstore.codecs.kernels.predict_device import Array, Run, Tensor, on
-from kvstore.codecs.kernels.predict_gpu import DeviceModel, _encode_parts, decode_blocks
-from kvstore.codecs.kernels.predict_layers import _fetch, assemble
+from kvstore.codecs.kernels.predict_gpu import DeviceModel, decode_blocks, encode_parts
+from kvstore.codecs.kernels.predict_layers import assemble, fetch_arrays
 from kvstore.codecs.kernels.rans_gpu import Encoded
 from kvstore.codecs.linear_model import FINE, LinearPredictor
 from kvstore.codecs.predictive_model import PredictiveModel
@@ -31,7 +31,7 @@ _SPECIAL = (0, 0x8000, 1, 0x807F, 0x80, 0x7F7F, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF)
 
 def load(model: PredictiveModel, device: torch.device) -> DeviceModel:
     """The model on a device (a GPU with its index)."""
-    with _beside(device):
+    with beside(device):
         return _LoadedModel(model, device)
 
 
@@ -54,17 +54,17 @@ def encode_into(
     not come to less than `limit` bytes.
     """
     if block.tokens != info.count:
-        raise CodecError(f"predictive: {block.tokens} tokens of a block of {info.count}")
+        raise CodecError(f"predictive: expected the {info.count} tokens of the block, found {block.tokens}")
     if not model.can_code(info.count, info.start):
         return FALL_BACK
     most = np.array([min(limit, len(out) + 1)], np.int64)
-    with _beside(model.device), on(model.device):
-        layers = _readable(block)  # kept until the device is done: kernels get addresses
-        with _LAUNCH:
+    with beside(model.device), on(model.device):
+        layers = readable(block)  # kept until the device is done: kernels get addresses
+        with LAUNCH:
             run = _FetchedRun(model, [info.tokens], [info.start], [layers])
-            coded = _encode_parts(run, most)
+            coded = encode_parts(run, most)
         coded = replace(coded, streams=run.fetch(coded.streams))  # waits
-        with _LAUNCH:
+        with LAUNCH:
             payload, (sizes,) = assemble(run, coded, most)
         if sizes is None:
             return FALL_BACK if len(out) >= limit else None
@@ -84,16 +84,16 @@ def decode_from(
     Payloads may hold anything, but are as long as their layers say. Returns the numbers of blocks that are damaged, of
     whose views the contents are undefined.
     """
-    targets = [_writable(out) for out in outs]
+    targets = [writable(out) for out in outs]
     host = torch.empty(sum(map(len, payloads)), dtype=torch.uint8, pin_memory=model.device.type == "cuda")
     begin = 0
     for payload in payloads:
         host.numpy()[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
         begin += len(payload)
-    with _beside(model.device):
+    with beside(model.device):
         coded = host.to(model.device, non_blocking=True)
         tokens, starts = [info.tokens for info in infos], [info.start for info in infos]
-        with _LAUNCH:
+        with LAUNCH:
             status = decode_blocks(model, coded, layer_sizes, tokens, starts, targets)
         return torch.nonzero(status).flatten().tolist()  # waits
 
@@ -114,7 +114,7 @@ class _FetchedRun(Run):
         """Waits for the device, and returns the streams' tables on the host."""
         sums = self.totals(self.raw_bits), self.totals(self.escapes), super().layer_sums()
         tables = streams.streams, streams.after, streams.status
-        raw_bits, escapes, layer_sums, *rest = map(torch.from_numpy, _fetch(*sums, *tables))
+        raw_bits, escapes, layer_sums, *rest = map(torch.from_numpy, fetch_arrays(*sums, *tables))
         self._known = ((self.raw_bits, raw_bits), (self.escapes, escapes))
         self._layer_sums = layer_sums
         return Encoded(*rest)

@@ -46,12 +46,12 @@ def decode_blocks(
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not payload.is_contiguous():
         raise CodecError("predictive: expected a payload of contiguous uint8")
     if payload.device.type != model.device.type:
-        raise CodecError(f"predictive: a payload on {payload.device}, the model on {model.device}")
+        raise CodecError(f"predictive: the payload is on {payload.device}, the model on {model.device}")
     if any(len(of) != layers or min(of) < 0 for of in sizes) or sum(map(sum, sizes)) > payload.numel():
-        raise CodecError("predictive: sizes that do not fit the payload")
+        raise CodecError("predictive: the sizes do not fit the payload")
     for ids, pairs in zip(tokens, out, strict=True):
         if not 0 < pairs[0][0].shape[1] <= max(1, len(ids)):
-            raise CodecError(f"predictive: {pairs[0][0].shape[1]} tokens of a block of {len(ids)}")
+            raise CodecError(f"predictive: a block of {len(ids)} tokens has tensors of {pairs[0][0].shape[1]}")
     chosen = [
         i for i in range(len(sizes)) if model.can_code(len(tokens[i]), starts[i]) and min(sizes[i]) >= HEADER.size
     ]
@@ -156,7 +156,7 @@ def encode_blocks(
     _check(limits, tokens, starts, blocks)
     for ids, pairs in zip(tokens, blocks, strict=True):
         if pairs[0][0].shape[1] != len(ids):
-            raise CodecError(f"predictive: {pairs[0][0].shape[1]} tokens of a block of {len(ids)}")
+            raise CodecError(f"predictive: a block of {len(ids)} tokens has tensors of {pairs[0][0].shape[1]}")
     chosen = [i for i in range(len(blocks)) if model.can_code(len(tokens[i]), starts[i])]
     found: list[tuple[int, ...] | None] = [None] * len(blocks)
     with on(model.device):
@@ -164,13 +164,13 @@ def encode_blocks(
             return torch.empty(0, dtype=torch.uint8, device=model.device), found
         run = Run(model, [tokens[i] for i in chosen], [starts[i] for i in chosen], [blocks[i] for i in chosen])
         most = np.array([limits[i] for i in chosen], np.int64)
-        payload, sizes = assemble(run, _encode_parts(run, most), most)
+        payload, sizes = assemble(run, encode_parts(run, most), most)
     for i, of in zip(chosen, sizes, strict=True):
         found[i] = of
     return payload, found
 
 
-def _encode_parts(run: Run, limits: Array) -> Coded:
+def encode_parts(run: Run, limits: Array) -> Coded:
     model, parts = run.model, len(run.model.parts)
     widths = np.array(model.widths, np.int64)
     ends = np.cumsum(widths * run.rows)
@@ -229,4 +229,4 @@ def _of_inputs(run: Run, part: DevicePart) -> tuple[Any, ...]:
 
 def _check(*lists: Sequence[Any]) -> None:
     if len({len(one) for one in lists}) != 1:
-        raise CodecError("predictive: lists of different lengths")
+        raise CodecError("predictive: the lists differ in length")

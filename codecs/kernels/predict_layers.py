@@ -65,7 +65,8 @@ def assemble(run: Run, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple[
     """The payloads one after the other, and the bytes of the layers of each block; None, and none of the payload, of
     those that do not stay below their limit (int64 [blocks]). Waits for the device."""
     model = run.model
-    known = _fetch(run.totals(run.raw_bits), run.totals(run.escapes), run.layer_sums(), *_of_streams(coded.streams))
+    sums_of_rows = run.totals(run.raw_bits), run.totals(run.escapes), run.layer_sums()
+    known = fetch_arrays(*sums_of_rows, *_of_streams(coded.streams))
     raw_bits, escapes, sums, first, after, status = known
     raw = (raw_bits + 7) // 8  # [parts, blocks]
     ends = (first[:, 1:] - after)[:, 1::2]  # of the words of each layer in their stream
@@ -124,7 +125,7 @@ def _of_streams(streams: Encoded) -> tuple[Tensor, Tensor, Tensor]:
     return streams.streams, streams.after, streams.status
 
 
-def _fetch(*tensors: Tensor) -> list[Array]:
+def fetch_arrays(*tensors: Tensor) -> list[Array]:
     """All as int64, by one copy."""
     flat = torch.cat([tensor.flatten().long() for tensor in tensors]).cpu().numpy()
     ends = np.cumsum([tensor.numel() for tensor in tensors])

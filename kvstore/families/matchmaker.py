@@ -18,13 +18,12 @@ from kvstore.codecs.donor_spans import MAX_SPANS
 from kvstore.identity import Tokens
 from kvstore.residency import Residency
 from kvstore.trie.content import ContentIndex, DonorSpan
+from kvstore.trie.worth import span_worth
 
 # Tokens before a block that are looked at too: they tell a seam from the middle of a passage.
 _CONTEXT_TOKENS = 512
 # A block whose tokens are worth less than this share of it stands alone: that does not pay for reading the donors.
 _LEAST_SHARE = 0.4
-# What a token that a donor has is worth: so much right behind a seam, halfway to 1 after so many tokens.
-_AT_SEAM, _HALFWAY = 0.6, 64
 _MOST_SPANS = 16
 assert _MOST_SPANS <= MAX_SPANS
 
@@ -105,7 +104,7 @@ class Matchmaker:
             length = min(span.length, len(block.tokens) - start)
             if length > 0 and len(spans) < _MOST_SPANS and self._may_serve(block, span, start):
                 spans.append(DonorSpan(start, length, span.record, span.donor_start, span.run))
-        if sum(_worth(span) for span in spans) < _LEAST_SHARE * len(block.tokens):
+        if sum(span_worth(span.run, span.length) for span in spans) < _LEAST_SHARE * len(block.tokens):
             return ()
         self.residency.use_donors([span.record for span in spans])
         return tuple(spans)
@@ -124,12 +123,6 @@ class Matchmaker:
         self.content.insert(block.namespace, block.record, block.parent, np.ascontiguousarray(block.tokens))
         if block.record not in self.residency.pending:  # deleted since
             self.content.remove(block.record)
-
-
-def _worth(span: DonorSpan) -> float:
-    """Of a span, in tokens: donors err most behind a seam."""
-    distances = range(span.run, span.run + span.length)
-    return sum(_AT_SEAM + (1 - _AT_SEAM) * distance / (distance + _HALFWAY) for distance in distances)
 
 
 def _donors(spans: Sequence[DonorSpan]) -> list[int]:

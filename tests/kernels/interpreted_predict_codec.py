@@ -31,7 +31,7 @@ from kvstore.codecs import BlockInfo, KVView, Profile, _predict
 from kvstore.codecs.device import codes_on_device
 from kvstore.codecs.entropy import EntropyCodec
 from kvstore.codecs.kernels import predict_blocks, predict_layers
-from kvstore.codecs.kernels.blocks import _LAUNCH
+from kvstore.codecs.kernels.blocks import LAUNCH
 from kvstore.codecs.kernels.predict_device import Run
 from kvstore.codecs.kernels.rans_gpu import Encoded
 from kvstore.codecs.predictive import MODE, PredictiveCodec, mode_of
@@ -271,13 +271,13 @@ def once() -> None:
 def waits() -> None:
     """Nothing waits for the device while the lock on launches is held."""
     info, kv = case()
-    model, fetch = predict_blocks.load(MODEL, CPU), predict_layers._fetch
+    model, fetch = predict_blocks.load(MODEL, CPU), predict_layers.fetch_arrays
     held: list[bool] = []
     there: list[torch.Tensor] = []  # what was on the device when the lock was held
     known: set[int] = set()
 
     def fetching(*tensors: torch.Tensor) -> Any:
-        held.append(_LAUNCH.locked())
+        held.append(LAUNCH.locked())
         if held[-1]:
             there.extend(tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in known)
             return fetch(*tensors)
@@ -287,8 +287,8 @@ def waits() -> None:
 
     expected = right(info, kv)
     out = memoryview(bytearray(len(expected[0])))
-    predict_layers._fetch = fetching  # type: ignore[assignment]
-    with changed("_fetch", lambda _: fetching):
+    predict_layers.fetch_arrays = fetching  # type: ignore[assignment]
+    with changed("fetch_arrays", lambda _: fetching):
         assert predict_blocks.encode_into(model, info, posing(info.layout, kv), out, 1 << 40) == expected[1]
     assert (held, there) == ([False, True], [])
     assert out == expected[0]
@@ -297,7 +297,7 @@ def waits() -> None:
         assert predict_blocks.encode_into(model, info, posing(info.layout, kv), out, 1 << 40) == expected[1]
     assert held == [True]
     assert len(there) == 6
-    predict_layers._fetch = fetch
+    predict_layers.fetch_arrays = fetch
 
 
 class _LateRun(Run):

@@ -271,7 +271,7 @@ def test_a_bad_profile_is_an_error_before_anything_is_made(tmp_path: Path, given
     for path, identity, message in (
         (tmp_path / "none", LOSSY, "cannot be read"),
         (given, other, "another model"),
-        (saved(Profile.new(EXACT, {}), tmp_path), LOSSY, "no part 'aqua'"),
+        (saved(Profile.new(EXACT, {}), tmp_path), LOSSY, "no section 'aqua'"),
         (saved(Profile.new(EXACT, {"aqua": {"key.1": aqua()["key.1"]}}), tmp_path), LOSSY, "missing"),
     ):
         with pytest.raises(ProfileError, match=message):
