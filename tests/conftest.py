@@ -59,6 +59,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(kind)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest first: a build of a minute that begins last would leave the other workers idle."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seeds.fix(item.name)
