@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(wildcard csrc/*)))
 
-.PHONY: setup demo test test-asan test-faults bench style docs clean
+.PHONY: setup demo test test-long test-repeat test-asan test-faults bench style docs clean
 .DEFAULT_GOAL := test
 
 setup: $(BUILT)
@@ -41,12 +41,27 @@ $(BUILT): | $(INSTALLED)
 demo: setup
 	@$(PY) -m benchmarks.demo
 
+# What tests leave to chance follows from KVSTORE_SEED: it is 0 here, so that every run does the same.
+RUN := PYTHONHASHSEED=0 KVSTORE_SEED=$(or $(KVSTORE_SEED),0) $(PYTEST) -q -n $(JOBS) --dist worksteal
 test: style
-	$(PYTEST) -q -n $(JOBS) --dist worksteal
+	$(RUN)
+
+# All tests at full length, with a new seed, which is printed: `make test-long KVSTORE_SEED=...` makes a run again.
+NEW_SEED = $(or $(KVSTORE_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+test-long: setup
+	@KVSTORE_FAULTS=full SEED=$(NEW_SEED); export KVSTORE_FAULTS; echo "KVSTORE_SEED=$$SEED makes this run again"; \
+	  PYTHONHASHSEED=0 KVSTORE_SEED=$$SEED $(PYTEST) -q -n $(JOBS) --dist worksteal
 
 # Kill, damage and full-disk tests alone, at full length.
 test-faults: setup
-	KVSTORE_FAULTS=full $(PYTEST) -q -m faults -n $(JOBS) --dist worksteal
+	KVSTORE_FAULTS=full $(RUN) -m faults
+
+# The tests that depend on chance, threads or processes, N times, until one fails. LOAD=1: beside a busy loop on every
+# core. FRESH=1: every run with a seed of its own.
+N ?= 30
+TESTS ?= tests
+test-repeat: setup
+	N=$(N) LOAD=$(LOAD) FRESH=$(FRESH) KVSTORE_SEED=$(KVSTORE_SEED) JOBS=$(JOBS) PY=$(PY) tools/repeat.sh $(TESTS)
 
 # The C++ parts again, compiled with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the sources.
 # libstdc++ is preloaded with libasan so that exceptions thrown by extension modules are intercepted; leak checking is
@@ -62,7 +77,7 @@ test-asan: setup
 	cd $(ASAN) && PYTHONPATH=$(abspath $(ASAN)/path) KVSTORE_EXPECT_SANITIZED=1 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(abspath $(PY)) -m pytest -q -n $(JOBS) --dist worksteal $(ASAN_TESTS)
+	  PYTHONHASHSEED=0 $(abspath $(PY)) -m pytest -q -n $(JOBS) --dist worksteal $(ASAN_TESTS)
 
 bench: setup
 	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[bench]"

@@ -1,4 +1,5 @@
-"""What every test needs: one thread per test process, so that two workers do not fight over two cores."""
+"""What every test needs: one thread per test process, so that two workers do not fight over two cores; seeds; marks;
+and an end of the run that names what was skipped."""
 
 import os
 from pathlib import Path
@@ -7,9 +8,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
+import pytest
+import seeds
+import skips
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-def pytest_configure() -> None:
+# A limit of time, and the check that examples are made quickly, would fail on a loaded machine alone.
+settings.register_profile(
+    "kvstore",
+    derandomize=seeds.SEED == 0,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("kvstore")
+
+# A test is of a kind where its module names one of these.
+KINDS = {
+    "threads": {"threading", "Thread", "ThreadPoolExecutor", "GatedFS"},
+    "processes": {"subprocess", "trials", "run_script", "run_and_die"},
+    "random": {"seeds", "RuleBasedStateMachine"},
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
     """`make test-asan` must not pass because the ordinary build was imported."""
+    if seeds.SEED:
+        config.option.hypothesis_seed = seeds.SEED
     if os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1":
         from kvstore.codecs import _donor, _donor_steps, _lossy, _native, _predict, _rans
         from kvstore.trie import _content, _trie
@@ -18,3 +45,52 @@ def pytest_configure() -> None:
             path = Path(str(module.__file__))
             if b"__asan_init" not in path.read_bytes():
                 raise RuntimeError(f"{path} is not built with AddressSanitizer")
+
+
+def pytest_report_header() -> str:
+    return f"seed of the run: KVSTORE_SEED={seeds.SEED}"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks what depends on chance, on threads or on processes, for `make test-repeat`."""
+    names = set(vars(getattr(item, "module", None) or object))
+    for kind, signs in KINDS.items():
+        if names & signs or (kind == "random" and is_hypothesis_test(getattr(item, "obj", None))):
+            item.add_marker(kind)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest first: a build of a minute that begins last would leave the other workers idle."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seeds.fix(item.name)
+
+
+# ---- what was skipped ------------------------------------------------------------------------------------------------
+
+
+def _reasons(config: pytest.Config) -> list[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    return [skips.reason_of(report.longrepr[2]) for report in skipped]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under xdist the workers have no reporter; the process that starts them has all reports."""
+    if session.exitstatus == pytest.ExitCode.OK and skips.not_allowed(_reasons(session.config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.collectonly:
+        return
+    reasons = _reasons(config)
+    terminalreporter.write_line(skips.summary(reasons))
+    for reason in skips.not_allowed(reasons):
+        terminalreporter.write_line(f"ERROR: a test was skipped for a reason that is not allowed: {reason}", red=True)
+    if seeds.SEED and terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"KVSTORE_SEED={seeds.SEED} makes this run again")

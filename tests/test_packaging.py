@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from once import once
 
 import kvstore
 
@@ -73,12 +75,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, and the wheel built from it."""
-    out = tmp_path_factory.mktemp("dist")
-    # Not isolated: the checks must not depend on a network, and the build requirements are installed.
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return out
+
+    def make(out: Path) -> None:
+        # Not isolated: the checks must not depend on a network, and the build requirements are installed.
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=_quickly(out))
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+    return once(tmp_path_factory, "dist", make)
+
+
+def _quickly(folder: Path) -> dict[str, str]:
+    """An environment whose compiler optimises less than setup.py wants, in two thirds of the time; the checkout's own
+    modules are built as setup.py says."""
+    if os.environ.get("KVSTORE_FAULTS") == "full":
+        return dict(os.environ)
+    compiler = folder / "compiler"
+    real = os.environ.get("CXX") or sysconfig.get_config_var("CXX")
+    compiler.write_text(f'#!/bin/sh\nexec {real} "$@" -O1\n')
+    compiler.chmod(0o755)
+    return {**os.environ, "CC": str(compiler), "CXX": str(compiler)}
 
 
 @pytest.mark.slow

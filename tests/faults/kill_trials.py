@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import alike
+import seeds
 import tiny
 from trials import in_child
 
@@ -78,7 +79,7 @@ class Known:
 
 def life(seed: int, phase: str, kills: int) -> dict[str, Any]:
     """Kills `kills` children of one store and checks after each. Returns figures; raises where a promise broke."""
-    rng = random.Random(seed)
+    rng = random.Random(seeds.nth(seed))
     known = Known()
     reopen: list[float] = []
     with tiny.scratch() as folder:

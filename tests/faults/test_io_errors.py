@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 import tiny
 from faultfs import CALLS, Fault, FaultFS, PowerCutFS
 
@@ -204,7 +205,7 @@ def test_a_damaged_sector_costs_only_the_block_that_lies_in_it(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(30))
 def test_flushed_puts_survive_a_power_cut(seed: int) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(seeds.nth(seed))
     with tiny.scratch() as folder:
         fs = PowerCutFS(rng, sector=rng.choice((512, 4096)))
         config = tiny.config(disk=16 * tiny.SEGMENT if seed % 2 else 256 * tiny.SEGMENT)

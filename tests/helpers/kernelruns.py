@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from once import once
 
 FOLDER = Path(__file__).parents[1] / "kernels"
 
@@ -22,3 +27,15 @@ def run_script(script: str, *arguments: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def compiled_by(factory: pytest.TempPathFactory, script: str, *arguments: str) -> dict[str, Any]:
+    """The JSON that a script which compiles kernels prints, once a run."""
+
+    def make(folder: Path) -> None:
+        # Whoever uses the kernels would see every warning that compiling them gives.
+        text = run_script(script, *arguments, PYTHONWARNINGS="error::UserWarning")
+        (folder / "found.json").write_text(text)
+
+    found: dict[str, Any] = json.loads((once(factory, script, make) / "found.json").read_text())
+    return found

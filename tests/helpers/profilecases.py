@@ -12,9 +12,9 @@ import donorcases
 import numpy as np
 import predictcases
 import torch
-from kvstore.calibration.lossy.tables import laplace
 
 from kvstore import KVLayout, ModelIdentity
+from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs.aqua import weight_shapes
 from kvstore.codecs.lossy_model import input_widths
 from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, SYMBOLS, PredictiveModel

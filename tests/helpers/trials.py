@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import seeds
+
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60.0
 
@@ -108,6 +110,7 @@ def load(path: Path) -> Any:
 
 def main() -> None:
     module, function = load(Path(sys.argv[1])), sys.argv[2]
+    seeds.fix(f"{Path(sys.argv[1]).stem}.{function}")
     for case in json.load(sys.stdin):
         call = getattr(module, function)
         row = {"case": case, **in_child(lambda call=call, case=case: call(**case), group=True)}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import seeds
 import tiny
 
 from kvstore import KVStore
@@ -119,7 +120,7 @@ def many(kind: str, seeds: int) -> dict[str, int]:
 
 def flip(built: Built, kind: str, seed: int) -> str:
     """Flips one bit of a byte of that kind. Returns what became of the store."""
-    rng = random.Random(f"{kind}/{seed}")
+    rng = random.Random(f"{kind}/{seeds.nth(seed)}")
     entry = rng.choice(built.entries)
     file, first, last = _target(built, kind, entry, rng)
     offset = rng.randrange(first, last)
@@ -181,7 +182,7 @@ def _shape(function: Callable[[Built, random.Random], set[int]]) -> Callable[[Bu
 
 def shape(built: Built, name: str, seed: int) -> str:
     """Damages whole files. Everything outside of the segments that were hit is still there."""
-    hit = SHAPES[name](built, random.Random(f"{name}/{seed}"))
+    hit = SHAPES[name](built, random.Random(f"{name}/{seeds.nth(seed)}"))
     lost: dict[tuple[bytes, int], int] = {}
     for entry in built.entries:
         if entry.extent.segment in hit:

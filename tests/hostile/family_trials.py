@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import alike
+import seeds
 import tiny
 
 from kvstore import KVStore
@@ -58,7 +59,7 @@ def many(kind: str, seeds: int) -> dict[str, int]:
 
 def flip(path: Path, entries: list[Any], kind: str, seed: int) -> str:
     """Flips one bit of a byte of that kind. Returns what became of the store."""
-    rng = random.Random(f"{kind}/{seed}")
+    rng = random.Random(f"{kind}/{seeds.nth(seed)}")
     needed = {donor for entry in entries for donor in entry.donors}
     hit = rng.choice([e for e in entries if (e.record in needed if kind.startswith("donor") else e.donors)])
     if kind == "catalog_donors":

@@ -37,15 +37,18 @@ def test_a_flipped_bit_around_the_records_costs_nothing() -> None:
 
 
 def test_a_flipped_bit_of_the_catalog_costs_nothing_that_the_segments_hold() -> None:
-    found = _run(_module.CATALOG_KINDS, 3 * FLIPS)
-    assert any(count["catalog_rebuilt"] for count in found.values())
-    print("\n", found)
+    print("\n", _run(_module.CATALOG_KINDS, 3 * FLIPS))  # which pages were in use is up to chance
 
 
 def test_damaged_files_cost_only_what_lay_in_them() -> None:
-    found = _run(_module.SHAPES, max(4, FLIPS // 2))
+    seeds = max(4, FLIPS // 2)
+    found = _run(_module.SHAPES, seeds)
     assert {kind for kind, outcomes in found.items() if "refused" in outcomes} == set(_module.REFUSED)
     assert not any("opened" in outcomes for outcomes in found.values())
+    for kind in ("zeroed_catalog", "random_catalog", "missing_catalog"):
+        assert found[kind] == {"catalog_rebuilt": seeds}, kind
+    for kind in ("extended_segment", "extended_catalog", "random_locks", "foreign_files", "one_superblock_missing"):
+        assert found[kind] == {"fine": seeds}, kind
 
 
 def test_a_flipped_bit_of_a_member_costs_it_and_one_of_a_donor_its_members_too() -> None:

@@ -1,7 +1,7 @@
 """Compiles the predictive codec's kernels for several GPUs, none of which is needed, and says what they take, as
 compiled.py does.
 
-`python tests/kernels/compiled_predict.py [--json FILE] [--ptx FOLDER]`. TRITON_INTERPRET must not be set.
+`python tests/kernels/compiled_predict.py [--few] [--json FILE] [--ptx FOLDER]`. TRITON_INTERPRET must not be set.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ ODD = {"blocks", "shift0", "shift1", "shift2", "until0", "until1", "vocabulary",
 PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|kind::i8)")
 
 
-def cases() -> list[tuple[str, dict[str, Any], int]]:
-    """(kernel, constants, architecture): heads of 128 and 64, K that is rotated and whatever is not."""
+def cases(few: bool) -> list[tuple[str, dict[str, Any], int]]:
+    """(kernel, constants, architecture): heads of 128 and 64, K that is rotated and whatever is not.
+
+    few: all of them for one architecture, and for the others the two products that matter most."""
     product = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K}
     chosen: list[tuple[str, dict[str, Any]]] = []
     for first in (False, True):
@@ -67,7 +69,8 @@ def cases() -> list[tuple[str, dict[str, Any], int]]:
         ]
     chosen += [("pack", {"DIM": dim, "TILE": TILE}) for dim in (128, 80)]
     chosen += [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
-    return [(*case, arch) for case in chosen for arch in ARCHITECTURES]
+    others = chosen[:3:2] if few else chosen
+    return [(*case, arch) for arch in ARCHITECTURES for case in (chosen if arch == 90 else others)]
 
 
 def compile_for(
@@ -133,14 +136,15 @@ def fused_control() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the predictive kernels take, compiled for several GPUs.")
+    parser.add_argument("--few", action="store_true", help="not all of them for all of the GPUs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write it to FILE")
     parser.add_argument("--ptx", type=Path, metavar="FOLDER", help="keep the compiled kernels in FOLDER")
     args = parser.parse_args()
     # A cache elsewhere would hide that a kernel no longer compiles.
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        rows = [compile_for(*case, args.ptx) for case in cases()]
-        control = {**compile_for(*cases()[0], maxnreg=64), "fused": fused_control()}
+        rows = [compile_for(*case, args.ptx) for case in cases(args.few)]
+        control = {**compile_for(*cases(args.few)[0], maxnreg=64), "fused": fused_control()}
     assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in ARCHITECTURES}
     versions = {"triton": triton.__version__, "ptxas": assemblers}
     if args.json is not None:

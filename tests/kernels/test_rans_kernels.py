@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kernelruns import run_script
+from kernelruns import compiled_by, run_script
 from ranscases import random_freqs, random_symbols
 
 from kvstore.codecs.rans import RansTables
@@ -30,10 +29,8 @@ def test_an_unknown_group_fails() -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, Any]:
-    # Whoever uses the kernels would see every warning that compiling them gives.
-    found: dict[str, Any] = json.loads(run_script("compiled_rans.py", PYTHONWARNINGS="error::UserWarning"))
-    return found
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return compiled_by(tmp_path_factory, "compiled_rans.py")
 
 
 def test_compiled_kernels_keep_everything_in_registers(compiled: dict[str, Any]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from kernelruns import run_script
+from kernelruns import compiled_by, run_script
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 GROUPS = ["lengths", "contents", "strides", "dtypes", "prefixes", "hostile", "look_back"]
@@ -26,10 +25,8 @@ def test_an_unknown_group_fails() -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, Any]:
-    # Whoever uses the kernels would see every warning that compiling them gives.
-    found: dict[str, Any] = json.loads(run_script("compiled.py", PYTHONWARNINGS="error::UserWarning"))
-    return found
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return compiled_by(tmp_path_factory, "compiled.py")
 
 
 def test_compiled_kernels_keep_everything_in_registers(compiled: dict[str, Any]) -> None:

@@ -37,14 +37,14 @@ def test_a_sequence_deleted_before_it_was_written_is_never_written(tmp_path: Pat
         store.flush()
         fs.shut()
         put(store, tokens(9, seed=4))  # holds up the writing thread
-        assert fs.waiting.wait(30)
+        assert fs.waiting.wait(60)
         put(store, ids)
         with ThreadPoolExecutor(1) as executor:
             deleted = executor.submit(store.delete, ids)  # durable on return: waits for the write under way
             while store.contains(ids):
                 time.sleep(0.001)
             fs.gate.set()
-            assert deleted.result(30) == 3
+            assert deleted.result(60) == 3
         store.flush()
         assert store.stats()["disk"]["records"] == 4
     with open_store(tmp_path) as store:

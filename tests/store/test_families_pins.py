@@ -13,6 +13,7 @@ import tiny
 from alike import BLOCK, IDENTITY, behind, config, counter, join, members, passage, stored
 
 from kvstore import KVStore
+from kvstore.families.kinship import Families
 from kvstore.families.matchmaker import Matchmaker
 from kvstore.residency import Residency
 
@@ -73,22 +74,22 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
     path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """The first block of the sequence has donors; it is held up where its donors are looked for."""
-    planned, goes_on, pinned = threading.Event(), threading.Event(), threading.Event()
-    match, pin = Matchmaker._match, Residency.pin
+    planned, goes_on, joined = threading.Event(), threading.Event(), threading.Event()
+    match, pin, add = Matchmaker._match, Residency.pin, Families.add
 
     def slow_match(self: Matchmaker, block: Any, tokens: Any) -> Any:
         found = match(self, block, tokens)
         planned.set()
-        goes_on.wait(10)
+        assert goes_on.wait(60)
         return found
+
+    def seen_add(self: Families, member: int, donors: Any) -> None:
+        add(self, member, donors)
+        joined.set()
 
     def late_pin(self: Residency, record: int) -> None:
         goes_on.set()
-        for _ in range(2000 if not pinned.is_set() else 0):
-            if len(self.families):
-                break
-            pinned.wait(0.001)
-        pinned.set()
+        assert joined.wait(60)
         pin(self, record)
 
     with KVStore(path, IDENTITY, config()) as store:
@@ -97,8 +98,9 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
         monkeypatch.setattr(Matchmaker, "_match", slow_match)
         if moment != "while it is planned":
             monkeypatch.setattr(Residency, "pin", late_pin)
+            monkeypatch.setattr(Families, "add", seen_add)
         alike.put(store, VARIANTS[2])
-        assert planned.wait(10)
+        assert planned.wait(60)
         alike.put(store, VARIANTS[2], pin=True)
         goes_on.set()
         store.flush()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
 import tiny
 import trials
+from once import once
 
 from kvstore import KVStore
 from kvstore.errors import StoreClosed
@@ -37,10 +39,16 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, list[str]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """All cases in one worker process: importing torch takes longer than they do."""
-    rows = trials.run(CASES, "trial", [{"name": name} for name in NAMES])
-    return {row["case"]["name"]: trials.failures([row]) for row in rows}
+
+    def make(folder: Path) -> None:
+        rows = trials.run(CASES, "trial", [{"name": name} for name in NAMES])
+        found = {row["case"]["name"]: trials.failures([row]) for row in rows}
+        (folder / "found.json").write_text(json.dumps(found))
+
+    found: dict[str, list[str]] = json.loads((once(tmp_path_factory, "locking", make) / "found.json").read_text())
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)

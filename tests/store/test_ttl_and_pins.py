@@ -126,7 +126,7 @@ def test_changes_in_the_same_group_as_the_put_are_durable(tmp_path: Path, clock:
     with open_store(tmp_path, fs=fs) as store:
         fs.shut()
         store.put(tokens(3, seed=9), kv_of(tokens(3, seed=9)))
-        assert fs.waiting.wait(30)  # from here on everything waits and forms a group
+        assert fs.waiting.wait(60)  # from here on everything waits and forms a group
         store.put(tokens(3, seed=8), kv_of(tokens(3, seed=8)))
         store.put(tokens(20), kv_of(tokens(20)), ttl=100)
         store.put(tokens(20), kv_of(tokens(20)), ttl=1000)
@@ -227,7 +227,7 @@ def test_a_pin_given_in_the_same_group_as_the_put_survives_a_restart(tmp_path: P
     with open_store(tmp_path, fs=fs, **SMALL_DISK) as store:
         fs.shut()
         store.put(tokens(3, seed=999), kv_of(tokens(3, seed=999)))
-        assert fs.waiting.wait(30)
+        assert fs.waiting.wait(60)
         store.put(tokens(3, seed=998), kv_of(tokens(3, seed=998)))
         store.put(tokens(20), kv_of(tokens(20)))
         store.put(tokens(20), kv_of(tokens(20)), pin=True)

@@ -73,7 +73,7 @@ def stall(writer: WriteBehind, sink: Sink) -> None:
     sink.gate.clear()
     sink.entered.clear()
     writer.submit(job(1))
-    assert sink.entered.wait(30)
+    assert sink.entered.wait(60)
     writer.submit(job(2))
     while 2 not in sink.encoded:
         sink.ticks.wait(0.001)
@@ -160,7 +160,7 @@ def test_closing_writes_what_is_queued(make: Callable[..., WriteBehind], sink: S
 
 def test_the_tick_comes_without_any_job(make: Callable[..., WriteBehind], sink: Sink) -> None:
     make(tick_s=0.001)
-    assert sink.ticks.wait(30)
+    assert sink.ticks.wait(60)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -186,7 +186,7 @@ def stalled(store: KVStore, fs: GatedFS) -> None:
     store.flush()
     fs.shut()
     put(store, tokens(8, seed=902))
-    assert fs.waiting.wait(30)
+    assert fs.waiting.wait(60)
 
 
 def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) -> None:
@@ -205,13 +205,23 @@ def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) 
         assert store.stats()["queue"] == {"bytes": 0, "records": 0}
 
 
-def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path) -> None:
+def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = GatedFS()
+    full, has_room = threading.Event(), WriteBehind._has_room
+
+    def seen_has_room(self: WriteBehind, nbytes: int) -> bool:
+        found = has_room(self, nbytes)
+        if not found:
+            full.set()
+        return found
+
+    monkeypatch.setattr(WriteBehind, "_has_room", seen_has_room)
     with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW) as store:
         stalled(store, fs)
         assert put(store, tokens(16)).dropped_blocks == 0
         with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(put, store, tokens(16, seed=1))
+            assert full.wait(60)
             assert store.stats()["queue"]["bytes"] <= 30 * RAW
             fs.gate.set()
             result = waiting.result(60)

