@@ -28,6 +28,8 @@ else:
 CPU = ("common/cpu.cc",)
 RANS = ("rans/rans.cc", *CPU)
 MODEL = ("predictive/model.cc", *RANS)
+TRIE = ("trie/trie.cc", "trie/read.cc", "trie/bits.cc", "trie/restore.cc")
+STEPS = ("donor/rows.cc", "donor/steps/walk.cc", "donor/steps/encode.cc", "donor/steps/decode.cc")
 HEADERS = sorted(path.as_posix() for path in Path("csrc").rglob("*.h"))
 
 
@@ -84,16 +86,22 @@ setup(
     package_dir={"kvstore": "kvstore", "kvstore.trie": "trie", "kvstore.codecs": "codecs"},
     package_data={"kvstore": ["py.typed"], "kvstore.trie": ["*.pyi"], "kvstore.codecs": ["*.pyi", "*.bin"]},
     ext_modules=[
-        extension("kvstore.trie._trie", "bindings/trie.cc", "trie/trie.cc", "trie/read.cc", "trie/bits.cc", *CPU),
-        extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc"),
+        extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
+        extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *CPU),
         extension(
             "kvstore.codecs._native",
             *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),
         ),
         extension("kvstore.codecs._rans", "bindings/rans.cc", *RANS),
-        extension("kvstore.codecs._predict", "bindings/predict.cc", "predictive/predictive.cc", *MODEL),
-        extension("kvstore.codecs._donor", "bindings/donor.cc", "donor/donor.cc", *MODEL),
-        extension("kvstore.codecs._donor_steps", "bindings/donor_steps.cc", "donor/steps/steps.cc", *RANS),
+        extension(
+            "kvstore.codecs._predict",
+            *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc", *MODEL),
+        ),
+        extension(
+            "kvstore.codecs._donor",
+            *("bindings/donor.cc", "donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL),
+        ),
+        extension("kvstore.codecs._donor_steps", "bindings/donor_steps.cc", *STEPS, *RANS),
         extension("kvstore.codecs._lossy", "bindings/lossy.cc", "lossy/lossy.cc", "lossy/model.cc", *MODEL),
     ],
     cmdclass={"build_ext": parallel_build_ext},

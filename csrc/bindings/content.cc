@@ -1,55 +1,17 @@
 // Python bindings of the content index. Arrays are taken as they are (1-D, C-contiguous, the exact dtype) or refused
 // with a ValueError that names them; every call releases the GIL while it works.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "content/content.h"
 
 namespace py = pybind11;
 using namespace kvstore;
+using namespace kvstore::bindings;
 
 namespace {
-
-template <class T>
-struct View {
-  const T* data;
-  size_t size;
-};
-
-template <class T>
-View<T> view(py::handle value, const char* name) {
-  static_assert(std::is_same<T, uint32_t>::value || std::is_same<T, uint64_t>::value, "the kinds in use");
-  if (py::isinstance<py::array>(value)) {
-    const auto array = py::reinterpret_borrow<py::array>(value);
-    const py::dtype type = array.dtype();
-    if (type.kind() == 'u' && type.itemsize() == static_cast<py::ssize_t>(sizeof(T)) && type.byteorder() == '=' &&
-        array.ndim() == 1 && (array.flags() & py::array::c_style) &&
-        reinterpret_cast<uintptr_t>(array.data()) % alignof(T) == 0)
-      return {static_cast<const T*>(array.data()), static_cast<size_t>(array.size())};
-  }
-  throw py::value_error(std::string(name) + ": expected a 1-D C-contiguous " + (sizeof(T) == 4 ? "uint32" : "uint64") +
-                        " array");
-}
-
-// Hands the vector's memory to numpy without a copy.
-template <class T>
-py::array_t<T> to_numpy(std::vector<T>&& values) {
-  if (values.empty()) return py::array_t<T>(0);
-  auto* owned = new std::vector<T>(std::move(values));
-  py::capsule owner(owned, [](void* p) { delete static_cast<std::vector<T>*>(p); });
-  return py::array_t<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
-}
-
-template <class F>
-auto unlocked(F&& work) {
-  py::gil_scoped_release release;
-  return work();
-}
 
 bool insert(ContentIndex& index, uint32_t space, uint64_t record, uint64_t parent, py::handle tokens) {
   const auto t = view<uint32_t>(tokens, "tokens");
@@ -59,21 +21,15 @@ bool insert(ContentIndex& index, uint32_t space, uint64_t record, uint64_t paren
 size_t insert_many(ContentIndex& index, py::handle spaces, py::handle records, py::handle parents, py::handle counts,
                    py::handle tokens) {
   const auto r = view<uint64_t>(records, "records");
-  const auto column = [&](auto values, const char* name) {
-    if (values.size != r.size)
-      throw py::value_error(std::string(name) + ": " + std::to_string(values.size) + " values where " +
-                            std::to_string(r.size) + " are due");
-    return values.data;
-  };
   const auto t = view<uint32_t>(tokens, "tokens");
   ContentRows rows{};
   rows.count = r.size;
   rows.token_count = t.size;
   rows.tokens = t.data;
   rows.records = r.data;
-  rows.spaces = column(view<uint32_t>(spaces, "spaces"), "spaces");
-  rows.parents = column(view<uint64_t>(parents, "parents"), "parents");
-  rows.counts = column(view<uint32_t>(counts, "counts"), "counts");
+  rows.spaces = column<uint32_t>(spaces, r.size, "spaces");
+  rows.parents = column<uint64_t>(parents, r.size, "parents");
+  rows.counts = column<uint32_t>(counts, r.size, "counts");
   return unlocked([&] { return index.insert_many(rows); });
 }
 

@@ -1,11 +1,8 @@
 // Python bindings of the predictive codec. Arrays of a model must have the exact dtype and shape, otherwise a
 // ValueError names the one that has not; they are copied. Coding releases the GIL.
-#include <pybind11/stl.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,14 +15,18 @@ using namespace kvstore::bindings;
 
 namespace {
 
+const ArrayChecks kChecks("predictive");
+
 std::shared_ptr<predict::Model> build(const py::array& shapes, const Lists& in_scale, const Lists& out_scale,
                                       const Lists& scale, const Lists& bias, const Lists& adapt, const Lists& fix,
-                                      const Lists& weight, const py::array& token_kv,
-                                      const std::optional<py::array>& freqs, const std::optional<py::array>& rope_fine,
-                                      const std::optional<py::array>& rope_coarse) {
-  predict::Arrays arrays{};
-  take_base(arrays, shapes, in_scale, out_scale, scale, bias, adapt, fix, &weight, token_kv, rope_fine, rope_coarse);
-  arrays.freqs = data_of<std::uint16_t>(freqs, "freqs", {2 * predict::kClasses, predict::kSymbols});
+                                      const Lists& weight, const py::array& token_kv, const MaybeArray& freqs,
+                                      const MaybeArray& rope_fine, const MaybeArray& rope_coarse) {
+  predict::Arrays arrays;
+  arrays.layers = layers_of(kChecks, shapes);
+  const ModelLists lists{&in_scale, &out_scale, &scale, &bias, &adapt, &fix, &weight};
+  take_rope(kChecks, arrays, take_parts(kChecks, arrays, lists), rope_fine, rope_coarse);
+  take_tokens(kChecks, arrays, token_kv);
+  arrays.freqs = kChecks.maybe<std::uint16_t>(freqs, "freqs", {2 * predict::kClasses, predict::kSymbols});
   return std::make_shared<predict::Model>(arrays);
 }
 
@@ -37,61 +38,51 @@ struct Call {
   Level twin;
 
   Call(const predict::Model& model, const py::array& ids, std::int64_t start, const py::array& table, bool coding,
-       const std::optional<std::string>& level)
+       const MaybeLevel& level)
       : twin(level_of(level)) {
     tokens = tokens_of(ids);
     rows = rows_of(table, model.parts().size());
     block = {tokens.data(), static_cast<std::size_t>(tokens.size()), start, rows.data()};
     if (!predict::codable(model, block.count))
-      throw std::invalid_argument("predictive: a block has more values than can be coded at once");
-    if (coding && !model.codes()) throw std::invalid_argument("predictive: the model has no frequencies");
+      kChecks.refuse("a block has more values than can be coded at once");
+    if (coding && !model.codes()) kChecks.refuse("the model has no frequencies");
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 };
 
-// The bytes of each layer; None where `out` is too short; FALL_BACK.
+// The bytes of each layer; None if `out` is too short; FALL_BACK.
 py::object encode(const predict::Model& model, const py::array& tokens, std::int64_t start, const py::array& rows,
-                  const py::buffer& out, const std::optional<std::size_t>& limit,
-                  const std::optional<std::string>& level) {
+                  const py::buffer& out, const std::optional<std::size_t>& limit, const MaybeLevel& level) {
   const Call call(model, tokens, start, rows, true, level);
-  const py::buffer_info memory = contiguous(out, true);
-  auto* const begin = static_cast<std::uint8_t*>(memory.ptr);
-  const auto capacity = static_cast<std::size_t>(memory.size * memory.itemsize);
+  const Memory memory(out, true);
   std::vector<std::uint64_t> sizes(model.parts().size() / 2);
-  int result = 0;
-  {
-    py::gil_scoped_release release;
-    result = predict::encode(model, call.block, begin, capacity, limit.value_or(SIZE_MAX), sizes.data(), call.twin);
-  }
-  if (result == predict::kNoRoom) return py::none();
+  const int result = unlocked([&] {
+    return predict::encode(model, call.block, memory.data(), memory.size(), limit.value_or(SIZE_MAX), sizes.data(),
+                           call.twin);
+  });
   if (result == predict::kFallBack) return py::int_(static_cast<int>(predict::kFallBack));
-  return py::tuple(py::cast(sizes));
+  return sizes_if(result == 0, sizes);
 }
 
 // What is damaged, or None.
 std::optional<std::string> decode(const predict::Model& model, const py::array& tokens, std::int64_t start,
                                   std::size_t count, const py::buffer& payload,
                                   const std::vector<std::uint64_t>& sizes, const py::array& rows, std::size_t wanted,
-                                  const std::optional<std::string>& level) {
+                                  const MaybeLevel& level) {
   const Call call(model, tokens, start, rows, true, level);
-  if (call.block.count != count) throw std::invalid_argument("tokens: expected as many as the block has");
-  if (sizes.size() * 2 != model.parts().size()) throw std::invalid_argument("sizes: expected one a layer");
-  if (wanted > count) throw std::invalid_argument("wanted: more tokens than there are");
-  const py::buffer_info memory = contiguous(payload, false);
-  const auto* const begin = static_cast<const std::uint8_t*>(memory.ptr);
-  const auto nbytes = static_cast<std::size_t>(memory.size * memory.itemsize);
-  const char* wrong = nullptr;
-  {
-    py::gil_scoped_release release;
-    wrong = predict::decode(model, call.block, begin, nbytes, sizes.data(), wanted, call.twin);
-  }
-  return wrong ? std::optional<std::string>(wrong) : std::nullopt;
+  if (call.block.count != count) throw py::value_error("tokens: expected as many as the block has");
+  check_layers(sizes, model.parts().size() / 2);
+  if (wanted > count) throw py::value_error("wanted: more tokens than there are");
+  const Memory memory(payload, false);
+  return damage("predictive", unlocked([&] {
+    return predict::decode(model, call.block, memory.data(), memory.size(), sizes.data(), wanted, call.twin);
+  }));
 }
 
-// Per part (symbols, classes, offsets); None where the block cannot be predicted.
+// Per part (symbols, classes, offsets); None if the block cannot be predicted.
 py::object residuals(const predict::Model& model, const py::array& tokens, std::int64_t start, const py::array& rows,
-                     const std::optional<std::string>& level) {
+                     const MaybeLevel& level) {
   const Call call(model, tokens, start, rows, false, level);
   std::vector<std::uint8_t*> symbols, classes;
   std::vector<std::int32_t*> offsets;
@@ -106,11 +97,9 @@ py::object residuals(const predict::Model& model, const py::array& tokens, std::
     offsets.push_back(o.mutable_data());
     made.append(py::make_tuple(s, c, o));
   }
-  bool good = false;
-  {
-    py::gil_scoped_release release;
-    good = predict::residuals(model, call.block, symbols.data(), classes.data(), offsets.data(), call.twin);
-  }
+  const bool good = unlocked([&] {
+    return predict::residuals(model, call.block, symbols.data(), classes.data(), offsets.data(), call.twin);
+  });
   if (!good) return py::none();
   return py::object(std::move(made));
 }

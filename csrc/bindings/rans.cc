@@ -1,50 +1,25 @@
 // Python bindings of the entropy coder. Arrays are taken as they are (C-contiguous, the exact dtype) or refused with a
 // ValueError that names them; coding releases the GIL.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "common/cpu.h"
+#include "bindings/arrays.h"
 #include "rans/rans.h"
 
 namespace py = pybind11;
 using namespace kvstore;
+using namespace kvstore::bindings;
 
 namespace {
 
-struct Bytes {
-  std::uint8_t* data;
-  std::size_t size;
-};
+using Bytes = View<const std::uint8_t>;
 
-Bytes bytes_of(const py::array& array, const char* name, bool writeable) {
-  if (!py::isinstance<py::array_t<std::uint8_t>>(array) || array.ndim() != 1 ||
-      !(array.flags() & py::array::c_style) || (writeable && !array.writeable()))
-    throw py::value_error(std::string(name) + ": expected a contiguous uint8 array of one dimension" +
-                          (writeable ? " that may be written to" : ""));
-  // Never written through when not writeable; one struct serves both.
-  return {const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(array.data())),
-          static_cast<std::size_t>(array.size())};
-}
-
-void refuse_overlap(const Bytes& out, const Bytes& other) {
+void refuse_overlap(const View<std::uint8_t>& out, const Bytes& other) {
   const auto a = reinterpret_cast<std::uintptr_t>(out.data), b = reinterpret_cast<std::uintptr_t>(other.data);
   if (a < b + other.size && b < a + out.size) throw py::value_error("out: overlaps an input");
-}
-
-Level level_of(const std::optional<std::string>& name) {
-  if (!name) return level();
-  Level known;
-  if (!level_named(name->c_str(), &known)) throw py::value_error("level: not scalar, avx2 or avx512");
-  if (known > machine_level()) throw py::value_error("level: this machine has no " + *name);
-  return known;
 }
 
 std::shared_ptr<rans::Tables> build(const py::array& freqs, int bits) {
@@ -63,23 +38,24 @@ using Code = std::int64_t(const rans::Tables&, const std::uint8_t*, std::size_t,
 
 // Both directions of a single part: `from` by `classes` into `out`.
 std::int64_t code(Code* function, const char* what, const rans::Tables& tables, const py::array& from,
-                  const py::array& classes, const py::array& out, const std::optional<std::string>& name) {
-  const Bytes source = bytes_of(from, what, false), by = bytes_of(classes, "classes", false);
-  const Bytes to = bytes_of(out, "out", true);
+                  const py::array& classes, const py::array& out, const MaybeLevel& name) {
+  const Bytes source = view<std::uint8_t>(from, what), by = view<std::uint8_t>(classes, "classes");
+  const View<std::uint8_t> to = writable_view<std::uint8_t>(out, "out");
   refuse_overlap(to, source);
   refuse_overlap(to, by);
   const Level twin = level_of(name);
-  py::gil_scoped_release release;
-  return function(tables, source.data, source.size, by.data, by.size, to.data, to.size, twin);
+  return unlocked([&] {
+    return function(tables, source.data, source.size, by.data, by.size, to.data, to.size, twin);
+  });
 }
 
 std::int64_t encode(const rans::Tables& tables, const py::array& symbols, const py::array& classes,
-                    const py::array& out, const std::optional<std::string>& name) {
+                    const py::array& out, const MaybeLevel& name) {
   return code(rans::encode, "symbols", tables, symbols, classes, out, name);
 }
 
 std::int64_t decode(const rans::Tables& tables, const py::array& stream, const py::array& classes,
-                    const py::array& out, const std::optional<std::string>& name) {
+                    const py::array& out, const MaybeLevel& name) {
   return code(rans::decode, "stream", tables, stream, classes, out, name);
 }
 
@@ -88,21 +64,21 @@ std::pair<std::int64_t, std::vector<std::size_t>> encode_parts(const rans::Table
                                                                const std::vector<py::array>& symbols,
                                                                const std::vector<py::array>& classes,
                                                                const py::array& out,
-                                                               const std::optional<std::string>& name) {
+                                                               const MaybeLevel& name) {
   if (symbols.size() != classes.size()) throw py::value_error("classes: expected as many arrays as of symbols");
-  const Bytes to = bytes_of(out, "out", true);
+  const View<std::uint8_t> to = writable_view<std::uint8_t>(out, "out");
   std::vector<rans::Part> parts;
   for (std::size_t i = 0; i < symbols.size(); ++i) {
-    const Bytes from = bytes_of(symbols[i], "symbols", false), by = bytes_of(classes[i], "classes", false);
+    const Bytes from = view<std::uint8_t>(symbols[i], "symbols"), by = view<std::uint8_t>(classes[i], "classes");
     refuse_overlap(to, from);
     refuse_overlap(to, by);
     parts.push_back({from.data, from.size, by.data, by.size});
   }
   const Level twin = level_of(name);
   std::vector<std::size_t> ends(parts.size());
-  py::gil_scoped_release release;
-  const std::int64_t size =
-      rans::encode(tables, parts.data(), parts.size(), to.data, to.size, ends.data(), twin);
+  const std::int64_t size = unlocked([&] {
+    return rans::encode(tables, parts.data(), parts.size(), to.data, to.size, ends.data(), twin);
+  });
   return {size, std::move(ends)};
 }
 
@@ -112,16 +88,16 @@ class Decoder {
   Decoder(std::shared_ptr<const rans::Tables> tables, py::array stream)
       : tables_(std::move(tables)),
         array_(std::move(stream)),
-        stream_(bytes_of(array_, "stream", false)),
+        stream_(view<std::uint8_t>(array_, "stream")),
         decoder_(*tables_, stream_.data, stream_.size) {}
 
-  std::int64_t part(const py::array& classes, const py::array& out, const std::optional<std::string>& name) {
-    const Bytes by = bytes_of(classes, "classes", false), to = bytes_of(out, "out", true);
+  std::int64_t part(const py::array& classes, const py::array& out, const MaybeLevel& name) {
+    const Bytes by = view<std::uint8_t>(classes, "classes");
+    const View<std::uint8_t> to = writable_view<std::uint8_t>(out, "out");
     refuse_overlap(to, stream_);
     refuse_overlap(to, by);
     const Level twin = level_of(name);
-    py::gil_scoped_release release;
-    return decoder_.part(by.data, by.size, to.data, to.size, twin);
+    return unlocked([&] { return decoder_.part(by.data, by.size, to.data, to.size, twin); });
   }
   std::int64_t position() const { return decoder_.position(); }
   std::int64_t finish() const { return decoder_.finish(); }

@@ -129,13 +129,13 @@ void ContentIndex::check(const ContentRows& rows) const {
     sum += rows.counts[i];
   }
   if (sum != rows.token_count)
-    throw std::invalid_argument("tokens: " + std::to_string(rows.token_count) + " values where " + std::to_string(sum) +
-                                " are due");
+    throw std::invalid_argument("tokens: expected " + std::to_string(sum) + " values, found " +
+                                std::to_string(rows.token_count));
   if (!std::is_sorted(rows.records, rows.records + rows.count, std::less_equal<uint64_t>())) {
     std::vector<uint64_t> sorted(rows.records, rows.records + rows.count);
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-      throw std::invalid_argument("records: one occurs twice");
+      throw std::invalid_argument("records: the same id occurs twice");
   }
 }
 

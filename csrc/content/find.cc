@@ -296,7 +296,7 @@ ContentSpans ContentIndex::Search::choose(uint32_t shift) {
 
 ContentSpans ContentIndex::find(uint32_t space, const uint32_t* tokens, size_t count, size_t first,
                                 const uint64_t* exclude, size_t excluded) const {
-  if (count > kMaxQuery) throw std::invalid_argument("tokens: more than 2^26");
+  if (count > kMaxQuery) throw std::invalid_argument("tokens: expected at most 2^26");
   if (first > count) throw std::invalid_argument("first: " + std::to_string(first) + " is beyond the last token");
   // Context further back than kMaxContext is not read, so that the time depends on the new tokens.
   const uint32_t shift = static_cast<uint32_t>(first > kMaxContext ? first - kMaxContext : 0);

@@ -1,5 +1,5 @@
-// The donor codec's exact core (FORMAT.md, "donor"): bf16 rows less the rows of the same tokens in other blocks, by
-// rANS. codecs/donor_reference.py is this as a program.
+// The donor codec's exact core (FORMAT.md, "donor"): the differences of bf16 rows from the rows of the same tokens
+// in other blocks, coded by rANS. codecs/donor_reference.py is this as a program.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,12 @@
 
 namespace kvstore::donor {
 
-constexpr std::size_t kHeader = 24;
 constexpr std::size_t kChannels = 8;  // of a head that share a scale
 
 // Rows [start, start + count) of a block and the rows, as many, that they are predicted by.
 struct Span {
   std::size_t start, count;
-  std::int64_t turn;   // which of the block's angles its keys are turned by; below 0: none
+  std::int64_t turn;   // which of the block's angles its keys are rotated by; below 0: none
   const Rows* donor;   // K and V of every layer; only read
 };
 
@@ -26,7 +25,7 @@ struct Block {
   const Span* spans;
   std::size_t number;           // of spans, at least 1
   const std::int16_t* angles;   // of each: cos [half], sin [half] in 1/16384
-  std::size_t half;             // of the dimensions of K, where a span is turned
+  std::size_t half;             // of the dimensions of K, where a span is rotated
   const Rows* rows;             // of the whole block: K and V of every layer, rows of bf16
   std::int64_t start;           // position of the block's first row
   bool propagated;              // the model has weights, and knows the positions

@@ -1,45 +1,11 @@
-// The inner loops that the donor codec has besides the predictive codec's, in plain C++: the scalar twin, and the AVX2
-// twin too, from one body that the compiler vectorises. Included by donor/dispatch.h and
-// donor/steps/scalar-inl.h only.
+// The donor codec's own inner loops in plain C++: the scalar twin, and the AVX2 twin too, from one body that the
+// compiler vectorises. Included by donor/dispatch.h only.
 #pragma once
 
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
+#include "donor/kernels.h"
 
 namespace kvstore::donor {
 
-#define KVSTORE_INLINE inline __attribute__((always_inline))
-
-constexpr int kLeastExponent = 28;  // of a pair that is turned, so that no intermediate number is subnormal
-
-// The first two do one head of a row, the others a row of a part. Nothing beyond is read or written.
-struct Kernels {
-  // The head itself, 0 for what is not finite.
-  void (*finite)(const std::uint16_t* x, std::size_t width, std::uint16_t* mu);
-  // A head of keys, what is not finite being 0, turned. cos, sin: [half] in 1/16384.
-  void (*turn)(const std::uint16_t* x, std::size_t half, const std::int16_t* cos, const std::int16_t* sin,
-               std::uint16_t* mu);
-  // from + delta, numbers that are not finite being 0 in delta.
-  void (*add)(const std::uint16_t* delta, const std::uint16_t* from, std::size_t width, std::uint16_t* mu);
-  // x - from
-  void (*subtract)(const std::uint16_t* x, const std::uint16_t* from, std::size_t width, std::uint16_t* d);
-  // totals += |x - mu| * weight, but for distances that are not finite.
-  void (*measure)(const std::uint16_t* x, const std::uint16_t* mu, float weight, std::size_t width, float* totals);
-};
-
-KVSTORE_INLINE float as_float(std::uint32_t bits) {
-  float v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
-KVSTORE_INLINE float number(std::uint16_t x) { return as_float(static_cast<std::uint32_t>(x) << 16); }
-KVSTORE_INLINE std::uint16_t upper(float v) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return static_cast<std::uint16_t>(bits >> 16);
-}
 KVSTORE_INLINE std::uint16_t or_zero(std::uint16_t x) {
   return (x & 0x7f80) == 0x7f80 ? std::uint16_t{0} : x;
 }
@@ -81,9 +47,7 @@ KVSTORE_INLINE void measure_body(const std::uint16_t* x, const std::uint16_t* mu
                                  float* __restrict totals) {
   for (std::size_t j = 0; j < width; ++j) {
     const float d = number(x[j]) - number(mu[j]);
-    std::uint32_t bits;
-    std::memcpy(&bits, &d, sizeof bits);
-    bits &= 0x7fffffff;
+    const std::uint32_t bits = bits_of(d) & 0x7fffffff;
     totals[j] += as_float(bits >= 0x7f800000 ? 0 : bits) * weight;
   }
 }
@@ -111,7 +75,5 @@ KVSTORE_INLINE void measure_body(const std::uint16_t* x, const std::uint16_t* mu
   }                                                                                                                    \
   inline constexpr Kernels kKernels = {finite, turn, add, subtract, measure};                                          \
   }
-
-KVSTORE_DONOR_TWIN(plain, )
 
 }  // namespace kvstore::donor

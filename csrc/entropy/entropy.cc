@@ -4,7 +4,7 @@
 
 #include "common/endian.h"
 #include "common/rows.h"
-#include "entropy/scalar-inl.h"
+#include "entropy/dispatch.h"
 
 namespace kvstore::entropy {
 namespace {
@@ -100,7 +100,7 @@ struct Layer {
 // ---- encoding -------------------------------------------------------------------------------------------------------
 
 // Fills what is known of a head (2 bytes) and of its channels.
-void describe(const Loops& loop, const std::uint16_t* values, std::size_t tokens, std::size_t dim,
+void describe(const Kernels& loop, const std::uint16_t* values, std::size_t tokens, std::size_t dim,
               std::uint32_t* exponents, const Channels& channels, std::uint8_t* of_head, std::uint8_t* per_channel) {
   std::uint32_t* signs = exponents + dim;
   loop.count(values, tokens, dim, exponents, signs);
@@ -130,7 +130,7 @@ std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t num
                          std::uint8_t* out, std::size_t capacity, Room& room, Level level) {
   Layer layer(shape, number, room);
   if (layer.escapes > capacity) return 0;
-  const Loops& loop = loops(level);
+  const Kernels& loop = kernels(level);
   const std::size_t tokens = shape.tokens;
   std::size_t plane = layer.planes, escapes = 0;
   const bool fits = layer.each([&](std::size_t kind, std::uint32_t head, std::size_t dim, std::size_t value,
@@ -180,12 +180,12 @@ const char* decode_layer(const Model& model, const Shape& shape, std::size_t num
   std::size_t least = 0;
   for (std::size_t kind = 0; kind < 2; ++kind)
     least += shape.heads[2 * number + kind] * planes_bytes(shape.row_bytes[2 * number + kind] / 2 * shape.tokens);
-  if (nbytes < kHeader + least) return "entropy: a layer is too short for its values";
+  if (nbytes < kHeader + least) return "a layer is too short for its values";
   Layer layer(shape, number, room);
   const std::size_t stream = load32(in + 4), escapes = load32(in + 8);
-  if (nbytes < layer.escapes) return "entropy: a layer is too short for its values";
+  if (nbytes < layer.escapes) return "a layer is too short for its values";
   if (load32(in + 12) != 0 || nbytes != layer.escapes + 2 * escapes + stream)
-    return "entropy: the header of a layer does not fit it";
+    return "the header of a layer does not match its size";
   layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
                  std::size_t) {
     for (std::size_t c = 0; c < dim; ++c) room.chosen[c] = in[layer.per_channel + channel + c] & 15u;
@@ -194,8 +194,8 @@ const char* decode_layer(const Model& model, const Shape& shape, std::size_t num
   });
   if (rans::decode(model.tables(), in + layer.escapes + 2 * escapes, stream, room.classes.data(), layer.values(),
                    room.symbols.data(), layer.values(), level) != 0)
-    return "entropy: a damaged stream";
-  const Loops& loop = loops(level);
+    return "the stream of symbols is damaged";
+  const Kernels& loop = kernels(level);
   const std::size_t tokens = shape.tokens;
   std::size_t plane = layer.planes, used = 0;
   const bool good = layer.each([&](std::size_t kind, std::uint32_t head, std::size_t dim, std::size_t value,
@@ -223,7 +223,7 @@ const char* decode_layer(const Model& model, const Shape& shape, std::size_t num
     if (!direct) run.scatter(0, 2 * dim * wanted, reinterpret_cast<const std::uint8_t*>(values));
     return true;
   });
-  return good && used == escapes ? nullptr : "entropy: escapes that belong to no symbol";
+  return good && used == escapes ? nullptr : "some escapes belong to no symbol";
 }
 
 }  // namespace
@@ -286,7 +286,7 @@ const char* decode(const Model& model, const Shape& shape, const std::uint8_t* p
   Room room;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t size = sizes[layer];
-    if (size > nbytes) return "entropy: layers longer than the payload";
+    if (size > nbytes) return "the layers are longer than the payload";
     const bool ours = shape.dtype == Dtype::bfloat16 && shape.tokens > 0;
     const bool coded = ours && size >= kHeader && load32(payload) == kMode;
     const char* wrong = coded ? decode_layer(model, shape, layer, payload, size, target, wanted, room, level)
@@ -296,7 +296,7 @@ const char* decode(const Model& model, const Shape& shape, const std::uint8_t* p
     payload += size;
     nbytes -= size;
   }
-  return nbytes == 0 ? nullptr : "entropy: bytes after the last layer";
+  return nbytes == 0 ? nullptr : "bytes follow the last layer";
 }
 
 }  // namespace kvstore::entropy

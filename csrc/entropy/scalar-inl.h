@@ -1,53 +1,18 @@
-// The inner loops of the entropy codec, written for the compiler to vectorise: one body, compiled once per CPU level.
+// The inner loops of the entropy codec, written for the compiler to vectorise: one body, of which entropy/dispatch.h
+// makes the twin of every CPU level.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
-#include "entropy/entropy.h"
+#include "common/simd.h"
+#include "entropy/kernels.h"
 
 namespace kvstore::entropy {
 
-#define KVSTORE_INLINE inline __attribute__((always_inline))
-
 inline constexpr std::size_t kMostSamples = 64;
-inline constexpr unsigned kAbove = 8;
-inline constexpr unsigned kMostDelta = 7;  // steps that a channel's mean exponent may be below its head's largest
-inline constexpr unsigned kMostUnit = 4;   // exponents of a step
 
 // The costs of a symbol in all classes: added up as one, which no compiler finds by itself.
 typedef std::uint16_t Costs __attribute__((vector_size(2 * kClasses)));
-
-// What a head's channels are like. Arrays of `dim`.
-struct Channels {
-  std::uint16_t* base;   // 8 above the mean exponent
-  std::uint16_t* flip;   // 1: the sign is mostly negative
-  std::uint8_t* chosen;  // class
-};
-
-// The symbols that the class of a channel knows, of either sign: begin <= symbol <= begin + width. Arrays of `dim`.
-struct Ranges {
-  std::uint8_t* begin[2];
-  std::uint8_t* width[2];
-};
-
-struct Loops {
-  // Sums of exponents and of signs per channel.
-  void (*count)(const std::uint16_t* values, std::size_t tokens, std::size_t dim, std::uint32_t* exponents,
-                std::uint32_t* signs);
-  void (*symbols)(const std::uint16_t* values, std::size_t tokens, std::size_t dim, const Channels& channels,
-                  std::uint8_t* out);
-  // The class of every channel that costs least for a sample of its symbols.
-  void (*choose)(const std::uint8_t* symbols, std::size_t tokens, std::size_t dim, const std::uint16_t* costs,
-                 std::uint8_t* chosen);
-  // Replaces symbols that their class does not know; returns how many escapes there are.
-  std::size_t (*restrict_)(std::uint8_t* symbols, std::size_t tokens, std::size_t dim, const Ranges& known);
-  void (*low)(const std::uint16_t* values, std::size_t count, std::uint8_t* out);
-  // Values of symbols that are no escapes. low: the two planes of `tokens` * dim values.
-  void (*join)(const std::uint8_t* symbols, const std::uint8_t* low, std::size_t tokens, std::size_t dim,
-               const Channels& channels, std::uint16_t* values);
-};
 
 inline constexpr std::size_t kStrip = 64;  // channels at a time: their sums stay in registers
 
@@ -189,48 +154,6 @@ KVSTORE_INLINE void join_body(const std::uint8_t* symbols, const std::uint8_t* l
       values[c] = static_cast<std::uint16_t>(values[c] | (sign ^ flip[c]) << 15 | exponent << 7 | (rest & 3u) << 5);
     }
   }
-}
-
-#define KVSTORE_TWIN(NAME, TARGET)                                                                                     \
-  namespace NAME {                                                                                                     \
-  TARGET inline void count(const std::uint16_t* v, std::size_t n, std::size_t d, std::uint32_t* e, std::uint32_t* s) { \
-    count_body(v, n, d, e, s);                                                                                         \
-  }                                                                                                                    \
-  TARGET inline void symbols(const std::uint16_t* v, std::size_t n, std::size_t d, const Channels& c,                  \
-                             std::uint8_t* out) {                                                                      \
-    symbols_body(v, n, d, c, out);                                                                                     \
-  }                                                                                                                    \
-  TARGET inline void choose(const std::uint8_t* s, std::size_t n, std::size_t d, const std::uint16_t* costs,           \
-                            std::uint8_t* chosen) {                                                                    \
-    choose_body(s, n, d, costs, chosen);                                                                               \
-  }                                                                                                                    \
-  TARGET inline std::size_t restrict_(std::uint8_t* s, std::size_t n, std::size_t d, const Ranges& known) {            \
-    return restrict_body(s, n, d, known);                                                                              \
-  }                                                                                                                    \
-  TARGET inline void low(const std::uint16_t* v, std::size_t n, std::uint8_t* out) { low_body(v, n, out); }            \
-  TARGET inline void join(const std::uint8_t* s, const std::uint8_t* low, std::size_t n, std::size_t d,                \
-                          const Channels& c, std::uint16_t* v) {                                                       \
-    join_body(s, low, n, d, c, v);                                                                                     \
-  }                                                                                                                    \
-  inline constexpr Loops kLoops = {count, symbols, choose, restrict_, low, join};                                      \
-  }
-
-KVSTORE_TWIN(plain, )
-#if defined(__x86_64__)
-KVSTORE_TWIN(avx2, __attribute__((target("avx2"))))
-KVSTORE_TWIN(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))))
-#endif
-
-#undef KVSTORE_TWIN
-#undef KVSTORE_INLINE
-
-inline const Loops& loops(Level level) {
-#if defined(__x86_64__)
-  if (level == Level::avx512) return avx512::kLoops;
-  if (level == Level::avx2) return avx2::kLoops;
-#endif
-  (void)level;
-  return plain::kLoops;
 }
 
 }  // namespace kvstore::entropy

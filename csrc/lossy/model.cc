@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "predictive/checks.h"
+#include "common/checks.h"
 
 namespace kvstore::lossy {
 namespace {
@@ -14,11 +14,11 @@ constexpr float kMostFactor = 1e30f;  // far beyond what a fit comes to
 
 using predict::kPanel;
 
-constexpr ModelChecks kChecks("lossy");
+constexpr Checks kChecks("lossy");
 
 std::vector<float> factors(const float* values, std::size_t count, std::size_t padded, std::size_t part,
                            const char* array) {
-  return kChecks.scales(values, count, padded, 0, ModelChecks::name_of(part, array), kMostFactor);
+  return kChecks.scales(values, count, padded, 0, Checks::name_of(part, array), kMostFactor);
 }
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
@@ -31,7 +31,7 @@ Model::Model(const Arrays& arrays) : base_(arrays.base) {
   steps_.assign(arrays.steps, arrays.steps + 2 * arrays.levels);
   kChecks.range(arrays.steps, steps_.size(), -kMostScale, kMostScale, "levels");
   for (std::size_t i = 2; i < steps_.size(); ++i)
-    if (steps_[i] <= steps_[i - 2]) kChecks.refuse("levels: expected increasing numbers");
+    if (steps_[i] <= steps_[i - 2]) kChecks.refuse("levels: numbers must rise");
   parts_.resize(arrays.parts.size());
   for (std::size_t i = 0; i < parts_.size(); ++i) take_part(arrays, i);
 
@@ -64,9 +64,9 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
   part.sums.bias.assign(padded, 0);
   part.unit = factors(from.unit, width, padded, number, "unit");
   part.component = factors(from.component, width, width, number, "component");
-  kChecks.range(from.scale, arrays.levels * width, -kMostScale, kMostScale, ModelChecks::name_of(number, "scale"));
+  kChecks.range(from.scale, arrays.levels * width, -kMostScale, kMostScale, Checks::name_of(number, "scale"));
   part.scale.assign(from.scale, from.scale + arrays.levels * width);
-  kChecks.range(from.adapt, 3, -kMostAdapt, kMostAdapt, ModelChecks::name_of(number, "adapt"));
+  kChecks.range(from.adapt, 3, -kMostAdapt, kMostAdapt, Checks::name_of(number, "adapt"));
   std::memcpy(part.adapt, from.adapt, sizeof part.adapt);
   part.basis.assign(width * base.padded, 0);
   for (std::size_t k = 0; k < width; ++k) {
@@ -80,7 +80,7 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
     return;
   }
   // As in the lossless mode; what is not rotated here is not made larger for it either.
-  if (from.uses != 0) kChecks.refuse(ModelChecks::name_of(number, "uses") + ": layer 0 has no inputs");
+  if (from.uses != 0) kChecks.refuse(Checks::name_of(number, "uses") + ": layer 0 has no inputs");
   part.out.assign(padded, 0.0f);
   part.bias.assign(padded, 0.0f);
   for (std::size_t j = 0; j < width; ++j) {
@@ -98,7 +98,7 @@ void Model::take_inputs(Part& part, const PartArrays& from, std::size_t number) 
     // Layer 0 is no input: its token is.
     if (kind >= kKinds || (kind >= 1 && kind <= 2 && number < 4) || (kind >= 3 && kind <= 4 && number < 6) ||
         (kind == 5 && number % 2 == 0))
-      kChecks.refuse(ModelChecks::name_of(number, "uses") + ": no inputs of kind " + std::to_string(kind) + " there");
+      kChecks.refuse(Checks::name_of(number, "uses") + ": this layer has no inputs of kind " + std::to_string(kind));
     const std::size_t of = kind == 0   ? parts_.size()
                            : kind == 5 ? first
                                        : first - 2 * ((kind + 1) / 2) + (kind + 1) % 2;
@@ -107,12 +107,12 @@ void Model::take_inputs(Part& part, const PartArrays& from, std::size_t number) 
     rows += widths.back();
     if (kind != 0) parts_[of].used = true;
   }
-  if (rows == 0) kChecks.refuse(ModelChecks::name_of(number, "uses") + ": no inputs");
-  if (rows > predict::kMostInputs) kChecks.refuse(ModelChecks::name_of(number, "weight") + ": more than 65536 inputs");
+  if (rows == 0) kChecks.refuse(Checks::name_of(number, "uses") + ": no inputs");
+  if (rows > predict::kMostInputs) kChecks.refuse(Checks::name_of(number, "weight") + ": more than 65536 inputs");
   if (from.weight == nullptr || from.out_scale == nullptr || from.bias == nullptr || from.inputs != rows)
-    kChecks.refuse(ModelChecks::name_of(number, "weight") + ": expected " + std::to_string(rows) + " inputs");
-  kChecks.range(from.weight, rows * width, -127, 127, ModelChecks::name_of(number, "weight"));
-  kChecks.range(from.bias, width, -kMostBias, kMostBias, ModelChecks::name_of(number, "bias"));
+    kChecks.refuse(Checks::name_of(number, "weight") + ": expected " + std::to_string(rows) + " inputs");
+  kChecks.range(from.weight, rows * width, -127, 127, Checks::name_of(number, "weight"));
+  kChecks.range(from.bias, width, -kMostBias, kMostBias, Checks::name_of(number, "bias"));
   predict::pack(part.sums, widths, from.weight, lines_);
   part.out = factors(from.out_scale, width, part.unit.size(), number, "out_scale");
   part.bias.assign(from.bias, from.bias + width);

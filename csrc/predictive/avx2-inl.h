@@ -3,11 +3,8 @@
 #pragma once
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
+#include "common/intrinsics_begin.h"
 #include "predictive/scalar-inl.h"
-
-#define KVSTORE_AVX2 __attribute__((target("avx2")))
 
 namespace kvstore::predict::avx2 {
 
@@ -65,8 +62,8 @@ KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const
 }  // namespace kvstore::predict::avx2
 
 namespace kvstore::predict {
-KVSTORE_TWIN(avx2, KVSTORE_AVX2, std::uint16_t, sums)
+KVSTORE_PREDICT_TWIN(avx2, KVSTORE_AVX2, std::uint16_t, sums)
 }
 
-#undef KVSTORE_AVX2
+#include "common/intrinsics_end.h"
 #endif

@@ -2,19 +2,8 @@
 #pragma once
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
+#include "common/intrinsics_begin.h"
 #include "predictive/scalar-inl.h"
-
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined vectors that its own intrinsics start from for a mistake of ours (GCC bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#endif
-
-#define KVSTORE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,popcnt,bmi")))
-#define KVSTORE_AVX512_INLINE KVSTORE_AVX512 inline __attribute__((always_inline))
 
 namespace kvstore::predict::avx512 {
 
@@ -27,7 +16,7 @@ inline bool runs() {
 
 // ROWS tokens of a panel of COLUMNS vectors: all sums stay in registers.
 template <int ROWS, int COLUMNS>
-KVSTORE_AVX512_INLINE void sum_tile(const Part& part, const std::int8_t* w, const std::int32_t* bias,
+KVSTORE_VNNI_INLINE void sum_tile(const Part& part, const std::int8_t* w, const std::int32_t* bias,
                                     const Inputs& inputs, std::size_t row, std::int32_t* sums) {
   // The first tiles bring the next panel nearer, be it the next part's or nobody's; the others what is there already.
   const std::size_t turn = row / ROWS, ahead_lines = turn < COLUMNS ? part.depth * (COLUMNS + turn) : 0;
@@ -57,7 +46,7 @@ KVSTORE_AVX512_INLINE void sum_tile(const Part& part, const std::int8_t* w, cons
 }
 
 template <int COLUMNS>
-KVSTORE_AVX512 void sum_panel(const Part& part, const std::int8_t* w, const std::int32_t* bias, const Inputs& inputs,
+KVSTORE_VNNI void sum_panel(const Part& part, const std::int8_t* w, const std::int32_t* bias, const Inputs& inputs,
                               std::size_t n, std::int32_t* sums) {
   std::size_t t = 0;
   for (; t + 8 <= n; t += 8) sum_tile<8, COLUMNS>(part, w, bias, inputs, t, sums + t * part.padded);
@@ -83,21 +72,21 @@ inline void sums(const Part& part, const std::int8_t* weight, const Inputs& inpu
 
 // ---- prediction -----------------------------------------------------------------------------------------------------
 
-KVSTORE_AVX512_INLINE __mmask16 first16(std::size_t n) {
+KVSTORE_VNNI_INLINE __mmask16 first16(std::size_t n) {
   return n >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << n) - 1);
 }
-KVSTORE_AVX512_INLINE __mmask32 first32(std::size_t n) { return n >= 32 ? ~__mmask32{0} : (__mmask32{1} << n) - 1; }
+KVSTORE_VNNI_INLINE __mmask32 first32(std::size_t n) { return n >= 32 ? ~__mmask32{0} : (__mmask32{1} << n) - 1; }
 
-KVSTORE_AVX512_INLINE __m512i rounded16(__m512 v, float most) {
+KVSTORE_VNNI_INLINE __m512i rounded16(__m512 v, float most) {
   return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, _mm512_set1_ps(-most)), _mm512_set1_ps(most)));
 }
 
-KVSTORE_AVX512_INLINE void store_upper(std::uint16_t* to, __mmask16 live, __m512 v) {
+KVSTORE_VNNI_INLINE void store_upper(std::uint16_t* to, __mmask16 live, __m512 v) {
   const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(v), 16);
   _mm256_mask_storeu_epi16(to, live, _mm512_cvtepi32_epi16(high));
 }
 
-KVSTORE_AVX512 inline void predict(const Part& part, const std::int32_t* sums, const Angles& angles,
+KVSTORE_VNNI inline void predict(const Part& part, const std::int32_t* sums, const Angles& angles,
                                    std::uint16_t* mu) {
   const float* out = part.out_scale.data();
   if (!part.rotated) {
@@ -130,19 +119,19 @@ KVSTORE_AVX512 inline void predict(const Part& part, const std::int32_t* sums, c
 }
 
 // Values as fp32, 0 where they are not finite.
-KVSTORE_AVX512_INLINE __m512 numbers(const std::uint16_t* x, __mmask16 live) {
+KVSTORE_VNNI_INLINE __m512 numbers(const std::uint16_t* x, __mmask16 live) {
   const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(live, x)), 16);
   const __m512i top = _mm512_set1_epi32(0x7f800000);
   const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, top), top);
   return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(finite, bits));
 }
 
-KVSTORE_AVX512_INLINE void store_input(std::uint8_t* to, __mmask16 live, __m512 v) {
+KVSTORE_VNNI_INLINE void store_input(std::uint8_t* to, __mmask16 live, __m512 v) {
   const __m512i q = _mm512_add_epi32(rounded16(v, 127.0f), _mm512_set1_epi32(128));
   _mm_mask_storeu_epi8(to, live, _mm512_cvtepi32_epi8(q));
 }
 
-KVSTORE_AVX512 inline void inputs(const Part& part, const std::uint16_t* x, const Angles& angles, std::uint8_t* q) {
+KVSTORE_VNNI inline void inputs(const Part& part, const std::uint16_t* x, const Angles& angles, std::uint8_t* q) {
   const float* in = part.in_scale.data();
   if (!part.rotated) {
     for (std::size_t j = 0; j < part.width; j += 16) {
@@ -174,11 +163,11 @@ KVSTORE_AVX512 inline void inputs(const Part& part, const std::uint16_t* x, cons
 // ---- the axis of bins: 32 values of 16 bits -------------------------------------------------------------------------
 
 // Hidden from the compiler, which would make the constant anew at every use, slower than to load it.
-KVSTORE_AVX512_INLINE __m512i kept(__m512i v) {
+KVSTORE_VNNI_INLINE __m512i kept(__m512i v) {
   __asm__("" : "+v"(v));
   return v;
 }
-KVSTORE_AVX512_INLINE __m512i both(int v) { return kept(_mm512_set1_epi16(static_cast<short>(v))); }
+KVSTORE_VNNI_INLINE __m512i both(int v) { return kept(_mm512_set1_epi16(static_cast<short>(v))); }
 
 // 16 bits each, but for `ratio`: 64 * 2^(9 - quarter / 4) of the four quarters.
 struct Constants {
@@ -188,26 +177,26 @@ struct Constants {
   __m512i lookup = both(0x0202), upper = both(0x0100), unit = both(1);
   __m512i ratio =
       kept(_mm512_set1_epi64(static_cast<long long>(38ull << 57 | 45ull << 41 | 54ull << 25 | 64ull << 9)));
-  KVSTORE_AVX512_INLINE explicit Constants(int offset_) : offset(both(offset_)) {}
+  KVSTORE_VNNI_INLINE explicit Constants(int offset_) : offset(both(offset_)) {}
 };
 
 struct Bins {
   __m512i linear, quarter;
 };
 
-KVSTORE_AVX512_INLINE Bins bins_of(const std::int16_t* scale, const Constants& k) {
+KVSTORE_VNNI_INLINE Bins bins_of(const std::int16_t* scale, const Constants& k) {
   __m512i s = _mm512_add_epi16(_mm512_loadu_si512(scale), k.offset);
   s = _mm512_min_epi16(_mm512_max_epi16(s, k.least), k.most);
   const __m512i linear = _mm512_add_epi16(_mm512_srai_epi16(s, 2), k.lift);
   return {_mm512_min_epi16(_mm512_max_epi16(linear, k.first), k.last), _mm512_and_si512(s, k.three)};
 }
 
-KVSTORE_AVX512_INLINE __m512i exponents(__m512i bits, const Constants& k) {
+KVSTORE_VNNI_INLINE __m512i exponents(__m512i bits, const Constants& k) {
   return _mm512_and_si512(_mm512_srli_epi16(bits, 7), k.byte);
 }
 
 // index_of: a shift of more than 7 leaves nothing, nor does a negative one, which counts as a large one.
-KVSTORE_AVX512_INLINE __m512i indices(__m512i bits, __m512i e, __m512i linear, __mmask32& above, const Constants& k) {
+KVSTORE_VNNI_INLINE __m512i indices(__m512i bits, __m512i e, __m512i linear, __mmask32& above, const Constants& k) {
   above = _mm512_cmpge_epi16_mask(e, linear);
   const __m512i mantissa = _mm512_or_si512(_mm512_and_si512(bits, k.mantissa), k.one);
   const __m512i below = _mm512_srlv_epi16(mantissa, _mm512_sub_epi16(linear, e));
@@ -215,18 +204,18 @@ KVSTORE_AVX512_INLINE __m512i indices(__m512i bits, __m512i e, __m512i linear, _
   return _mm512_mask_sub_epi16(below, above, magnitude, _mm512_slli_epi16(linear, 7));
 }
 
-KVSTORE_AVX512_INLINE __m512i signs(__m512i bits) { return _mm512_srai_epi16(bits, 15); }
+KVSTORE_VNNI_INLINE __m512i signs(__m512i bits) { return _mm512_srai_epi16(bits, 15); }
 
-KVSTORE_AVX512_INLINE __m512i octaves_of(__m512i e, __m512i linear, const Constants& k) {
+KVSTORE_VNNI_INLINE __m512i octaves_of(__m512i e, __m512i linear, const Constants& k) {
   return _mm512_min_epi16(_mm512_max_epi16(_mm512_sub_epi16(e, linear), _mm512_setzero_si512()), k.first);
 }
 
-KVSTORE_AVX512_INLINE __m256i class_bytes(__m512i octaves, __m512i quarter, __m512i first) {
+KVSTORE_VNNI_INLINE __m256i class_bytes(__m512i octaves, __m512i quarter, __m512i first) {
   return _mm512_cvtepi16_epi8(_mm512_add_epi16(_mm512_add_epi16(_mm512_slli_epi16(octaves, 2), quarter), first));
 }
 
 // distance_of, 255 for `far`: sums of 8 bytes. d is within -96..96 where it is not far.
-KVSTORE_AVX512_INLINE __m512i distances_of(__m512i d, __m512i octaves, __m512i quarter, __mmask32 far, __mmask32 live,
+KVSTORE_VNNI_INLINE __m512i distances_of(__m512i d, __m512i octaves, __m512i quarter, __mmask32 far, __mmask32 live,
                                            const Constants& k) {
   const __m512i pick = _mm512_add_epi16(_mm512_mullo_epi16(quarter, k.lookup), k.upper);
   const __m512i ratio = _mm512_shuffle_epi8(k.ratio, pick);
@@ -237,7 +226,7 @@ KVSTORE_AVX512_INLINE __m512i distances_of(__m512i d, __m512i octaves, __m512i q
   return _mm512_sad_epu8(_mm512_maskz_mov_epi16(live, n), _mm512_setzero_si512());
 }
 
-KVSTORE_AVX512 inline void classes(const Part& part, const std::uint16_t* mu, int offset, std::uint8_t* classes) {
+KVSTORE_VNNI inline void classes(const Part& part, const std::uint16_t* mu, int offset, std::uint8_t* classes) {
   const __m512i first = both(part.value ? static_cast<int>(kClasses) : 0);
   const Constants k(offset);
   for (std::size_t j = 0; j < part.width; j += 32) {
@@ -249,7 +238,7 @@ KVSTORE_AVX512 inline void classes(const Part& part, const std::uint16_t* mu, in
 }
 
 // Appends the bits of 32 values: neighbours join until eight pieces of at most 40 bits are left.
-KVSTORE_AVX512_INLINE void put32(BitsOut& raw, __m512i bits, __m512i counts) {
+KVSTORE_VNNI_INLINE void put32(BitsOut& raw, __m512i bits, __m512i counts) {
   const __m512i low = _mm512_and_si512(counts, _mm512_set1_epi32(0xffff)), high = _mm512_srli_epi32(counts, 16);
   __m512i pair = _mm512_or_si512(_mm512_and_si512(bits, _mm512_set1_epi32(0xffff)),
                                  _mm512_sllv_epi32(_mm512_srli_epi32(bits, 16), low));
@@ -264,7 +253,7 @@ KVSTORE_AVX512_INLINE void put32(BitsOut& raw, __m512i bits, __m512i counts) {
   for (int i = 0; i < 8; ++i) raw.put(piece[i], static_cast<unsigned>(count[i]));
 }
 
-KVSTORE_AVX512 inline std::uint32_t split(const Part& part, const std::uint16_t* x, const std::uint16_t* mu,
+KVSTORE_VNNI inline std::uint32_t split(const Part& part, const std::uint16_t* x, const std::uint16_t* mu,
                                           int offset, std::uint8_t* symbols, std::uint8_t* classes, BitsOut& raw,
                                           std::uint16_t*& escapes) {
   const __m512i first = both(part.value ? static_cast<int>(kClasses) : 0);
@@ -313,10 +302,10 @@ struct RawLookup {
   __m512i by_low = kept(_mm512_broadcast_i32x4(_mm_setr_epi8(10, 7, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 4, 4, 4)));
   __m512i by_high = kept(_mm512_broadcast_i32x4(_mm_setr_epi8(15, 3, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0)));
   __m512i last = both(0x0f0e);
-  KVSTORE_AVX512_INLINE RawLookup() {}
+  KVSTORE_VNNI_INLINE RawLookup() {}
 };
 
-KVSTORE_AVX512_INLINE __m512i raw_counts(__m512i index, const RawLookup& lookup, __m512i nibble, __m512i byte) {
+KVSTORE_VNNI_INLINE __m512i raw_counts(__m512i index, const RawLookup& lookup, __m512i nibble, __m512i byte) {
   const __m512i low = _mm512_shuffle_epi8(lookup.by_low, _mm512_and_si512(index, nibble));
   const __m512i high = _mm512_shuffle_epi8(lookup.by_high, _mm512_srli_epi16(index, 4));
   // The upper byte of each lane looked up the first entries.
@@ -324,7 +313,7 @@ KVSTORE_AVX512_INLINE __m512i raw_counts(__m512i index, const RawLookup& lookup,
 }
 
 // Where each value's bits begin, and how many there are in all.
-KVSTORE_AVX512_INLINE __m512i starts(__m512i counts, __m512i last_word, unsigned& all) {
+KVSTORE_VNNI_INLINE __m512i starts(__m512i counts, __m512i last_word, unsigned& all) {
   __m512i sum = _mm512_add_epi16(counts, _mm512_bslli_epi128(counts, 2));
   sum = _mm512_add_epi16(sum, _mm512_bslli_epi128(sum, 4));
   sum = _mm512_add_epi16(sum, _mm512_bslli_epi128(sum, 8));
@@ -338,7 +327,7 @@ KVSTORE_AVX512_INLINE __m512i starts(__m512i counts, __m512i last_word, unsigned
   return _mm512_sub_epi16(sum, counts);
 }
 
-KVSTORE_AVX512 inline bool join(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset,
+KVSTORE_VNNI inline bool join(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset,
                                 BitsIn& raw, EscapesIn& escapes, std::uint16_t* x, std::uint32_t* distances) {
   const Constants k(offset);
   const __m512i zero = _mm512_setzero_si512(), ones = both(-1), seven = both(7), nibble = both(15), sixteen = both(16);
@@ -396,7 +385,7 @@ KVSTORE_AVX512 inline bool join(const Part& part, const std::uint8_t* symbols, c
   return bad == 0;
 }
 
-KVSTORE_AVX512 inline void check(const std::uint16_t* x, std::size_t count, std::uint32_t* a, std::uint32_t* b) {
+KVSTORE_VNNI inline void check(const std::uint16_t* x, std::size_t count, std::uint32_t* a, std::uint32_t* b) {
   // Lane i of `sum` is the sum of every 16th value from i on. `later` adds it up after every step, so that a value is
   // in there as often as steps follow it, its own included.
   __m512i sum = _mm512_setzero_si512(), later = sum;
@@ -421,9 +410,5 @@ inline constexpr Kernels kKernels = {1, sums, predict, classes, split, join, inp
 
 }  // namespace kvstore::predict::avx512
 
-#undef KVSTORE_AVX512_INLINE
-#undef KVSTORE_AVX512
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+#include "common/intrinsics_end.h"
 #endif

@@ -1,10 +1,11 @@
 #include "predictive/model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
 
-#include "predictive/checks.h"
+#include "common/checks.h"
 
 namespace kvstore::predict {
 namespace {
@@ -12,54 +13,74 @@ namespace {
 constexpr std::size_t kMostWidth = 1 << 20;
 constexpr int kMostBias = 1 << 28, kMostAdapt = 1 << 12, kLeastFix = -14, kMostFix = 30, kUnit = 1 << 14;
 
-constexpr ModelChecks kChecks("predictive");
+// A copy with every number from `least` to `most`, filled up with zeros to `padded`; null: zeros.
+template <class T>
+std::vector<T> ranged(const Checks& checks, const T* values, std::size_t count, std::size_t padded, int least, int most,
+                      const std::string& name) {
+  if (values == nullptr) return std::vector<T>(padded, 0);
+  checks.range(values, count, least, most, name);
+  std::vector<T> made(values, values + count);
+  made.resize(padded, 0);
+  return made;
+}
 
 }  // namespace
 
 Model::Model(const Arrays& arrays) {
+  const Checks checks(arrays.codec);
   if (arrays.layers.empty() || arrays.parts.size() != 2 * arrays.layers.size())
-    kChecks.refuse("expected K and V of at least one layer");
+    checks.refuse("expected K and V of at least one layer");
   for (const LayerShape& shape : arrays.layers) {
     for (const std::size_t dim : {shape.key_dim, shape.value_dim}) {
       if (shape.heads < 1 || dim < 1 || shape.heads > kMostWidth || dim > kMostWidth || shape.heads * dim > kMostWidth)
-        kChecks.refuse("a layer without heads or dimensions, or with too many");
+        checks.refuse("a layer has no heads or dimensions, or more than 2**20");
     }
   }
   take_rope(arrays);
   parts_.resize(arrays.parts.size());
-  for (std::size_t i = 0; i < parts_.size(); ++i) take_part(arrays, i);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    take_part(arrays, i);
+    width_ += parts_[i].width;
+    widest_ = std::max(widest_, parts_[i].padded);
+  }
   vocabulary_ = arrays.vocabulary;
   token_kv_.assign(arrays.token_kv, arrays.token_kv + vocabulary_ * (parts_[0].width + parts_[1].width));
+  take_freqs(arrays);
+}
+
+void Model::take_freqs(const Arrays& arrays) {
+  const Checks checks(arrays.codec);
   if (arrays.freqs == nullptr) return;
   std::vector<std::uint16_t> wide(2 * kClasses * rans::Tables::kSymbols);
   for (std::size_t t = 0; t < 2 * kClasses; ++t) {
     for (std::size_t s = 0; s < kSymbols; ++s) {
       wide[t * rans::Tables::kSymbols + s] = arrays.freqs[t * kSymbols + s];
-      if (arrays.freqs[t * kSymbols + s] == 0) kChecks.refuse("freqs: a frequency of 0");
+      if (arrays.freqs[t * kSymbols + s] == 0) checks.refuse("freqs: a frequency is 0");
     }
   }
-  if (!tables_.build(wide.data(), 2 * kClasses, 12)) kChecks.refuse("freqs: every row must sum to 4096");
+  if (!tables_.build(wide.data(), 2 * kClasses, 12)) checks.refuse("freqs: every row must sum to 4096");
 }
 
 void Model::take_rope(const Arrays& arrays) {
+  const Checks checks(arrays.codec);
   bool rotated = false;
   for (std::size_t i = 0; i < arrays.parts.size(); ++i) {
     if (arrays.parts[i].fix == nullptr) continue;
-    if (i % 2) kChecks.refuse(ModelChecks::name_of(i, "fix") + ": values are not rotated");
+    if (i % 2) checks.refuse(Checks::name_of(i, "fix") + ": values are not rotated");
     rotated = true;
     const std::size_t dim = arrays.layers[i / 2].key_dim;
     if (dim % 2 || (half_ != 0 && dim != 2 * half_))
-      kChecks.refuse("keys of different or odd dimensions cannot be rotated");
+      checks.refuse("keys of different or odd dimensions cannot be rotated");
     half_ = dim / 2;
   }
   if (!rotated) return;
-  if (arrays.rope_fine == nullptr || arrays.rope_coarse == nullptr) kChecks.refuse("rope_fine, rope_coarse: missing");
+  if (arrays.rope_fine == nullptr || arrays.rope_coarse == nullptr) checks.refuse("rope_fine, rope_coarse: missing");
   if (arrays.coarse < 1 || arrays.coarse > static_cast<std::size_t>(kPositions) / kFine)
-    kChecks.refuse("rope_coarse: expected 1 to 2**24 rows");
+    checks.refuse("rope_coarse: expected 1 to 2**24 rows");
   fine_.assign(arrays.rope_fine, arrays.rope_fine + 2 * kFine * half_);
   coarse_.assign(arrays.rope_coarse, arrays.rope_coarse + 2 * arrays.coarse * half_);
-  kChecks.range(fine_.data(), fine_.size(), -kUnit, kUnit, "rope_fine");
-  kChecks.range(coarse_.data(), coarse_.size(), -kUnit, kUnit, "rope_coarse");
+  checks.range(fine_.data(), fine_.size(), -kUnit, kUnit, "rope_fine");
+  checks.range(coarse_.data(), coarse_.size(), -kUnit, kUnit, "rope_coarse");
   positions_ = static_cast<std::int64_t>(arrays.coarse * kFine);
 }
 
@@ -73,30 +94,8 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
   part.rotated = from.fix != nullptr;
   const std::size_t width = part.width = part.heads * part.dim;
   part.padded = round_up(width, kVector);
-  const std::size_t whole = round_up(width, kColumnsBytes);
-
-  part.in_scale = kChecks.scales(from.in_scale, width, whole, 1, ModelChecks::name_of(number, "in_scale"));
-  part.out_scale = kChecks.scales(from.out_scale, width, whole, 1, ModelChecks::name_of(number, "out_scale"));
-  kChecks.range(from.scale, width, -kMostScale, kMostScale, ModelChecks::name_of(number, "scale"));
-  part.scale.assign(from.scale, from.scale + width);
-  part.scale.resize(whole, 0);
-  kChecks.range(from.bias, width, -kMostBias, kMostBias, ModelChecks::name_of(number, "bias"));
-  part.bias.assign(from.bias, from.bias + width);
-  part.bias.resize(whole, 0);
-  kChecks.range(from.adapt, 3, -kMostAdapt, kMostAdapt, ModelChecks::name_of(number, "adapt"));
-  std::memcpy(part.adapt, from.adapt, sizeof part.adapt);
-  if (part.rotated) {
-    kChecks.range(from.fix, width, kLeastFix, kMostFix, ModelChecks::name_of(number, "fix"));
-    part.to_fixed.assign(whole, 1.0f);
-    part.from_fixed.assign(whole, 1.0f);
-    for (std::size_t j = 0; j < width; ++j) {
-      const std::size_t pair = j % part.dim < half_ ? j + half_ : j - half_;
-      if (from.fix[pair] != from.fix[j])
-        kChecks.refuse(ModelChecks::name_of(number, "fix") + ": the halves of a pair differ");
-      part.to_fixed[j] = std::ldexp(1.0f, from.fix[j]);
-      part.from_fixed[j] = std::ldexp(1.0f, -(from.fix[j] + 14));
-    }
-  }
+  take_scales(part, arrays, number);
+  if (part.rotated) take_fix(part, arrays, number);
   if (number < 2 || !arrays.weights) return;
   part.inputs = number % 2 ? std::vector<std::size_t>{number - 3, number - 2}
                            : std::vector<std::size_t>{number - 2, number - 1};
@@ -105,21 +104,54 @@ void Model::take_part(const Arrays& arrays, std::size_t number) {
     part.inputs.push_back(part.inputs[1] - 2);
   }
   if (part.value) part.inputs.push_back(number - 1);
-  if (from.weight == nullptr) kChecks.refuse(ModelChecks::name_of(number, "weight") + ": missing");
-  take_weight(part, from);
+  if (from.weight == nullptr) Checks(arrays.codec).refuse(Checks::name_of(number, "weight") + ": missing");
+  take_weight(part, arrays, number);
 }
 
-void Model::take_weight(Part& part, const PartArrays& arrays) {
-  const auto number = static_cast<std::size_t>(&part - parts_.data());
+void Model::take_scales(Part& part, const Arrays& arrays, std::size_t number) {
+  const Checks checks(arrays.codec);
+  const PartArrays& from = arrays.parts[number];
+  const std::size_t width = part.width, whole = round_up(width, kColumnsBytes);
+  const auto factors = [&](const float* values, const char* array) {
+    if (values == nullptr) return std::vector<float>(whole, 1.0f);
+    return checks.scales(values, width, whole, 1, Checks::name_of(number, array));
+  };
+  part.in_scale = factors(from.in_scale, "in_scale");
+  part.out_scale = factors(from.out_scale, "out_scale");
+  part.scale = ranged(checks, from.scale, width, whole, -kMostScale, kMostScale, Checks::name_of(number, "scale"));
+  part.bias = ranged(checks, from.bias, width, whole, -kMostBias, kMostBias, Checks::name_of(number, "bias"));
+  if (from.adapt == nullptr) return;
+  checks.range(from.adapt, 3, -kMostAdapt, kMostAdapt, Checks::name_of(number, "adapt"));
+  std::memcpy(part.adapt, from.adapt, sizeof part.adapt);
+}
+
+void Model::take_fix(Part& part, const Arrays& arrays, std::size_t number) {
+  const Checks checks(arrays.codec);
+  const std::int8_t* const fix = arrays.parts[number].fix;
+  const std::string name = Checks::name_of(number, "fix");
+  checks.range(fix, part.width, kLeastFix, kMostFix, name);
+  part.to_fixed.assign(round_up(part.width, kColumnsBytes), 1.0f);
+  part.from_fixed.assign(round_up(part.width, kColumnsBytes), 1.0f);
+  for (std::size_t j = 0; j < part.width; ++j) {
+    const std::size_t pair = j % part.dim < half_ ? j + half_ : j - half_;
+    if (fix[pair] != fix[j]) checks.refuse(name + ": the two halves of a pair differ");
+    part.to_fixed[j] = std::ldexp(1.0f, fix[j]);
+    part.from_fixed[j] = std::ldexp(1.0f, -(fix[j] + 14));
+  }
+}
+
+void Model::take_weight(Part& part, const Arrays& arrays, std::size_t number) {
+  const Checks checks(arrays.codec);
+  const std::int8_t* const weight = arrays.parts[number].weight;
   std::vector<std::size_t> widths;
   std::size_t rows = 0;
   for (const std::size_t input : part.inputs) {
     widths.push_back(parts_[input].width);
     rows += widths.back();
   }
-  if (rows > kMostInputs) kChecks.refuse(ModelChecks::name_of(number, "weight") + ": more than 65536 inputs");
-  kChecks.range(arrays.weight, rows * part.width, -127, 127, ModelChecks::name_of(number, "weight"));
-  pack(part, widths, arrays.weight, lines_);
+  if (rows > kMostInputs) checks.refuse(Checks::name_of(number, "weight") + ": more than 65536 inputs");
+  checks.range(weight, rows * part.width, -127, 127, Checks::name_of(number, "weight"));
+  pack(part, widths, weight, lines_);
 }
 
 void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, std::vector<Line>& lines) {

@@ -36,26 +36,27 @@ struct LayerShape {
   std::size_t heads, key_dim, value_dim;
 };
 
-// The arrays of one part as the profile has them. [C] each, where nothing else is said.
+// The arrays of one part as the profile has them. [C] each, where nothing else is said; null where a codec has none.
 struct PartArrays {
-  const float* in_scale;
-  const float* out_scale;
-  const std::int16_t* scale;
-  const std::int32_t* bias;
-  const std::int32_t* adapt;  // [3]
-  const std::int8_t* fix;     // null: no rotation
-  const std::int8_t* weight;  // [inputs, C]; null for layer 0
+  const float* in_scale = nullptr;      // null: ones
+  const float* out_scale = nullptr;     // null: ones
+  const std::int16_t* scale = nullptr;  // null: zeros, as the next two
+  const std::int32_t* bias = nullptr;
+  const std::int32_t* adapt = nullptr;  // [3]
+  const std::int8_t* fix = nullptr;     // null: no rotation
+  const std::int8_t* weight = nullptr;  // [inputs, C]; null for layer 0
 };
 
 struct Arrays {
+  const char* codec = "predictive";  // named by errors
   std::vector<LayerShape> layers;
-  std::vector<PartArrays> parts;    // K_0, V_0, K_1, ...
-  const std::int8_t* token_kv;      // [vocabulary, C of K_0 + C of V_0]
-  std::size_t vocabulary;
-  const std::uint16_t* freqs;       // [2 * kClasses, kSymbols]; null: nothing can be coded, only residuals be made
-  const std::int16_t* rope_fine;    // [2, kFine, half], null where nothing is rotated
-  const std::int16_t* rope_coarse;  // [2, coarse, half]
-  std::size_t coarse;
+  std::vector<PartArrays> parts;              // K_0, V_0, K_1, ...
+  const std::int8_t* token_kv = nullptr;      // [vocabulary, C of K_0 + C of V_0]
+  std::size_t vocabulary = 0;
+  const std::uint16_t* freqs = nullptr;       // [2 * kClasses, kSymbols]; null: no coding, only residuals
+  const std::int16_t* rope_fine = nullptr;    // [2, kFine, half], null where nothing is rotated
+  const std::int16_t* rope_coarse = nullptr;  // [2, coarse, half]
+  std::size_t coarse = 0;
   bool weights = true;  // false: no part has any, and only layer 0 can be predicted
   std::size_t reach = 2;  // layers before, 1 or 2, that a part is predicted from
 };
@@ -91,6 +92,8 @@ class Model {
   explicit Model(const Arrays& arrays);
 
   const std::vector<Part>& parts() const { return parts_; }
+  std::size_t width() const { return width_; }    // of all parts
+  std::size_t widest() const { return widest_; }  // the most columns of a part's sums
 
   // The weights of a part: for every panel of up to kPanel columns, for every group of four inputs, for every column
   // of the panel, four weights. Columns are padded to whole vectors, the inputs of each part to whole groups.
@@ -113,10 +116,14 @@ class Model {
 
  private:
   void take_part(const Arrays& arrays, std::size_t number);
-  void take_weight(Part& part, const PartArrays& arrays);
+  void take_scales(Part& part, const Arrays& arrays, std::size_t number);
+  void take_fix(Part& part, const Arrays& arrays, std::size_t number);
+  void take_weight(Part& part, const Arrays& arrays, std::size_t number);
   void take_rope(const Arrays& arrays);
+  void take_freqs(const Arrays& arrays);
 
   std::vector<Part> parts_;
+  std::size_t width_ = 0, widest_ = 0;
   std::vector<Line> lines_;
   std::vector<std::int8_t> token_kv_;
   std::size_t vocabulary_ = 0;

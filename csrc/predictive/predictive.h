@@ -1,5 +1,5 @@
-// The predictive codec, lossless (FORMAT.md, "predictive"): bf16 values less what the token's id and the two layers
-// before say of them, by rANS.
+// The predictive codec, lossless (FORMAT.md, "predictive"): the differences of bf16 values from what
+// the token's id and the two layers before predict, coded by rANS.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,11 @@
 namespace kvstore::predict {
 
 constexpr std::uint32_t kMode = 4;
-constexpr std::size_t kHeader = 28;
 
 // Results of encode other than 0.
 enum Result : int {
   kNoRoom = -1,    // longer than capacity
-  kFallBack = -2,  // not smaller than limit, or what cannot be predicted: see predictable()
+  kFallBack = -2,  // not smaller than limit, or not predictable()
 };
 
 // `count` tokens, the first at position `start`, and a row table of their keys and values: K and V of every layer of

@@ -5,80 +5,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
-#include "common/endian.h"
-#include "predictive/model.h"
+#include "common/floats.h"
+#include "predictive/kernels.h"
 
 namespace kvstore::predict {
 
-#define KVSTORE_INLINE inline __attribute__((always_inline))
-
 constexpr float kRange = 23170.0f;  // 32767 / sqrt(2): what a rotation leaves within 16 bits
 constexpr std::size_t kStrip = 64;  // columns at a time
-constexpr std::size_t kSlack = 64;  // bytes that kernels may read and write beyond a buffer's content
-constexpr int kMostRaw = 10;        // raw bits of a value
-
-// What the sums of a part are made of: for each of Part::inputs, the first row and the bytes from row to row.
-struct Inputs {
-  const std::uint8_t* rows[kMostParts];
-  std::size_t stride[kMostParts];
-};
-
-struct BitsOut {
-  std::uint8_t* at;         // whole bytes end here; kSlack bytes more are ours
-  std::uint64_t left = 0;   // what follows them
-  unsigned fill = 0;        // 0..7 bits
-
-  // bits < 2^count, count <= 57 - fill
-  KVSTORE_INLINE void put(std::uint64_t bits, unsigned count) {
-    left |= bits << fill;
-    fill += count;
-    store32(at, static_cast<std::uint32_t>(left));
-    store32(at + 4, static_cast<std::uint32_t>(left >> 32));
-    at += fill >> 3;
-    left >>= fill & ~7u;
-    fill &= 7;
-  }
-};
-
-struct BitsIn {
-  const std::uint8_t* bytes;  // kSlack bytes more may be read
-  std::size_t at;             // bits
-};
-
-struct EscapesIn {
-  const std::uint8_t* at;
-  const std::uint8_t* end;
-};
-
-// cos and sin of a row's position; unused where nothing is rotated.
-struct Angles {
-  const std::int32_t* cos;
-  const std::int32_t* sin;
-  std::size_t half;
-};
-
-// All but `sums` and `check` do one row of a part.
-struct Kernels {
-  std::size_t input_bytes;  // of one input of `sums`: it is 128 too large, 1..255
-  // Predictions before scaling. sums: [n][part.padded]
-  void (*sums)(const Part& part, const std::int8_t* weight, const Inputs& inputs, std::size_t n, std::int32_t* sums);
-  // Their upper 16 bits as fp32.
-  void (*predict)(const Part& part, const std::int32_t* sums, const Angles& angles, std::uint16_t* mu);
-  void (*classes)(const Part& part, const std::uint16_t* mu, int offset, std::uint8_t* classes);
-  // Writes symbols, classes, raw bits and escapes; returns the sum of the distances, each at most 255.
-  std::uint32_t (*split)(const Part& part, const std::uint16_t* x, const std::uint16_t* mu, int offset,
-                         std::uint8_t* symbols, std::uint8_t* classes, BitsOut& raw, std::uint16_t*& escapes);
-  // The inverse. False: damaged. Reads at most kMostRaw bits a value, wherever they may end.
-  bool (*join)(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset, BitsIn& raw,
-               EscapesIn& escapes, std::uint16_t* x, std::uint32_t* distances);
-  void (*inputs)(const Part& part, const std::uint16_t* x, const Angles& angles, std::uint8_t* inputs);
-  // a = sum of x[i], b = sum of (i + 1) * x[i]
-  void (*check)(const std::uint16_t* x, std::size_t count, std::uint32_t* a, std::uint32_t* b);
-};
-
-KVSTORE_INLINE int clamped(int v, int least, int most) { return v < least ? least : v > most ? most : v; }
 
 KVSTORE_INLINE int rounded(float v, float most) {
   const float low = v < -most ? -most : v;
@@ -87,7 +21,7 @@ KVSTORE_INLINE int rounded(float v, float most) {
 
 // ---- prediction -----------------------------------------------------------------------------------------------------
 
-inline void sums_plain(const Part& part, const std::int8_t* weight, const Inputs& inputs, std::size_t n,
+inline void sums_scalar(const Part& part, const std::int8_t* weight, const Inputs& inputs, std::size_t n,
                        std::int32_t* sums) {
   for (std::size_t t = 0; t < n; ++t, sums += part.padded) {
     const std::int8_t* w = weight;
@@ -110,12 +44,6 @@ inline void sums_plain(const Part& part, const std::int8_t* weight, const Inputs
       for (std::size_t j = 0; j < wide; ++j) sums[panel + j] = static_cast<std::int32_t>(total[j]);
     }
   }
-}
-
-KVSTORE_INLINE std::uint16_t upper(float v) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return static_cast<std::uint16_t>(bits >> 16);
 }
 
 KVSTORE_INLINE void predict_body(const Part& part, const std::int32_t* sums, const Angles& angles,
@@ -146,9 +74,7 @@ KVSTORE_INLINE void predict_body(const Part& part, const std::int32_t* sums, con
 // A value counts as 0 where it is not finite.
 KVSTORE_INLINE float number(std::uint16_t x) {
   const std::uint32_t bits = (x & 0x7f80) == 0x7f80 ? 0 : static_cast<std::uint32_t>(x) << 16;
-  float v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
+  return as_float(bits);
 }
 
 template <class Input>
@@ -339,7 +265,7 @@ KVSTORE_INLINE void check_body(const std::uint16_t* x, std::size_t count, std::u
   *b = weighted;
 }
 
-#define KVSTORE_TWIN(NAME, TARGET, INPUT, SUMS)                                                                        \
+#define KVSTORE_PREDICT_TWIN(NAME, TARGET, INPUT, SUMS)                                                                \
   namespace NAME {                                                                                                     \
   TARGET inline void predict(const Part& p, const std::int32_t* s, const Angles& a, std::uint16_t* mu) {               \
     predict_body(p, s, a, mu);                                                                                         \
@@ -364,6 +290,6 @@ KVSTORE_INLINE void check_body(const std::uint16_t* x, std::size_t count, std::u
   inline constexpr Kernels kKernels = {sizeof(INPUT), SUMS, predict, classes, split, join, inputs, check};             \
   }
 
-KVSTORE_TWIN(plain, , std::uint8_t, sums_plain)
+KVSTORE_PREDICT_TWIN(scalar, , std::uint8_t, sums_scalar)
 
 }  // namespace kvstore::predict

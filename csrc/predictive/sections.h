@@ -1,15 +1,14 @@
-// What the exact codecs that stand on the predictive codec's loops share: what a part leaves besides its symbols, the
-// size of residuals, rows in memory, and the sums over a layer. Included by predictive/predictive.cc, donor/donor.cc and
-// donor/steps/steps.cc only.
+// The bytes of a block's layers, as the predictive codec and the donor codec's exact core store them (FORMAT.md): a
+// header, raw bits of K and V, escapes of K and V, and the layer's words of one rANS stream over all layers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <optional>
+#include <vector>
 
-#include "common/rows.h"
-#include "predictive/dispatch.h"
-#include "predictive/scalar-inl.h"
+#include "predictive/buffer.h"
+#include "rans/rans.h"
 
 namespace kvstore::predict {
 
@@ -21,58 +20,106 @@ struct Leftovers {
   Buffer<std::uint16_t> escapes;
 };
 
-// Quarter octaves that a mantissa of 16 bits, the highest set, is above its power of two.
-inline int mantissa_quarters(std::uint32_t m) { return (m >= 38968) + (m >= 46341) + (m >= 55109); }
-
-// 4 * log2(v) rounded down, v >= 1.
-inline int log2_quarters(std::uint32_t v) {
-  const int top = 31 - __builtin_clz(v);
-  return 4 * top + mantissa_quarters(top > 15 ? v >> (top - 15) : v << (15 - top));
-}
-
-// The same of a number that is not negative; for 0 less than -500.
-inline int log2_quarters(float v) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return 4 * (static_cast<int>(bits >> 23) - 127) + mantissa_quarters((bits >> 8 & 0x7fff) | 0x8000);
-}
-
-template <bool OUT>
-inline void copy_head(std::uint64_t address, std::uint16_t* values, std::size_t bytes) {
-  if (OUT)
-    std::memcpy(reinterpret_cast<void*>(address), values, bytes);
-  else
-    std::memcpy(values, reinterpret_cast<const void*>(address), bytes);
-}
-
-// Copies row `row` of a part from a tensor to `values`, its heads one after the other, or back.
-template <bool OUT>
-void copy_row(const Part& part, const Rows& place, std::size_t row, std::uint16_t* values) {
-  const std::int64_t before = place.token_stride * static_cast<std::int64_t>(row);
-  std::uint64_t address = place.address + static_cast<std::uint64_t>(before);
-  for (std::size_t head = 0; head < part.heads; ++head, values += part.dim) {
-    // The usual sizes are a few instructions, others a call.
-    switch (part.dim) {
-      case 64: copy_head<OUT>(address, values, 128); break;
-      case 128: copy_head<OUT>(address, values, 256); break;
-      default: copy_head<OUT>(address, values, 2 * part.dim);
-    }
-    address += static_cast<std::uint64_t>(place.head_stride);
-  }
-}
-
 // The two sums over a layer's values.
 struct Sums {
   std::uint32_t a = 0, b = 0;
   std::size_t before = 0;
 
-  void add(const Kernels& kernels, const std::uint16_t* values, std::size_t count) {
-    std::uint32_t more = 0, weighted = 0;
-    kernels.check(values, count, &more, &weighted);
-    a += more;
-    b += weighted + static_cast<std::uint32_t>(before) * more;
-    before += count;
-  }
+  void add(const Kernels& kernels, const std::uint16_t* values, std::size_t count);
+};
+
+// Values, predictions and offsets of the rows of a part, row after row. part: its width, scales, and whether of V.
+struct Predicted {
+  const Part& part;
+  const std::uint16_t* mu;
+  const std::int32_t* offsets;
+};
+
+// Headers begin with the mode where there is one.
+constexpr std::size_t header_bytes(std::uint32_t mode) { return mode == 0 ? 24 : 28; }
+
+// Codes the parts of a block of `count` rows, in order.
+class SectionsOut {
+ public:
+  // before: bytes that the first layer begins with, see before().
+  SectionsOut(const Model& model, std::size_t count, std::uint32_t mode, std::size_t before = 0);
+
+  // To be filled in with what the first layer begins with.
+  std::uint8_t* before() { return side_.data(); }
+
+  void part(const Kernels& run, const Predicted& predicted, const std::uint16_t* values);
+
+  // Of each row of the last part: what its residuals add up to.
+  const std::uint32_t* distances() const { return distances_.data(); }
+  // Of all that is not words.
+  std::size_t side_bytes() const { return side_.size(); }
+
+  // Writes the rANS stream behind the place of all else. Returns the bytes of all layers, or rans::kNoRoom.
+  std::int64_t code(const rans::Tables& tables, std::uint8_t* out, std::size_t capacity, Level level);
+  // After `code`: writes the layers one after the other, and their sizes.
+  void place(std::uint8_t* out, std::uint64_t* sizes) const;
+
+ private:
+  void end_layer();
+
+  std::size_t count_;
+  std::uint32_t mode_;
+  Buffer<std::uint8_t> symbols_, classes_;
+  std::size_t done_ = 0;  // symbols
+  std::vector<rans::Part> parts_;
+  std::vector<std::size_t> ends_;  // of each part in the stream
+  std::vector<std::uint8_t> side_;
+  std::vector<std::size_t> ends_of_side_;  // of each layer
+  std::vector<std::uint32_t> distances_;
+  // Of the layer that is being coded.
+  Leftovers left_[2];
+  std::size_t raw_bytes_[2] = {}, escaped_[2] = {};
+  Sums sums_;
+};
+
+// The inverse. What is damaged is returned as a text, null where nothing is.
+class SectionsIn {
+ public:
+  SectionsIn(const Model& model, std::size_t count, std::uint32_t mode) : model_(model), count_(count), mode_(mode) {}
+
+  // Cuts the layers up. before: bytes that the first one begins with.
+  const char* cut(const std::uint8_t* payload, std::size_t nbytes, const std::uint64_t* sizes, std::size_t before = 0);
+
+  // Takes memory to work in; after `cut`.
+  void begin();
+
+  // Decodes part `number` to `values`; parts come in order.
+  const char* part(const Kernels& run, std::size_t number, const Predicted& predicted, std::uint16_t* values,
+                   Level level);
+  const std::uint32_t* distances() const { return distances_.data(); }
+
+  // After the parts of a layer: whether its values are those that were encoded.
+  bool matches(std::size_t layer) const { return sums_.a == layers_[layer].a && sums_.b == layers_[layer].b; }
+  // After the last part.
+  const char* finish() const;
+
+ private:
+  struct Section {
+    const std::uint8_t* raw[2];
+    std::size_t raw_bytes[2];
+    EscapesIn escapes[2];
+    const std::uint8_t* words;
+    std::size_t words_bytes;
+    std::uint32_t a, b;
+
+    const char* cut(const std::uint8_t* in, std::size_t nbytes, const Part* parts, std::size_t count,
+                    std::uint32_t mode);
+  };
+
+  const Model& model_;
+  std::size_t count_;
+  std::uint32_t mode_;
+  std::vector<Section> layers_;
+  std::size_t words_bytes_ = 0, most_raw_ = 0;
+  std::optional<Buffer<std::uint8_t>> stream_, symbols_, classes_, raw_;
+  std::optional<rans::Decoder> decoder_;
+  std::vector<std::uint32_t> distances_;
+  Sums sums_;
 };
 
 }  // namespace kvstore::predict

@@ -1,14 +1,12 @@
-// AVX2 twins of the rANS steps: four vectors of 8 lanes. Included by rans/rans.cc only.
+// AVX2 twins of the rANS steps: four vectors of 8 lanes. Included by rans/dispatch.h only.
 #pragma once
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
+#include "common/intrinsics_begin.h"
+#include "common/simd.h"
 #include "rans/walk.h"
 
-#define KVSTORE_AVX2 __attribute__((target("avx2,popcnt")))
-
-namespace kvstore::rans {
+namespace kvstore::rans::avx2 {
 namespace {
 
 // For every set of lanes, the permutation that moves them to the end of a vector (pack), and the one that hands
@@ -35,13 +33,13 @@ constexpr Shuffles make_shuffles() {
 
 constexpr Shuffles kShuffles = make_shuffles();
 
-KVSTORE_AVX2 inline __m256i bytes8(const std::uint8_t* from) {
+KVSTORE_AVX2_POPCNT inline __m256i bytes8(const std::uint8_t* from) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 }
 
 // table[index] for eight lanes. Single loads, because gathers are 10 to 20 % slower on Zen 4 and far slower on
 // processors whose microcode makes them safe.
-KVSTORE_AVX2 inline __m256i pick8(const std::uint32_t* table, __m256i index) {
+KVSTORE_AVX2_POPCNT inline __m256i pick8(const std::uint32_t* table, __m256i index) {
   const __m128i low = _mm256_castsi256_si128(index), high = _mm256_extracti128_si256(index, 1);
   const auto a = static_cast<std::uint64_t>(_mm_cvtsi128_si64(low));
   const auto b = static_cast<std::uint64_t>(_mm_extract_epi64(low, 1));
@@ -53,8 +51,8 @@ KVSTORE_AVX2 inline __m256i pick8(const std::uint32_t* table, __m256i index) {
 }
 
 template <int BITS>
-KVSTORE_AVX2 inline __m256i encode8(const std::uint32_t* entries, __m256i x, const std::uint8_t* symbols,
-                                    const std::uint8_t* classes, std::uint8_t*& top, __m256i& seen) {
+KVSTORE_AVX2_POPCNT inline __m256i encode8(const std::uint32_t* entries, __m256i x, const std::uint8_t* symbols,
+                                           const std::uint8_t* classes, std::uint8_t*& top, __m256i& seen) {
   const __m256i e = pick8(entries, _mm256_or_si256(_mm256_slli_epi32(bytes8(classes), 8), bytes8(symbols)));
   seen = _mm256_or_si256(seen, e);
   const __m256i below = _mm256_and_si256(e, _mm256_set1_epi32(0xfff));  // frequency - 1
@@ -79,9 +77,9 @@ KVSTORE_AVX2 inline __m256i encode8(const std::uint32_t* entries, __m256i x, con
 }
 
 template <int BITS>
-KVSTORE_AVX2 std::size_t encode_avx2(const std::uint32_t* entries, std::uint32_t* states, const std::uint8_t* symbols,
-                                     ClassWalk& walk, std::size_t steps, std::uint8_t*& top, const std::uint8_t* floor,
-                                     std::uint32_t& seen) {
+KVSTORE_AVX2_POPCNT std::size_t encode(const std::uint32_t* entries, std::uint32_t* states, const std::uint8_t* symbols,
+                                       ClassWalk& walk, std::size_t steps, std::uint8_t*& top,
+                                       const std::uint8_t* floor, std::uint32_t& seen) {
   __m256i* const kept = reinterpret_cast<__m256i*>(states);
   __m256i a = _mm256_loadu_si256(kept), b = _mm256_loadu_si256(kept + 1);
   __m256i c = _mm256_loadu_si256(kept + 2), d = _mm256_loadu_si256(kept + 3);
@@ -106,8 +104,8 @@ KVSTORE_AVX2 std::size_t encode_avx2(const std::uint32_t* entries, std::uint32_t
 }
 
 template <int BITS>
-KVSTORE_AVX2 inline __m256i decode8(const std::uint32_t* slots, __m256i x, const std::uint8_t* classes,
-                                    const std::uint8_t*& words, std::uint8_t* out) {
+KVSTORE_AVX2_POPCNT inline __m256i decode8(const std::uint32_t* slots, __m256i x, const std::uint8_t* classes,
+                                           const std::uint8_t*& words, std::uint8_t* out) {
   const __m256i slot = _mm256_and_si256(x, _mm256_set1_epi32((1 << BITS) - 1));
   const __m256i e = pick8(slots, _mm256_or_si256(_mm256_slli_epi32(bytes8(classes), BITS), slot));
   const __m256i first = _mm256_shuffle_epi8(e, _mm256_set1_epi32(0x0c080400));  // each half: its four symbols
@@ -127,8 +125,8 @@ KVSTORE_AVX2 inline __m256i decode8(const std::uint32_t* slots, __m256i x, const
 }
 
 template <int BITS>
-KVSTORE_AVX2 std::size_t decode_avx2(const std::uint32_t* slots, std::uint32_t* states, const std::uint8_t*& words,
-                                     const std::uint8_t* end, ClassWalk& walk, std::size_t steps, std::uint8_t* out) {
+KVSTORE_AVX2_POPCNT std::size_t decode(const std::uint32_t* slots, std::uint32_t* states, const std::uint8_t*& words,
+                                       const std::uint8_t* end, ClassWalk& walk, std::size_t steps, std::uint8_t* out) {
   __m256i* const kept = reinterpret_cast<__m256i*>(states);
   __m256i a = _mm256_loadu_si256(kept), b = _mm256_loadu_si256(kept + 1);
   __m256i c = _mm256_loadu_si256(kept + 2), d = _mm256_loadu_si256(kept + 3);
@@ -151,7 +149,7 @@ KVSTORE_AVX2 std::size_t decode_avx2(const std::uint32_t* slots, std::uint32_t* 
 }
 
 }  // namespace
-}  // namespace kvstore::rans
+}  // namespace kvstore::rans::avx2
 
-#undef KVSTORE_AVX2
+#include "common/intrinsics_end.h"
 #endif

@@ -1,35 +1,27 @@
-// AVX-512 twins of the rANS steps: two vectors of 16 lanes. Included by rans/rans.cc only.
+// AVX-512 twins of the rANS steps: two vectors of 16 lanes. Included by rans/dispatch.h only.
 #pragma once
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
+#include "common/intrinsics_begin.h"
+#include "common/simd.h"
 #include "rans/avx2-inl.h"
 #include "rans/walk.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined vectors that its own intrinsics start from for a mistake of ours (GCC bug 105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-#define KVSTORE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,popcnt")))
-
-namespace kvstore::rans {
+namespace kvstore::rans::avx512 {
 namespace {
 
-KVSTORE_AVX512 inline __m512i bytes16(const std::uint8_t* from) {
+KVSTORE_AVX512_POPCNT inline __m512i bytes16(const std::uint8_t* from) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
-KVSTORE_AVX512 inline __m512i pick16(const std::uint32_t* table, __m512i index) {
-  const __m256i low = pick8(table, _mm512_castsi512_si256(index));
-  return _mm512_inserti64x4(_mm512_castsi256_si512(low), pick8(table, _mm512_extracti64x4_epi64(index, 1)), 1);
+KVSTORE_AVX512_POPCNT inline __m512i pick16(const std::uint32_t* table, __m512i index) {
+  const __m256i low = avx2::pick8(table, _mm512_castsi512_si256(index));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), avx2::pick8(table, _mm512_extracti64x4_epi64(index, 1)), 1);
 }
 
 template <int BITS>
-KVSTORE_AVX512 inline __m512i encode16(const std::uint32_t* entries, __m512i x, const std::uint8_t* symbols,
-                                       const std::uint8_t* classes, std::uint8_t*& top, __m512i& seen) {
+KVSTORE_AVX512_POPCNT inline __m512i encode16(const std::uint32_t* entries, __m512i x, const std::uint8_t* symbols,
+                                              const std::uint8_t* classes, std::uint8_t*& top, __m512i& seen) {
   const __m512i e = pick16(entries, _mm512_or_si512(_mm512_slli_epi32(bytes16(classes), 8), bytes16(symbols)));
   seen = _mm512_or_si512(seen, e);
   const __m512i below = _mm512_and_si512(e, _mm512_set1_epi32(0xfff));  // frequency - 1
@@ -56,7 +48,7 @@ KVSTORE_AVX512 inline __m512i encode16(const std::uint32_t* entries, __m512i x, 
 }
 
 template <int BITS>
-KVSTORE_AVX512 std::size_t encode_avx512(const std::uint32_t* entries, std::uint32_t* states,
+KVSTORE_AVX512_POPCNT std::size_t encode(const std::uint32_t* entries, std::uint32_t* states,
                                          const std::uint8_t* symbols, ClassWalk& walk, std::size_t steps,
                                          std::uint8_t*& top, const std::uint8_t* floor, std::uint32_t& seen) {
   __m512i a = _mm512_loadu_si512(states), b = _mm512_loadu_si512(states + 16), all = _mm512_setzero_si512();
@@ -76,8 +68,8 @@ KVSTORE_AVX512 std::size_t encode_avx512(const std::uint32_t* entries, std::uint
 }
 
 template <int BITS>
-KVSTORE_AVX512 inline __m512i decode16(const std::uint32_t* slots, __m512i x, const std::uint8_t* classes,
-                                       const std::uint8_t*& words, std::uint8_t* out) {
+KVSTORE_AVX512_POPCNT inline __m512i decode16(const std::uint32_t* slots, __m512i x, const std::uint8_t* classes,
+                                              const std::uint8_t*& words, std::uint8_t* out) {
   const __m512i slot = _mm512_and_si512(x, _mm512_set1_epi32((1 << BITS) - 1));
   const __m512i e = pick16(slots, _mm512_or_si512(_mm512_slli_epi32(bytes16(classes), BITS), slot));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(e));
@@ -91,7 +83,7 @@ KVSTORE_AVX512 inline __m512i decode16(const std::uint32_t* slots, __m512i x, co
 }
 
 template <int BITS>
-KVSTORE_AVX512 std::size_t decode_avx512(const std::uint32_t* slots, std::uint32_t* states, const std::uint8_t*& words,
+KVSTORE_AVX512_POPCNT std::size_t decode(const std::uint32_t* slots, std::uint32_t* states, const std::uint8_t*& words,
                                          const std::uint8_t* end, ClassWalk& walk, std::size_t steps,
                                          std::uint8_t* out) {
   __m512i a = _mm512_loadu_si512(states), b = _mm512_loadu_si512(states + 16);
@@ -110,10 +102,7 @@ KVSTORE_AVX512 std::size_t decode_avx512(const std::uint32_t* slots, std::uint32
 }
 
 }  // namespace
-}  // namespace kvstore::rans
+}  // namespace kvstore::rans::avx512
 
-#undef KVSTORE_AVX512
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
+#include "common/intrinsics_end.h"
 #endif

@@ -4,9 +4,7 @@
 #include <type_traits>
 
 #include "common/rows.h"
-#include "splitzip/avx2-inl.h"
-#include "splitzip/avx512-inl.h"
-#include "splitzip/scalar-inl.h"
+#include "splitzip/dispatch.h"
 
 namespace kvstore::splitzip {
 namespace {
@@ -63,16 +61,6 @@ struct Layout {
     escapes = bases + chunks;
   }
 };
-
-template <class Head>
-const Kernels<Head>& kernels(Level level) {
-#if defined(__x86_64__) || defined(__i386__)
-  if (level == Level::avx512) return avx512::kKernels<Head>;
-  if (level == Level::avx2) return avx2::kKernels<Head>;
-#endif
-  (void)level;
-  return kScalar<Head>;
-}
 
 // Heads without the low part that a value of a wider dtype has, and that part.
 void cut(const std::uint32_t* values, std::size_t count, std::uint16_t* heads, std::uint8_t* low) {
@@ -323,11 +311,11 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
   alignas(64) Head heads[kChunk];
   const Kernels<Head>& kernel = kernels<Head>(level);
   const Layout layout(shape, layer);
-  if (nbytes < layout.escapes) return "splitzip: a layer is too short for its values";
+  if (nbytes < layout.escapes) return "a layer is too short for its values";
   const std::size_t escape_bytes = load32(in + 8);
   if (load32(in) != kFixed || load32(in + 4) != layout.chunks || escape_bytes >= kZeroFlag ||
       nbytes != round_up(layout.escapes + escape_bytes, kPad))
-    return "splitzip: the header of a layer does not fit it";
+    return "the header of a layer does not match its size or dtype";
   std::size_t value = 0, chunk = 0, before = 0;
   for (std::size_t i = 0; i < 2; ++i) {
     const std::size_t row = shape.row_bytes[2 * layer + i];
@@ -338,7 +326,7 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
         const std::size_t count = layout.run[i] - first < kChunk ? layout.run[i] - first : kChunk;
         Stored stored;
         if (!look_up<Head>(layout, in, chunk, count, before, escape_bytes, &stored))
-          return "splitzip: escapes of an impossible size";
+          return "the escapes of a chunk have an impossible size";
         before += stored.escape_bytes;
         if (first >= wanted_run) continue;
         const std::size_t wanted = wanted_run - first < count ? wanted_run - first : count;
@@ -356,13 +344,13 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
         else
           part = to;
         kernel.unpack(codes, in + layout.rest + rest_bytes<Head>(at), wanted, stored.window, part, stream);
-        if (!patch(stored, codes, count, wanted, part)) return "splitzip: an escape outside of its chunk";
+        if (!patch(stored, codes, count, wanted, part)) return "an escape lies outside of its chunk";
         if constexpr (kHasLow) paste(heads, in + layout.low + at * (sizeof(Value) - sizeof(Head)), wanted, to);
         if (!together) run.scatter(first * sizeof(Value), wanted * sizeof(Value), room);
       }
     }
   }
-  return before == escape_bytes ? nullptr : "splitzip: escapes that belong to no chunk";
+  return before == escape_bytes ? nullptr : "some escapes belong to no chunk";
 }
 
 // ---- layers stored as they are --------------------------------------------------------------------------------------
@@ -398,7 +386,7 @@ std::size_t encode_plain(const Shape& shape, std::size_t layer, const Rows* sour
 const char* decode_plain(const Shape& shape, std::size_t layer, const std::uint8_t* in, std::size_t nbytes,
                          const Rows* target, std::size_t wanted, bool, Level) {
   if (nbytes != plain_bytes(shape, layer) || load32(in) != kPlain)
-    return "splitzip: the header of a layer does not fit it";
+    return "the header of a layer does not match its size or dtype";
   in += kHeader;
   for (std::size_t i = 0; i < 2; ++i) {
     const std::size_t row = shape.row_bytes[2 * layer + i];
@@ -453,16 +441,16 @@ const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t 
                                                         : decode_layer<std::uint16_t, false>;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t size = sizes[layer];
-    if (size > nbytes) return "splitzip: layers longer than the payload";
+    if (size > nbytes) return "the layers are longer than the payload";
     const char* wrong = code(shape, layer, payload, size, target, wanted, large, level);
     if (wrong) return wrong;
     payload += size;
     nbytes -= size;
   }
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
   if (large) _mm_sfence();  // what was written past the caches is seen by whoever sees what comes after
 #endif
-  return nbytes == 0 ? nullptr : "splitzip: bytes after the last layer";
+  return nbytes == 0 ? nullptr : "bytes follow the last layer";
 }
 
 }  // namespace kvstore::splitzip

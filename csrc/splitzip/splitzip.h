@@ -37,7 +37,7 @@ std::size_t usual(const Shape& shape, std::size_t layer);
 inline constexpr std::size_t kTooShort = ~std::size_t{0};
 
 // Codes all layers one after the other into `out`. sizes: bytes of each layer. Returns how many chunks were stored raw,
-// or kTooShort where `capacity`, less than the sum of the bounds, did not do; `out` then holds anything. The caller
+// or kTooShort if `capacity`, less than the sum of the bounds, was too small; `out` then holds anything. The caller
 // vouches for the rows.
 std::size_t encode(const Shape& shape, const Rows* source, std::uint8_t* out, std::size_t capacity,
                    std::uint64_t* sizes, Level level);

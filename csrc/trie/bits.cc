@@ -88,7 +88,7 @@ double Trie::distance(uint32_t root, const uint32_t* p, size_t p_count, const ui
 }
 
 std::vector<uint64_t> Trie::prune(uint32_t root, double max_bits) {
-  if (std::isnan(max_bits)) throw std::invalid_argument("max_bits: not a number");
+  if (std::isnan(max_bits)) throw std::invalid_argument("max_bits: must not be NaN");
   struct Step {
     uint32_t node;
     double above;  // bits of the path to the node's start, without the term that telescopes

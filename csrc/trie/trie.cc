@@ -18,9 +18,9 @@ uint64_t random_seed() {
 
 Trie::Trie(uint32_t block_tokens, double concentration)
     : block_(block_tokens), concentration_(concentration), prefix_(common_prefix(level())), seed_(random_seed()) {
-  if (block_ == 0 || block_ > 65536) throw std::invalid_argument("block_tokens: not in 1..65536");
+  if (block_ == 0 || block_ > 65536) throw std::invalid_argument("block_tokens: expected a number from 1 to 65536");
   if (!(concentration_ >= kLeastConcentration && concentration_ <= kMostConcentration))
-    throw std::invalid_argument("concentration: not in 1e-6..1e6");
+    throw std::invalid_argument("concentration: expected a number from 1e-6 to 1e6");
   nodes_.append_zeros(1);
 }
 
@@ -79,7 +79,7 @@ uint32_t Trie::touch(uint32_t root, const uint32_t* tokens, size_t count) {
 
 void Trie::pin(uint32_t root, const uint32_t* tokens, size_t count, int delta) {
   const uint32_t n = checked_tokens(count);
-  if (delta != 1 && delta != -1) throw std::invalid_argument("delta: not +1 or -1");
+  if (delta != 1 && delta != -1) throw std::invalid_argument("delta: expected +1 or -1");
   FairLock::Exclusive guard(lock_);
   const Cursor at = walk(root_node(root), 0, tokens, n);
   if (n == 0 || at.depth < n) throw std::invalid_argument("tokens: this path is not stored");
@@ -124,8 +124,8 @@ uint32_t Trie::take_node() {
   return node;
 }
 
-// Cuts the edge of `low` at `depth`. The new node is the upper part, so that the children and the deeper records of `low`
-// need no change. Returns the upper node.
+// Cuts the edge of `low` at `depth`. The new node is the upper part, so that the children and the deeper records of
+// `low` need no change. Returns the upper node.
 uint32_t Trie::split(uint32_t low, uint32_t depth) {
   const double bits = bits_at(Cursor{low, depth});
   const uint32_t up = take_node();
@@ -207,31 +207,36 @@ void Trie::clear_record(uint32_t node, uint32_t end) {
   --live_records_;
 }
 
-std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
-                                   float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records) {
-  const uint32_t n = checked_tokens(count);
-  if (n == 0) throw std::invalid_argument("tokens: empty");
+void Trie::check_insert(const float* bits, float uniform_bits, uint32_t count, const uint32_t* ends,
+                        const uint64_t* ids, size_t records) const {
   for (size_t i = 0; i < records; ++i) {
-    if (ends[i] == 0 || ends[i] > n || (i && ends[i] <= ends[i - 1]) || (ends[i] % block_ && ends[i] != n))
-      throw std::invalid_argument("ends: not strictly rising multiples of the block, or the last token");
+    if (ends[i] == 0 || ends[i] > count || (i && ends[i] <= ends[i - 1]) || (ends[i] % block_ && ends[i] != count))
+      throw std::invalid_argument("ends: expected rising multiples of the block, or the last token");
     if (ids[i] == 0) throw std::invalid_argument("ids: 0 is not an id");
   }
   if (!std::is_sorted(ids, ids + records, std::less_equal<uint64_t>())) {
     std::vector<uint64_t> sorted(ids, ids + records);
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-      throw std::invalid_argument("ids: one occurs twice");
+      throw std::invalid_argument("ids: the same id occurs twice");
   }
   const auto valid = [](float b) { return b >= 0 && b <= 1e30f; };
   bool fine = bits || valid(uniform_bits);
   if (bits)
-    for (uint32_t i = 0; i < n; ++i) fine &= valid(bits[i]);
-  if (!fine) throw std::invalid_argument("bits: not finite and >= 0");
+    for (uint32_t i = 0; i < count; ++i) fine &= valid(bits[i]);
+  if (!fine) throw std::invalid_argument("bits: numbers must be finite and not negative");
+}
 
+std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
+                                   float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records) {
+  const uint32_t n = checked_tokens(count);
+  if (n == 0) throw std::invalid_argument("tokens: expected at least one");
+  check_insert(bits, uniform_bits, n, ends, ids, records);
   FairLock::Exclusive guard(lock_);
   const uint32_t top = root_node(root);
   for (size_t i = 0; i < records; ++i)  // rising ids beyond all that were ever used need no look
-    if (ids[i] <= top_id_ && records_.get(ids[i])) throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
+    if (ids[i] <= top_id_ && records_.get(ids[i]))
+      throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
   const Cursor at = walk(top, 0, tokens, n);
   // What linking the leaf will write to lies anywhere; fetch it while the tokens are copied.
   const Node& reached = nodes_[at.node];
@@ -429,5 +434,3 @@ void Trie::compact_if_half_garbage() {
 }
 
 }  // namespace kvstore
-
-#include "trie/restore-inl.h"

@@ -1,11 +1,13 @@
 // Path-compressed radix trie over uint32 tokens: the index of every stored block of a KV cache.
 //
-// A stored sequence is cut in blocks of `block_tokens` (B). A stored block is a *record* with a 64-bit id. A record that
-// ends at depth e covers the tokens [floor((e - 1) / B) * B, e): a full block ends at a multiple of B, a tail anywhere else.
+// A stored sequence is cut in blocks of `block_tokens` (B). A stored block is a *record* with a 64-bit id. A record
+// that ends at depth e covers the tokens [floor((e - 1) / B) * B, e): a full block ends at a multiple of B, a tail
+// anywhere else.
 //
 // An edge is a slice of one shared token arena; a split shares the slice. A node keeps the cumulative bits (-log2 P) at
 // its end; inside an edge they are linear. The ids of the full blocks that end on an edge are a slice of a shared id
-// arena (0: hole); a tail sits in the node that ends with it. Children are found in one hash table and listed newest first.
+// arena (0: hole); a tail sits in the node that ends with it. Children are found in one hash table and listed newest
+// first.
 //
 // Traffic: a node counts the inserts and touches that entered its edge; all tokens of an edge share the count, and the
 // counts of a node's children never exceed its own. Counts and bits make the mixture probabilities (trie/bits.cc).
@@ -36,7 +38,7 @@ PrefixFn common_prefix(Level level);
 
 // The number of tokens of a query, if it fits the trie's indexes.
 inline uint32_t checked_tokens(size_t count) {
-  if (count > 0x7fffffff) throw std::invalid_argument("tokens: more than 2^31 - 1");
+  if (count > 0x7fffffff) throw std::invalid_argument("tokens: expected at most 2^31 - 1");
   return static_cast<uint32_t>(count);
 }
 
@@ -160,6 +162,8 @@ class Trie {
   double below_bits(Cursor at, uint32_t from) const;
   double path_bits(uint32_t root, const uint32_t* tokens, uint32_t count, uint32_t from) const;
 
+  void check_insert(const float* bits, float uniform_bits, uint32_t count, const uint32_t* ends, const uint64_t* ids,
+                    size_t records) const;
   void room(size_t tokens, size_t slots, size_t nodes);
   uint32_t take_node();
   uint32_t split(uint32_t node, uint32_t depth);

@@ -1,57 +1,28 @@
-// The inner loops of the donor codec's step mode: one body each, which the compiler vectorises for every twin. Products
-// are exact, or are not added to anything, so that fused operations round like others. Included by donor/steps/steps.cc only.
+// The inner loops of the donor codec's step mode: one body each, of which donor/steps/dispatch.h makes the twin of
+// every CPU level for the compiler to vectorise. Products are exact, or are not added to anything, so that fused
+// operations round like others.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#include "common/cpu.h"
-#include "donor/scalar-inl.h"
+#include "common/floats.h"
+#include "donor/kernels.h"
+#include "donor/steps/kernels.h"
 #include "donor/steps/steps.h"
 
 namespace kvstore::donor::steps {
 
-#define KVSTORE_BODY inline __attribute__((always_inline))
-
 constexpr int kNearer = 3;  // sixteenths of a step
 constexpr std::uint32_t kLimitBits = 0x49742400;  // 1e6
 
-// All do one row of a part.
-struct Kernels {
-  // totals += |mu|
-  void (*add)(const std::uint16_t* mu, std::size_t width, float* totals);
-  // The tables of numbers of coded channels: kClasses + scales + shift, within bounds.
-  void (*tables)(const std::uint8_t* scales, std::size_t width, int shift, std::uint8_t* to);
-  // The sum of the symbols' magnitudes, and the largest symbol.
-  std::int64_t (*measure)(const std::uint8_t* symbols, std::size_t width, std::uint8_t* largest);
-  // bf16 of mu + numbers * steps, to nearest, ties to even.
-  void (*restore)(const std::uint16_t* mu, const std::int8_t* numbers, const float* steps, std::size_t width,
-                  std::uint16_t* to);
-  // The numbers; kLargest + 1 for escapes. inverse: 16 / step, or 0.
-  void (*quantise)(const std::uint16_t* x, const std::uint16_t* mu, const float* steps, const float* inverse,
-                   std::size_t width, std::int8_t* numbers);
-  // Of each channel: the sum of squared errors, the bits of the largest error.
-  void (*errors)(const std::uint16_t* x, const std::uint16_t* y, std::size_t width, double* squares,
-                 std::uint32_t* largest);
-};
-
-KVSTORE_BODY std::uint32_t bits_of(float v) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return bits;
-}
-
-KVSTORE_BODY std::uint32_t rounded(float v) {
+KVSTORE_INLINE std::uint32_t rounded(float v) {
   const std::uint32_t bits = bits_of(v);
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-KVSTORE_BODY void add_body(const std::uint16_t* mu, std::size_t width, float* __restrict totals) {
+KVSTORE_INLINE void add_body(const std::uint16_t* mu, std::size_t width, float* __restrict totals) {
   for (std::size_t j = 0; j < width; ++j) totals[j] += number(mu[j] & 0x7fff);
 }
 
-KVSTORE_BODY void tables_body(const std::uint8_t* scales, std::size_t width, int shift, std::uint8_t* __restrict to) {
+KVSTORE_INLINE void tables_body(const std::uint8_t* scales, std::size_t width, int shift, std::uint8_t* __restrict to) {
   const auto by = static_cast<std::int8_t>(shift);
   for (std::size_t j = 0; j < width; ++j) {
     const auto found = static_cast<std::int8_t>(static_cast<std::int8_t>(scales[j]) + by);
@@ -61,7 +32,7 @@ KVSTORE_BODY void tables_body(const std::uint8_t* scales, std::size_t width, int
   }
 }
 
-KVSTORE_BODY std::int64_t measure_body(const std::uint8_t* symbols, std::size_t width, std::uint8_t* largest) {
+KVSTORE_INLINE std::int64_t measure_body(const std::uint8_t* symbols, std::size_t width, std::uint8_t* largest) {
   std::uint32_t sum = 0;  // at most 16 * 2^20
   std::uint8_t most = 0;
   for (std::size_t j = 0; j < width; ++j) {
@@ -73,13 +44,13 @@ KVSTORE_BODY std::int64_t measure_body(const std::uint8_t* symbols, std::size_t 
   return sum;
 }
 
-KVSTORE_BODY void restore_body(const std::uint16_t* mu, const std::int8_t* numbers, const float* steps,
+KVSTORE_INLINE void restore_body(const std::uint16_t* mu, const std::int8_t* numbers, const float* steps,
                                std::size_t width, std::uint16_t* __restrict to) {
   for (std::size_t j = 0; j < width; ++j)
     to[j] = static_cast<std::uint16_t>(rounded(number(mu[j]) + static_cast<float>(numbers[j]) * steps[j]));
 }
 
-KVSTORE_BODY void quantise_body(const std::uint16_t* x, const std::uint16_t* mu, const float* steps,
+KVSTORE_INLINE void quantise_body(const std::uint16_t* x, const std::uint16_t* mu, const float* steps,
                                 const float* inverse, std::size_t width, std::int8_t* __restrict numbers) {
   for (std::size_t j = 0; j < width; ++j) {
     const float from = number(mu[j]);
@@ -96,7 +67,7 @@ KVSTORE_BODY void quantise_body(const std::uint16_t* x, const std::uint16_t* mu,
   }
 }
 
-KVSTORE_BODY void errors_body(const std::uint16_t* x, const std::uint16_t* y, std::size_t width,
+KVSTORE_INLINE void errors_body(const std::uint16_t* x, const std::uint16_t* y, std::size_t width,
                               double* __restrict squares, std::uint32_t* __restrict largest) {
   for (std::size_t j = 0; j < width; ++j) {
     const float distance = number(x[j]) - number(y[j]);
@@ -105,48 +76,6 @@ KVSTORE_BODY void errors_body(const std::uint16_t* x, const std::uint16_t* y, st
     squares[j] += wide * wide;
     largest[j] = error > largest[j] ? error : largest[j];
   }
-}
-
-#define KVSTORE_STEPS_TWIN(NAME, TARGET)                                                                               \
-  namespace NAME {                                                                                                     \
-  TARGET inline void add(const std::uint16_t* mu, std::size_t width, float* totals) { add_body(mu, width, totals); }   \
-  TARGET inline void tables(const std::uint8_t* scales, std::size_t width, int shift, std::uint8_t* to) {              \
-    tables_body(scales, width, shift, to);                                                                             \
-  }                                                                                                                    \
-  TARGET inline std::int64_t measure(const std::uint8_t* symbols, std::size_t width, std::uint8_t* largest) {          \
-    return measure_body(symbols, width, largest);                                                                      \
-  }                                                                                                                    \
-  TARGET inline void restore(const std::uint16_t* mu, const std::int8_t* numbers, const float* steps,                  \
-                             std::size_t width, std::uint16_t* to) {                                                   \
-    restore_body(mu, numbers, steps, width, to);                                                                       \
-  }                                                                                                                    \
-  TARGET inline void quantise(const std::uint16_t* x, const std::uint16_t* mu, const float* steps,                     \
-                              const float* inverse, std::size_t width, std::int8_t* numbers) {                         \
-    quantise_body(x, mu, steps, inverse, width, numbers);                                                              \
-  }                                                                                                                    \
-  TARGET inline void errors(const std::uint16_t* x, const std::uint16_t* y, std::size_t width, double* squares,        \
-                            std::uint32_t* largest) {                                                                  \
-    errors_body(x, y, width, squares, largest);                                                                        \
-  }                                                                                                                    \
-  inline constexpr Kernels kKernels = {add, tables, measure, restore, quantise, errors};                               \
-  }
-
-KVSTORE_STEPS_TWIN(plain, )
-#if defined(__x86_64__)
-KVSTORE_STEPS_TWIN(avx2, __attribute__((target("avx2"))))
-KVSTORE_STEPS_TWIN(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
-#endif
-
-#undef KVSTORE_STEPS_TWIN
-#undef KVSTORE_BODY
-
-inline const Kernels& kernels(Level level) {
-#if defined(__x86_64__)
-  if (level == Level::avx512) return avx512::kKernels;
-  if (level >= Level::avx2) return avx2::kKernels;
-#endif
-  (void)level;
-  return plain::kKernels;
 }
 
 }  // namespace kvstore::donor::steps

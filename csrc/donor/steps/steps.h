@@ -1,5 +1,5 @@
-// The donor codec's step mode (FORMAT.md, "donor"): bf16 rows as those of the same tokens in other blocks and numbers
-// of steps, by rANS; lossy. codecs/donor_steps_reference.py is this as a program.
+// The donor codec's step mode (FORMAT.md, "donor"): bf16 rows as those of the same tokens in other blocks plus
+// whole numbers of steps, coded by rANS; lossy. codecs/donor_steps_reference.py is this as a program.
 #pragma once
 
 #include <cstddef>

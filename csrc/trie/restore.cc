@@ -1,14 +1,13 @@
-// Trie::restore: the bulk rebuild of an empty trie from the columns of a catalog. Included by trie/trie.cc only.
+// Trie::restore: the bulk rebuild of an empty trie from the columns of a catalog.
 //
-// The records of one parent are inserted together, in order of their ids; then each chain of only children is appended to
-// the edge that it continues. So the result does not depend on where the records lie, and a sequence that nothing else
-// shares is one node. While building, a record's id is its row + 1; the real ids come last.
-#pragma once
-
+// The records of one parent are inserted together, in order of their ids; then each chain of only children is appended
+// to the edge that it continues. So the result does not depend on where the records lie, and a sequence that nothing
+// else shares is one node. While building, a record's id is its row + 1; the real ids come last.
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <stdexcept>
+#include <unordered_map>
+#include <vector>
 
 #include "trie/trie.h"
 
@@ -17,13 +16,13 @@ namespace kvstore {
 class Trie::Rebuild {
  public:
   Rebuild(Trie& trie, const TrieRows& rows) : trie_(trie), rows_(rows), at_(rows.count), placed_(rows.count, kNowhere) {
-    if (rows.count >= kNone) throw std::invalid_argument("ids: too many records");
+    if (rows.count >= kNone) throw std::invalid_argument("ids: more records than a trie can hold");
     uint64_t total = 0;
     for (size_t i = 0; i < rows.count; ++i) {
       at_[i] = total;
       total += rows.counts[i];
     }
-    if (total != rows.token_count) throw std::invalid_argument("tokens: their number is not the sum of counts");
+    if (total != rows.token_count) throw std::invalid_argument("tokens: expected as many as counts add up to");
   }
 
   void run() {
@@ -51,7 +50,8 @@ class Trie::Rebuild {
 
   bool plausible(uint32_t row) const {
     const uint32_t count = rows_.counts[row], start = rows_.starts[row];
-    return rows_.ids[row] && count && count <= trie_.block_ && start % trie_.block_ == 0 && start <= 0x7fffffff - count &&
+    return rows_.ids[row] && count && count <= trie_.block_ && start % trie_.block_ == 0 &&
+           start <= 0x7fffffff - count &&
            rows_.roots[row] < trie_.roots_.size() && rows_.bits[row] >= 0 && rows_.bits[row] <= 1e30f;
   }
 
