@@ -14,7 +14,7 @@ BENCHMARKS := $(filter-out __init__ common conversations demo plot plot_quality 
 # the modification times of a fresh checkout say.
 hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
-BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(wildcard csrc/*)))
+BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
 .PHONY: setup demo test test-long test-repeat test-asan test-faults bench style docs clean
 .DEFAULT_GOAL := test

@@ -6,6 +6,8 @@ in-tree imports, type checkers and editors work.
 """
 
 import os
+import threading
+from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import find_packages, setup
@@ -22,7 +24,13 @@ else:
     COMPILE += ["-O3", "-g0"]
 
 
-CODECS = ("kvcopy.cc", "splitzip.cc", "entropy.cc", "rans.cc")
+# What extensions share: every part with what it stands on.
+CPU = ("common/cpu.cc",)
+RANS = ("rans/rans.cc", *CPU)
+MODEL = ("predictive/model.cc", *RANS)
+TRIE = ("trie/trie.cc", "trie/read.cc", "trie/bits.cc", "trie/restore.cc")
+STEPS = ("donor/rows.cc", "donor/steps/walk.cc", "donor/steps/encode.cc", "donor/steps/decode.cc")
+HEADERS = sorted(path.as_posix() for path in Path("csrc").rglob("*.h"))
 
 
 def extension(name: str, *sources: str) -> Pybind11Extension:
@@ -34,7 +42,7 @@ def extension(name: str, *sources: str) -> Pybind11Extension:
         extra_compile_args=COMPILE,
         extra_link_args=LINK,
         # Rebuild when any header changes: distutils only looks at the sources and this list.
-        depends=[f"csrc/{header}" for header in sorted(os.listdir("csrc")) if header.endswith(".h")],
+        depends=HEADERS,
     )
 
 
@@ -47,12 +55,27 @@ def packages() -> list[str]:
 
 
 class parallel_build_ext(build_ext):
-    """Compile the extension modules side by side."""
+    """Compile the extension modules side by side, and each source once, however many of them it is a part of."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         if self.parallel is None:
             self.parallel = min(4, os.cpu_count() or 1)
+
+    def build_extensions(self) -> None:
+        compile_sources = self.compiler.compile
+        locks = {source: threading.Lock() for extension in self.extensions for source in extension.sources}
+        objects: dict[str, list[str]] = {}
+
+        def compile_once(sources, **options):
+            for source in sources:
+                with locks[source]:  # two modules would write the same object file at once
+                    if source not in objects:
+                        objects[source] = compile_sources([source], **options)
+            return [path for source in sources for path in objects[source]]
+
+        self.compiler.compile = compile_once
+        super().build_extensions()
 
 
 setup(
@@ -60,19 +83,23 @@ setup(
     package_dir={"kvstore": "kvstore", "kvstore.trie": "trie", "kvstore.codecs": "codecs"},
     package_data={"kvstore": ["py.typed"], "kvstore.trie": ["*.pyi"], "kvstore.codecs": ["*.pyi", "*.bin"]},
     ext_modules=[
-        extension("kvstore.trie._trie", "trie.cc", "trie_read.cc", "trie_bits.cc", "cpu.cc", "bindings_trie.cc"),
-        extension("kvstore.trie._content", "content.cc", "content_find.cc", "bindings_content.cc"),
-        extension("kvstore.codecs._native", *CODECS, "cpu.cc", "bindings_codecs.cc"),
-        extension("kvstore.codecs._rans", "rans.cc", "cpu.cc", "bindings_rans.cc"),
+        extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
+        extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *CPU),
         extension(
-            "kvstore.codecs._predict", "predict.cc", "predict_model.cc", "rans.cc", "cpu.cc", "bindings_predict.cc"
+            "kvstore.codecs._native",
+            *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),
         ),
-        extension("kvstore.codecs._donor", "donor.cc", "predict_model.cc", "rans.cc", "cpu.cc", "bindings_donor.cc"),
-        extension("kvstore.codecs._donor_steps", "donor_steps.cc", "rans.cc", "cpu.cc", "bindings_donor_steps.cc"),
+        extension("kvstore.codecs._rans", "bindings/rans.cc", *RANS),
         extension(
-            "kvstore.codecs._lossy",
-            *("lossy.cc", "lossy_model.cc", "predict_model.cc", "rans.cc", "cpu.cc", "bindings_lossy.cc"),
+            "kvstore.codecs._predict",
+            *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc", *MODEL),
         ),
+        extension(
+            "kvstore.codecs._donor",
+            *("bindings/donor.cc", "donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL),
+        ),
+        extension("kvstore.codecs._donor_steps", "bindings/donor_steps.cc", *STEPS, *RANS),
+        extension("kvstore.codecs._lossy", "bindings/lossy.cc", "lossy/lossy.cc", "lossy/model.cc", *MODEL),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

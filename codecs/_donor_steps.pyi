@@ -1,3 +1,4 @@
+# fmt: off
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,27 +13,10 @@ class Coder:
     def __init__(self, *, freqs: _Array, costs: _Array, limits: _Array, expected: _Longs, bounds: _Longs) -> None: ...
 
 def encode(
-    coder: Coder,
-    shapes: _Longs,
-    count: int,
-    rows: _Longs,
-    spans: _Longs,
-    donors: list[_Longs],
-    angles: npt.NDArray[np.int16],
-    quarters: int,
-    out: Buffer,
-    level: str | None = None,
+    coder: Coder, shapes: _Longs, count: int, rows: _Longs, spans: _Longs, donors: list[_Longs],
+    angles: npt.NDArray[np.int16], quarters: int, out: Buffer, level: str | None = None
 ) -> tuple[int, ...] | None: ...
 def decode(
-    coder: Coder,
-    shapes: _Longs,
-    count: int,
-    rows: _Longs,
-    spans: _Longs,
-    donors: list[_Longs],
-    angles: npt.NDArray[np.int16],
-    payload: Buffer,
-    sizes: Sequence[int],
-    wanted: int,
-    level: str | None = None,
+    coder: Coder, shapes: _Longs, count: int, rows: _Longs, spans: _Longs, donors: list[_Longs],
+    angles: npt.NDArray[np.int16], payload: Buffer, sizes: Sequence[int], wanted: int, level: str | None = None
 ) -> str | None: ...

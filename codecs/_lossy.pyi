@@ -1,3 +1,4 @@
+# fmt: off
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,21 +15,10 @@ class Model:
     def positions(self) -> int: ...
 
 def decode(
-    model: Model,
-    tokens: _Array,
-    start: int,
-    payload: Buffer,
-    sizes: Sequence[int],
-    rows: _Longs,
-    wanted: int,
-    level: str | None = None,
+    model: Model, tokens: _Array, start: int, payload: Buffer, sizes: Sequence[int], rows: _Longs, wanted: int,
+    level: str | None = None
 ) -> str | None: ...
 def trace(
-    model: Model,
-    tokens: _Array,
-    start: int,
-    payload: Buffer,
-    sizes: Sequence[int],
-    rows: _Longs,
-    level: str | None = None,
+    model: Model, tokens: _Array, start: int, payload: Buffer, sizes: Sequence[int], rows: _Longs,
+    level: str | None = None
 ) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.int8], npt.NDArray[np.uint8]]] | str: ...

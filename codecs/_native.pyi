@@ -1,3 +1,4 @@
+# fmt: off
 from collections.abc import Sequence
 
 import numpy as np
@@ -5,11 +6,8 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 def copy_rows(
-    target: npt.NDArray[np.int64],
-    source: npt.NDArray[np.int64],
-    heads: npt.NDArray[np.uint32],
-    row_bytes: npt.NDArray[np.uint32],
-    tokens: int,
+    target: npt.NDArray[np.int64], source: npt.NDArray[np.int64], heads: npt.NDArray[np.uint32],
+    row_bytes: npt.NDArray[np.uint32], tokens: int
 ) -> None: ...
 
 class EntropyModel:
@@ -19,24 +17,11 @@ def bounds(
     dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32], tokens: int, entropy: bool = False
 ) -> tuple[int, int]: ...
 def encode(
-    dtype: str,
-    heads: npt.NDArray[np.uint32],
-    row_bytes: npt.NDArray[np.uint32],
-    tokens: int,
-    source: npt.NDArray[np.int64],
-    out: Buffer,
-    model: EntropyModel | None = None,
-    level: str | None = None,
+    dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32], tokens: int,
+    source: npt.NDArray[np.int64], out: Buffer, model: EntropyModel | None = None, level: str | None = None
 ) -> tuple[int, ...] | None: ...
 def decode(
-    dtype: str,
-    heads: npt.NDArray[np.uint32],
-    row_bytes: npt.NDArray[np.uint32],
-    tokens: int,
-    payload: Buffer,
-    sizes: Sequence[int],
-    target: npt.NDArray[np.int64],
-    wanted: int,
-    model: EntropyModel | None = None,
-    level: str | None = None,
+    dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32], tokens: int, payload: Buffer,
+    sizes: Sequence[int], target: npt.NDArray[np.int64], wanted: int, model: EntropyModel | None = None,
+    level: str | None = None
 ) -> str | None: ...

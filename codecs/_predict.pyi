@@ -1,3 +1,4 @@
+# fmt: off
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,43 +13,21 @@ FALL_BACK: int
 
 class Model:
     def __init__(
-        self,
-        *,
-        shapes: _Longs,
-        in_scale: Sequence[_Array],
-        out_scale: Sequence[_Array],
-        scale: Sequence[_Array],
-        bias: Sequence[_Array],
-        adapt: Sequence[_Array],
-        fix: Sequence[_Array | None],
-        weight: Sequence[_Array | None],
-        token_kv: _Array,
-        freqs: _Array | None = None,
-        rope_fine: _Array | None = None,
-        rope_coarse: _Array | None = None,
+        self, *, shapes: _Longs, in_scale: Sequence[_Array], out_scale: Sequence[_Array], scale: Sequence[_Array],
+        bias: Sequence[_Array], adapt: Sequence[_Array], fix: Sequence[_Array | None], weight: Sequence[_Array | None],
+        token_kv: _Array, freqs: _Array | None = None, rope_fine: _Array | None = None,
+        rope_coarse: _Array | None = None
     ) -> None: ...
     @property
     def positions(self) -> int: ...
 
 def encode(
-    model: Model,
-    tokens: _Array,
-    start: int,
-    rows: _Longs,
-    out: Buffer,
-    limit: int | None = None,
-    level: str | None = None,
+    model: Model, tokens: _Array, start: int, rows: _Longs, out: Buffer, limit: int | None = None,
+    level: str | None = None
 ) -> tuple[int, ...] | int | None: ...
 def decode(
-    model: Model,
-    tokens: _Array,
-    start: int,
-    count: int,
-    payload: Buffer,
-    sizes: Sequence[int],
-    rows: _Longs,
-    wanted: int,
-    level: str | None = None,
+    model: Model, tokens: _Array, start: int, count: int, payload: Buffer, sizes: Sequence[int], rows: _Longs,
+    wanted: int, level: str | None = None
 ) -> str | None: ...
 def residuals(
     model: Model, tokens: _Array, start: int, rows: _Longs, level: str | None = None

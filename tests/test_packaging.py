@@ -102,7 +102,7 @@ def test_the_sdist_holds_all_sources(dist: Path, source: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {
-        path.relative_to(source).as_posix() for path in (source / "csrc").iterdir() if path.suffix in (".cc", ".h")
+        path.relative_to(source).as_posix() for path in (source / "csrc").rglob("*") if path.suffix in (".cc", ".h")
     }
     for folder in ("kvstore", "trie", "codecs", "tests", "benchmarks"):
         for path in (source / folder).rglob("*"):

@@ -302,14 +302,14 @@ def test_every_kind_of_damage_is_named() -> None:
     first, second = case.sections[:2]
     fields = list(HEADER.unpack_from(first))
     for field, value, text in (
-        (0, 4, "another mode"), (1, 21, "more exact rows"), (2, 401, "steps"), (3, -401, "steps"), (4, 0.0, "steps"),
-        (5, float("nan"), "steps"), (5, 1e6, "steps"),
+        (0, 4, "another mode"), (1, 21, "more exact rows"), (2, 401, "steps"), (3, -401, "steps"),
+        (4, 0.0, "step sizes"), (5, float("nan"), "step sizes"), (5, 1e6, "step sizes"),
     ):  # fmt: skip
         other = [*fields[:field], value, *fields[field + 1 :]]
         assert text in changed(0, HEADER.pack(*other) + first[HEADER.size :])
     assert "header" in changed(0, first[: HEADER.size - 1])
-    assert "count of escapes" in changed(1, b"")
-    assert "count of escapes" in changed(1, b"\xff" * 5 + second)
+    assert "number of escapes" in changed(1, b"")
+    assert "number of escapes" in changed(1, b"\xff" * 5 + second)
     assert "exact rows" in changed(1, second[:20])
     assert "in its escapes" in changed(1, struct.pack("<5B", 0xFF, 0xFF, 0xFF, 0xFF, 0x7F) + second[1:])
     listed, begin = read_varint(second, 0)
@@ -340,9 +340,9 @@ def test_numbers_beyond_all_floats_harm_nothing() -> None:
 @pytest.mark.parametrize(
     ("match", "name", "change"),
     [
-        ("levels: expected increasing", "levels", lambda x: x[::-1].copy()),
+        ("levels: numbers must rise", "levels", lambda x: x[::-1].copy()),
         ("levels: expected 1 to 16", "levels", lambda x: x[:0]),
-        ("levels: expected -400", "levels", lambda x: x * 100),
+        ("levels: expected numbers from -400", "levels", lambda x: x * 100),
         ("levels", "levels", lambda x: x.astype(np.int32)),
         ("0.k.uses: layer 0", "uses", lambda x: x + 1),
         ("1.k.uses", "uses", lambda x: np.where(x > 0, 32, 0).astype(np.uint8)),
@@ -350,19 +350,19 @@ def test_numbers_beyond_all_floats_harm_nothing() -> None:
         ("uses", "uses", lambda x: x[1:]),
         ("1.k.weight", "weight", lambda x: [y if y is None else y[:-1].copy() for y in x]),
         ("1.k.weight", "weight", lambda x: [None] * len(x)),
-        ("1.k.weight: expected -127", "weight", lambda x: [y if y is None else np.full_like(y, -128) for y in x]),
-        ("1.k.bias: expected -2684", "bias", lambda x: [y if y is None else np.full_like(y, 1 << 29) for y in x]),
-        ("1.k.out_scale: expected finite", "out_scale", lambda x: [y if y is None else y * 0 for y in x]),
+        ("1.k.weight: .* from -127", "weight", lambda x: [y if y is None else np.full_like(y, -128) for y in x]),
+        ("1.k.bias: .* from -2684", "bias", lambda x: [y if y is None else np.full_like(y, 1 << 29) for y in x]),
+        ("1.k.out_scale: .* positive", "out_scale", lambda x: [y if y is None else y * 0 for y in x]),
         ("0.k.basis", "basis", lambda x: [y[1:].copy() for y in x]),
-        ("0.k.component: expected finite", "component", lambda x: [y * np.inf for y in x]),
-        ("0.k.unit: expected finite", "unit", lambda x: [-y for y in x]),
-        ("0.k.scale: expected -400", "scale", lambda x: [np.full_like(y, 401) for y in x]),
-        ("0.k.adapt: expected -4096", "adapt", lambda x: [np.full_like(y, 4097) for y in x]),
+        ("0.k.component: numbers must be finite and positive", "component", lambda x: [y * np.inf for y in x]),
+        ("0.k.unit: numbers must be finite and positive", "unit", lambda x: [-y for y in x]),
+        ("0.k.scale: expected numbers from -400", "scale", lambda x: [np.full_like(y, 401) for y in x]),
+        ("0.k.adapt: expected numbers from -4096", "adapt", lambda x: [np.full_like(y, 4097) for y in x]),
         ("entry for K and V", "adapt", lambda x: x[1:]),
         ("freqs", "freqs", lambda x: x * 0),
         ("row_freqs", "row_freqs", lambda x: x[1:]),
         ("centroids: expected numbers", "centroids", lambda x: x * np.nan),
-        ("expect: expected 1", "expect", lambda x: x * 0),
+        ("expect: expected numbers from 1", "expect", lambda x: x * 0),
         ("centroids", "centroids", None),
     ],
 )  # fmt: skip

@@ -171,8 +171,8 @@ def test_every_kind_of_damage_is_named() -> None:
     assert "left over" in changed(4, 1, b"\0", 28 + raw_k)
     assert "left over" in changed(12, 1, b"\0\0", 28 + raw_k + raw_v)
     assert "shorter than its header" in changed(16, 1 << 20)
-    assert "not what was encoded" in changed(20, 1)
-    assert "not what was encoded" in changed(24, 1)
+    assert "not those that were encoded" in changed(20, 1)
+    assert "not those that were encoded" in changed(24, 1)
     view = view_of(model, block)
     for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
         assert _predict.decode(coder, tokens, 7, 20, b"".join(layers), sizes, view.rows, 20) is not None
@@ -190,15 +190,15 @@ def test_models_that_are_not_in_order_are_refused() -> None:
     odd = one.fix.copy()  # type: ignore[union-attr]
     odd[0] += 1
     for match, changed in (
-        ("1.k.in_scale: expected finite", with_one("in_scale", 2, np.zeros(wide, np.float32))),
-        ("1.k.out_scale: expected finite", with_one("out_scale", 2, np.full(wide, np.inf, np.float32))),
-        ("1.k.scale: expected -400..400", with_one("scale", 2, np.full(wide, 401, np.int16))),
-        ("1.k.bias: expected -2684", with_one("bias", 2, np.full(wide, -(1 << 28) - 1, np.int32))),
-        ("1.k.adapt: expected -4096", with_one("adapt", 2, np.full(3, 4097, np.int32))),
-        ("1.k.fix: expected -14..30", with_one("fix", 2, np.full(wide, 31, np.int8))),
-        ("1.k.fix: the halves", with_one("fix", 2, odd)),
+        ("1.k.in_scale: numbers must be finite and positive", with_one("in_scale", 2, np.zeros(wide, np.float32))),
+        ("1.k.out_scale: numbers must be finite", with_one("out_scale", 2, np.full(wide, np.inf, np.float32))),
+        ("1.k.scale: expected numbers from -400 to 400", with_one("scale", 2, np.full(wide, 401, np.int16))),
+        ("1.k.bias: expected numbers from -2684", with_one("bias", 2, np.full(wide, -(1 << 28) - 1, np.int32))),
+        ("1.k.adapt: expected numbers from -4096", with_one("adapt", 2, np.full(3, 4097, np.int32))),
+        ("1.k.fix: expected numbers from -14 to 30", with_one("fix", 2, np.full(wide, 31, np.int8))),
+        ("1.k.fix: the two halves", with_one("fix", 2, odd)),
         ("1.v.fix", with_one("fix", 3, one.fix)),
-        ("1.k.weight: expected -127", with_one("weight", 2, np.full_like(one.weight, -128))),
+        ("1.k.weight: expected numbers from -127", with_one("weight", 2, np.full_like(one.weight, -128))),
         ("1.k.weight: expected a contiguous", with_one("weight", 2, one.weight[1:])),  # type: ignore[index]
         ("1.k.weight: missing", with_one("weight", 2, None)),
         ("0.k.weight: layer 0", with_one("weight", 0, one.weight)),

@@ -1,0 +1,133 @@
+// Python bindings of the copies between tensors and blocks, and of the codecs splitzip and entropy. Coding releases the
+// GIL.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "entropy/entropy.h"
+#include "splitzip/splitzip.h"
+
+namespace py = pybind11;
+using namespace kvstore;
+using namespace kvstore::bindings;
+
+namespace {
+
+using Ints = py::array_t<std::uint32_t, py::array::c_style>;
+
+void copy(const Longs& target, const Longs& source, const Ints& heads, const Ints& row_bytes,
+               std::size_t tokens) {
+  const auto count = static_cast<std::size_t>(heads.size());
+  if (row_bytes.size() != heads.size()) throw py::value_error("heads and row_bytes: expected the same length");
+  const auto to = rows_of(target, count), from = rows_of(source, count);
+  unlocked([&] { kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), count, tokens); });
+}
+
+splitzip::Dtype dtype_of(const std::string& name) {
+  if (name == "bfloat16") return splitzip::Dtype::bfloat16;
+  if (name == "float16") return splitzip::Dtype::float16;
+  if (name == "float32") return splitzip::Dtype::float32;
+  if (name == "float8_e5m2") return splitzip::Dtype::float8_e5m2;
+  if (name == "float8_e4m3fn") return splitzip::Dtype::float8_e4m3fn;
+  throw py::value_error("splitzip: dtype '" + name + "' is unknown");
+}
+
+// The arguments of all three functions below, checked.
+struct Call {
+  splitzip::Shape shape;
+  std::vector<std::uint64_t> bounds;
+
+  Call(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens)
+      : shape{dtype_of(dtype), static_cast<std::size_t>(heads.size()) / 2, heads.data(), row_bytes.data(), tokens} {
+    if (heads.size() % 2 || row_bytes.size() != heads.size())
+      throw py::value_error("heads and row_bytes: expected keys and values of every layer");
+    // So that no sum of sizes overflows; the format's own limit is far below.
+    double total = 0;
+    for (py::ssize_t i = 0; i < heads.size(); ++i)
+      total += static_cast<double>(heads.data()[i]) * row_bytes.data()[i] * static_cast<double>(tokens);
+    if (total >= 1e12) throw py::value_error("splitzip: a block has more values than can be coded at once");
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      bounds.push_back(splitzip::bound(shape, layer));
+      if (!bounds.back()) throw py::value_error("splitzip: a layer has more values than can be coded at once");
+    }
+  }
+  std::uint64_t bound() const {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t nbytes : bounds) sum += nbytes;
+    return sum;
+  }
+};
+
+using Halves = py::array_t<std::uint16_t, py::array::c_style>;
+
+std::unique_ptr<entropy::Model> entropy_model(const Halves& freqs, const Halves& costs) {
+  const py::ssize_t size = 2 * entropy::kClasses * entropy::kSymbols;
+  if (freqs.size() != size || costs.size() != size) throw py::value_error("tables: expected [2, 16, 193]");
+  auto model = std::make_unique<entropy::Model>();
+  if (!model->build(freqs.data(), costs.data())) throw py::value_error("tables: frequencies must sum to 4096");
+  return model;
+}
+
+// The most bytes that a block can take, and what it takes usually.
+py::tuple bounds(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens, bool entropy) {
+  const Call call(dtype, heads, row_bytes, tokens);
+  std::uint64_t usual = splitzip::kChunk;  // the last chunk is begun only where it fits, whatever it holds
+  for (std::size_t layer = 0; layer < call.shape.layers; ++layer)
+    usual += entropy ? entropy::usual(call.shape, layer) : splitzip::usual(call.shape, layer);
+  return py::make_tuple(call.bound(), std::min(usual, call.bound()));
+}
+
+// The bytes of each layer; None if `out` is too short. model: codes with entropy where given.
+py::object encode(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
+                  const Longs& source, const py::buffer& out, const entropy::Model* model, const MaybeLevel& level) {
+  const Call call(dtype, heads, row_bytes, tokens);
+  const auto rows = rows_of(source, static_cast<std::size_t>(heads.size()));
+  const Memory memory(out, true);
+  const Level chosen = level_of(level);
+  std::vector<std::uint64_t> sizes(call.shape.layers);
+  const std::size_t raw = unlocked([&] {
+    const auto capacity = memory.size();
+    return model ? entropy::encode(*model, call.shape, rows.data(), memory.data(), capacity, sizes.data(), chosen)
+                 : splitzip::encode(call.shape, rows.data(), memory.data(), capacity, sizes.data(), chosen);
+  });
+  return sizes_if(raw != splitzip::kTooShort, sizes);
+}
+
+// What is wrong with the payload, or None.
+std::optional<std::string> decode(const std::string& dtype, const Ints& heads, const Ints& row_bytes,
+                                  std::size_t tokens, const py::buffer& payload,
+                                  const std::vector<std::uint64_t>& sizes, const Longs& target, std::size_t wanted,
+                                  const entropy::Model* model, const MaybeLevel& level) {
+  const Call call(dtype, heads, row_bytes, tokens);
+  const auto rows = rows_of(target, static_cast<std::size_t>(heads.size()));
+  check_layers(sizes, call.shape.layers);
+  if (wanted > tokens) throw py::value_error("wanted: more tokens than there are");
+  const Memory memory(payload, false);
+  const Level chosen = level_of(level);
+  return damage(model ? "entropy" : "splitzip", unlocked([&] {
+    const std::uint8_t* const begin = memory.data();
+    const std::uint64_t* const layers = sizes.data();
+    return model ? entropy::decode(*model, call.shape, begin, memory.size(), layers, rows.data(), wanted, chosen)
+                 : splitzip::decode(call.shape, begin, memory.size(), layers, rows.data(), wanted, chosen);
+  }));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "C++ core of kvstore.codecs.";
+  m.def("copy_rows", &copy, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
+        py::arg("tokens"));
+  py::class_<entropy::Model>(m, "EntropyModel")
+      .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
+  m.def("bounds", &bounds, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("entropy") = false);
+  m.def("encode", &encode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("source"), py::arg("out"), py::arg("model") = py::none(), py::arg("level") = py::none());
+  m.def("decode", &decode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("payload"), py::arg("sizes"), py::arg("target"), py::arg("wanted"), py::arg("model") = py::none(),
+        py::arg("level") = py::none());
+}

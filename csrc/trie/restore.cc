@@ -1,0 +1,290 @@
+// Trie::restore: the bulk rebuild of an empty trie from the columns of a catalog.
+//
+// The records of one parent are inserted together, in order of their ids; then each chain of only children is appended
+// to the edge that it continues. So the result does not depend on where the records lie, and a sequence that nothing
+// else shares is one node. While building, a record's id is its row + 1; the real ids come last.
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <unordered_map>
+#include <vector>
+
+#include "trie/trie.h"
+
+namespace kvstore {
+
+class Trie::Rebuild {
+ public:
+  Rebuild(Trie& trie, const TrieRows& rows) : trie_(trie), rows_(rows), at_(rows.count), placed_(rows.count, kNowhere) {
+    if (rows.count >= kNone) throw std::invalid_argument("ids: more records than a trie can hold");
+    uint64_t total = 0;
+    for (size_t i = 0; i < rows.count; ++i) {
+      at_[i] = total;
+      total += rows.counts[i];
+    }
+    if (total != rows.token_count) throw std::invalid_argument("tokens: expected as many as counts add up to");
+  }
+
+  void run() {
+    link_rows();
+    for (uint32_t root = 0; root < first_of_root_.size(); ++root)
+      if (first_of_root_[root] != kNone) build_group(trie_.roots_[root], 0, first_of_root_[root]);
+    while (!open_.empty()) {
+      const uint32_t row = open_.back();
+      open_.pop_back();
+      build_group(trie_.records_.get(row + 1), rows_.starts[row] + rows_.counts[row], first_[row]);
+    }
+    name_records();
+    order_nodes();
+  }
+
+ private:
+  static constexpr uint32_t kNone = 0xffffffffu;
+  static constexpr uint64_t kNowhere = ~uint64_t{0};
+  struct Mixed {
+    uint64_t seed;
+    size_t operator()(uint64_t tag) const { return mix64(tag ^ seed); }
+  };
+
+  const uint32_t* tokens(uint32_t row) const { return rows_.tokens + at_[row]; }
+
+  bool plausible(uint32_t row) const {
+    const uint32_t count = rows_.counts[row], start = rows_.starts[row];
+    return rows_.ids[row] && count && count <= trie_.block_ && start % trie_.block_ == 0 &&
+           start <= 0x7fffffff - count &&
+           rows_.roots[row] < trie_.roots_.size() && rows_.bits[row] >= 0 && rows_.bits[row] <= 1e30f;
+  }
+
+  // Finds every row's parent, in order of (start, id), and lists the trusted rows by parent in that order.
+  void link_rows() {
+    const size_t m = rows_.count;
+    std::vector<uint32_t> order(m);
+    std::iota(order.begin(), order.end(), 0u);
+    std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
+      if (rows_.starts[a] != rows_.starts[b]) return rows_.starts[a] < rows_.starts[b];
+      return rows_.ids[a] != rows_.ids[b] ? rows_.ids[a] < rows_.ids[b] : a < b;
+    });
+    first_.assign(m, kNone);
+    next_.assign(m, kNone);
+    first_of_root_.assign(trie_.roots_.size(), kNone);
+    std::vector<uint32_t> parents(m, kNone), kept;
+    kept.reserve(m);
+    std::unordered_map<uint64_t, uint32_t, Mixed> by_tag(m, Mixed{trie_.seed_}), by_id(m, Mixed{trie_.seed_});
+    for (const uint32_t row : order) {
+      if (!plausible(row)) continue;
+      uint32_t parent = kNone;
+      if (rows_.starts[row]) {
+        const auto found = rows_.parent_tags[row] ? by_tag.find(rows_.parent_tags[row]) : by_tag.end();
+        if (found == by_tag.end()) continue;
+        parent = found->second;
+        if (rows_.starts[parent] + rows_.counts[parent] != rows_.starts[row] || rows_.roots[parent] != rows_.roots[row])
+          continue;
+      } else if (rows_.parent_tags[row]) {
+        continue;
+      }
+      if (rows_.tags[row]) {
+        const auto known = by_tag.find(rows_.tags[row]);
+        if (known != by_tag.end()) {  // the same block again, or a tag that lies
+          const uint32_t twin = known->second;
+          if (parents[twin] != parent || rows_.roots[twin] != rows_.roots[row] ||
+              rows_.counts[twin] != rows_.counts[row] ||
+              !std::equal(tokens(row), tokens(row) + rows_.counts[row], tokens(twin)))
+            continue;
+        }
+      }
+      if (!by_id.emplace(rows_.ids[row], row).second) continue;
+      if (rows_.tags[row]) by_tag.emplace(rows_.tags[row], row);
+      parents[row] = parent;
+      kept.push_back(row);
+    }
+    for (size_t i = kept.size(); i > 0; --i) {
+      const uint32_t row = kept[i - 1];
+      uint32_t& head = parents[row] == kNone ? first_of_root_[rows_.roots[row]] : first_[parents[row]];
+      next_[row] = head;
+      head = row;
+    }
+  }
+
+  uint32_t traffic(uint32_t row) const { return rows_.traffic ? rows_.traffic[row] : 0; }
+
+  // An only child continues the edge of its parent, unless the parent is pinned or saw other traffic, and so needs its
+  // own end.
+  uint32_t only_child(uint32_t row) const {
+    const uint32_t child = first_[row];
+    const bool only = child != kNone && next_[child] == kNone && !rows_.pinned[row] && traffic(row) == traffic(child);
+    return only ? child : kNone;
+  }
+
+  void build_group(uint32_t node, uint32_t depth, uint32_t first) {
+    group_.clear();
+    for (uint32_t row = first; row != kNone; row = next_[row]) group_.push_back(row);
+    for (const uint32_t row : group_) insert_row(node, depth, row);
+    for (uint32_t row : group_) {
+      const uint32_t leaf = trie_.records_.get(row + 1);
+      if (!leaf) continue;  // replaced or superseded
+      for (uint32_t child; (child = only_child(row)) != kNone; row = child) extend(leaf, child);
+      if (first_[row] != kNone) open_.push_back(row);
+    }
+  }
+
+  void insert_row(uint32_t node, uint32_t depth, uint32_t row) {
+    const uint32_t count = rows_.counts[row], end = depth + count;
+    trie_.room(count, 1, 2);
+    trie_.records_.prepare(row + 1);
+    const Cursor at = trie_.walk(node, depth, tokens(row), count);
+    uint32_t leaf = at.node;
+    if (at.depth < end) {
+      const uint32_t fresh = end - at.depth;
+      leaf = trie_.hang(at, tokens(row) + (at.depth - depth), fresh,
+                        trie_.bits_at(at) + double{rows_.bits[row]} * fresh / count);
+      // Place the chain behind it now, where it will be contiguous.
+      for (uint32_t r = row, child; (child = only_child(r)) != kNone; r = child) place(child);
+    } else if (end % trie_.block_ && trie_.nodes_[leaf].end != end) {
+      leaf = trie_.split(leaf, end);
+    }
+    std::vector<uint64_t> replaced;
+    for (uint32_t x = leaf; trie_.nodes_[x].end > depth; x = trie_.nodes_[x].parent) {
+      const Node& y = trie_.nodes_[x];
+      if (y.tail && y.end < end && !rows_.pinned[y.tail - 1]) trie_.take_tail(x, &replaced);
+    }
+    replaced.clear();
+    uint32_t holder = leaf;
+    while (trie_.start(trie_.nodes_[holder]) >= end) holder = trie_.nodes_[holder].parent;
+    trie_.put(holder, end, row + 1, &replaced);
+    if (!replaced.empty()) adopt(row, static_cast<uint32_t>(replaced[0] - 1));
+  }
+
+  // Merges the children of `old`, which is the same path, into those of `row`, in order of their ids.
+  void adopt(uint32_t row, uint32_t old) {
+    uint32_t a = first_[row], b = first_[old];
+    uint32_t* out = &first_[row];
+    while (a != kNone && b != kNone) {
+      uint32_t& lower = rows_.ids[a] < rows_.ids[b] ? a : b;
+      *out = lower;
+      out = &next_[lower];
+      lower = *out;
+    }
+    *out = a != kNone ? a : b;
+    first_[old] = kNone;
+  }
+
+  void place(uint32_t row) {
+    trie_.room(rows_.counts[row], 1, 0);
+    placed_[row] = trie_.arena_.size();
+    trie_.arena_.append(tokens(row), rows_.counts[row]);
+    trie_.slots_.append_zeros(rows_.counts[row] == trie_.block_);
+  }
+
+  // Appends a row to the edge of the leaf that its parent ends.
+  void extend(uint32_t leaf, uint32_t row) {
+    const uint32_t count = rows_.counts[row];
+    const bool full = count == trie_.block_;
+    trie_.room(trie_.nodes_[leaf].length + count, trie_.slot_count(trie_.nodes_[leaf]) + 1, 0);
+    trie_.records_.prepare(row + 1);
+    Node& x = trie_.nodes_[leaf];
+    if (placed_[row] != x.offset + x.length) {  // only after duplicates: move the edge to where it can grow
+      const uint64_t offset = trie_.arena_.size();
+      const uint32_t slots = static_cast<uint32_t>(trie_.slots_.size());
+      trie_.arena_.append(trie_.arena_.data() + x.offset, x.length);
+      trie_.slots_.append(trie_.slots_.data() + x.slots, trie_.slot_count(x));
+      trie_.arena_.append(tokens(row), count);
+      trie_.slots_.append_zeros(full);
+      x.offset = offset;
+      x.slots = slots;
+    }
+    x.length += count;
+    x.end += count;
+    x.bits += rows_.bits[row];
+    trie_.live_tokens_ += count;
+    trie_.live_slots_ += full;
+    std::vector<uint64_t> none;
+    trie_.put(leaf, x.end, row + 1, &none);
+  }
+
+  void name_records() {
+    trie_.records_.clear();
+    for (uint32_t node = 1; node < trie_.nodes_.size(); ++node) {
+      Node& x = trie_.nodes_[node];
+      if (!x.parent) continue;
+      const uint32_t slots = trie_.slot_count(x);
+      for (uint32_t i = 0; i < slots; ++i) name(node, &trie_.slots_[x.slots + i]);
+      name(node, &x.tail);
+    }
+  }
+  void name(uint32_t node, uint64_t* place) {
+    if (!*place) return;
+    const uint64_t row = *place - 1;
+    *place = rows_.ids[row];
+    trie_.nodes_[node].count = std::max(trie_.nodes_[node].count, traffic(static_cast<uint32_t>(row)));
+    trie_.records_.prepare(*place);
+    trie_.records_.set(*place, node);
+    trie_.top_id_ = std::max(trie_.top_id_, *place);
+    if (!rows_.pinned[row]) return;
+    ++trie_.own_pins_[node];  // the record of a pinned row ends its node
+    for (uint32_t x = node; trie_.nodes_[x].parent; x = trie_.nodes_[x].parent) {
+      trie_.unlink(x);
+      ++trie_.nodes_[x].older;
+    }
+  }
+
+  // Recency by id: the stamp of a node is the largest id at or below it. And a node's count is at least the sum of its
+  // children's: where no record ends, nothing else is known of it.
+  void order_nodes() {
+    struct Aged {
+      uint64_t stamp;
+      uint32_t end, node;
+    };
+    std::vector<uint64_t> stamp(trie_.nodes_.size(), 0), below(trie_.nodes_.size(), 0);
+    const auto settle = [&](uint32_t node) {
+      Node& x = trie_.nodes_[node];
+      x.count = static_cast<uint32_t>(std::max<uint64_t>(x.count, std::min<uint64_t>(below[node], UINT32_MAX)));
+      below[x.parent] += x.count;
+    };
+    std::vector<Aged> aged;
+    aged.reserve(trie_.live_nodes_);
+    for (uint32_t node = 1; node < trie_.nodes_.size(); ++node) {
+      const Node& x = trie_.nodes_[node];
+      if (!x.parent) continue;
+      aged.push_back(Aged{0, x.end, node});
+      stamp[node] = x.tail;
+      const uint32_t slots = trie_.slot_count(x);
+      for (uint32_t i = 0; i < slots; ++i) stamp[node] = std::max(stamp[node], trie_.slots_[x.slots + i]);
+      trie_.unlink(node);
+    }
+    std::sort(aged.begin(), aged.end(), [](const Aged& a, const Aged& b) { return a.end > b.end; });
+    for (Aged& a : aged) {
+      settle(a.node);
+      a.stamp = stamp[a.node];
+      uint64_t& above = stamp[trie_.nodes_[a.node].parent];
+      above = std::max(above, a.stamp);
+    }
+    for (const uint32_t root : trie_.roots_) settle(root);
+    std::sort(aged.begin(), aged.end(), [](const Aged& a, const Aged& b) {
+      return a.stamp != b.stamp ? a.stamp < b.stamp : a.end > b.end;
+    });
+    for (const Aged& a : aged)
+      if (!trie_.pins(trie_.nodes_[a.node])) trie_.link_after(a.node, trie_.nodes_[0].older);
+  }
+
+  Trie& trie_;
+  const TrieRows& rows_;
+  std::vector<uint64_t> at_;      // row -> its first token
+  std::vector<uint64_t> placed_;  // row -> where the arena already holds it
+  std::vector<uint32_t> first_, next_, first_of_root_;  // children of a row, siblings
+  std::vector<uint32_t> group_, open_;
+};
+
+std::vector<uint64_t> Trie::restore(const TrieRows& rows) {
+  FairLock::Exclusive guard(lock_);
+  if (live_nodes_) throw std::invalid_argument("restore: the trie is not empty");
+  Rebuild(*this, rows).run();
+  if (arena_.size() != live_tokens_) rebuild_arena();
+  std::vector<uint64_t> dropped;
+  for (size_t i = 0; i < rows.count; ++i)
+    if (!records_.get(rows.ids[i])) dropped.push_back(rows.ids[i]);
+  std::sort(dropped.begin(), dropped.end());
+  dropped.erase(std::unique(dropped.begin(), dropped.end()), dropped.end());
+  return dropped;
+}
+
+}  // namespace kvstore
