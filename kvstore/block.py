@@ -95,6 +95,25 @@ class Block:
         return HostRecord(header, buffer)
 
 
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block that is on disk already and becomes known here: see `Block` for what the fields mean. donors: the records
+    that it is coded against."""
+
+    record: int
+    parent: int
+    namespace: bytes
+    start: int
+    tokens: Tokens
+    expiry: float
+    donors: tuple[int, ...] = ()
+    pinned: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
 def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
     """Pages that the largest record of a full block takes."""
     import numpy as np

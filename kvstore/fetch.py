@@ -234,8 +234,8 @@ class _Run:
         if codec is None:
             return False
         # What was read with the record holds even where it is made to stand alone meanwhile.
-        source, families = part.source, fetcher.residency.families
-        records = source.donors if isinstance(source, Entry) else families.donors(part.record)
+        source = part.source
+        records = source.donors if isinstance(source, Entry) else fetcher.residency.donors_of(part.record)
         if len(records) != len(header.donors):
             raise DonorLost("the record needs other donors than the catalog says")
         donors = fetcher.donors.of(records, header.donors)

@@ -38,6 +38,11 @@ class Gate:
             self._inside -= 1
             self._left.notify_all()
 
+    @property
+    def inside(self) -> int:
+        """How many calls are under way."""
+        return self._inside
+
     def close(self) -> bool:
         """No call begins any more; returns when the last one has ended. False where it was closed already.
         Raises `StoreForked`."""

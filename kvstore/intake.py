@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvstore.block import Block
 from kvstore.families.recode import Recoder
+from kvstore.guard import PUT, Guard
 from kvstore.hit import PutResult
 from kvstore.layout import KVLayers
 from kvstore.metrics import Metrics
@@ -35,7 +37,8 @@ class Intake:
     metrics: Metrics
     recoder: Recoder
     next_record: int
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Guards `next_record`, and that blocks arrive in the order of their numbers.
+    _lock: Guard = field(default_factory=lambda: Guard(PUT))
 
     def put(
         self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
@@ -45,7 +48,7 @@ class Intake:
         with self._lock:
             result, blocks = self._take(sequence, layers, mutable, session)
         if self.residency.config.durability == "put":
-            self.writer.flush()
+            self.writer.wait()  # not flush: the counts since the last one are the user's
             disk = self.residency.disk
             lost = sum(not disk.holds(block.record) for block in blocks) if disk is not None else 0
             result = replace(result, dropped_blocks=result.dropped_blocks + lost)
@@ -54,20 +57,24 @@ class Intake:
         self.metrics.add("put_wait_s", result.waited_s)
         return result
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody puts or deletes meanwhile."""
+        with self._lock:
+            yield
+
     def note(self, key: bytes, record: SessionRecord | None) -> None:
         """Changes or (None) deletes a session."""
         with self._lock:
             self.writer.submit(Job(sessions=[self.sessions.set(key, record)]))
 
-    def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
-        """Forgets a sequence (see `KVStore.delete`) in memory; returns the records whose entries are to go. What was
-        coded against them stands alone, durably, on return, or, where that cannot be written, is among them."""
+    def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> tuple[int, list[int]]:
+        """Forgets a sequence (see `KVStore.delete`) in memory; returns how many records went, and those whose entries
+        are to go. What was coded against them stands alone, durably, on return, or, where that cannot be written, is
+        among them."""
         residency = self.residency
         with self._lock:
-            records: list[int] = residency.index.erase(namespace, tokens).tolist()
-            if residency.content is not None:
-                for record in records:
-                    residency.content.remove(record)
+            records = residency.erase(namespace, tokens)
             if self._members_of(records):
                 # Those on their way to the disk arrive there first: they can be read again only with their donors.
                 self.writer.wait()
@@ -75,8 +82,7 @@ class Intake:
                 self._stand_alone(members)
                 self.writer.wait()
                 records += self._left(members)
-            residency.drop(records)
-            return records
+            return len(records), residency.forget(records)
 
     def _left(self, members: list[int]) -> list[int]:
         """Members that are still stored as they were, for nothing could be written in their place."""
@@ -88,8 +94,8 @@ class Intake:
 
     def _members_of(self, records: list[int]) -> list[int]:
         """What is coded against these records and is none of them."""
-        families, gone = self.residency.families, set(records)
-        return sorted({member for record in records for member in families.members(record)} - gone)
+        gone = set(records)
+        return [member for member in self.residency.members_of(records) if member not in gone]
 
     def _stand_alone(self, members: list[int]) -> None:
         for job in self.recoder.alone(members, self._number):
@@ -108,12 +114,12 @@ class Intake:
         residency.expire()
         count = len(sequence.tokens)
         match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-        members = [r for r in match.records.tolist() if residency.families.donors(r)] if sequence.pin else []
+        members = [r for r in match.records.tolist() if residency.donors_of(r)] if sequence.pin else []
         if members:
             # A pinned record must not go with a donor that is not pinned.
             self._stand_alone(members)
             match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-        gap = missing_blocks(match, count, config.block_tokens, residency.unwritten)
+        gap = missing_blocks(match, count, config.block_tokens, residency.unwritten_among(match.records.tolist()))
         layout = sequence.layout
         raw = (count - gap.first_token) * layout.bytes_per_token
         waited = self.writer.wait_for_room(raw, config.put_timeout_s) if gap.blocks else 0.0
@@ -124,48 +130,27 @@ class Intake:
             self.metrics.add("dropped_queue_full", len(gap.blocks))
             return PutResult(count, 0, 0, len(gap.blocks), config.put_timeout_s), []
         blocks: list[Block] = []
-        superseded: list[int] = []
         if gap.blocks:
-            if any(record in residency.pinned for record in match.records.tolist()[gap.blocks[-1] :]):
+            if any(residency.is_pinned(record) for record in match.records.tolist()[gap.blocks[-1] :]):
                 sequence = replace(sequence, pin=True)  # it is stored again, and stays pinned
             view = view_from(layout, layers, gap.first_token, self.pool if mutable else None)
             blocks = list(make_blocks(sequence, match, gap, view, self.next_record, config.block_tokens))
             self.next_record += len(blocks)
-            superseded = self._index(sequence, blocks)
+            end = blocks[-1].end
+            bits = sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end]
+            residency.arrive(sequence.tokens[:end], blocks, bits)
         else:
             residency.index.touch(sequence.namespace, sequence.tokens)  # an insertion is a use by itself
         changed = self._extend_lives(sequence, match, blocks)
         residency.touch(match.records.tolist())
         residency.use_donors_of(match.records.tolist())
         if blocks or changed or sessions:
-            self.writer.submit(Job(blocks, superseded, changed, sessions))
+            self.writer.submit(Job(blocks, changed, sessions))
         if sequence.pin:
             # A block that was queued may have become a member just before it was pinned.
             match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-            self._stand_alone([r for r in match.records.tolist() if residency.families.donors(r)])
+            self._stand_alone([r for r in match.records.tolist() if residency.donors_of(r)])
         return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
-
-    def _index(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
-        """Makes blocks findable; returns the records they replace."""
-        residency = self.residency
-        for block in blocks:
-            residency.pending[block.record] = block
-            residency.set_expiry(block.record, block.expiry)
-        end = blocks[-1].end
-        superseded: list[int] = residency.index.insert(
-            sequence.namespace,
-            sequence.tokens[:end],
-            np.array([block.end for block in blocks], np.uint32),
-            np.array([block.record for block in blocks], np.uint64),
-            bits=sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end],
-        ).tolist()
-        residency.drop(superseded)
-        for told in residency.arrived:
-            for block in blocks:
-                told(block.record)
-        if blocks[-1].pinned:
-            residency.pin(blocks[-1].record)
-        return superseded
 
     def _extend_lives(
         self, sequence: Sequence, match: Match, blocks: list[Block]
@@ -179,9 +164,9 @@ class Intake:
             expiry = residency.expiry(record)
             if expiry and (not sequence.expiry or expiry < sequence.expiry):
                 residency.set_expiry(record, sequence.expiry)
-                changed[record] = (record, sequence.expiry, record in residency.pinned)
+                changed[record] = (record, sequence.expiry, residency.is_pinned(record))
         covered = records and match.depth >= len(sequence.tokens) and not (blocks and blocks[-1].pinned)
-        if sequence.pin and covered and records[-1] not in residency.pinned:
+        if sequence.pin and covered and not residency.is_pinned(records[-1]):
             residency.pin(records[-1])
             changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
         return list(changed.values())

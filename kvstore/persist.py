@@ -56,6 +56,7 @@ class Persister:
         made = list(self.executor.map(self._encode, blocks, plans))
         for first, last in _runs(blocks):
             self._keep(blocks[first:last], [made_one.host for made_one in made[first:last]])
+        self.residency.drop_late(block.record for block in blocks)
         return [Encoded(b, m.disk) for b, m in zip(blocks, made, strict=True) if m.disk is not None]
 
     def persist(self, group: Sequence[Job], encoded: Sequence[Encoded]) -> FlushResult:
@@ -63,7 +64,7 @@ class Persister:
         residency = self.residency
         drafts = [Draft(e.record.header, e.block.parent, e.record.buffer) for e in encoded]
         sessions = [session for job in group for session in job.sessions]
-        replacements = self._replacements(group)
+        replacements = [residency.replaced_by(job.blocks) for job in group]
         written: set[int] = set()
         if residency.disk is not None:
             on_disk = residency.disk.write(
@@ -78,36 +79,8 @@ class Persister:
                 written = on_disk
                 for session in sessions:
                     self.sessions.written(session)
-        for _, by in replacements:
-            if written.issuperset(by):
-                residency.replaced.pop(by[-1], None)
-        dropped = 0
-        for job in group:
-            for block in job.blocks:
-                wanted = residency.pending.pop(block.record, None) is not None
-                if wanted and block.record not in written:
-                    if residency.disk is not None:
-                        residency.unwritten.add(block.record)
-                        residency.families.remove(block.record)  # what memory holds of it needs no donor
-                        if residency.content is not None:
-                            residency.content.remove(block.record)
-                    residency.drop_if_nowhere(block.record)
-                    dropped += residency.disk is not None
-                    if residency.disk is None and block.record not in residency.index:
-                        residency.metrics.add("dropped_no_memory")
+        dropped = sum(residency.written(job.blocks, written) for job in group)
         return FlushResult(len(written), dropped)
-
-    def _replacements(self, group: Sequence[Job]) -> list[tuple[list[int], list[int]]]:
-        """(stored records, those that are to take their place) of each job. What was to be replaced by a record that
-        never came is now to be replaced by what replaces that."""
-        replaced, found = self.residency.replaced, []
-        for job in group:
-            if job.superseded and job.blocks:
-                old = [r for record in job.superseded for r in (*replaced.pop(record, ()), record)]
-                by = [block.record for block in job.blocks]
-                replaced[by[-1]] = old
-                found.append((old, by))
-        return found
 
     def _keep(self, run: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
         """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its
@@ -118,13 +91,13 @@ class Persister:
         for block, record in zip(run, records, strict=True):
             if tight and block.record in path:
                 residency.touch(path[: path.index(block.record)])
-            if record is not None and block.record in residency.pending and not host.add(block.record, record):
+            if record is not None and residency.is_pending(block.record) and not host.add(block.record, record):
                 residency.metrics.add("host_full")
         residency.touch(path)
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> _Made:
         residency, config = self.residency, self.residency.config
-        if block.record not in residency.pending:
+        if not residency.is_pending(block.record):
             return _Made(None, None)  # deleted or superseded since it was put
         if config.device.bytes:
             self._keep_on_device(block)

@@ -115,6 +115,11 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
+def key_tag(key: bytes) -> int:
+    """The first 8 bytes of a block's key, by which the catalog links blocks to their parents."""
+    return int.from_bytes(key[:8], "little")
+
+
 def seal(header: RecordHeader, record: memoryview) -> None:
     """Writes the header and both checksums in front of the payload that already stands in `record`.
 

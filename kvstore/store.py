@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 
 from kvstore.approximate import Approximate
 from kvstore.assembly import Assembler
+from kvstore.check import Checker, CheckReport
 from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
@@ -29,6 +31,7 @@ from kvstore.metrics import Metrics
 from kvstore.persist import Persister
 from kvstore.planner import Sequence
 from kvstore.profiles import Profiles
+from kvstore.record_check import RecordCheck
 from kvstore.residency import Residency
 from kvstore.result import allocate, deliver, stays
 from kvstore.session import Session, SessionTable
@@ -96,7 +99,8 @@ class KVStore:
                 self.metrics,
                 self._pool,
                 evict=self._residency.evict,
-                alive=self._residency.pending.__contains__,
+                alive=self._residency.is_pending,
+                lost=self._residency.quarantine,
             )
             try:
                 next_record = load_index(self._residency)
@@ -110,7 +114,7 @@ class KVStore:
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
         exact = identity.codec_family == "exact"
         self._donors = DonorReader(self._residency, self._pool, profiles, self.metrics, identity.layout, exact)
-        self._residency.forgotten.append(self._donors.forget)
+        self._residency.listen(forgotten=self._donors.forget)
         self._fetcher = Fetcher(
             self._residency, self._pool, self._executor, self.metrics, config.threads, profiles, self._donors
         )
@@ -327,13 +331,13 @@ class KVStore:
         """
         intake, ids, digest = self._check_writable(), as_tokens(tokens), self._digest(namespace)
         with self._gate:
-            records = intake.delete(digest, ids)
+            count, records = intake.delete(digest, ids)
             if self._residency.disk is not None and records:
                 # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
                 intake.writer.wait()
-                self._residency.disk.remove(self._residency.with_replaced(records))
-        self.metrics.add("deleted_records", len(records))
-        return len(records)
+                self._residency.disk.remove(records)
+        self.metrics.add("deleted_records", count)
+        return count
 
     def flush(self) -> FlushResult:
         """Returns when every put and session change made before is durable, or was dropped and counted."""
@@ -386,16 +390,45 @@ class KVStore:
             tiers["disk"] = disk.stats()
         return {
             "index": residency.index.stats(),
-            "families": residency.families.stats(),
+            "families": residency.family_stats(),
             "content": residency.content.stats() if residency.content is not None else {},
             **tiers,
             "queue": {
                 "bytes": self._intake.writer.pending_bytes if self._intake else 0,
-                "records": len(residency.pending),
+                "records": residency.pending_records,
             },
             "buffers": {"free_bytes": self._pool.free_bytes},
             "counters": self.metrics.snapshot(),
         }
+
+    def check(self, deep: bool = False) -> CheckReport:
+        """Looks whether everything that the store says of itself agrees: index, tiers, catalog, segments, families,
+        pins, ends of life, sessions. Repairs nothing.
+
+        deep: also read every record on disk and verify checksums, keys and tokens. Takes time in proportion to the
+        number of records, deep to their bytes. Other calls go on; a put or delete waits while one look is taken, and
+        what is only under way is looked at again before it is reported.
+
+        Example:
+            >>> store.check().problems
+            ()
+        """
+        self._check_open()
+        intake = self._intake
+        with self._gate:
+            return Checker(
+                self._residency,
+                RecordCheck(self._pool, self._lookup.root, self._residency.whole_path, self.config.block_tokens),
+                intake.paused if intake is not None else contextlib.nullcontext,
+                self._is_idle,
+            ).check(deep)
+
+    def _is_idle(self) -> bool:
+        """Whether no other call is under way, and no prefetch."""
+        if self._gate.inside > 1:
+            return False
+        self._background.submit(int).result()  # prefetches come one after the other: all before this one are done
+        return self._gate.inside == 1
 
     def close(self) -> None:
         """Waits for the calls of other threads, writes what is queued, closes files and ends threads. Idempotent;

@@ -29,11 +29,9 @@ class SessionChange:
 
 @dataclass(frozen=True)
 class Job:
-    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records.
-    superseded: records that the job's blocks replace."""
+    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records."""
 
     blocks: Sequence[Block] = ()
-    superseded: Sequence[int] = ()
     changed: Sequence[tuple[int, float | None, bool]] = ()
     sessions: Sequence[SessionChange] = ()
 

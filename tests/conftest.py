@@ -9,7 +9,10 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
 
 def pytest_configure() -> None:
-    """`make test-asan` must not pass because the ordinary build was imported."""
+    """Locks are asserted; and `make test-asan` must not pass because the ordinary build was imported."""
+    from kvstore.guard import Guard
+
+    Guard.enforced = True
     if os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1":
         from kvstore.codecs import _donor, _donor_steps, _lossy, _native, _predict, _rans
         from kvstore.trie import _content, _trie

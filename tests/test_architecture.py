@@ -21,6 +21,7 @@ LAYERS = [
         "kvstore.session_record",
         "kvstore.eviction",
         "kvstore.metrics",
+        "kvstore.guard",
     },
     {"kvstore.codecs", "kvstore.trie"},
     {"kvstore.tiers"},

@@ -85,7 +85,7 @@ class DonorReader:
 
     def start(self, record: int) -> int | None:
         """Position of the donor's first token; None where it is gone. Reads nothing."""
-        queued, held = self._residency.pending.get(record), self._residency.host.get(record)
+        queued, held = self._residency.queued(record), self._residency.host.get(record)
         if self._any_tier and queued is not None:
             return queued.start
         if self._any_tier and held is not None:
@@ -124,7 +124,7 @@ class DonorReader:
         return block
 
     def _from_queue(self, record: int) -> DonorBlock | None:
-        block = self._residency.pending.get(record) if self._any_tier else None
+        block = self._residency.queued(record) if self._any_tier else None
         if block is None:
             return None
         view = block.view if block.view.on_cpu else copy_on_cpu(block.view)

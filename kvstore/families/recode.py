@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvstore.block import Block
 from kvstore.codecs import KVView
 from kvstore.fetch import Fetcher, Part
@@ -54,7 +52,7 @@ class Recoder:
         before = residency.index.match(namespace, tokens[:start], touch=False)
         source = self._source(member)
         if source is None:
-            residency.drop([member])
+            residency.forget([member])
             return None
         here = tokens[start:].copy()
         room = self.pool.take(len(here) * self.layout.bytes_per_token)
@@ -73,22 +71,14 @@ class Recoder:
             view=view,
             bits=max(0.0, match.bits - before.bits),
             expiry=residency.expiry(member),
-            pinned=member in residency.pinned,
+            pinned=residency.is_pinned(member),
             alone=True,
         )
-        residency.pending[block.record] = block
-        residency.set_expiry(block.record, block.expiry)
-        end, record = np.array([len(tokens)], np.uint32), np.array([block.record], np.uint64)
-        replaced: list[int] = residency.index.insert(namespace, tokens, end, record).tolist()
-        residency.drop(replaced)
-        for told in residency.arrived:
-            told(block.record)
-        if block.pinned:
-            residency.pin(block.record)
-        return Job([block], replaced)
+        residency.arrive(tokens, [block])
+        return Job([block])
 
     def _source(self, member: int) -> Source | None:
         residency = self.residency
-        if self.exact or residency.disk is None or member in residency.pending:
+        if self.exact or residency.disk is None or residency.is_pending(member):
             return residency.find([member])[0]
         return residency.disk.locate([member])[0]

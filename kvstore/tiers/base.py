@@ -53,6 +53,11 @@ class MemoryTier(Generic[T]):
     def __contains__(self, record_id: int) -> bool:
         return record_id in self._items
 
+    def sizes(self) -> tuple[int, dict[int, int]]:
+        """(bytes taken, bytes by record) at one moment."""
+        with self._lock:
+            return self._bytes, {record_id: item.nbytes for record_id, item in self._items.items()}
+
     def get(self, record_id: int) -> T | None:
         return self._items.get(record_id)
 

@@ -352,6 +352,11 @@ class Catalog:
             pairs = [(key, _checked(value)) for key, value in cursor]
         return ((key, value) for key, value in pairs if value is not None)
 
+    def session_count(self) -> int:
+        """How many sessions there are, damaged ones included."""
+        with _errors("read"), self._env.begin() as txn:
+            return int(txn.stat(self._sessions)["entries"])
+
     # ---- traffic -------------------------------------------------------------------------------------------------
 
     def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvstore.config import PAGE_BYTES
-from kvstore.record import DamagedRecord, RecordHeader, padded, parse
+from kvstore.record import DamagedRecord, RecordHeader, key_tag, padded, parse
 from kvstore.session_record import SessionRecord, session_key
 from kvstore.tiers.disk.catalog import Catalog, Entry, Scan, intact
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
@@ -31,11 +31,6 @@ class Rebuilt:
 
     records: int
     sessions: int
-
-
-def key_tag(key: bytes) -> int:
-    """The first 8 bytes of a block's key, by which the catalog links blocks to their parents."""
-    return int.from_bytes(key[:8], "little")
 
 
 def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:

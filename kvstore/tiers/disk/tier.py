@@ -6,9 +6,9 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
 from kvstore.errors import KVStoreError
+from kvstore.guard import DISK, DISK_WRITE, Guard
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
@@ -27,6 +28,7 @@ from kvstore.tiers.disk.opening import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space
 from kvstore.tiers.disk.recovery import entry_of
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
+from kvstore.tiers.disk.survey import Survey, segment_problems, session_problems
 
 _CATALOG_HEADROOM = 2  # a commit adds at most half a segment to the catalog
 _PLACE_ATTEMPTS = 4
@@ -45,7 +47,8 @@ class Draft:
 
 class DiskTier:
     """Thread-safe. `evict` names the next records to give up together ([] for none) after the index has forgotten them;
-    `alive` says whether a drafted record is still wanted when its group is committed."""
+    `alive` says whether a drafted record is still wanted when its group is committed; `lost` is told of one that could
+    not be read when it was to be moved, after the catalog forgot it."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class DiskTier:
         pool: BufferPool,
         evict: Callable[[], Sequence[int]],
         alive: Callable[[int], bool],
+        lost: Callable[[int], None] = lambda record: None,
     ) -> None:
         """Opens or makes the store at `path`. Raises FormatVersion, IdentityMismatch, StoreLocked, CorruptStore."""
         self.read_only = read_only
@@ -68,8 +72,9 @@ class DiskTier:
         self._pool = pool
         self._evict = evict
         self._alive = alive
-        self._lock = threading.RLock()  # segments and which catalog is open
-        self._write_lock = threading.RLock()  # one writer at a time; taken before _lock
+        self._lost = lost
+        self._lock = Guard(DISK)  # see below; never held during a write, a sync or a commit
+        self._write_lock = Guard(DISK_WRITE)  # one writer at a time; taken before _lock
         self._writer = WriterLock(fs, path)
         self._opening = opening = Opening(fs, path, config, read_only, metrics)
         self._bytes_per_token = identity.layout.bytes_per_token
@@ -97,7 +102,8 @@ class DiskTier:
             self._writer.release()
             raise
         self.scan: Scan | None = scan
-        self._records, self._tokens = len(scan.entries), len(scan.tokens)
+        self._records, self._tokens = len(scan.entries), len(scan.tokens)  # guarded by _lock
+        self._live_at_open = self.segments.live_bytes
 
     def _scan(self, opening: Opening) -> Scan:
         self.seen_version = self.catalog.version()
@@ -160,6 +166,29 @@ class DiskTier:
                 "free_segments": len(segments.free),
                 "direct_io": int(segments.direct),
             }
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody writes or removes meanwhile; reads go on."""
+        with self._write_lock:
+            yield
+
+    def survey(self) -> Survey:
+        """The catalog, and whether it agrees with the segments and with what is counted. Raises `CatalogError`."""
+        with self._write_lock:
+            scan = self.catalog.scan()
+            sessions, problems = session_problems(self.catalog)
+            with self._lock:
+                held = {number: segment.reads for number, segment in self.segments.by_number.items() if segment.reads}
+                if not self.read_only:  # what a writer process did since is not in a reader's books
+                    problems += segment_problems(self.segments, scan)
+                    counted, there = (self._records, self._tokens), (len(scan.entries), len(scan.tokens))
+                    if counted != there:
+                        problems.append(f"the disk tier counts (records, tokens) {counted}, the catalog {there}")
+                    if self.segments.live_bytes > max(self._config.disk.bytes, self._live_at_open):
+                        problems.append(f"the disk tier holds {self.segments.live_bytes} bytes, more than its budget")
+            problems += [f"catalog entry {key.hex()} is damaged" for key in scan.damaged]
+            return Survey(scan, self.catalog.namespaces(), frozenset(self._orphans), sessions, held, tuple(problems))
 
     def _hold(self, segment: int) -> bool:
         if self.segments.hold(segment):
@@ -237,12 +266,7 @@ class DiskTier:
         self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
     ) -> list[Entry]:
         """The superseded records that can go: all that was to take their place is there."""
-        gone = [
-            record
-            for records, by in superseded
-            if all(other in entries for other in by)
-            for record in records
-        ]
+        gone = [record for records, by in superseded if all(other in entries for other in by) for record in records]
         return [entry for entry in self._known(gone) if entry is not None]
 
     def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
@@ -433,6 +457,8 @@ class DiskTier:
                 self.segments.release(segment.number)
         self.metrics.add("disk_moved_records", len(moved))
         self.metrics.add("disk_lost_records", len(lost))
+        for entry in lost:
+            self._lost(entry.record)
 
     def _commit_moves(self, added: Sequence[Entry], removed: Sequence[Entry]) -> None:
         if not (added or removed):
