@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from kvstore.census import Census
 from kvstore.donor_rule import may_be_donor
 from kvstore.record_check import RecordCheck
 from kvstore.residency import Residency
-from kvstore.states import Marks, problems
+from kvstore.states import Marks, State, problems
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk.catalog import CatalogError
 from kvstore.tiers.disk.survey import Survey
@@ -69,6 +70,29 @@ class _Look:
     def on_disk(self) -> npt.NDArray[np.uint64]:
         return self.disk.scan.entries["record"] if self.disk is not None else _NONE
 
+    @cached_property
+    def _indexed(self) -> set[int]:
+        return set(self.census.indexed.tolist())
+
+    @cached_property
+    def _stored(self) -> set[int]:
+        return set(self.on_disk.tolist())
+
+    def marks(self, record: int) -> Marks:
+        """Where the record is, and what is known of it."""
+        census = self.census
+        return Marks(
+            indexed=record in self._indexed,
+            queued=record in census.queued,
+            on_disk=record in self._stored,
+            in_memory=record in self.host or record in self.device,
+            unwritten=record in census.unwritten,
+            replaced=record in census.replaced,
+            member=record in census.donors,
+            pinned=record in census.pinned or record in census.kept,
+            expires=record in census.expiry,
+        )
+
     @property
     def leaving(self) -> frozenset[int]:
         return self.disk.leaving if self.disk is not None else frozenset()
@@ -108,6 +132,10 @@ class Checker:
             verified_records=verified,
         )
 
+    def state_of(self, record: int) -> State:
+        """What the record is to the store now."""
+        return self._look()[1].marks(record).state(self.residency.disk is not None)
+
     def _look(self) -> tuple[list[str], _Look]:
         residency, found, survey = self.residency, [], None
         idle_before = self.is_idle()
@@ -139,20 +167,9 @@ class Checker:
         known = {*census.donors, *census.kept, *census.pinned, *census.expiry, *look.host, *look.device}
         odd = {*np.setxor1d(census.indexed, look.on_disk).tolist(), *census.queued, *census.unwritten}
         odd |= census.replaced | (known - plain)
-        indexed, on_disk = set(census.indexed.tolist()), set(look.on_disk.tolist())
         read_only = self.residency.disk is not None and self.residency.disk.read_only
         for record in sorted(odd):
-            marks = Marks(
-                indexed=record in indexed,
-                queued=record in census.queued,
-                on_disk=record in on_disk,
-                in_memory=record in look.host or record in look.device,
-                unwritten=record in census.unwritten,
-                replaced=record in census.replaced,
-                member=record in census.donors,
-                pinned=record in census.pinned or record in census.kept,
-                expires=record in census.expiry,
-            )
+            marks = look.marks(record)
             if read_only and marks.indexed != marks.on_disk:
                 continue  # a reader takes in what a writer process did when it looks something up
             nowhere = not (marks.queued or marks.on_disk or marks.in_memory)

@@ -414,14 +414,14 @@ class KVStore:
             ()
         """
         self._check_open()
-        intake = self._intake
         with self._gate:
-            return Checker(
-                self._residency,
-                RecordCheck(self._pool, self._lookup.root, self._residency.whole_path, self.config.block_tokens),
-                intake.paused if intake is not None else contextlib.nullcontext,
-                self._is_idle,
-            ).check(deep)
+            return self._checker().check(deep)
+
+    def _checker(self) -> Checker:
+        residency, intake = self._residency, self._intake
+        records = RecordCheck(self._pool, self._lookup.root, residency.whole_path, self.config.block_tokens)
+        paused = intake.paused if intake is not None else contextlib.nullcontext
+        return Checker(residency, records, paused, self._is_idle)
 
     def _is_idle(self) -> bool:
         """Whether no other call is under way, and no prefetch."""
