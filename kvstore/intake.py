@@ -14,13 +14,13 @@ from kvstore.guard import PUT, Guard
 from kvstore.hit import PutResult
 from kvstore.layout import KVLayers
 from kvstore.metrics import Metrics
-from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.planner import PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.residency import Residency
 from kvstore.session import SessionTable
 from kvstore.session_record import SessionRecord
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
-from kvstore.writeback import Job, WriteBehind
+from kvstore.writeback import WriteBatch, WriteQueue
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Intake:
     """
 
     residency: Residency
-    writer: WriteBehind
+    writer: WriteQueue
     sessions: SessionTable
     pool: BufferPool
     metrics: Metrics
@@ -41,12 +41,12 @@ class Intake:
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
 
     def put(
-        self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
+        self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> PutResult:
         """layers: the whole sequence's `[heads, n, dim]` views, copied where `mutable`. session: what is to stand for
         this sequence from now on, durable together with it."""
         with self._lock:
-            result, blocks = self._take(sequence, layers, mutable, session)
+            result, blocks = self._take(request, layers, mutable, session)
         if self.residency.config.durability == "put":
             self.writer.wait()  # not flush: the counts since the last one are the user's
             disk = self.residency.disk
@@ -66,7 +66,7 @@ class Intake:
     def note(self, key: bytes, record: SessionRecord | None) -> None:
         """Changes or (None) deletes a session."""
         with self._lock:
-            self.writer.submit(Job(sessions=[self.sessions.set(key, record)]))
+            self.writer.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
 
     def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> tuple[int, list[int]]:
         """Forgets a sequence (see `KVStore.delete`) in memory; returns how many records went, and those whose entries
@@ -108,52 +108,52 @@ class Intake:
         return self.next_record - 1
 
     def _take(
-        self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
+        self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> tuple[PutResult, list[Block]]:
         residency, config = self.residency, self.residency.config
         residency.expire()
-        count = len(sequence.tokens)
-        match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-        members = [r for r in match.records.tolist() if residency.donors_of(r)] if sequence.pin else []
+        count = len(request.tokens)
+        match = residency.index.match(request.namespace, request.tokens, touch=False)
+        members = [r for r in match.records.tolist() if residency.donors_of(r)] if request.pin else []
         if members:
             # A pinned record must not go with a donor that is not pinned.
             self._stand_alone(members)
-            match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-        gap = missing_blocks(match, count, config.block_tokens, residency.unwritten_among(match.records.tolist()))
-        layout = sequence.layout
-        raw = (count - gap.first_token) * layout.bytes_per_token
-        waited = self.writer.wait_for_room(raw, config.put_timeout_s) if gap.blocks else 0.0
+            match = residency.index.match(request.namespace, request.tokens, touch=False)
+        missing = missing_blocks(match, count, config.block_tokens, residency.unwritten_among(match.records.tolist()))
+        layout = request.layout
+        raw = (count - missing.first_token) * layout.bytes_per_token
+        waited = self.writer.wait_for_room(raw, config.put_timeout_s) if missing.blocks else 0.0
         sessions = [self.sessions.set(*session)] if session is not None else []
         if waited is None:
             if sessions:
-                self.writer.submit(Job(sessions=sessions))
-            self.metrics.add("dropped_queue_full", len(gap.blocks))
-            return PutResult(count, 0, 0, len(gap.blocks), config.put_timeout_s), []
+                self.writer.submit(WriteBatch(sessions=sessions))
+            self.metrics.add("dropped_queue_full", len(missing.blocks))
+            return PutResult(count, 0, 0, len(missing.blocks), config.put_timeout_s), []
         blocks: list[Block] = []
-        if gap.blocks:
-            if any(residency.is_pinned(record) for record in match.records.tolist()[gap.blocks[-1] :]):
-                sequence = replace(sequence, pin=True)  # it is stored again, and stays pinned
-            view = view_from(layout, layers, gap.first_token, self.pool if mutable else None)
-            blocks = list(make_blocks(sequence, match, gap, view, self.next_record, config.block_tokens))
+        if missing.blocks:
+            if any(residency.is_pinned(record) for record in match.records.tolist()[missing.blocks[-1] :]):
+                request = replace(request, pin=True)  # it is stored again, and stays pinned
+            view = view_from(layout, layers, missing.first_token, self.pool if mutable else None)
+            blocks = list(make_blocks(request, match, missing, view, self.next_record, config.block_tokens))
             self.next_record += len(blocks)
             end = blocks[-1].end
-            bits = sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end]
-            residency.arrive(sequence.tokens[:end], blocks, bits)
+            bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
+            residency.arrive(request.tokens[:end], blocks, bits)
         else:
-            residency.index.touch(sequence.namespace, sequence.tokens)  # an insertion is a use by itself
-        changed = self._extend_lives(sequence, match, blocks)
+            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
+        changed = self._extend_lives(request, match, blocks)
         residency.touch(match.records.tolist())
         residency.use_donors_of(match.records.tolist())
         if blocks or changed or sessions:
-            self.writer.submit(Job(blocks, changed, sessions))
-        if sequence.pin:
+            self.writer.submit(WriteBatch(blocks, changed, sessions))
+        if request.pin:
             # A block that was queued may have become a member just before it was pinned.
-            match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
+            match = residency.index.match(request.namespace, request.tokens, touch=False)
             self._stand_alone([r for r in match.records.tolist() if residency.donors_of(r)])
         return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
 
     def _extend_lives(
-        self, sequence: Sequence, match: Match, blocks: list[Block]
+        self, request: PutRequest, match: Match, blocks: list[Block]
     ) -> list[tuple[int, float | None, bool]]:
         """What changes for records that were stored already: a prefix lives as long as anything that continues it,
         and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
@@ -162,11 +162,11 @@ class Intake:
         records = [r for r in match.records.tolist() if r and r in residency.index]
         for record in records:
             expiry = residency.expiry(record)
-            if expiry and (not sequence.expiry or expiry < sequence.expiry):
-                residency.set_expiry(record, sequence.expiry)
-                changed[record] = (record, sequence.expiry, residency.is_pinned(record))
-        covered = records and match.depth >= len(sequence.tokens) and not (blocks and blocks[-1].pinned)
-        if sequence.pin and covered and not residency.is_pinned(records[-1]):
+            if expiry and (not request.expiry or expiry < request.expiry):
+                residency.set_expiry(record, request.expiry)
+                changed[record] = (record, request.expiry, residency.is_pinned(record))
+        covered = records and match.depth >= len(request.tokens) and not (blocks and blocks[-1].pinned)
+        if request.pin and covered and not residency.is_pinned(records[-1]):
             residency.pin(records[-1])
             changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
         return list(changed.values())

@@ -13,7 +13,9 @@ from kvstore.approximate import Approximate
 from kvstore.assembly import Assembler
 from kvstore.check import Checker, CheckReport
 from kvstore.codecs import Profile
+from kvstore.commit import GroupCommit
 from kvstore.config import StoreConfig
+from kvstore.encode import Encoder
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
 from kvstore.families.coding import DonorCoding
 from kvstore.families.matchmaker import Matchmaker
@@ -28,8 +30,7 @@ from kvstore.intake import Intake
 from kvstore.loading import load_index, save_traffic
 from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
-from kvstore.persist import Persister
-from kvstore.planner import Sequence
+from kvstore.planner import PutRequest
 from kvstore.profiles import Profiles
 from kvstore.record_check import RecordCheck
 from kvstore.residency import Residency
@@ -42,7 +43,7 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
 from kvstore.trie.content import ContentIndex
-from kvstore.writeback import WriteBehind
+from kvstore.writeback import WriteQueue
 
 # Room behind the tensors of a hit for what is generated first.
 _RESERVE_TOKENS = 64
@@ -130,14 +131,12 @@ class KVStore:
                 matchmaker = Matchmaker(self._residency, content, config.block_tokens, members, stored_only=not exact)
             if matchmaker is not None and codecs.donor is not None:
                 against = DonorCoding(matchmaker, self._donors, codecs.donor, codecs.disk, self._pool, self.metrics)
-            persister = Persister(
-                self._residency, self._pool, self._executor, self._sessions, codecs, matchmaker, against
-            )
-            writer = WriteBehind(
+            encoder = Encoder(self._residency, self._pool, self._executor, codecs, matchmaker, against)
+            writer = WriteQueue(
                 config.write_queue_bytes,
                 _group_bytes(config),
-                persister.encode,
-                persister.persist,
+                encoder.encode,
+                GroupCommit(self._residency, self._sessions).commit,
                 self._residency.expire,
             )
             recoder = Recoder(
@@ -200,9 +199,9 @@ class KVStore:
         layout = self.identity.layout
         layers, mutable = layout.layers_of(kv, len(ids))
         bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
-        sequence = Sequence(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
+        request = PutRequest(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
         with self._gate:
-            return intake.put(sequence, layers, mutable, session)
+            return intake.put(request, layers, mutable, session)
 
     def get(
         self,

@@ -12,7 +12,7 @@ from kvstore.identity import chain_keys
 from kvstore.layout import KVLayout
 from kvstore.residency import Residency, Source
 from kvstore.tiers.buffers import BufferPool
-from kvstore.writeback import Job
+from kvstore.writeback import WriteBatch
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class Recoder:
     root: Callable[[bytes], bytes]
     exact: bool
 
-    def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[Job]:
+    def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[WriteBatch]:
         """Takes members in again as blocks that stand alone, found from here on under the numbers of `next_record`.
 
-        Each is a job that writes the new record and removes the old one in one commit: until then the old one and its
+        Each is a batch that writes the new record and removes the old one in one commit: until then the old one and its
         donors must stay on disk. A member that cannot be read is gone, which is counted.
         """
         for member in members:
-            job = self._alone(member, next_record)
-            if job is not None:
+            batch = self._alone(member, next_record)
+            if batch is not None:
                 self.residency.metrics.add("recoded_members")
-                yield job
+                yield batch
 
-    def _alone(self, member: int, next_record: Callable[[], int]) -> Job | None:
+    def _alone(self, member: int, next_record: Callable[[], int]) -> WriteBatch | None:
         residency, size = self.residency, self.block_tokens
         try:
             namespace, tokens = residency.index.path(member)
@@ -75,7 +75,7 @@ class Recoder:
             alone=True,
         )
         residency.arrive(tokens, [block])
-        return Job([block])
+        return WriteBatch([block])
 
     def _source(self, member: int) -> Source | None:
         residency = self.residency

@@ -263,7 +263,7 @@ def test_a_device_without_memory_to_code_leaves_it_to_the_cpu(tmp_path: Path, mo
     name = "kvstore.codecs.kernels.blocks"
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(encode_into=full))  # type: ignore[arg-type]
     monkeypatch.setattr(splitzip_module, "codes_on_device", lambda view: not view.on_cpu)
-    monkeypatch.setattr("kvstore.persist.codes_on_device", lambda view: not view.on_cpu)
+    monkeypatch.setattr("kvstore.encode.codes_on_device", lambda view: not view.on_cpu)
     with open_store(tmp_path, host=TierConfig(1 * MIB, "splitzip")) as store:
         assert stored(store)["fallback_device_codec"] == 3
 

@@ -37,7 +37,7 @@ _MOST_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Draft:
+class SealedRecord:
     """A sealed record in memory, to be written. parent: record number of the block before it, 0 for none."""
 
     header: RecordHeader
@@ -206,7 +206,7 @@ class DiskTier:
 
     def write(
         self,
-        drafts: Sequence[Draft],
+        sealed: Sequence[SealedRecord],
         superseded: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
         changed: Sequence[tuple[int, float | None, bool]] = (),
         sessions: Sequence[tuple[bytes, bytes | None]] = (),
@@ -217,13 +217,13 @@ class DiskTier:
         counted. Never raises for a full or failing disk."""
         with self._write_lock:
             try:
-                for digest in {draft.header.namespace for draft in drafts}:
+                for digest in {record.header.namespace for record in sealed}:
                     self.namespace(digest)
             except CatalogError:
                 self.metrics.add("catalog_errors")
                 self._reopen_catalog()
                 return None
-            placed = self._write_records(drafts)
+            placed = self._write_records(sealed)
             try:
                 ahead = {entry.record: entry for entry in self._evict_ahead(sum(e.nbytes for _, e in placed))}
                 entries = {
@@ -285,15 +285,15 @@ class DiskTier:
             del entries[record]
             self.metrics.add("dropped_members")
 
-    def _write_records(self, drafts: Sequence[Draft]) -> list[tuple[Draft, Extent]]:
-        placed: list[tuple[Draft, Extent]] = []
+    def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
+        placed: list[tuple[SealedRecord, Extent]] = []
         self.segments.max_segments = self._max_segments()
-        for draft in drafts:
-            extent = self._place(padded(draft.header.record_bytes))
+        for record in sealed:
+            extent = self._place(padded(record.header.record_bytes))
             if extent is None:
                 self.metrics.add("dropped_no_space")
             else:
-                placed.append((draft, extent))
+                placed.append((record, extent))
         try:
             self.segments.write([e for _, e in placed], [d.buffer.view for d, _ in placed])
             self.segments.sync({e.segment for _, e in placed})
