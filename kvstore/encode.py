@@ -42,7 +42,7 @@ class Encoder:
     against: DonorCoding | None
 
     def encode(self, blocks: Sequence[Block]) -> list[SealedRecord]:
-        """Encodes blocks; returns the records for the disk. What the device and host tiers keep is in place on return."""
+        """Encodes blocks for the disk; what the device and host tiers keep is in place on return."""
         plans = self.matchmaker.plan(blocks) if self.matchmaker is not None else [()] * len(blocks)
         made = list(self.executor.map(self._encode, blocks, plans))
         for first, last in _runs(blocks):

@@ -31,7 +31,7 @@ from kvstore.record import Damage, DamagedRecord, RecordHeader, check_payload, p
 from kvstore.residency import Residency, Source
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.device import DeviceBlock, move
-from kvstore.tiers.disk.catalog import Entry
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.host import HostRecord
 
 # Larger runs read no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.

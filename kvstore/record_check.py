@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.identity import Tokens, chain_key, chain_keys
 from kvstore.record import DamagedRecord, RecordHeader, check_payload, key_tag, padded, parse
 from kvstore.tiers.buffers import BufferPool
-from kvstore.tiers.disk.catalog import Entry
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.survey import Survey
 from kvstore.tiers.disk.tier import DiskTier
 

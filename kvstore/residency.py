@@ -16,7 +16,8 @@ from kvstore.eviction.prior import PriorGuided
 from kvstore.ledger import Ledger
 from kvstore.tiers.base import MemoryTier
 from kvstore.tiers.device import DeviceBlock, DeviceTier
-from kvstore.tiers.disk.catalog import CatalogError, Entry
+from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostRecord, HostTier
 from kvstore.trie.index import NO_LIMIT

@@ -22,7 +22,7 @@ from kvstore.profiles import Profiles
 from kvstore.record import Damage, DamagedRecord, Donor, RecordHeader, check_payload, parse
 from kvstore.residency import Residency
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.catalog import Entry
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.host import HostRecord
 
 _CACHE_BYTES = 64 * MIB

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from kvstore import KVStore
-from kvstore.tiers.disk.segments import Segment
+from kvstore.tiers.disk.segments import Segment, segment_header
 
 TEXT = alike.passage(1)
 MEMBER = alike.behind(10, TEXT)
@@ -127,7 +127,9 @@ def _free_twice(residency: Any) -> None:
 
 
 def _unknown_file(residency: Any) -> None:
-    (Path(residency.disk.segments.directory) / "000000ff.seg").write_bytes(b"")
+    segments = residency.disk.segments
+    content = segment_header(255, tiny.SEGMENT, segments.store_id).ljust(tiny.SEGMENT, b"\0")
+    (Path(segments.directory) / "000000ff.seg").write_bytes(content)
 
 
 def _counted_wrong(residency: Any) -> None:

@@ -30,7 +30,8 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
     """Files, live bytes and free segments. Nobody writes meanwhile."""
     found = []
     files, known = set(segment_numbers(segments.fs, segments.directory)), set(segments.by_number)
-    found += [f"segment {number}: its file is not known to the store" for number in sorted(files - known)]
+    unknown = [number for number in sorted(files - known) if segments.is_ours(number)]  # others were put there by hand
+    found += [f"segment {number}: its file is not known to the store" for number in unknown]
     found += [f"segment {number}: its file is missing" for number in sorted(known - files)]
     rows = scan.entries
     numbers, where = np.unique(rows["segment"], return_inverse=True)
