@@ -74,8 +74,6 @@ class Ledger:
             self._arrived = tuple(told for told in self._arrived if told != arrived)
             self._forgotten = tuple(told for told in self._forgotten if told != forgotten)
 
-    # ---- asking --------------------------------------------------------------------------------------------------
-
     def path(self, record: int) -> list[int]:
         """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
         return [r for r in self._path_with_holes(record) if r]
@@ -87,6 +85,10 @@ class Ledger:
         except KeyError:
             return None
 
+    def queued_records(self) -> int:
+        """How many records are not written yet."""
+        return len(self._pending)
+
     def queued(self, record: int) -> Block | None:
         """The block, if it is not written yet."""
         return self._pending.get(record)
@@ -94,10 +96,6 @@ class Ledger:
     def is_pending(self, record: int) -> bool:
         """Whether the record is not written yet."""
         return record in self._pending
-
-    @property
-    def pending_records(self) -> int:
-        return len(self._pending)
 
     def unwritten_among(self, records: Iterable[int]) -> frozenset[int]:
         """Those whose write failed."""
@@ -129,6 +127,7 @@ class Ledger:
         return self._expiry.of(record)
 
     def is_expired(self, record: int) -> bool:
+        """Whether the record is past its time."""
         return self._expiry.is_over(record)
 
     # ---- arriving ------------------------------------------------------------------------------------------------
@@ -209,8 +208,6 @@ class Ledger:
         with self._lock:
             self._expiry.set(record, expiry)
 
-    # ---- families ------------------------------------------------------------------------------------------------
-
     def join(self, block: Block, donors: Sequence[int]) -> bool:
         """Makes a queued block a member: its donors stay as long as it does. False, and nothing is changed, where one
         of them may be no donor any more, or the block is not queued any more, or is pinned.
@@ -279,8 +276,6 @@ class Ledger:
                 self._expiry.set(record, end)
             for member, listed in (donors or {}).items():
                 self._families.add(member, listed)
-
-    # ---- leaving -------------------------------------------------------------------------------------------------
 
     def erase(self, namespace: bytes, tokens: Tokens) -> list[int]:
         """Takes a sequence that is stored in full out of the index: nobody finds its records any more, but those that

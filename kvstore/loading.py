@@ -9,7 +9,8 @@ from kvstore.block import StoredBlock
 from kvstore.donor_rule import may_be_donor
 from kvstore.record import FLAG_PINNED
 from kvstore.residency import Residency
-from kvstore.tiers.disk.catalog import CatalogError, Scan
+from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.entry import Scan
 
 
 def load_index(residency: Residency) -> int:

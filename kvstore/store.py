@@ -394,7 +394,7 @@ class KVStore:
             **tiers,
             "queue": {
                 "bytes": self._intake.writer.pending_bytes if self._intake else 0,
-                "records": residency.pending_records,
+                "records": residency.queued_records(),
             },
             "buffers": {"free_bytes": self._pool.free_bytes},
             "counters": self.metrics.snapshot(),

@@ -17,7 +17,8 @@ from kvstore.identity import chain_key
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded, seal
 from kvstore.tiers.buffers import BufferPool
-from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, Scan
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
+from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier, SealedRecord
 

@@ -12,7 +12,6 @@ import os
 import struct
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import lmdb
@@ -22,11 +21,11 @@ from lmdb import verify as lmdb_verify
 
 from kvstore.config import PAGE_BYTES
 from kvstore.errors import DiskError, StoreLocked
-from kvstore.identity import Tokens
 from kvstore.tiers.disk.entry import (
     ENTRY,
     SUM_BYTES,
     Entry,
+    Scan,
     checked,
     donors_of,
     is_entry,
@@ -52,26 +51,6 @@ class CatalogError(DiskError):
 
 class CatalogDamaged(CatalogError):
     """LMDB refused the file itself."""
-
-
-@dataclass(frozen=True)
-class Scan:
-    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other. donors: of
-    the records that have any."""
-
-    entries: npt.NDArray[np.void]
-    tokens: Tokens
-    damaged: list[bytes]
-    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
-        """The rows where `keep` is true."""
-        if keep.all():
-            return self
-        entries = self.entries[keep]
-        left = set(entries["record"].tolist()) if self.donors else set()
-        donors = {record: donors for record, donors in self.donors.items() if record in left}
-        return Scan(entries, self.tokens[np.repeat(keep, self.entries["count"])], self.damaged, donors)
 
 
 class Catalog:

@@ -8,9 +8,10 @@ Every value of the catalog begins with a checksum of the rest. Pure: bytes in, b
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from kvstore.config import PAGE_BYTES
@@ -109,6 +110,26 @@ class Entry:
             expiry=row["expiry"],
             donors=donors_of(value),
         )
+
+
+@dataclass(frozen=True)
+class Scan:
+    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other. donors: of
+    the records that have any."""
+
+    entries: npt.NDArray[np.void]
+    tokens: Tokens
+    damaged: list[bytes]
+    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
+        """The rows where `keep` is true."""
+        if keep.all():
+            return self
+        entries = self.entries[keep]
+        left = set(entries["record"].tolist()) if self.donors else set()
+        donors = {record: donors for record, donors in self.donors.items() if record in left}
+        return Scan(entries, self.tokens[np.repeat(keep, self.entries["count"])], self.damaged, donors)
 
 
 def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:

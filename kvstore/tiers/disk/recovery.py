@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from kvstore.config import PAGE_BYTES
 from kvstore.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
 from kvstore.session_record import SessionRecord, session_key
-from kvstore.tiers.disk.catalog import Catalog, Scan
-from kvstore.tiers.disk.entry import Entry, checked, entry_of
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 from kvstore.tiers.disk.segments import Extent, segment_path
 

@@ -19,8 +19,8 @@ from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError, Scan
-from kvstore.tiers.disk.entry import Entry, entry_of
+from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
+from kvstore.tiers.disk.entry import Entry, Scan, entry_of
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.opening import Opening
