@@ -33,6 +33,7 @@ class RecordCheck:
         found: list[str] = []
         keys: dict[int, bytes] = {}
         donors: dict[int, tuple[tuple[int, bytes], ...]] = {}
+        ends: dict[bytes, int] = {}  # a record that ends with a key, once its whole chain of keys is verified
         numbers = survey.scan.entries["record"].tolist()
         read = 0
         for first in range(0, len(numbers), _AT_ONCE):
@@ -40,11 +41,12 @@ class RecordCheck:
             try:
                 for entry in entries:
                     read += 1
-                    problem, header = self._read(disk, entry, names.get(entry.namespace))
+                    problem, header = self._read(disk, entry, names.get(entry.namespace), ends)
                     if problem:
                         found.append(f"record {entry.record}: {problem}")
                     elif header is not None:
                         keys[entry.record] = header.key
+                        ends[header.key] = entry.record
                         donors[entry.record] = tuple(
                             zip(entry.donors, (donor.key for donor in header.donors), strict=True)
                         )
@@ -56,7 +58,9 @@ class RecordCheck:
                     found.append(f"record {member}: donor {donor} is another block than it was coded against")
         return read, found
 
-    def _read(self, disk: DiskTier, entry: Entry, namespace: bytes | None) -> tuple[str, RecordHeader | None]:
+    def _read(
+        self, disk: DiskTier, entry: Entry, namespace: bytes | None, ends: dict[bytes, int]
+    ) -> tuple[str, RecordHeader | None]:
         buffer = self.pool.take(entry.extent.nbytes)
         try:
             disk.read([entry], [buffer])
@@ -67,7 +71,7 @@ class RecordCheck:
             check_payload(header, buffer.view)
         except DamagedRecord as damage:
             return f"damaged: {damage}", None
-        return self._compare(entry, header, namespace), header
+        return self._compare(entry, header, namespace) or self._chain_problem(entry.record, header, ends), header
 
     def _compare(self, entry: Entry, header: RecordHeader, namespace: bytes | None) -> str:
         if chain_key(header.parent, header.tokens) != header.key:
@@ -82,9 +86,9 @@ class RecordCheck:
             return "its tokens are not those of its catalog entry"
         if entry.parent_tag != (key_tag(header.parent) if header.start else 0):
             return "its parent's key is not the one of its catalog entry"
-        return self._chain_problem(entry.record, header)
+        return ""
 
-    def _chain_problem(self, record: int, header: RecordHeader) -> str:
+    def _chain_problem(self, record: int, header: RecordHeader, ends: dict[bytes, int]) -> str:
         """Whether the key before it is that of the tokens before it, as the index knows them."""
         path = self.path(record)
         if path is None:
@@ -92,6 +96,9 @@ class RecordCheck:
         namespace, tokens = path
         if namespace != header.namespace or not np.array_equal(tokens[header.start :], header.tokens):
             return "the index has other tokens for it"
+        before = self.path(ends[header.parent]) if header.parent in ends else None
+        if before is not None and before[0] == namespace and np.array_equal(before[1], tokens[: header.start]):
+            return ""
         root = self.root(namespace)
         *_, parent = root, *chain_keys(root, tokens[: header.start], self.block_tokens)
         return "" if parent == header.parent else "its parent's key is not that of the tokens before it"
