@@ -117,3 +117,22 @@ class Block(TensorSource):
         buffer.trim(padded(header.record_bytes))
         seal(header, buffer.view)
         return HostRecord(header, buffer)
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block that is on disk already and becomes known here: see `Block` for what the fields mean. donors: the records
+    that it is coded against."""
+
+    record: int
+    parent: int
+    namespace: bytes
+    start: int
+    tokens: Tokens
+    expiry: float
+    donors: tuple[int, ...] = ()
+    pinned: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)

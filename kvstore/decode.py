@@ -98,7 +98,7 @@ class BlockDecoder:
             raise _NoProfile
         # What was found with the record holds even if the block is made to stand alone meanwhile.
         known = read.source.donors
-        records = self.residency.families.donors(read.record) if known is None else known
+        records = self.residency.donors_of(read.record) if known is None else known
         if len(records) != len(header.donors):
             raise DonorLost("the record needs other donors than the catalog says")
         donors = self.donors.of(records, header.donors)

@@ -49,6 +49,11 @@ class Gate:
             self._inside -= 1
             self._left.notify_all()
 
+    @property
+    def inside(self) -> int:
+        """How many calls are under way."""
+        return self._inside
+
     def close(self) -> bool:
         """Let no call begin any more, and return when the last one has ended.
 

@@ -37,10 +37,8 @@ class Grouping:
                 residency, old = self.residency, self._clusters
                 self._clusters = made = Clusters(residency.index, radius_bits)
                 if old is not None:
-                    residency.arrived.remove(old.added)
-                    residency.forgotten.remove(old.removed)
-                residency.arrived.append(made.added)
-                residency.forgotten.append(made.removed)
+                    residency.unlisten(old.added, old.removed)
+                residency.listen(made.added, made.removed)
                 made.load()
             self._clusters.refresh()
             return self._clusters

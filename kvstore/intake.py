@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvstore.block import Block
 from kvstore.families.recode import Recoder
+from kvstore.guard import PUT, Guard
 from kvstore.hit import PutResult
 from kvstore.layout import KVLayers
 from kvstore.metrics import Metrics
-from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.planner import PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.residency import Residency
 from kvstore.session_record import SessionRecord
 from kvstore.sessions import SessionTable
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
-from kvstore.writeback import Job, WriteBehind
+from kvstore.writeback import WriteBatch, WriteQueue
 
 
 @dataclass
@@ -29,23 +31,24 @@ class Intake:
     """
 
     residency: Residency
-    writer: WriteBehind
+    writer: WriteQueue
     sessions: SessionTable
     pool: BufferPool
     metrics: Metrics
     recoder: Recoder
     next_record: int
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Guards `next_record`, and that blocks arrive in the order of their numbers.
+    _lock: Guard = field(default_factory=lambda: Guard(PUT))
 
     def put(
-        self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
+        self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> PutResult:
         """layers: the whole sequence's `[heads, n, dim]` views, copied where `mutable`. session: what is to stand for
         this sequence from now on, durable together with it."""
         with self._lock:
-            result, blocks = self._take(sequence, layers, mutable, session)
+            result, blocks = self._take(request, layers, mutable, session)
         if self.residency.config.durability == "put":
-            self.writer.flush()
+            self.writer.wait()  # not flush: the counts since the last one are the user's
             disk = self.residency.disk
             lost = sum(not disk.holds(block.record) for block in blocks) if disk is not None else 0
             result = replace(result, dropped_blocks=result.dropped_blocks + lost)
@@ -54,20 +57,24 @@ class Intake:
         self.metrics.add("put_wait_s", result.waited_s)
         return result
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody puts or deletes meanwhile."""
+        with self._lock:
+            yield
+
     def note(self, key: bytes, record: SessionRecord | None) -> None:
         """Changes or (None) deletes a session."""
         with self._lock:
-            self.writer.submit(Job(sessions=[self.sessions.set(key, record)]))
+            self.writer.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
 
-    def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> list[int]:
-        """Forgets a sequence (see `KVStore.delete`) in memory; returns the records whose entries are to go. What was
-        coded against them stands alone, durably, on return, or, where that cannot be written, is among them."""
+    def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> tuple[int, list[int]]:
+        """Forgets a sequence (see `KVStore.delete`) in memory; returns how many records went, and those whose entries
+        are to go. What was coded against them stands alone, durably, on return, or, where that cannot be written, is
+        among them."""
         residency = self.residency
         with self._lock:
-            records: list[int] = residency.index.erase(namespace, tokens).tolist()
-            if residency.content is not None:
-                for record in records:
-                    residency.content.remove(record)
+            records = residency.erase(namespace, tokens)
             if self._members_of(records):
                 # Those on their way to the disk arrive there first: they can be read again only with their donors.
                 self.writer.wait()
@@ -75,8 +82,7 @@ class Intake:
                 self._stand_alone(members)
                 self.writer.wait()
                 records += self._left(members)
-            residency.drop(records)
-            return records
+            return len(records), residency.forget(records)
 
     def _left(self, members: list[int]) -> list[int]:
         """Members that are still stored as they were, for nothing could be written in their place."""
@@ -88,8 +94,8 @@ class Intake:
 
     def _members_of(self, records: list[int]) -> list[int]:
         """What is coded against these records and is none of them."""
-        families, gone = self.residency.families, set(records)
-        return sorted({member for record in records for member in families.members(record)} - gone)
+        gone = set(records)
+        return [member for member in self.residency.members_of(records) if member not in gone]
 
     def _stand_alone(self, members: list[int]) -> None:
         for job in self.recoder.alone(members, self._number):
@@ -102,73 +108,52 @@ class Intake:
         return self.next_record - 1
 
     def _take(
-        self, sequence: Sequence, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
+        self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> tuple[PutResult, list[Block]]:
         residency, config = self.residency, self.residency.config
         residency.expire()
-        count = len(sequence.tokens)
-        match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-        members = [r for r in match.records.tolist() if residency.families.donors(r)] if sequence.pin else []
+        count = len(request.tokens)
+        match = residency.index.match(request.namespace, request.tokens, touch=False)
+        members = [r for r in match.records.tolist() if residency.donors_of(r)] if request.pin else []
         if members:
             # A pinned record must not go with a donor that is not pinned.
             self._stand_alone(members)
-            match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-        gap = missing_blocks(match, count, config.block_tokens, residency.unwritten)
-        layout = sequence.layout
-        raw = (count - gap.first_token) * layout.bytes_per_token
-        waited = self.writer.wait_for_room(raw, config.put_timeout_s) if gap.blocks else 0.0
+            match = residency.index.match(request.namespace, request.tokens, touch=False)
+        missing = missing_blocks(match, count, config.block_tokens, residency.unwritten_among(match.records.tolist()))
+        layout = request.layout
+        raw = (count - missing.first_token) * layout.bytes_per_token
+        waited = self.writer.wait_for_room(raw, config.put_timeout_s) if missing.blocks else 0.0
         sessions = [self.sessions.set(*session)] if session is not None else []
         if waited is None:
             if sessions:
-                self.writer.submit(Job(sessions=sessions))
-            self.metrics.add("dropped_queue_full", len(gap.blocks))
-            return PutResult(count, 0, 0, len(gap.blocks), config.put_timeout_s), []
+                self.writer.submit(WriteBatch(sessions=sessions))
+            self.metrics.add("dropped_queue_full", len(missing.blocks))
+            return PutResult(count, 0, 0, len(missing.blocks), config.put_timeout_s), []
         blocks: list[Block] = []
-        superseded: list[int] = []
-        if gap.blocks:
-            if any(record in residency.pinned for record in match.records.tolist()[gap.blocks[-1] :]):
-                sequence = replace(sequence, pin=True)  # it is stored again, and stays pinned
-            view = view_from(layout, layers, gap.first_token, self.pool if mutable else None)
-            blocks = list(make_blocks(sequence, match, gap, view, self.next_record, config.block_tokens))
+        if missing.blocks:
+            if any(residency.is_pinned(record) for record in match.records.tolist()[missing.blocks[-1] :]):
+                request = replace(request, pin=True)  # it is stored again, and stays pinned
+            view = view_from(layout, layers, missing.first_token, self.pool if mutable else None)
+            blocks = list(make_blocks(request, match, missing, view, self.next_record, config.block_tokens))
             self.next_record += len(blocks)
-            superseded = self._index(sequence, blocks)
+            end = blocks[-1].end
+            bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
+            residency.arrive(request.tokens[:end], blocks, bits)
         else:
-            residency.index.touch(sequence.namespace, sequence.tokens)  # an insertion is a use by itself
-        changed = self._extend_lives(sequence, match, blocks)
+            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
+        changed = self._extend_lives(request, match, blocks)
         residency.touch(match.records.tolist())
         residency.use_donors_of(match.records.tolist())
         if blocks or changed or sessions:
-            self.writer.submit(Job(blocks, superseded, changed, sessions))
-        if sequence.pin:
+            self.writer.submit(WriteBatch(blocks, changed, sessions))
+        if request.pin:
             # A block that was queued may have become a member just before it was pinned.
-            match = residency.index.match(sequence.namespace, sequence.tokens, touch=False)
-            self._stand_alone([r for r in match.records.tolist() if residency.families.donors(r)])
+            match = residency.index.match(request.namespace, request.tokens, touch=False)
+            self._stand_alone([r for r in match.records.tolist() if residency.donors_of(r)])
         return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
 
-    def _index(self, sequence: Sequence, blocks: list[Block]) -> list[int]:
-        """Makes blocks findable; returns the records they replace."""
-        residency = self.residency
-        for block in blocks:
-            residency.pending[block.record] = block
-            residency.set_expiry(block.record, block.expiry)
-        end = blocks[-1].end
-        superseded: list[int] = residency.index.insert(
-            sequence.namespace,
-            sequence.tokens[:end],
-            np.array([block.end for block in blocks], np.uint32),
-            np.array([block.record for block in blocks], np.uint64),
-            bits=sequence.bits if isinstance(sequence.bits, float) else sequence.bits[:end],
-        ).tolist()
-        residency.drop(superseded)
-        for told in residency.arrived:
-            for block in blocks:
-                told(block.record)
-        if blocks[-1].pinned:
-            residency.pin(blocks[-1].record)
-        return superseded
-
     def _extend_lives(
-        self, sequence: Sequence, match: Match, blocks: list[Block]
+        self, request: PutRequest, match: Match, blocks: list[Block]
     ) -> list[tuple[int, float | None, bool]]:
         """What changes for records that were stored already: a prefix lives as long as anything that continues it,
         and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
@@ -177,11 +162,11 @@ class Intake:
         records = [r for r in match.records.tolist() if r and r in residency.index]
         for record in records:
             expiry = residency.expiry(record)
-            if expiry and (not sequence.expiry or expiry < sequence.expiry):
-                residency.set_expiry(record, sequence.expiry)
-                changed[record] = (record, sequence.expiry, record in residency.pinned)
-        covered = records and match.depth >= len(sequence.tokens) and not (blocks and blocks[-1].pinned)
-        if sequence.pin and covered and records[-1] not in residency.pinned:
+            if expiry and (not request.expiry or expiry < request.expiry):
+                residency.set_expiry(record, request.expiry)
+                changed[record] = (record, request.expiry, residency.is_pinned(record))
+        covered = records and match.depth >= len(request.tokens) and not (blocks and blocks[-1].pinned)
+        if request.pin and covered and not residency.is_pinned(records[-1]):
             residency.pin(records[-1])
             changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
         return list(changed.values())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.block import StoredBlock
+from kvstore.donor_rule import may_be_donor
 from kvstore.record import FLAG_PINNED
 from kvstore.residency import Residency
-from kvstore.tiers.disk.catalog import CatalogError, Scan
+from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.entry import Scan
 
 
 def load_index(residency: Residency) -> int:
@@ -43,10 +46,10 @@ def load_index(residency: Residency) -> int:
         _traffic(residency, rows["record"]),
     ).tolist()
     lost += dropped
-    residency.pinned.update(rows["record"][pinned].tolist())
-    residency.pinned.difference_update(dropped)
-    for i in np.flatnonzero(rows["expiry"]).tolist():
-        residency.set_expiry(int(rows["record"][i]), float(rows["expiry"][i]))
+    residency.load(
+        pinned=rows["record"][pinned & ~np.isin(rows["record"], dropped)].tolist(),
+        expiry={int(rows["record"][i]): float(rows["expiry"][i]) for i in np.flatnonzero(rows["expiry"]).tolist()},
+    )
     lost += _load_families(residency, scan)
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
@@ -89,11 +92,10 @@ def _load_families(residency: Residency, scan: Scan) -> list[int]:
         if member in residency.index  # else it is among the lost already
         and any(donor not in residency.index or donor in scan.donors for donor in donors)
     ]
-    for member in scan.donors.keys() - set(lost):
-        if member in residency.index:
-            residency.families.add(member, scan.donors[member])
+    kept = scan.donors.keys() - set(lost)
+    residency.load(donors={member: scan.donors[member] for member in kept if member in residency.index})
     if lost:
-        residency.drop(lost)
+        residency.forget(lost)
         residency.metrics.add("lost_members", len(lost))
     return lost
 
@@ -103,10 +105,15 @@ def _load_content(residency: Residency, scan: Scan, names: list[bytes], which: n
     if residency.content is None:
         return
     rows = scan.entries
-    serves = (rows["count"] == residency.config.block_tokens) & (rows["expiry"] == 0)
-    serves &= rows["parent"] != rows["record"]
-    serves &= ~np.isin(rows["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors)))
-    serves &= np.array([record in residency.index for record in rows["record"].tolist()], bool)
+    serves = may_be_donor(
+        record=rows["record"],
+        parent=rows["parent"],
+        tokens=rows["count"],
+        block_tokens=residency.config.block_tokens,
+        expiry=rows["expiry"],
+        is_member=np.isin(rows["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors))),
+        is_indexed=np.array([record in residency.index for record in rows["record"].tolist()], bool),
+    )
     residency.content.insert_many(
         names,
         which[serves].astype(np.uint32),
@@ -156,15 +163,13 @@ def _insert(residency: Residency, scan: Scan) -> None:
             tokens = np.concatenate([before, tokens])
         if digest is None or record in residency.index:
             continue
-        end = np.array([len(tokens)], np.uint32)
-        ids = np.array([record], np.uint64)
-        per_token = float(row["bits"]) / max(1, int(row["count"]))
-        replaced = residency.index.insert(digest, np.ascontiguousarray(tokens), end, ids, bits=per_token)
-        residency.drop(replaced.tolist())
-        for told in residency.arrived:
-            told(record)
-        residency.set_expiry(record, float(row["expiry"]))
-        if record in scan.donors:
-            residency.families.add(record, scan.donors[record])
-        elif residency.content is not None and int(row["count"]) == residency.config.block_tokens and not row["expiry"]:
-            residency.content.insert(digest, record, parent if start else 0, np.ascontiguousarray(tokens[start:]))
+        block = StoredBlock(
+            record=record,
+            parent=parent if start else 0,
+            namespace=digest,
+            start=start,
+            tokens=np.ascontiguousarray(tokens[start:]),
+            expiry=float(row["expiry"]),
+            donors=scan.donors.get(record, ()),
+        )
+        residency.arrive(np.ascontiguousarray(tokens), [block], float(row["bits"]) / max(1, int(row["count"])))

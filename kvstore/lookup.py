@@ -67,7 +67,7 @@ class Lookup:
     def in_memory(self, records: Sequence[int]) -> list[bool]:
         """Whether each record can be had without reading the disk."""
         residency = self.residency
-        return [r in residency.host or r in residency.device or r in residency.pending for r in records]
+        return [r in residency.host or r in residency.device or residency.is_pending(r) for r in records]
 
     def _refresh(self) -> None:
         if self.follows:

@@ -17,14 +17,14 @@ from kvstore.trie import Match
 
 
 @dataclass(frozen=True)
-class Gap:
+class MissingBlocks:
     """The blocks of a sequence that are not stored: their indexes, and the first token among them."""
 
     blocks: list[int]
     first_token: int
 
 
-def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collection[int] = ()) -> Gap:
+def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collection[int] = ()) -> MissingBlocks:
     """The blocks of a sequence of `tokens` tokens that no record covers, or only one that is to be stored `again`."""
     count = -(-tokens // block_tokens)
     want = np.minimum((np.arange(count) + 1) * block_tokens, tokens)
@@ -35,7 +35,7 @@ def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collecti
     if again:
         have[:known] &= np.array([record not in again for record in match.records.tolist()], dtype=bool)
     blocks = np.flatnonzero(~have).tolist()
-    return Gap(blocks, blocks[0] * block_tokens if blocks else tokens)
+    return MissingBlocks(blocks, blocks[0] * block_tokens if blocks else tokens)
 
 
 def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
@@ -55,7 +55,7 @@ def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: Buffer
 
 
 @dataclass(frozen=True)
-class Sequence:
+class PutRequest:
     """A sequence under `put`: chain root and digest of its namespace, tokens, bits per token, expiry, pin."""
 
     layout: KVLayout
@@ -73,27 +73,27 @@ class Sequence:
 
 
 def make_blocks(
-    sequence: Sequence, match: Match, gap: Gap, view: KVView, first_record: int, block_tokens: int
+    request: PutRequest, match: Match, missing: MissingBlocks, view: KVView, first_record: int, block_tokens: int
 ) -> Iterator[Block]:
-    """The missing blocks, numbered from `first_record`. view: keys and values from `gap.first_token` on."""
-    keys = [sequence.root, *chain_keys(sequence.root, sequence.tokens, block_tokens)]
+    """The missing blocks, numbered from `first_record`. view: keys and values from `missing.first_token` on."""
+    keys = [request.root, *chain_keys(request.root, request.tokens, block_tokens)]
     records = dict(enumerate(match.records.tolist()))
     last = len(keys) - 2
-    for number, index in enumerate(gap.blocks, first_record):
+    for number, index in enumerate(missing.blocks, first_record):
         start = index * block_tokens
-        tokens = sequence.tokens[start : start + block_tokens]
+        tokens = request.tokens[start : start + block_tokens]
         yield Block(
             record=number,
             parent=records.get(index - 1, 0),
             key=keys[index + 1],
             parent_key=keys[index],
-            namespace=sequence.namespace,
+            namespace=request.namespace,
             start=start,
             tokens=tokens.copy(),  # the caller may reuse its array
-            view=view.narrow(start - gap.first_token, len(tokens)),
-            bits=sequence.bits_between(start, start + len(tokens)),
-            expiry=sequence.expiry,
-            pinned=sequence.pin and index == last,
-            alone=sequence.pin,
+            view=view.narrow(start - missing.first_token, len(tokens)),
+            bits=request.bits_between(start, start + len(tokens)),
+            expiry=request.expiry,
+            pinned=request.pin and index == last,
+            alone=request.pin,
         )
         records[index] = number

@@ -25,7 +25,8 @@ KNOWN_FLAGS = FLAG_PINNED
 NO_KEY = bytes(32)
 ALIGNMENT = 64
 
-_HEADER = struct.Struct("<8sHHI32s32s32s32s16sQQQIIIffIdH6x16s16s")
+_BEGINNING = struct.Struct("<8sHHI")  # magic, version, codec, where the payload starts
+_HEADER = struct.Struct(_BEGINNING.format + "32s32s32s32s16sQQQIIIffIdH6x16s16s")
 _DONOR = struct.Struct("<Q32s")
 HEADER_BYTES = _HEADER.size
 _SUM_BYTES = 16
@@ -113,6 +114,18 @@ def payload_offset(layers: int, tokens: int, donors: int = 0) -> int:
 def padded(nbytes: int) -> int:
     """Bytes that a record takes on disk: whole pages."""
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def key_tag(key: bytes) -> int:
+    """The first 8 bytes of a block's key, by which the catalog links blocks to their parents."""
+    return int.from_bytes(key[:8], "little")
+
+
+def header_bytes(data: bytes | bytearray) -> int:
+    """How many bytes of a record must be there for `parse`, by its first ones, of which nothing is checked yet; 0 where
+    these do not begin a record."""
+    magic, _, _, start_of_payload = _BEGINNING.unpack_from(data)
+    return int(start_of_payload) if magic == MAGIC else 0
 
 
 def seal(header: RecordHeader, record: memoryview) -> None:

@@ -1,60 +1,38 @@
 """Where each record is: not yet written, on the device, in host memory, on disk. One record may be in several.
 
-The index (trie) names the records; a record that is in no tier any more is forgotten by the index too.
+A record that is in no tier any more is forgotten by the index too. `states` has the table of what a record may be, and
+`check` holds a store against it.
 """
 
 from __future__ import annotations
 
-import heapq
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvstore.admission import SecondRead
 from kvstore.block import Block
-from kvstore.config import StoreConfig
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
 from kvstore.eviction.prior import PriorGuided
-from kvstore.families.kinship import Families
-from kvstore.metrics import Metrics
+from kvstore.ledger import Ledger
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk.catalog import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.memory import MemoryTier
-from kvstore.trie import TrieIndex
-from kvstore.trie.content import ContentIndex
 from kvstore.trie.index import NO_LIMIT
 
 
 @dataclass
-class Residency:
-    """All tiers of one store and the indexes over them. Thread-safe. content: of the blocks that others may be coded
-    against, None where none may. arrived, forgotten: told of every record that is put, and that is gone."""
-
-    config: StoreConfig
-    index: TrieIndex
-    metrics: Metrics
-    content: ContentIndex | None = None
+class Residency(Ledger):
+    """All tiers of one store, and its `Ledger` of records. Thread-safe: the ledger's lock guards what the ledger says;
+    each tier has its own lock, which is taken below that one."""
 
     def __post_init__(self) -> None:
-        self.families = Families()
-        self.arrived: list[Callable[[int], None]] = []
-        self.forgotten: list[Callable[[int], None]] = []
+        super().__post_init__()
+        # Constant once the store is open.
         self.disk: DiskTier | None = None
-        self.pending: dict[int, Block] = {}
-        self.pinned: set[int] = set()  # the last records of pinned sequences
-        # In memory only, for their write failed: a put of the same tokens writes them again.
-        self.unwritten: set[int] = set()
-        # Stored records that a newer one was to replace and has not yet, by that one: they go when it does.
-        self.replaced: dict[int, list[int]] = {}
-        self._kept: set[int] = set()  # all records of sequences that were pinned since the store was opened
-        self._expiry: dict[int, float] = {}
-        self._expiry_heap: list[tuple[float, int]] = []
-        self._expiry_lock = threading.Lock()
         budgets = self.config
         policy: Callable[[], EvictionPolicy] = PriorGuided if budgets.eviction == "prior" else LeafFirstLRU
         self.device: DeviceTier = MemoryTier(
@@ -74,8 +52,8 @@ class Residency:
 
     def find(self, records: Sequence[int]) -> list[Source | None]:
         """The nearest source of each record, None where it is nowhere. The caller releases them (`release`)."""
-        # Order matters: a block leaves `pending` only after it arrived elsewhere.
-        found: list[Source | None] = [self.device.get(r) or self.pending.get(r) or self.host.get(r) for r in records]
+        # No lock, but the order matters: a block leaves the queue only after it arrived elsewhere.
+        found: list[Source | None] = [self.device.get(r) or self._pending.get(r) or self.host.get(r) for r in records]
         for tier in self.storage.values():
             missing = [i for i, source in enumerate(found) if source is None]
             if missing:
@@ -100,79 +78,57 @@ class Residency:
         """These donors were used: a donor that is used no later than its members outlives them."""
         done: set[int] = set()
         for record in sorted(records, reverse=True):  # mostly the deepest first: what is above is done with it
-            if record in done:
-                continue
-            try:
-                namespace, tokens = self.index.path(record)
-            except KeyError:
-                continue
-            path = [r for r in self.index.match(namespace, tokens, touch=True).records.tolist() if r]
-            self.touch(path)
-            done.update(path)
+            known = self.whole_path(record) if record not in done else None
+            if known is not None:
+                path = [r for r in self.index.match(*known, touch=True).records.tolist() if r]
+                self.touch(path)
+                done.update(path)
 
     def use_donors_of(self, records: Iterable[int]) -> None:
         """The members among these records were used, and with them their donors."""
-        if len(self.families):
-            self.use_donors(dict.fromkeys(d for r in records for d in self.families.donors(r)))
+        if len(self._families):
+            self.use_donors(dict.fromkeys(d for r in records for d in self._families.donors(r)))
 
-    def path(self, record: int) -> list[int]:
-        """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
-        try:
-            namespace, tokens = self.index.path(record)
-        except KeyError:
-            return []
-        return [r for r in self.index.match(namespace, tokens, touch=False).records.tolist() if r]
+    # ---- writing and leaving ------------------------------------------------------------------------------------
 
-    def pin(self, record: int) -> None:
-        """The record, and what comes before it, is never evicted."""
-        self.index.pin(*self.index.path(record))
-        self.pinned.add(record)
-        self._kept.update(self.path(record))
-
-    def is_kept(self, record: int) -> bool:
-        """Whether the record, or one that continues it, was pinned."""
-        return record in self._kept
-
-    # ---- leaving -------------------------------------------------------------------------------------------------
+    def written(self, blocks: Sequence[Block], on_disk: set[int]) -> int:
+        """The blocks of one put were written as far as that was possible: those `on_disk` are durable, the others are
+        in memory only, or gone. Returns how many of them are wanted and could not be written."""
+        lost = self._left_queue(blocks, on_disk)
+        for record in lost:
+            self.drop_if_nowhere(record)
+            if self.disk is None and record not in self.index:
+                self.metrics.add("dropped_no_memory")
+        return len(lost) if self.disk is not None else 0
 
     def evict(self) -> list[int]:
         """The disk is full: the index gives up the record it can best spare, and with it every tier; before it go the
-        members that are coded against it, which were used no later. [] for none. What is not written yet stays: it
-        holds no space on disk, and a member among it is dropped, and said to be, when it is to be written."""
-        record = self.index.evict(below=min(list(self.pending), default=NO_LIMIT))
-        if record is None:
-            return []
-        members = self._written_members(record)
-        self.drop(members)
-        self._forget(record)
+        members that are coded against it, which were used no later. Returns what is to leave the catalog, [] for
+        nothing. What is not written yet stays: it holds no space on disk, and a member among it is dropped, and said
+        to be, when it is to be written."""
+        with self._lock:
+            abandoned, self._abandoned = self._abandoned, []
+            record = self.index.evict(below=min(self._pending, default=NO_LIMIT))
+            if record is None:
+                return abandoned
+            members = self._written_members(record)
+            gone = [*abandoned, *self._forget_all([*members, record])]
+        self._tell(self._forgotten, [*members, record])
         if members:
             self.metrics.add("dropped_members", len(members))
-        return self.with_replaced([*members, record])
-
-    def drop(self, records: Iterable[int]) -> None:
-        """Forgets records in memory and in the index; their catalog entries are the caller's to remove."""
-        for record in records:
-            self.index.remove(record)
-            self._forget(record)
+        return gone
 
     def quarantine(self, record: int) -> None:
         """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is
         not written yet needs no donor to be read, and stays."""
-        members = self._written_members(record)
-        records = [*members, record]
+        with self._lock:
+            members = self._written_members(record)
+            gone = self._forget_all([*members, record])
+        self._tell(self._forgotten, [*members, record])
         if members:
             self.metrics.add("damaged_donor", len(members))
-        self.metrics.add("quarantined_records", len(records))
-        self.drop(records)
-        if self.disk is not None and not self.disk.read_only:
-            try:
-                self.disk.remove(self.with_replaced(records))
-            except CatalogError:
-                self.metrics.add("catalog_errors")
-
-    def with_replaced(self, records: Sequence[int]) -> list[int]:
-        """The records, and those on disk that they were to replace."""
-        return [*(old for record in records for old in self.replaced.pop(record, ())), *records]
+        self.metrics.add("quarantined_records", len(members) + 1)
+        self._remove_entries(gone)
 
     def reject(self, record: int, source: Source, why: str) -> None:
         """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
@@ -183,40 +139,44 @@ class Residency:
         tier = self.storage.get(source.tier)
         if tier is not None and not tier.is_current(source):
             self.metrics.add("stale_reads")
-            self.drop([record])
+            self.forget([record])
             return
         self.metrics.add(f"damaged_{why}")
         self.quarantine(record)
 
     def drop_if_nowhere(self, record: int) -> None:
         """Forgets a record that no tier holds any more."""
-        if record in self.pending or record in self.device or record in self.host:
-            return
-        if self.disk is None or not self.disk.holds(record):
-            self.drop([record])
+        with self._lock:
+            if record in self._pending or record in self.device or record in self.host:
+                return
+            if self.disk is not None and self.disk.holds(record):
+                return
+            self._abandoned += [old for old in self._forget_all([record]) if old != record]
+        self._tell(self._forgotten, [record])
 
-    def _written_members(self, record: int) -> list[int]:
-        return [member for member in self.families.members(record) if member not in self.pending]
+    def drop_late(self, records: Iterable[int]) -> None:
+        """Frees what the memory tiers took of records that left while they were on their way there."""
+        with self._lock:
+            for record in records:
+                if record not in self.index and record not in self._pending:
+                    self.device.remove([record])
+                    self.host.remove([record])
 
     def _forget(self, record: int) -> None:
-        self.pending.pop(record, None)
+        super()._forget(record)
         self.device.remove([record])
         self.host.remove([record])
-        self._kept.discard(record)
-        self.unwritten.discard(record)
-        self.families.remove(record)
-        if self.content is not None:
-            self.content.remove(record)
-        for told in self.forgotten:
-            told(record)
-        if record in self.pinned:
-            self.pinned.discard(record)
-            self._kept = {r for pinned in list(self.pinned) for r in self.path(pinned)}
-        with self._expiry_lock:
-            self._expiry.pop(record, None)
+
+    def _remove_entries(self, records: Sequence[int]) -> None:
+        if self.disk is not None and not self.disk.read_only:
+            try:
+                self.disk.remove(records)
+            except CatalogError:
+                self.metrics.add("catalog_errors")
 
     def _may_leave_memory(self, record: int) -> bool:
-        if record not in self._kept:
+        # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.
+        if not self._pins.is_kept(record):
             return True
         return self.disk is not None and self.disk.holds(record)
 
@@ -224,39 +184,12 @@ class Residency:
         self.metrics.add("memory_evicted_records")
         self.drop_if_nowhere(record)
 
-    # ---- expiry --------------------------------------------------------------------------------------------------
-
-    def set_expiry(self, record: int, expiry: float) -> None:
-        """expiry: unix seconds; 0 for never."""
-        with self._expiry_lock:
-            if expiry:
-                self._expiry[record] = expiry
-                heapq.heappush(self._expiry_heap, (expiry, record))
-            else:
-                self._expiry.pop(record, None)
-
-    def expiry(self, record: int) -> float:
-        return self._expiry.get(record, 0.0) if self._expiry else 0.0
-
-    def is_expired(self, record: int) -> bool:
-        expiry = self.expiry(record)
-        return expiry != 0.0 and expiry <= time.time()
-
     def expire(self) -> None:
         """Removes what is past its time, ends of prefixes first."""
-        due: list[int] = []
-        now = time.time()
-        with self._expiry_lock:
-            while self._expiry_heap and self._expiry_heap[0][0] <= now:
-                expiry, record = heapq.heappop(self._expiry_heap)
-                if self._expiry.get(record) == expiry:
-                    due.append(record)
-        if not due:
-            return
-        self.drop(sorted(due, reverse=True))
-        self.metrics.add("expired_records", len(due))
-        if self.disk is not None:
-            try:
-                self.disk.remove(self.with_replaced(due))
-            except CatalogError:
-                self.metrics.add("catalog_errors")
+        with self._lock:
+            due = sorted(self._expiry.due(), reverse=True)
+            gone = self._forget_all(due)
+        if due:
+            self._tell(self._forgotten, due)
+            self.metrics.add("expired_records", len(due))
+            self._remove_entries(gone)

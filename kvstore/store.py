@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +11,12 @@ from typing import Any
 
 from kvstore.approximate import Approximate
 from kvstore.assembly import Assembler
+from kvstore.check import Checker, CheckReport
 from kvstore.codecs import Profile
+from kvstore.commit import GroupCommit
 from kvstore.config import StoreConfig
 from kvstore.decode import BlockDecoder
+from kvstore.encode import Encoder
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
 from kvstore.families.coding import DonorCoding
 from kvstore.families.matchmaker import Matchmaker
@@ -28,10 +32,10 @@ from kvstore.intake import Intake
 from kvstore.loading import load_index, save_traffic
 from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
-from kvstore.persist import Persister
 from kvstore.placement import Placement
-from kvstore.planner import Sequence
+from kvstore.planner import PutRequest
 from kvstore.profiles import Profiles
+from kvstore.record_check import RecordCheck
 from kvstore.residency import Residency
 from kvstore.result import is_on_cpu
 from kvstore.session import Session, SessionStore
@@ -44,7 +48,7 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
 from kvstore.trie.content import ContentIndex
-from kvstore.writeback import WriteBehind
+from kvstore.writeback import WriteQueue
 
 _MOST_RESERVE = 1 << 24
 # About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.
@@ -109,7 +113,8 @@ class KVStore:
                 self.metrics,
                 self._pool,
                 evict=self._residency.evict,
-                alive=self._residency.pending.__contains__,
+                alive=self._residency.is_pending,
+                lost=self._residency.quarantine,
             )
             try:
                 next_record = load_index(self._residency)
@@ -123,7 +128,7 @@ class KVStore:
         self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
         exact = identity.codec_family == "exact"
         self._donors = DonorReader(self._residency, self._pool, profiles, self.metrics, identity.layout, exact)
-        self._residency.forgotten.append(self._donors.forget)
+        self._residency.listen(forgotten=self._donors.forget)
         decoder = BlockDecoder(self._residency, profiles, self._donors)
         self._fetcher = Fetcher(self._residency, self._pool, self._executor, config.threads, decoder)
         self._sessions = SessionTable(self._residency.disk)
@@ -140,14 +145,12 @@ class KVStore:
                 matchmaker = Matchmaker(self._residency, content, config.block_tokens, members, stored_only=not exact)
             if matchmaker is not None and codecs.donor is not None:
                 against = DonorCoding(matchmaker, self._donors, codecs.donor, codecs.disk, self._pool, self.metrics)
-            persister = Persister(
-                self._residency, self._pool, self._executor, self._sessions, codecs, matchmaker, against
-            )
-            writer = WriteBehind(
+            encoder = Encoder(self._residency, self._pool, self._executor, codecs, matchmaker, against)
+            writer = WriteQueue(
                 config.write_queue_bytes,
                 _group_bytes(config),
-                persister.encode,
-                persister.persist,
+                encoder.encode,
+                GroupCommit(self._residency, self._sessions).commit,
                 self._residency.expire,
             )
             recoder = Recoder(
@@ -210,9 +213,9 @@ class KVStore:
         layout = self.identity.layout
         layers, mutable = layout.layers_of(kv, len(ids))
         bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
-        sequence = Sequence(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
+        request = PutRequest(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
         with self._gate:
-            return intake.put(sequence, layers, mutable, session)
+            return intake.put(request, layers, mutable, session)
 
     def get(
         self,
@@ -287,13 +290,13 @@ class KVStore:
         """
         intake, ids, digest = self._check_writable(), as_tokens(tokens), self._digest(namespace)
         with self._gate:
-            records = intake.delete(digest, ids)
+            count, records = intake.delete(digest, ids)
             if self._residency.disk is not None and records:
                 # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
                 intake.writer.wait()
-                self._residency.disk.remove(self._residency.with_replaced(records))
-        self.metrics.add("deleted_records", len(records))
-        return len(records)
+                self._residency.disk.remove(records)
+        self.metrics.add("deleted_records", count)
+        return count
 
     def flush(self) -> FlushResult:
         """Returns when every put and session change made before is durable, or was dropped and counted."""
@@ -341,16 +344,45 @@ class KVStore:
         tiers: list[Tier[Any]] = [residency.device, residency.host, *residency.storage.values()]
         return {
             "index": residency.index.stats(),
-            "families": residency.families.stats(),
+            "families": residency.family_stats(),
             "content": residency.content.stats() if residency.content is not None else {},
             **{tier.name: tier.stats() for tier in tiers},
             "queue": {
                 "bytes": self._intake.writer.pending_bytes if self._intake else 0,
-                "records": len(residency.pending),
+                "records": residency.queued_records(),
             },
             "buffers": {"free_bytes": self._pool.free_bytes},
             "counters": self.metrics.snapshot(),
         }
+
+    def check(self, deep: bool = False) -> CheckReport:
+        """Looks whether everything that the store says of itself agrees: index, tiers, catalog, segments, families,
+        pins, ends of life, sessions. Repairs nothing.
+
+        deep: also read every record on disk and verify checksums, keys and tokens. Takes time in proportion to the
+        number of records, deep to their bytes. Other calls go on; a put or delete waits while one look is taken, and
+        what is only under way is looked at again before it is reported.
+
+        Example:
+            >>> store.check().problems
+            ()
+        """
+        self._check_open()
+        with self._gate:
+            return self._checker().check(deep)
+
+    def _checker(self) -> Checker:
+        residency, intake = self._residency, self._intake
+        records = RecordCheck(self._pool, self._lookup.root, residency.whole_path, self.config.block_tokens)
+        paused = intake.paused if intake is not None else contextlib.nullcontext
+        return Checker(residency, records, paused, self._is_idle)
+
+    def _is_idle(self) -> bool:
+        """Whether no other call is under way, and no prefetch."""
+        if self._gate.inside > 1:
+            return False
+        self._background.submit(int).result()  # prefetches come one after the other: all before this one are done
+        return self._gate.inside == 1
 
     def close(self) -> None:
         """Waits for the calls of other threads, writes what is queued, closes files and ends threads. Idempotent;

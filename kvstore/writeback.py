@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from kvstore.block import Block
 from kvstore.hit import FlushResult
 from kvstore.session_record import SessionChange
-from kvstore.tiers.host import HostRecord
+from kvstore.tiers.disk.tier import SealedRecord
 
 
 @dataclass(frozen=True)
-class Job:
-    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records.
-    superseded: records that the job's blocks replace."""
+class WriteBatch:
+    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records."""
 
     blocks: Sequence[Block] = ()
-    superseded: Sequence[int] = ()
     changed: Sequence[tuple[int, float | None, bool]] = ()
     sessions: Sequence[SessionChange] = ()
 
@@ -34,35 +32,27 @@ class Job:
         return sum(block.view.nbytes for block in self.blocks)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A block with its record for the disk."""
-
-    block: Block
-    record: HostRecord
-
-
-Encode = Callable[[Sequence[Block]], list[Encoded]]
-Persist = Callable[[Sequence[Job], Sequence[Encoded]], FlushResult]
+Encode = Callable[[Sequence[Block]], list[SealedRecord]]
+Commit = Callable[[Sequence[WriteBatch], Sequence[SealedRecord]], FlushResult]
 Tick = Callable[[], None]
 
 
-class WriteBehind:
-    """A bounded queue of jobs. Thread-safe.
+class WriteQueue:
+    """A bounded queue of batches. Thread-safe.
 
-    encode, persist: the store's; they must not raise. tick: called about once a second and before each group.
+    encode, commit: the store's; they must not raise. tick: called about once a second and before each group.
     """
 
     def __init__(
-        self, queue_bytes: int, group_bytes: int, encode: Encode, persist: Persist, tick: Tick, tick_s: float = 1.0
+        self, queue_bytes: int, group_bytes: int, encode: Encode, commit: Commit, tick: Tick, tick_s: float = 1.0
     ) -> None:
         self._queue_bytes = queue_bytes
         self._group_bytes = group_bytes
         self._encode = encode
-        self._persist = persist
+        self._commit = commit
         self._tick = tick
         self._tick_s = tick_s
-        self._jobs: deque[Job] = deque()
+        self._batches: deque[WriteBatch] = deque()
         self._bytes = 0
         self._submitted = self._completed = 0
         self._durable = self._dropped = 0
@@ -89,10 +79,10 @@ class WriteBehind:
                 return None
         return time.monotonic() - begin
 
-    def submit(self, job: Job) -> None:
+    def submit(self, batch: WriteBatch) -> None:
         with self._changed:
-            self._jobs.append(job)
-            self._bytes += job.nbytes
+            self._batches.append(batch)
+            self._bytes += batch.nbytes
             self._submitted += 1
             self._changed.notify_all()
 
@@ -133,11 +123,11 @@ class WriteBehind:
                 self._tick()
                 if not group:
                     continue
-                encoded = self._encode([block for job in group for block in job.blocks])
+                sealed = self._encode([block for batch in group for block in batch.blocks])
                 # At most one group is being written while the next is encoded: that bounds the buffers.
                 if writing is not None:
                     writing.result()
-                writing = self._disk.submit(self._write, group, encoded)
+                writing = self._disk.submit(self._write, group, sealed)
             if writing is not None:
                 writing.result()
         except BaseException as error:
@@ -147,23 +137,23 @@ class WriteBehind:
                 self._changed.notify_all()
             raise
 
-    def _write(self, group: Sequence[Job], encoded: Sequence[Encoded]) -> None:
-        result = self._persist(group, encoded)
+    def _write(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> None:
+        result = self._commit(group, sealed)
         with self._changed:
-            self._bytes -= sum(job.nbytes for job in group)
+            self._bytes -= sum(batch.nbytes for batch in group)
             self._completed += len(group)
             self._durable += result.durable_blocks
             self._dropped += result.dropped_blocks
             self._changed.notify_all()
 
-    def _next_group(self) -> list[Job] | None:
-        """Whole jobs of about `group_bytes`; [] when a tick is due, None at the end."""
+    def _next_group(self) -> list[WriteBatch] | None:
+        """Whole batches of about `group_bytes`; [] when a tick is due, None at the end."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._jobs or self._closing, self._tick_s):
+            if not self._changed.wait_for(lambda: self._batches or self._closing, self._tick_s):
                 return []
-            group: list[Job] = []
+            group: list[WriteBatch] = []
             total = 0
-            while self._jobs and (not group or total + self._jobs[0].nbytes <= self._group_bytes):
-                group.append(self._jobs.popleft())
+            while self._batches and (not group or total + self._batches[0].nbytes <= self._group_bytes):
+                group.append(self._batches.popleft())
                 total += group[-1].nbytes
             return group or None

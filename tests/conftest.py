@@ -34,7 +34,10 @@ KINDS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """`make test-asan` must not pass because the ordinary build was imported."""
+    """Locks are asserted; and `make test-asan` must not pass because the ordinary build was imported."""
+    from kvstore.guard import Guard
+
+    Guard.enforced = True
     if seeds.SEED:
         config.option.hypothesis_seed = seeds.SEED
     if os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1":

@@ -17,7 +17,7 @@ from kvstore.codecs.donor_spans import Span, SpanTable
 from kvstore.identity import ModelIdentity, chain_key, chain_root, namespace_digest
 from kvstore.layout import KVLayout
 from kvstore.record import check_payload, parse, payload_of, seal
-from kvstore.tiers.disk.catalog import Entry
+from kvstore.tiers.disk.entry import Entry
 
 PAGE = Path(__file__).parents[1] / "FORMAT.md"
 LAYOUT = KVLayout.uniform(1, 1, 2)

@@ -62,11 +62,7 @@ def put(matchmaker: Matchmaker) -> Put:
                 )
             )
         residency = matchmaker.residency
-        for block in blocks:
-            residency.pending[block.record] = block
-            residency.set_expiry(block.record, expiry)
-        ends = np.array([block.end for block in blocks], np.uint32)
-        residency.index.insert(digest, tokens, ends, np.array([block.record for block in blocks], np.uint64))
+        residency.arrive(tokens, blocks)
         return blocks
 
     return enter
@@ -93,8 +89,8 @@ def test_the_first_of_its_kind_stands_alone_and_the_next_is_a_member(matchmaker:
     plans = matchmaker.plan(second)
     assert [len(spans) for spans in plans] == [0, 1, 1, 1, 1]
     check(second, plans, {block.record: block for block in first})
-    families, content = matchmaker.residency.families, matchmaker.content
-    assert [families.donors(b.record) for b in second] == [(), (1,), (2,), (3,), (4,)]
+    donors_of, content = matchmaker.residency.donors_of, matchmaker.content
+    assert [donors_of(b.record) for b in second] == [(), (1,), (2,), (3,), (4,)]
     # Depth 1: only what stands alone is in the content index.
     assert [b.record in content for b in [*first, *second]] == [True] * 5 + [False] * 4
 
@@ -119,9 +115,9 @@ def test_spans_are_right_for_any_mixture_of_passages(matchmaker: Matchmaker, put
         for block, spans in zip(blocks, plans, strict=True):
             covered = sum(span.length for span in spans)
             assert not spans or covered >= _LEAST_SHARE * len(block.tokens)
-            donors = matchmaker.residency.families.donors(block.record)
+            donors = matchmaker.residency.donors_of(block.record)
             assert donors == tuple(dict.fromkeys(span.record for span in spans))
-            assert not any(matchmaker.residency.families.donors(donor) for donor in donors)
+            assert not any(matchmaker.residency.donors_of(donor) for donor in donors)
             found += bool(spans)
     assert found > 3
 
@@ -177,7 +173,7 @@ def test_donors_that_may_not_serve_do_not(matchmaker: Matchmaker, put: Put, why:
         if why == "deleted":
             residency.index.remove(block.record)  # and not yet from the content index
         elif why == "unwritten":
-            residency.unwritten.add(block.record)
+            residency._unwritten.add(block.record)
         elif why == "mortal":
             residency.set_expiry(block.record, 1e12)
     assert matchmaker.plan(put(behind(10, TEXT))) == [()] * 5
@@ -195,20 +191,20 @@ def test_a_donor_that_is_deleted_while_it_is_chosen_gets_no_members(matchmaker: 
         used(records)
         for block in donors:
             residency.index.remove(block.record)
-        assert len(residency.families) == 0  # what the delete sees
+        assert residency.family_stats()["members"] == 0  # what the delete sees
 
     residency.use_donors = deleted_meanwhile  # type: ignore[method-assign]
     assert matchmaker.plan(blocks)[1] == ()
-    assert len(residency.families) == 0
+    assert residency.family_stats()["members"] == 0
 
 
 def test_a_sequence_that_was_deleted_since_is_planned_all_the_same(matchmaker: Matchmaker, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     blocks = put(behind(10, TEXT))
-    matchmaker.residency.drop([block.record for block in blocks])
+    matchmaker.residency.forget([block.record for block in blocks])
     assert matchmaker.plan(blocks) == [()] * 5
     assert not any(block.record in matchmaker.content for block in blocks)
-    assert len(matchmaker.residency.families) == 0
+    assert matchmaker.residency.family_stats()["members"] == 0
 
 
 def test_a_member_that_stands_alone_after_all_is_offered(matchmaker: Matchmaker, put: Put) -> None:
@@ -216,7 +212,7 @@ def test_a_member_that_stands_alone_after_all_is_offered(matchmaker: Matchmaker,
     blocks = put(behind(10, TEXT))
     assert matchmaker.plan(blocks)[2]
     matchmaker.stand_alone(blocks[2])
-    assert matchmaker.residency.families.donors(blocks[2].record) == ()
+    assert matchmaker.residency.donors_of(blocks[2].record) == ()
     assert blocks[2].record in matchmaker.content
 
 

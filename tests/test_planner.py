@@ -12,7 +12,7 @@ from kvcases import SMALL, identity, random_kv, same_kv, tokens
 from kvstore.codecs import KVView
 from kvstore.config import MIB
 from kvstore.identity import chain_keys, chain_root, namespace_digest
-from kvstore.planner import Sequence, make_blocks, missing_blocks, view_from
+from kvstore.planner import PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match, TrieIndex
 
@@ -55,11 +55,11 @@ def test_blocks_that_no_record_covers_are_missing(
     assert (gap.blocks, gap.first_token) == (blocks, first_token)
 
 
-def sequence(ids: np.ndarray, bits: np.ndarray | float = 16.0, pin: bool = False, expiry: float = 0.0) -> Sequence:
-    return Sequence(SMALL, ROOT, NAMESPACE, ids, bits, expiry, pin)
+def sequence(ids: np.ndarray, bits: np.ndarray | float = 16.0, pin: bool = False, expiry: float = 0.0) -> PutRequest:
+    return PutRequest(SMALL, ROOT, NAMESPACE, ids, bits, expiry, pin)
 
 
-def blocks_of(seq: Sequence, known: Match, first_record: int = 1):
+def blocks_of(seq: PutRequest, known: Match, first_record: int = 1):
     gap = missing_blocks(known, len(seq.tokens), 4)
     kv = random_kv(len(seq.tokens))
     view = view_from(SMALL, tuple(kv), gap.first_token, None)

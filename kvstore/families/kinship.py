@@ -47,6 +47,11 @@ class Families:
         """members: records coded against others. donors: records that others need."""
         return {"members": len(self._donors), "donors": len(self._members)}
 
+    def snapshot(self) -> tuple[dict[int, tuple[int, ...]], dict[int, frozenset[int]]]:
+        """(donors by member, members by donor)."""
+        with self._lock:
+            return dict(self._donors), {donor: frozenset(members) for donor, members in self._members.items()}
+
     def _leave(self, member: int) -> None:
         for donor in self._donors.pop(member, ()):
             members = self._members.get(donor)

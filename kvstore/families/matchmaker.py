@@ -41,7 +41,7 @@ class Matchmaker:
 
     def plan(self, blocks: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
         """For each block the spans of it that donors hold, () where it stands alone; such a block is in the content
-        index on return. Members are in `residency.families`, so that their donors stay."""
+        index on return. Members have joined their donors' families, so that these stay."""
         plans: list[tuple[DonorSpan, ...]] = []
         run: list[Block] = []
         for block in [*blocks, None]:
@@ -54,8 +54,7 @@ class Matchmaker:
 
     def stand_alone(self, block: Block) -> None:
         """The block is coded without donors after all: it may be one."""
-        self.residency.families.remove(block.record)
-        self._offer(block)
+        self.residency.leave_family(block)
 
     def _plan_run(self, run: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
         if not run:
@@ -67,15 +66,10 @@ class Matchmaker:
             if tokens is not None and block.end <= len(tokens) and self._may_join(block):
                 spans = self._match(block, tokens)
             if spans:
-                donors = _donors(spans)
-                self.residency.families.add(block.record, donors)
-                # A delete asks for members, and a pin for donors, after it is seen here: one of the two notices.
-                gone = any(donor not in self.residency.index for donor in donors)
-                if gone or block.record not in self.residency.pending or self.residency.is_kept(block.record):
-                    self.residency.families.remove(block.record)
-                    spans = ()
+                donors = list(dict.fromkeys(span.record for span in spans))
+                spans = spans if self.residency.join(block, donors) else ()
             if not spans:
-                self._offer(block)
+                self.residency.offer(block)
             plans.append(spans)
         return plans
 
@@ -102,27 +96,18 @@ class Matchmaker:
         for span in found:
             start = begin + span.start - block.start
             length = min(span.length, len(block.tokens) - start)
-            if length > 0 and len(spans) < _MOST_SPANS and self._may_serve(block, span, start):
+            if length > 0 and len(spans) < _MOST_SPANS and self._may_serve(span.record):
                 spans.append(DonorSpan(start, length, span.record, span.donor_start, span.run))
         if sum(span_worth(span.run, span.length) for span in spans) < _LEAST_SHARE * len(block.tokens):
             return ()
         self.residency.use_donors([span.record for span in spans])
         return tuple(spans)
 
-    def _may_serve(self, block: Block, span: DonorSpan, start: int) -> bool:
+    def _may_serve(self, donor: int) -> bool:
         residency = self.residency
-        if span.record not in residency.index or span.record in residency.unwritten or residency.expiry(span.record):
+        if not residency.may_serve(donor):
             return False
-        return not self.stored_only or (residency.disk is not None and residency.disk.holds(span.record))
-
-    def _offer(self, block: Block) -> None:
-        """Enters a block in the content index. Tails are replaced when a sequence grows, and blocks with an end of
-        life must not keep others alive: they are no donors."""
-        if len(block.tokens) != self.block_tokens or block.expiry or block.record in self.content:
-            return
-        self.content.insert(block.namespace, block.record, block.parent, np.ascontiguousarray(block.tokens))
-        if block.record not in self.residency.pending:  # deleted since
-            self.content.remove(block.record)
+        return not self.stored_only or (residency.disk is not None and residency.disk.holds(donor))
 
 
 def _donors(spans: Sequence[DonorSpan]) -> list[int]:

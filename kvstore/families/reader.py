@@ -20,7 +20,7 @@ from kvstore.profiles import Profiles
 from kvstore.record import Damage, DamagedRecord, Donor, RecordHeader, check_payload, parse
 from kvstore.residency import Residency
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.catalog import Entry
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.host import HostRecord
 
 _CACHE_BYTES = 64 * MIB
@@ -83,7 +83,7 @@ class DonorReader:
 
     def start(self, record: int) -> int | None:
         """Position of the donor's first token; None where it is gone. Reads nothing."""
-        queued, held = self._residency.pending.get(record), self._residency.host.get(record)
+        queued, held = self._residency.queued(record), self._residency.host.get(record)
         if self._any_tier and queued is not None:
             return queued.start
         if self._any_tier and held is not None:
@@ -122,7 +122,7 @@ class DonorReader:
         return block
 
     def _from_queue(self, record: int) -> DonorBlock | None:
-        block = self._residency.pending.get(record) if self._any_tier else None
+        block = self._residency.queued(record) if self._any_tier else None
         if block is None:
             return None
         view = block.fetched().view

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvstore.block import Block
 from kvstore.block_read import BlockRead
 from kvstore.codecs import KVView
@@ -16,7 +14,7 @@ from kvstore.layout import KVLayout
 from kvstore.residency import Residency
 from kvstore.tiers.base import Source
 from kvstore.tiers.buffers import BufferPool
-from kvstore.writeback import Job
+from kvstore.writeback import WriteBatch
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,19 @@ class Recoder:
     root: Callable[[bytes], bytes]
     exact: bool
 
-    def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[Job]:
+    def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[WriteBatch]:
         """Takes members in again as blocks that stand alone, found from here on under the numbers of `next_record`.
 
-        Each is a job that writes the new record and removes the old one in one commit: until then the old one and its
+        Each is a batch that writes the new record and removes the old one in one commit: until then the old one and its
         donors must stay on disk. A member that cannot be read is gone, which is counted.
         """
         for member in members:
-            job = self._alone(member, next_record)
-            if job is not None:
+            batch = self._alone(member, next_record)
+            if batch is not None:
                 self.residency.metrics.add("recoded_members")
-                yield job
+                yield batch
 
-    def _alone(self, member: int, next_record: Callable[[], int]) -> Job | None:
+    def _alone(self, member: int, next_record: Callable[[], int]) -> WriteBatch | None:
         residency, size = self.residency, self.block_tokens
         try:
             namespace, tokens = residency.index.path(member)
@@ -56,7 +54,7 @@ class Recoder:
         before = residency.index.match(namespace, tokens[:start], touch=False)
         source = self._source(member)
         if source is None:
-            residency.drop([member])
+            residency.forget([member])
             return None
         here = tokens[start:].copy()
         room = self.pool.take(len(here) * self.layout.bytes_per_token)
@@ -75,22 +73,14 @@ class Recoder:
             view=view,
             bits=max(0.0, match.bits - before.bits),
             expiry=residency.expiry(member),
-            pinned=member in residency.pinned,
+            pinned=residency.is_pinned(member),
             alone=True,
         )
-        residency.pending[block.record] = block
-        residency.set_expiry(block.record, block.expiry)
-        end, record = np.array([len(tokens)], np.uint32), np.array([block.record], np.uint64)
-        replaced: list[int] = residency.index.insert(namespace, tokens, end, record).tolist()
-        residency.drop(replaced)
-        for told in residency.arrived:
-            told(block.record)
-        if block.pinned:
-            residency.pin(block.record)
-        return Job([block], replaced)
+        residency.arrive(tokens, [block])
+        return WriteBatch([block])
 
     def _source(self, member: int) -> Source | None:
         residency = self.residency
-        if self.exact or residency.disk is None or member in residency.pending:
+        if self.exact or residency.disk is None or residency.is_pending(member):
             return residency.find([member])[0]
         return residency.disk.locate([member])[0]

@@ -66,6 +66,11 @@ class MemoryTier(Tier[T]):
     def get(self, record_id: int) -> T | None:
         return self._items.get(record_id)
 
+    def sizes(self) -> tuple[int, dict[int, int]]:
+        """(bytes taken, bytes by record) at one moment."""
+        with self._lock:
+            return self._bytes, {record_id: item.nbytes for record_id, item in self._items.items()}
+
     def locate(self, records: Sequence[int]) -> list[T | None]:
         return [self._items.get(record) for record in records]
 

@@ -241,7 +241,7 @@ def _check(path: Path, phase: str, known: Known, last: bool) -> float:
     begin = time.perf_counter()
     store = KVStore(path, _identity(phase), config)
     seconds = time.perf_counter() - begin
-    tiny.space_is_accounted_for(store)
+    tiny.all_is_well(store)
     budget = config.disk.bytes + config.segment_bytes
     assert tiny.disk_use(path) <= budget, f"{tiny.disk_use(path)} bytes on disk, budget {budget}"
     if phase == "recode":
@@ -262,7 +262,7 @@ def _check(path: Path, phase: str, known: Known, last: bool) -> float:
     assert store.stats()["counters"].get("quarantined_records", 0) == 0
     if last and phase == "evict":
         _fill(store, path, budget)
-    tiny.space_is_accounted_for(store)
+    tiny.all_is_well(store)
     store.close()
     return seconds
 

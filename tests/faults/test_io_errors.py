@@ -83,13 +83,13 @@ def _script(path: Path, fs: FaultFS) -> None:
     fs.forget_failed_syncs()
     with KVStore(path, tiny.IDENTITY, _config(), fs=fs) as store:
         last = _works(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     assert fs.resynced == []
     with KVStore(path, tiny.IDENTITY, _config()) as store:
         for number in range(90):
             tiny.stored(store, tiny.tokens_of(number, 40))
         assert tiny.stored(store, last) == 40
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def _works(store: KVStore) -> Any:
@@ -118,7 +118,7 @@ def test_an_open_store_works_again_after_the_fault_clears(tmp_path: Path, call: 
             store.flush()
             fs.fault = None
             _works(store)
-            tiny.space_is_accounted_for(store)
+            tiny.all_is_well(store)
         assert fs.resynced == []
 
 
@@ -244,4 +244,4 @@ def test_flushed_puts_survive_a_power_cut(seed: int) -> None:
                 tiny.stored(store, tiny.tokens_of(n, 40))
             if flushed:
                 assert all(tiny.stored(store, tiny.tokens_of(n, 9)) == 9 for n in range(1, 5))
-            tiny.space_is_accounted_for(store)
+            tiny.all_is_well(store)

@@ -7,7 +7,6 @@ Keys and values are a pure function of namespace and token prefix, as in a causa
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -104,23 +103,9 @@ def disk_use(path: str | os.PathLike[str]) -> int:
     return total
 
 
-def space_is_accounted_for(store: KVStore) -> None:
-    """Every segment file is known to the store, and is live, current or free; nothing is held or counted twice."""
-    disk = store._residency.disk
-    assert disk is not None
-    segments = disk.segments
-    names = {f"{number:08x}.seg" for number in segments.by_number}
-    files = {e.name for e in os.scandir(segments.directory) if e.is_file() and re.fullmatch("[0-9a-f]{8}.seg", e.name)}
-    assert files == names, "segment files that the store does not know"
-    live: dict[int, int] = {}
-    for entry in catalog_entries(store):
-        live[entry.extent.segment] = live.get(entry.extent.segment, 0) + entry.extent.nbytes
-    for segment in segments.by_number.values():
-        assert segment.reads == segment.writes == 0, f"segment {segment.number} is held by nobody"
-        assert segment.live == live.get(segment.number, 0), f"segment {segment.number}: live bytes are wrong"
-        is_free = segment in segments.free
-        assert (segment.live > 0 or segment is segments.current) != is_free, f"segment {segment.number} leaked"
-    assert len(segments.free) == len({s.number for s in segments.free})
+def all_is_well(store: KVStore, deep: bool = False) -> None:
+    """Everything that the store says of itself agrees (`KVStore.check`)."""
+    assert store.check(deep=deep).problems == ()
 
 
 def catalog_entries(store: KVStore) -> list[Any]:

@@ -379,7 +379,7 @@ def _check(
         for (namespace, number), length in built.lengths.items():
             there = tiny.stored(store, tiny.tokens_of(number, 48), namespace)
             assert there == length, f"sequence {number}: {there} tokens after it was put again"
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     return outcome
 
 

@@ -118,7 +118,7 @@ def _check(path: Path, lost: dict[int, Any], entries: list[Any]) -> str:
         for tokens in _SEQUENCES:
             assert alike.stored(store, tokens) == len(tokens)
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     return outcome
 
 

@@ -22,8 +22,8 @@ import pytest
 import torch
 from faultfs import Fault, FaultFS
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tiny import SEGMENT, space_is_accounted_for
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tiny import SEGMENT, all_is_well
 
 from kvstore import KVStore
 
@@ -64,6 +64,7 @@ class FamilyMachine(RuleBasedStateMachine):
         self.ever: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
         self.flushed: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
         self.store: KVStore | None = None
+        self.damaged = False  # bits flipped in records that nobody has read since
 
     @initialize(tight=st.booleans(), host=st.sampled_from([0, 0, 60_000]))
     def open_first(self, tight: bool, host: int) -> None:
@@ -84,6 +85,11 @@ class FamilyMachine(RuleBasedStateMachine):
         """Something happened after which nothing is certain to be there."""
         self.must = {name: set() for name in self.must}
         self.flushed = {name: set() for name in self.flushed}
+
+    @invariant()
+    def everything_agrees(self) -> None:
+        if self.store is not None:
+            all_is_well(self.store)
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES, pin=st.sampled_from([False, False, False, True]))
     def put(self, tokens: Tokens, namespace: bytes, pin: bool) -> None:
@@ -171,6 +177,7 @@ class FamilyMachine(RuleBasedStateMachine):
         file = files[pick % len(files)]
         content = bytearray(file.read_bytes())
         content[int(where * len(content))] ^= 1 << bit
+        self.damaged = True
         file.write_bytes(content)
         self.doubt()
         self.may = {name: set(put) for name, put in self.ever.items()}
@@ -192,7 +199,7 @@ class FamilyMachine(RuleBasedStateMachine):
                 self.fs.fault = None
                 self.store.flush()
                 alike.families_hold(self.store)
-                space_is_accounted_for(self.store)
+                all_is_well(self.store, deep=not self.damaged)
                 self.store.close()
         finally:
             shutil.rmtree(self.home, ignore_errors=True)

@@ -19,8 +19,8 @@ import hypothesis.strategies as st
 import numpy as np
 from faultfs import Fault, FaultFS
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tiny import IDENTITY, SEGMENT, config, disk_use, is_exact, kv_of, put, space_is_accounted_for
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tiny import IDENTITY, SEGMENT, all_is_well, config, disk_use, is_exact, kv_of, put
 
 from kvstore import KVStore
 
@@ -58,6 +58,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sessions_certain = True
         self.store: KVStore | None = None
         self.is_open = False
+        self.damaged = False  # bits flipped in records that nobody has read since
 
     @initialize(
         tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "entropy", "zstd"]),
@@ -90,6 +91,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def settle_sessions(self) -> None:
         self.after_crash = {name: {self.sessions.get(name, ())} for name in self.after_crash}
+
+    @invariant()
+    def everything_agrees(self) -> None:
+        if self.store is not None and self.is_open:
+            all_is_well(self.store)
 
     # ---- what programs do ----
 
@@ -248,6 +254,7 @@ class StoreMachine(RuleBasedStateMachine):
         file = files[pick % len(files)]
         content = bytearray(file.read_bytes())
         content[int(where * len(content))] ^= 1 << bit
+        self.damaged = True
         file.write_bytes(content)
         self.doubt()
         self.may = {name: set(put) for name, put in self.ever.items()}
@@ -270,7 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
             if self.store is not None and self.is_open:
                 self.fs.fault = None
                 self.store.flush()
-                space_is_accounted_for(self.store)
+                all_is_well(self.store, deep=not self.damaged)
                 if self.tight:
                     assert disk_use(self.path) <= TIGHT + SEGMENT + 2 * SEGMENT
                 self.store.close()

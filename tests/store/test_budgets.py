@@ -86,7 +86,7 @@ def test_the_disk_budget_holds_at_every_call(tmp_path: Path, segments: int, code
         flood(store, 10 * budget // RECORD)
         store.flush()
         pins_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
         if segments > 8:  # of so few, pins and the reserve leave little
             assert store.stats()["disk"]["bytes"] > budget // 3, "the budget is not used"
         assert above == []
@@ -137,7 +137,7 @@ def test_what_is_pinned_beyond_the_budget_is_dropped_and_counted_not_stored_abov
             dropped += store.flush().dropped_blocks
             assert tiny.disk_use(tmp_path) <= budget + tiny.SEGMENT
         assert dropped == store.stats()["counters"]["dropped_no_space"] > 0
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
         kept = sum(tiny.stored(store, tiny.tokens_of(number, 40)) for number in range(60))
         assert kept >= 4 * budget // RECORD // 2
 
@@ -181,7 +181,7 @@ def test_what_expired_is_gone_and_its_space_comes_back(tmp_path: Path) -> None:
         assert store.contains(tokens) == 0
         assert store.stats()["disk"]["records"] == 3
         assert tiny.stored(store, tiny.tokens_of(2, 9)) == 9
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_a_store_that_is_opened_with_a_smaller_budget_shrinks_to_it(tmp_path: Path) -> None:
@@ -191,5 +191,5 @@ def test_a_store_that_is_opened_with_a_smaller_budget_shrinks_to_it(tmp_path: Pa
     with KVStore(tmp_path, tiny.IDENTITY, tiny.config(disk=small)) as store:
         flood(store, 500, seed=1)
         store.flush()
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
         assert tiny.disk_use(tmp_path) <= small + tiny.SEGMENT

@@ -60,7 +60,7 @@ def test_blocks_with_the_tokens_of_others_become_members_and_come_back(path: Pat
         for wanted in (tokens, TEXT, OTHER):
             assert stored(store, wanted) == len(wanted)
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     with KVStore(path, IDENTITY, config()) as store:
         assert members(store) >= 1
         for wanted in (tokens, TEXT, OTHER):
@@ -184,7 +184,7 @@ def test_blocks_with_an_end_of_life_may_be_members(path: Path, monkeypatch: pyte
         store._residency.expire()
         assert members(store) == 0
         assert stored(store, TEXT) == len(TEXT)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_tails_are_no_donors_and_may_be_members(path: Path) -> None:
@@ -205,7 +205,7 @@ def test_tails_are_no_donors_and_may_be_members(path: Path) -> None:
         assert [len(entry.tokens) for entry in alike.member_entries(store)] == [BLOCK] * 4
         assert stored(store, longer) == len(longer)
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_short_runs_and_noise_stand_alone(path: Path) -> None:

@@ -75,7 +75,7 @@ def heals(store: KVStore) -> None:
     for tokens in (TEXT, OTHER, MEMBER, UNHARMED):
         assert stored(store, tokens) == len(tokens)
     alike.families_hold(store)
-    tiny.space_is_accounted_for(store)
+    tiny.all_is_well(store)
 
 
 @pytest.mark.parametrize("host", [0, 1 << 20])
@@ -156,7 +156,7 @@ def test_a_member_whose_parent_and_donor_are_both_lost_is_removed_once(path: Pat
         assert stored(store, MEMBER) == 3 * BLOCK
         assert stored(store, UNHARMED) == len(UNHARMED)
         assert counter(store, "unreachable_records") == 1
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
         heals(store)
 
 
@@ -200,7 +200,7 @@ def test_a_member_in_place_of_a_donor_is_not_harmed(path: Path) -> None:
     donors = built(path)
     with opened(path, host=1 << 20) as store:
         assert store.prefetch(MEMBER).result() == len(MEMBER)
-        families = store._residency.families
+        families = store._residency._families
         (needs,) = families.members(donors[0].record)
         (usurper,) = families.members(6)
         families.add(needs, [usurper])

@@ -41,7 +41,7 @@ def all_there(store: KVStore) -> None:
         assert stored(store, tokens) == len(tokens)
     assert counter(store, "quarantined_records") == counter(store, "lost_members") == 0
     alike.families_hold(store)
-    tiny.space_is_accounted_for(store)
+    tiny.all_is_well(store)
 
 
 @pytest.mark.parametrize("host", [0, 1 << 20])
@@ -80,7 +80,7 @@ def test_deleting_members_leaves_their_donors(path: Path) -> None:
         assert counter(store, "recoded_members") == 0
         assert store.stats()["families"] == {"members": 0, "donors": 0}
         assert stored(store, TEXT) == len(TEXT)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     with KVStore(path, IDENTITY, config()) as store:
         assert stored(store, TEXT) == len(TEXT)
         assert [stored(store, tokens) for tokens in VARIANTS] == [0, 0, 0]
@@ -94,7 +94,7 @@ def test_deleting_everything_leaves_nothing(path: Path) -> None:
         assert store.stats()["families"] == {"members": 0, "donors": 0}
         assert store.stats()["content"]["records"] == 0
         assert alike.disk_bytes(store) == 0
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_a_sequence_is_not_coded_against_itself(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_deleting_the_end_of_a_donor_recodes_only_what_needs_it(path: Path) -> N
         before = members(store)
         assert before == 4
         last = [e.record for e in tiny.catalog_entries(store) if e.start == 3 * BLOCK and not e.donors]
-        needing = {m for record in last for m in store._residency.families.members(record)}
+        needing = {m for record in last for m in store._residency.members_of([record])}
         fork = join(TEXT[: 3 * BLOCK], passage(30))
         alike.put(store, fork)  # the first three blocks have another owner
         store.flush()
@@ -152,7 +152,7 @@ def test_deletes_while_everything_is_queued(path: Path, first: str) -> None:
             assert stored(store, tokens) == len(tokens)
         assert counter(store, "dropped_members") == 0
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     with KVStore(path, IDENTITY, config()) as store:
         assert stored(store, gone) == 0
         for tokens in kept:
@@ -202,7 +202,7 @@ def test_a_member_whose_parent_is_gone_does_not_stop_a_delete(path: Path) -> Non
         for tokens in VARIANTS:
             assert stored(store, tokens) == len(tokens)
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_the_members_of_a_large_family_are_not_all_in_memory_at_once(path: Path) -> None:
@@ -262,4 +262,4 @@ def test_gets_while_donors_come_and_go_are_exact(path: Path) -> None:
             assert stored(store, tokens) == len(tokens)
         store.flush()
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)

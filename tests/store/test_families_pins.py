@@ -29,8 +29,8 @@ def path() -> Iterator[Path]:
 
 def pinned_stand_alone(store: KVStore) -> None:
     residency = store._residency
-    for record in residency._kept:
-        assert not residency.families.donors(record), f"record {record} is pinned, and a member"
+    for record in residency._pins.snapshot()[1]:
+        assert not residency.donors_of(record), f"record {record} is pinned, and a member"
 
 
 def test_what_is_pinned_is_no_member(path: Path) -> None:
@@ -62,11 +62,11 @@ def test_members_that_are_pinned_later_stand_alone(path: Path, flushed: bool) ->
         assert stored(store, VARIANTS[0]) == len(VARIANTS[0])
         assert sum(e.flags & 1 for e in tiny.catalog_entries(store)) == 1
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
     with KVStore(path, IDENTITY, config()) as store:
         assert stored(store, VARIANTS[0]) == len(VARIANTS[0])
         assert members(store) == 0
-        assert len(store._residency.pinned) == 1
+        assert len(store._residency._pins.snapshot()[0]) == 1
 
 
 @pytest.mark.parametrize("moment", ["while it is planned", "just before it is pinned"])
@@ -105,10 +105,10 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
         goes_on.set()
         store.flush()
         pinned_stand_alone(store)
-        assert store._residency._kept
+        assert store._residency._pins.snapshot()[1]
         assert stored(store, VARIANTS[2]) == len(VARIANTS[2])
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_members_that_a_pinned_sequence_continues_stand_alone(path: Path) -> None:

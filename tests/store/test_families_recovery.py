@@ -49,7 +49,7 @@ def test_a_rebuilt_catalog_keeps_members_readable(path: Path) -> None:
         for tokens in (TEXT, OTHER, MEMBER, UNHARMED):
             assert stored(store, tokens) == len(tokens)
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
         assert store.delete(TEXT) == 4
         assert stored(store, MEMBER) == len(MEMBER)
 
@@ -74,7 +74,7 @@ def test_a_rebuilt_catalog_after_numbers_were_given_again(path: Path) -> None:
         for tokens in (TEXT, OTHER, MEMBER, UNHARMED):
             assert stored(store, tokens) == len(tokens)
         assert counter(store, "quarantined_records") == 0
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_a_rebuilt_catalog_after_donors_were_deleted(path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_rebuilt_catalog_after_donors_were_deleted(path: Path) -> None:
         assert stored(store, UNHARMED) == len(UNHARMED)
         assert stored(store, TEXT) in (0, len(TEXT))
         alike.families_hold(store)
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_an_entry_that_is_damaged_is_mended_with_its_donors(path: Path) -> None:

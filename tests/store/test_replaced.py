@@ -33,7 +33,7 @@ def test_a_tail_stays_where_nothing_that_replaces_it_can_be_written(tmp_path: Pa
         fs.fault = None
     with KVStore(tmp_path, IDENTITY, config(host=0)) as store:
         assert stored(store, TOKENS) == 21
-        tiny.space_is_accounted_for(store)
+        tiny.all_is_well(store)
 
 
 def test_it_goes_with_a_later_replacement_and_does_not_come_back(tmp_path: Path) -> None:

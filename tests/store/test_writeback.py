@@ -15,7 +15,8 @@ from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
 
 from kvstore import KVStore
 from kvstore.hit import FlushResult
-from kvstore.writeback import Encoded, Job, WriteBehind
+from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.writeback import WriteBatch, WriteQueue
 
 RAW = SMALL.bytes_per_token
 
@@ -27,26 +28,26 @@ class Sink:
     """What the store does with groups, in small: notes them; waits while the gate is shut."""
 
     def __init__(self) -> None:
-        self.groups: list[list[Job]] = []
+        self.groups: list[list[WriteBatch]] = []
         self.encoded: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
         self.ticks = threading.Event()
 
-    def encode(self, blocks: Sequence[Any]) -> list[Encoded]:
+    def encode(self, blocks: Sequence[Any]) -> list[SealedRecord]:
         self.encoded += [block.record for block in blocks]
         return []
 
-    def persist(self, group: Sequence[Job], encoded: Sequence[Encoded]) -> FlushResult:
+    def persist(self, group: Sequence[WriteBatch], encoded: Sequence[SealedRecord]) -> FlushResult:
         self.entered.set()
         assert self.gate.wait(60)
         self.groups.append(list(group))
-        return FlushResult(sum(len(job.blocks) for job in group), 0)
+        return FlushResult(sum(len(batch.blocks) for batch in group), 0)
 
 
-def job(record: int, nbytes: int = 10) -> Job:
-    return Job(blocks=[SimpleNamespace(record=record, view=SimpleNamespace(nbytes=nbytes))])  # type: ignore[list-item]
+def batch(record: int, nbytes: int = 10) -> WriteBatch:
+    return WriteBatch(blocks=[SimpleNamespace(record=record, view=SimpleNamespace(nbytes=nbytes))])  # type: ignore[list-item]
 
 
 @pytest.fixture
@@ -55,11 +56,11 @@ def sink() -> Sink:
 
 
 @pytest.fixture
-def make(sink: Sink) -> Iterator[Callable[..., WriteBehind]]:
-    made: list[WriteBehind] = []
+def make(sink: Sink) -> Iterator[Callable[..., WriteQueue]]:
+    made: list[WriteQueue] = []
 
-    def make_one(queue_bytes: int = 100, group_bytes: int = 30, tick_s: float = 60.0) -> WriteBehind:
-        made.append(WriteBehind(queue_bytes, group_bytes, sink.encode, sink.persist, sink.ticks.set, tick_s))
+    def make_one(queue_bytes: int = 100, group_bytes: int = 30, tick_s: float = 60.0) -> WriteQueue:
+        made.append(WriteQueue(queue_bytes, group_bytes, sink.encode, sink.persist, sink.ticks.set, tick_s))
         return made[-1]
 
     yield make_one
@@ -68,13 +69,13 @@ def make(sink: Sink) -> Iterator[Callable[..., WriteBehind]]:
         writer.close()
 
 
-def stall(writer: WriteBehind, sink: Sink) -> None:
-    """Leaves the writing thread waiting on job 1 and the encoding thread on job 2, so that what follows queues up."""
+def stall(writer: WriteQueue, sink: Sink) -> None:
+    """Leaves the writing thread waiting on batch 1 and the encoding thread on batch 2: what follows queues up."""
     sink.gate.clear()
     sink.entered.clear()
-    writer.submit(job(1))
+    writer.submit(batch(1))
     assert sink.entered.wait(60)
-    writer.submit(job(2))
+    writer.submit(batch(2))
     while 2 not in sink.encoded:
         sink.ticks.wait(0.001)
 
@@ -83,63 +84,63 @@ def numbers(sink: Sink) -> list[list[int]]:
     return [[block.record for j in group for block in j.blocks] for group in sink.groups]
 
 
-def test_jobs_are_persisted_in_order(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_jobs_are_persisted_in_order(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make()
     for record in range(1, 20):
-        writer.submit(job(record))
+        writer.submit(batch(record))
     writer.flush()
     assert [record for group in numbers(sink) for record in group] == list(range(1, 20))
 
 
-def test_what_queues_up_is_written_in_groups_of_whole_jobs(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_what_queues_up_is_written_in_groups_of_whole_jobs(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=1000, group_bytes=30)
     stall(writer, sink)
     for record, nbytes in ((3, 10), (4, 10), (5, 10), (6, 25), (7, 10), (8, 500), (9, 1)):
-        writer.submit(job(record, nbytes))
+        writer.submit(batch(record, nbytes))
     sink.gate.set()
     writer.flush()
     assert numbers(sink) == [[1], [2], [3, 4, 5], [6], [7], [8], [9]]
 
 
-def test_flush_counts_since_the_last_flush(make: Callable[..., WriteBehind]) -> None:
+def test_flush_counts_since_the_last_flush(make: Callable[..., WriteQueue]) -> None:
     writer = make()
-    writer.submit(job(1))
-    writer.submit(job(2))
+    writer.submit(batch(1))
+    writer.submit(batch(2))
     assert writer.flush() == FlushResult(2, 0)
     assert writer.flush() == FlushResult(0, 0)
-    writer.submit(job(3))
+    writer.submit(batch(3))
     assert writer.flush() == FlushResult(1, 0)
 
 
-def test_flush_of_nothing_returns(make: Callable[..., WriteBehind]) -> None:
+def test_flush_of_nothing_returns(make: Callable[..., WriteQueue]) -> None:
     assert make().flush() == FlushResult(0, 0)
 
 
-def test_pending_bytes_are_those_not_yet_persisted(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_pending_bytes_are_those_not_yet_persisted(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make()
     stall(writer, sink)
-    writer.submit(job(3, 25))
+    writer.submit(batch(3, 25))
     assert writer.pending_bytes == 45
     sink.gate.set()
     writer.flush()
     assert writer.pending_bytes == 0
 
 
-def test_there_is_room_up_to_the_last_byte(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_there_is_room_up_to_the_last_byte(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=100)
     stall(writer, sink)
     assert writer.wait_for_room(80, 0) is not None
     assert writer.wait_for_room(81, 0) is None
 
 
-def test_more_than_the_whole_queue_fits_when_it_is_empty(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_more_than_the_whole_queue_fits_when_it_is_empty(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=100)
     assert writer.wait_for_room(1000, 0) is not None
     stall(writer, sink)
     assert writer.wait_for_room(1000, 0) is None
 
 
-def test_whoever_waits_for_room_goes_on_when_there_is(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_whoever_waits_for_room_goes_on_when_there_is(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=100)
     stall(writer, sink)
     with ThreadPoolExecutor(1) as executor:
@@ -148,25 +149,25 @@ def test_whoever_waits_for_room_goes_on_when_there_is(make: Callable[..., WriteB
         assert waiting.result(60) is not None
 
 
-def test_closing_writes_what_is_queued(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_closing_writes_what_is_queued(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make()
     stall(writer, sink)
     for record in (3, 4, 5):
-        writer.submit(job(record))
+        writer.submit(batch(record))
     sink.gate.set()
     writer.close()
     assert [record for group in numbers(sink) for record in group] == [1, 2, 3, 4, 5]
 
 
-def test_the_tick_comes_without_any_job(make: Callable[..., WriteBehind], sink: Sink) -> None:
+def test_the_tick_comes_without_any_job(make: Callable[..., WriteQueue], sink: Sink) -> None:
     make(tick_s=0.001)
     assert sink.ticks.wait(60)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
-    writer = WriteBehind(100, 30, lambda blocks: 1 / 0, sink.persist, sink.ticks.set)  # type: ignore[arg-type,return-value]
-    writer.submit(job(1))
+    writer = WriteQueue(100, 30, lambda blocks: 1 / 0, sink.persist, sink.ticks.set)  # type: ignore[arg-type,return-value]
+    writer.submit(batch(1))
     with pytest.raises(RuntimeError, match="write-behind thread died") as error:
         writer.flush()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
@@ -207,15 +208,15 @@ def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) 
 
 def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = GatedFS()
-    full, has_room = threading.Event(), WriteBehind._has_room
+    full, has_room = threading.Event(), WriteQueue._has_room
 
-    def seen_has_room(self: WriteBehind, nbytes: int) -> bool:
+    def seen_has_room(self: WriteQueue, nbytes: int) -> bool:
         found = has_room(self, nbytes)
         if not found:
             full.set()
         return found
 
-    monkeypatch.setattr(WriteBehind, "_has_room", seen_has_room)
+    monkeypatch.setattr(WriteQueue, "_has_room", seen_has_room)
     with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW) as store:
         stalled(store, fs)
         assert put(store, tokens(16)).dropped_blocks == 0

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.config import MIB, PAGE_BYTES
-from kvstore.tiers.disk.catalog import ENTRY, Catalog, CatalogError, Entry, check, intact
+from kvstore.tiers.disk.catalog import Catalog, CatalogError, check
+from kvstore.tiers.disk.entry import ENTRY, Entry, checked
 from kvstore.tiers.disk.segments import Extent
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
@@ -346,4 +347,4 @@ def test_a_read_only_catalog_of_nothing_is_a_catalog_error(tmp_path: Path) -> No
 
 @given(st.binary(max_size=100))
 def test_noise_is_not_intact(noise: bytes) -> None:
-    assert intact(noise) is None
+    assert checked(noise) is None

@@ -17,9 +17,10 @@ from kvstore.identity import chain_key
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded, seal
 from kvstore.tiers.buffers import BufferPool
-from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, Scan
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
+from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.tier import DiskTier, Draft
+from kvstore.tiers.disk.tier import DiskTier, SealedRecord
 
 SEGMENT = 64 * KIB
 NAMESPACE = b"n" * 32
@@ -40,7 +41,7 @@ class Harness:
             alive=lambda record: record not in self.dead,
         )  # fmt: skip
 
-    def draft(self, number: int, nbytes: int = 3000, **changes: Any) -> Draft:
+    def draft(self, number: int, nbytes: int = 3000, **changes: Any) -> SealedRecord:
         ids = np.arange(number, number + 4, dtype=np.uint32)
         fields: dict[str, Any] = {
             "key": chain_key(b"r" * 32, ids), "parent": b"r" * 32, "namespace": NAMESPACE, "codec": 0,
@@ -50,7 +51,7 @@ class Harness:
         buffer = self.pool.take(padded(header.record_bytes))
         buffer.view[header.payload_offset : header.record_bytes] = payload(number, nbytes)
         seal(header, buffer.view)
-        return Draft(header, 0, buffer)
+        return SealedRecord(header, 0, buffer)
 
     def write(self, *numbers: int, nbytes: int = 3000, **settings: Any) -> set[int] | None:
         self.order += numbers

@@ -11,11 +11,12 @@ import pytest
 
 from kvstore.config import KIB, MIB, PAGE_BYTES
 from kvstore.identity import chain_key
-from kvstore.record import Donor, RecordHeader, padded, seal
+from kvstore.record import Donor, RecordHeader, key_tag, padded, seal
 from kvstore.session_record import SessionRecord, session_key
 from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.entry import entry_of
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.recovery import entry_of, key_tag, rebuild, salvage_sessions, scan_segment
+from kvstore.tiers.disk.recovery import rebuild, salvage_sessions, scan_segment
 from kvstore.tiers.disk.segments import Extent, segment_header
 
 FS = FileSystem()

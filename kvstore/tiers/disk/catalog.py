@@ -12,48 +12,34 @@ import os
 import struct
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import lmdb
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from lmdb import verify as lmdb_verify
 
 from kvstore.config import PAGE_BYTES
 from kvstore.errors import DiskError, StoreLocked
-from kvstore.identity import Tokens
-from kvstore.tiers.base import Source
+from kvstore.tiers.disk.entry import (
+    ENTRY,
+    SUM_BYTES,
+    Entry,
+    Scan,
+    checked,
+    donors_of,
+    is_entry,
+    is_entry_sized,
+    tokens_end,
+    with_sum,
+)
 from kvstore.tiers.disk.segments import Extent
 
-ENTRY = np.dtype(
-    [
-        ("sum", "<u8"),
-        ("record", "<u8"),
-        ("parent", "<u8"),
-        ("tag", "<u8"),
-        ("parent_tag", "<u8"),
-        ("segment", "<u4"),
-        ("page", "<u4"),
-        ("pages", "<u4"),
-        ("start", "<u4"),
-        ("count", "<u4"),
-        ("namespace", "<u4"),
-        ("bits", "<f4"),
-        ("codec", "<u2"),
-        ("flags", "<u2"),
-        ("expiry", "<f8"),
-    ]
-)
-_ENTRY = struct.Struct("<QQQQQIIIIIIfHHd")
-_SUM = struct.Struct("<Q")
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
 _DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic")
 _TRAFFIC_RUN = 4096  # records whose counts of traffic stand in one value
 _META_TXNID = 144  # where a meta page has the number of its commit
-assert _ENTRY.size == ENTRY.itemsize
 
 # The engine's format, pinned: an environment variable of py-lmdb could otherwise change it.
 _ENGINE = 0
@@ -65,123 +51,6 @@ class CatalogError(DiskError):
 
 class CatalogDamaged(CatalogError):
     """LMDB refused the file itself."""
-
-
-@dataclass(frozen=True)
-class Entry(Source):
-    """One record as the catalog knows it; the disk tier reads it.
-
-    tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
-    parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
-    of its tokens. expiry: unix seconds, 0 for never. donors: numbers of the records that it is coded against.
-    """
-
-    record: int
-    parent: int
-    tag: int
-    parent_tag: int
-    extent: Extent
-    start: int
-    namespace: int
-    codec: int
-    tokens: Tokens
-    bits: float = 0.0
-    flags: int = 0
-    expiry: float = 0.0
-    donors: tuple[int, ...] = ()
-
-    @property
-    def tier(self) -> str:
-        return "disk"
-
-    @property
-    def nbytes(self) -> int:
-        return self.extent.nbytes
-
-    @property
-    def codec_id(self) -> int | None:
-        return self.codec
-
-    def pack(self) -> bytes:
-        body = _ENTRY.pack(
-            0,
-            self.record,
-            self.parent,
-            self.tag,
-            self.parent_tag,
-            self.extent.segment,
-            self.extent.offset // PAGE_BYTES,
-            self.extent.nbytes // PAGE_BYTES,
-            self.start,
-            len(self.tokens),
-            self.namespace,
-            self.bits,
-            self.codec,
-            self.flags,
-            self.expiry,
-        )[_SUM.size :]
-        donors = np.array(self.donors, "<u8").tobytes()
-        return _with_sum(body + self.tokens.astype("<u4", copy=False).tobytes() + donors)
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Entry | None:
-        """None where the bytes are damaged."""
-        if len(value) < _ENTRY.size or _checked(value) is None:
-            return None
-        (
-            _,
-            record,
-            parent,
-            tag,
-            parent_tag,
-            segment,
-            page,
-            pages,
-            start,
-            count,
-            namespace,
-            bits,
-            codec,
-            flags,
-            expiry,
-        ) = _ENTRY.unpack_from(value)
-        if not _fits(value):
-            return None
-        return cls(
-            record=record,
-            parent=parent,
-            tag=tag,
-            parent_tag=parent_tag,
-            extent=Extent(segment, page * PAGE_BYTES, pages * PAGE_BYTES),
-            start=start,
-            namespace=namespace,
-            codec=codec,
-            tokens=np.frombuffer(value, "<u4", count, _ENTRY.size),
-            bits=bits,
-            flags=flags,
-            expiry=expiry,
-            donors=_donors(value),
-        )
-
-
-@dataclass(frozen=True)
-class Scan:
-    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other. donors: of
-    the records that have any."""
-
-    entries: npt.NDArray[np.void]
-    tokens: Tokens
-    damaged: list[bytes]
-    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
-        """The rows where `keep` is true."""
-        if keep.all():
-            return self
-        entries = self.entries[keep]
-        left = set(entries["record"].tolist()) if self.donors else set()
-        donors = {record: donors for record, donors in self.donors.items() if record in left}
-        return Scan(entries, self.tokens[np.repeat(keep, self.entries["count"])], self.damaged, donors)
 
 
 class Catalog:
@@ -249,13 +118,13 @@ class Catalog:
                 if value is None:
                     return False
                 if db is self._records:
-                    sound = len(key) == 8 and _fits(value)
+                    sound = len(key) == 8 and is_entry_sized(value)
                 elif db is self._places:
                     sound = len(key) == len(value) == 8
                 elif db is self._traffic:
-                    sound = len(key) == 8 and len(value) == _SUM.size + 4 * _TRAFFIC_RUN
+                    sound = len(key) == 8 and len(value) == SUM_BYTES + 4 * _TRAFFIC_RUN
                 elif db is self._sessions:
-                    sound = _checked(value) is not None
+                    sound = checked(value) is not None
                 else:
                     numbers.add(_number(key, value))
                     sound = None not in numbers and len(numbers) == count + 1
@@ -288,7 +157,7 @@ class Catalog:
                 if value is None:
                     txn.delete(name, db=self._sessions)
                 else:
-                    txn.put(name, _with_sum(value), db=self._sessions)
+                    txn.put(name, with_sum(value), db=self._sessions)
 
     def purge(self, keys: Sequence[bytes]) -> None:
         """Removes damaged entries by their raw keys."""
@@ -321,17 +190,17 @@ class Catalog:
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
             if cursor.set_range(_RECORD_KEY.pack(after + 1)):
                 for key, value in cursor:
-                    if _is_entry(key, value):
+                    if is_entry(key, value):
                         values.append(value)
                     else:
                         damaged.append(key)
         heads = b"".join([value[: ENTRY.itemsize] for value in values])
-        tokens = b"".join([value[ENTRY.itemsize : _tokens_end(value)] for value in values])
+        tokens = b"".join([value[ENTRY.itemsize : tokens_end(value)] for value in values])
         entries = np.frombuffer(heads, ENTRY)
         donors = {
-            record: _donors(value)
+            record: donors_of(value)
             for record, value in zip(entries["record"].tolist(), values, strict=True)
-            if len(value) > _tokens_end(value)
+            if len(value) > tokens_end(value)
         }
         return Scan(entries, np.frombuffer(tokens, "<u4"), damaged, donors)
 
@@ -344,7 +213,7 @@ class Catalog:
             number = _number(digest, value)
             if number is None:
                 number = txn.stat(self._namespaces)["entries"] + 1
-                txn.put(digest, _with_sum(digest + number.to_bytes(4, "little")), db=self._namespaces)
+                txn.put(digest, with_sum(digest + number.to_bytes(4, "little")), db=self._namespaces)
             return number
 
     def namespaces(self) -> dict[bytes, int]:
@@ -357,13 +226,18 @@ class Catalog:
         """A session's value; None where there is none or it is damaged."""
         with _errors("read"), self._env.begin() as txn:
             value = txn.get(name, db=self._sessions)
-        return _checked(value) if value is not None else None
+        return checked(value) if value is not None else None
 
     def sessions(self) -> Iterator[tuple[bytes, bytes]]:
         """All intact sessions."""
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._sessions) as cursor:
-            pairs = [(key, _checked(value)) for key, value in cursor]
+            pairs = [(key, checked(value)) for key, value in cursor]
         return ((key, value) for key, value in pairs if value is not None)
+
+    def session_count(self) -> int:
+        """How many sessions there are, damaged ones included."""
+        with _errors("read"), self._env.begin() as txn:
+            return int(txn.stat(self._sessions)["entries"])
 
     # ---- traffic -------------------------------------------------------------------------------------------------
 
@@ -378,7 +252,7 @@ class Catalog:
             for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
                 run = np.zeros(_TRAFFIC_RUN, "<u4")
                 run[records[first:end] % _TRAFFIC_RUN] = counts[first:end]
-                txn.put(_RECORD_KEY.pack(number), _with_sum(run.tobytes()), db=self._traffic, append=True)
+                txn.put(_RECORD_KEY.pack(number), with_sum(run.tobytes()), db=self._traffic, append=True)
 
     def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """How often each record had been used when that was last saved, `[m]`; 0 where nothing intact is known."""
@@ -386,7 +260,7 @@ class Catalog:
         with _errors("read"), self._env.begin() as txn:
             for number in np.unique(records // _TRAFFIC_RUN).tolist():
                 value = txn.get(_RECORD_KEY.pack(number), db=self._traffic)
-                body = _checked(value) if value is not None else None
+                body = checked(value) if value is not None else None
                 if body is not None and len(body) == 4 * _TRAFFIC_RUN:
                     here = records // _TRAFFIC_RUN == number
                     found[here] = np.frombuffer(body, "<u4")[records[here] % _TRAFFIC_RUN]
@@ -422,51 +296,13 @@ def metas_agree(pages: bytes | bytearray) -> bool:
     return even == odd == 0 or (even % 2 == 0 and odd % 2 == 1 and abs(even - odd) == 1)
 
 
-def intact(value: bytes) -> bytes | None:
-    """The contents of a checksummed value, None where it is damaged. For salvage from raw pages."""
-    return _checked(value)
-
-
 def _place(extent: Extent) -> bytes:
     return _PLACE_KEY.pack(extent.segment, extent.offset // PAGE_BYTES)
 
 
-def _with_sum(body: bytes) -> bytes:
-    return _SUM.pack(xxhash.xxh3_64_intdigest(body)) + body
-
-
-def _checked(value: bytes) -> bytes | None:
-    body = value[_SUM.size :]
-    if len(value) < _SUM.size or _SUM.unpack_from(value)[0] != xxhash.xxh3_64_intdigest(body):
-        return None
-    return body
-
-
-def _is_entry(key: bytes, value: bytes) -> bool:
-    # The scan's inner loop: the same checks as Entry.unpack, without making an object.
-    if len(value) < ENTRY.itemsize or _checked(value) is None:
-        return False
-    return _fits(value) and int.from_bytes(value[8:16], "little") == int.from_bytes(key, "big")
-
-
-def _tokens_end(value: bytes) -> int:
-    return ENTRY.itemsize + 4 * int.from_bytes(value[56:60], "little")
-
-
-def _fits(value: bytes) -> bool:
-    """Whether a value has the length of an entry: head, tokens, donors."""
-    left = len(value) - _tokens_end(value)
-    return len(value) >= ENTRY.itemsize and left >= 0 and left % 8 == 0
-
-
-def _donors(value: bytes) -> tuple[int, ...]:
-    end = _tokens_end(value)
-    return tuple(np.frombuffer(value, "<u8", -1, end).tolist()) if len(value) > end else ()
-
-
 def _number(namespace: bytes, value: bytes | None) -> int | None:
     # The namespace stands in the value too, for the sum to cover: the key alone would not tell that it is damaged.
-    body = _checked(value) if value is not None else None
+    body = checked(value) if value is not None else None
     if body is None or len(body) != 36 or body[:32] != namespace:
         return None
     return int.from_bytes(body[32:], "little")

@@ -12,7 +12,8 @@ from kvstore.errors import CorruptStore
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, Scan
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
+from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.recovery import DATA_FILE, rebuild, recover_entries

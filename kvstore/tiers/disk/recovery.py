@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvstore.config import PAGE_BYTES
-from kvstore.record import DamagedRecord, RecordHeader, padded, parse
+from kvstore.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
 from kvstore.session_record import SessionRecord, session_key
-from kvstore.tiers.disk.catalog import Catalog, Entry, Scan, intact
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segments import Extent, segment_path
 
 DATA_FILE = "data.mdb"
 _CHUNK_BYTES = 4 << 20
@@ -33,30 +34,6 @@ class Rebuilt:
     sessions: int
 
 
-def key_tag(key: bytes) -> int:
-    """The first 8 bytes of a block's key, by which the catalog links blocks to their parents."""
-    return int.from_bytes(key[:8], "little")
-
-
-def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:
-    """The catalog's entry for a record."""
-    return Entry(
-        record=header.record_id,
-        parent=parent,
-        tag=key_tag(header.key),
-        parent_tag=key_tag(header.parent) if header.start else 0,
-        extent=extent,
-        start=header.start,
-        namespace=namespace,
-        codec=header.codec,
-        tokens=header.tokens,
-        bits=header.bits,
-        flags=header.flags,
-        expiry=header.expiry,
-        donors=tuple(donor.record for donor in header.donors),
-    )
-
-
 def rebuild(
     fs: FileSystem,
     directory: str,
@@ -69,7 +46,7 @@ def rebuild(
     catalog = make_catalog()
     newest: dict[bytes, tuple[RecordHeader, Extent]] = {}
     for number in segment_numbers:
-        for header, extent in scan_segment(fs, os.path.join(directory, f"{number:08x}.seg"), number, segment_bytes):
+        for header, extent in scan_segment(fs, segment_path(directory, number), number, segment_bytes):
             known = newest.get(header.key)
             if known is None or known[0].record_id < header.record_id:
                 newest[header.key] = (header, extent)
@@ -109,7 +86,7 @@ def recover_entries(
     by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
     found: dict[int, Entry] = {}
     for number in segment_numbers:
-        for header, extent in scan_segment(fs, os.path.join(directory, f"{number:08x}.seg"), number, 1 << 40):
+        for header, extent in scan_segment(fs, segment_path(directory, number), number, 1 << 40):
             # A number stands once in the catalog; of two records with it one was moved, and either is whole.
             if header.record_id in wanted and header.namespace in namespaces:
                 parent = by_tag.get(key_tag(header.parent), 0)
@@ -143,9 +120,9 @@ def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeade
     page = bytearray(PAGE_BYTES)
     read_all(fs, fd, [memoryview(page)], offset)
     room = size - offset
-    (payload_offset,) = struct.unpack_from("<I", page, 12)
-    if payload_offset > PAGE_BYTES and page[:8] == b"KVSTREC1" and payload_offset <= min(room, _CHUNK_BYTES):
-        page = bytearray(payload_offset)
+    wanted = header_bytes(page)
+    if PAGE_BYTES < wanted <= min(room, _CHUNK_BYTES):
+        page = bytearray(wanted)
         read_all(fs, fd, [memoryview(page)], offset)
     return parse(memoryview(page), room)
 
@@ -157,7 +134,7 @@ def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, bytes]:
     """
     best: dict[bytes, tuple[int, bytes]] = {}
     for name, value in _leaf_pairs(fs, path):
-        body = intact(value)
+        body = checked(value)
         record = SessionRecord.unpack(body) if body is not None else None
         if body is not None and record is not None and session_key(record.namespace, record.name) == name:
             known = best.get(name)

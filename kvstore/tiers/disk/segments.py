@@ -89,7 +89,7 @@ class Segments:
             if number not in present:
                 damaged.append(number)
                 continue
-            if live == 0 and not self._is_ours(number):
+            if live == 0 and not self.is_ours(number):
                 # Never finished, or somebody else's.
                 if writable:
                     with contextlib.suppress(OSError):
@@ -109,7 +109,8 @@ class Segments:
         self.current = min(started, key=lambda s: s.end, default=None)
         return damaged
 
-    def _is_ours(self, number: int) -> bool:
+    def is_ours(self, number: int) -> bool:
+        """Whether a file is a whole segment of this store."""
         path, page = self._path(number), bytearray(PAGE_BYTES)
         try:
             if self.fs.size(path) != self.segment_bytes:
@@ -306,7 +307,12 @@ class Segments:
         return self.fs.open(self._path(number), flags)
 
     def _path(self, number: int) -> str:
-        return os.path.join(self.directory, f"{number:08x}.seg")
+        return segment_path(self.directory, number)
+
+
+def segment_path(directory: str, number: int) -> str:
+    """Where the file of a segment is."""
+    return os.path.join(directory, f"{number:08x}.seg")
 
 
 def segment_numbers(fs: FileSystem, directory: str) -> list[int]:

@@ -6,37 +6,34 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
-from kvstore.errors import KVStoreError
+from kvstore.config import StoreConfig
 from kvstore.identity import ModelIdentity
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError, Entry, Scan
+from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
+from kvstore.tiers.disk.entry import Entry, Scan, entry_of
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.opening import Opening
-from kvstore.tiers.disk.reclaim import FULL, Space
-from kvstore.tiers.disk.recovery import entry_of
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
+from kvstore.tiers.disk.space import DiskSpace
+from kvstore.tiers.disk.survey import Survey, segment_problems, session_problems
 
-_CATALOG_HEADROOM = 2  # a commit adds at most half a segment to the catalog
 _PLACE_ATTEMPTS = 4
-# At most so many segments are emptied before they are needed.
-_MOST_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Draft:
+class SealedRecord:
     """A sealed record in memory, to be written. parent: record number of the block before it, 0 for none."""
 
     header: RecordHeader
@@ -44,9 +41,13 @@ class Draft:
     buffer: Buffer
 
 
-class DiskTier(StorageTier[Entry]):
-    """Thread-safe. `evict` names the next records to give up together ([] for none) after the index has forgotten them;
-    `alive` says whether a drafted record is still wanted when its group is committed."""
+class DiskTier(DiskSpace, StorageTier[Entry]):
+    """Thread-safe: see `DiskSpace` for which lock guards what.
+
+    evict: names the next records to give up together ([] for none) after the index has forgotten them. alive: says
+    whether a record is still wanted when its group is committed. lost: is told of one that could not be read when it
+    was to be moved, after the catalog forgot it.
+    """
 
     def __init__(
         self,
@@ -59,23 +60,16 @@ class DiskTier(StorageTier[Entry]):
         pool: BufferPool,
         evict: Callable[[], Sequence[int]],
         alive: Callable[[int], bool],
+        lost: Callable[[int], None] = lambda record: None,
     ) -> None:
         """Opens or makes the store at `path`. Raises FormatVersion, IdentityMismatch, StoreLocked, CorruptStore."""
+        super().__init__(fs, config, metrics, pool, Opening(fs, path, config, read_only, metrics), evict, lost)
         self.read_only = read_only
-        self.metrics = metrics
-        self._fs = fs
-        self._path = path
-        self._config = config
-        self._pool = pool
-        self._evict = evict
         self._alive = alive
-        self._lock = threading.RLock()  # segments and which catalog is open
-        self._write_lock = threading.RLock()  # one writer at a time; taken before _lock
         self._writer = WriterLock(fs, path)
-        self._opening = opening = Opening(fs, path, config, read_only, metrics)
         self._bytes_per_token = identity.layout.bytes_per_token
-        self._orphans: list[int] = []  # records that the index forgot and the catalog could not
         self.last_record = 0
+        opening = self._opening
         superblock = opening.superblock(identity, self._writer)
         try:
             self.segments = Segments(
@@ -98,7 +92,8 @@ class DiskTier(StorageTier[Entry]):
             self._writer.release()
             raise
         self.scan: Scan | None = scan
-        self._records, self._tokens = len(scan.entries), len(scan.tokens)
+        self._records, self._tokens = len(scan.entries), len(scan.tokens)  # guarded by _lock
+        self._live_at_open = self.segments.live_bytes
 
     def _scan(self, opening: Opening) -> Scan:
         self.seen_version = self.catalog.version()
@@ -183,6 +178,29 @@ class DiskTier(StorageTier[Entry]):
                 "direct_io": int(segments.direct),
             }
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nobody writes or removes meanwhile; reads go on."""
+        with self._write_lock:
+            yield
+
+    def survey(self) -> Survey:
+        """The catalog, and whether it agrees with the segments and with what is counted. Raises `CatalogError`."""
+        with self._write_lock:
+            scan = self.catalog.scan()
+            sessions, problems = session_problems(self.catalog)
+            with self._lock:
+                held = {number: segment.reads for number, segment in self.segments.by_number.items() if segment.reads}
+                if not self.read_only:  # what a writer process did since is not in a reader's books
+                    problems += segment_problems(self.segments, scan)
+                    counted, there = (self._records, self._tokens), (len(scan.entries), len(scan.tokens))
+                    if counted != there:
+                        problems.append(f"the disk tier counts (records, tokens) {counted}, the catalog {there}")
+                    if self.segments.live_bytes > max(self._config.disk.bytes, self._live_at_open):
+                        problems.append(f"the disk tier holds {self.segments.live_bytes} bytes, more than its budget")
+            problems += [f"catalog entry {key.hex()} is damaged" for key in scan.damaged]
+            return Survey(scan, self.catalog.namespaces(), frozenset(self._orphans), sessions, held, tuple(problems))
+
     def _hold(self, segment: int) -> bool:
         if self.segments.hold(segment):
             return True
@@ -199,7 +217,7 @@ class DiskTier(StorageTier[Entry]):
 
     def write(
         self,
-        drafts: Sequence[Draft],
+        sealed: Sequence[SealedRecord],
         superseded: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
         changed: Sequence[tuple[int, float | None, bool]] = (),
         sessions: Sequence[tuple[bytes, bytes | None]] = (),
@@ -210,13 +228,13 @@ class DiskTier(StorageTier[Entry]):
         counted. Never raises for a full or failing disk."""
         with self._write_lock:
             try:
-                for digest in {draft.header.namespace for draft in drafts}:
+                for digest in {record.header.namespace for record in sealed}:
                     self.namespace(digest)
             except CatalogError:
                 self.metrics.add("catalog_errors")
                 self._reopen_catalog()
                 return None
-            placed = self._write_records(drafts)
+            placed = self._write_records(sealed)
             try:
                 ahead = {entry.record: entry for entry in self._evict_ahead(sum(e.nbytes for _, e in placed))}
                 entries = {
@@ -278,15 +296,15 @@ class DiskTier(StorageTier[Entry]):
             del entries[record]
             self.metrics.add("dropped_members")
 
-    def _write_records(self, drafts: Sequence[Draft]) -> list[tuple[Draft, Extent]]:
-        placed: list[tuple[Draft, Extent]] = []
+    def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
+        placed: list[tuple[SealedRecord, Extent]] = []
         self.segments.max_segments = self._max_segments()
-        for draft in drafts:
-            extent = self._place(padded(draft.header.record_bytes))
+        for record in sealed:
+            extent = self._place(padded(record.header.record_bytes))
             if extent is None:
                 self.metrics.add("dropped_no_space")
             else:
-                placed.append((draft, extent))
+                placed.append((record, extent))
         try:
             self.segments.write([e for _, e in placed], [d.buffer.view for d, _ in placed])
             self.segments.sync({e.segment for _, e in placed})
@@ -317,11 +335,6 @@ class DiskTier(StorageTier[Entry]):
                 self.segments.max_segments = len(self.segments.by_number)
         return None
 
-    def _settle_writes(self, extents: Iterable[Extent]) -> None:
-        with self._lock:
-            for extent in extents:
-                self.segments.settle(extent)
-
     def _commit(
         self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[tuple[bytes, bytes | None]]
     ) -> bool:
@@ -337,132 +350,6 @@ class DiskTier(StorageTier[Entry]):
             return False
         self._settle(entries, [*gone, *before])
         return True
-
-    def _settle(self, born: Iterable[Entry], died: Iterable[Entry]) -> None:
-        with self._lock:
-            for entry in born:
-                self.segments.born(entry.extent)
-                self._records += 1
-                self._tokens += len(entry.tokens)
-            for entry in died:
-                self.segments.died(entry.extent)
-                self._records -= 1
-                self._tokens -= len(entry.tokens)
-
-    def _known(self, records: Sequence[int]) -> list[Entry | None]:
-        try:
-            return self.catalog.get(records)
-        except CatalogError:
-            self.metrics.add("catalog_errors")
-            return [None] * len(records)
-
-    def _reopen_catalog(self) -> None:
-        """After a failed write of its own LMDB may refuse everything until it is opened anew."""
-        with self._lock:
-            self.catalog.close()
-            try:
-                self.catalog = self._opening.new_catalog()
-                self.metrics.add("catalog_reopened")
-            except KVStoreError:
-                self.metrics.add("catalog_lost")
-
-    # ---- space ---------------------------------------------------------------------------------------------------
-
-    def _max_segments(self) -> int:
-        """How many segments fit the budget beside the catalog, the one in reserve included."""
-        segment_bytes = self._config.segment_bytes
-        # The catalog grows with the next commit too.
-        catalog = self._catalog_bytes() + segment_bytes // _CATALOG_HEADROOM
-        return max(MIN_SEGMENTS, (self._config.disk.bytes - catalog) // segment_bytes + 1)
-
-    def _catalog_bytes(self) -> int:
-        try:
-            return self._fs.size(self._opening.catalog_file)
-        except OSError:
-            return 0
-
-    def _reclaim(self) -> None:
-        """Makes a free segment: evicts what the index gives up, then moves what still lives in the emptiest
-        segment into the reserve. Raises `OutOfSpace` where that did not help."""
-        self.metrics.add("disk_reclaims")
-        evicted = self._victims(1)
-        self._commit_moves((), evicted)
-        self.metrics.add("disk_evicted_records", len(evicted))
-        if self.segments.available() <= 1:
-            self._empty_a_segment()
-
-    def _evict_ahead(self, nbytes: int) -> list[Entry]:
-        """What has to go so that the next group, of about `nbytes`, finds room: its removal is part of this group's
-        commit, and the next one need not wait for a commit of its own."""
-        with self._lock:
-            segments, size = self.segments, self._config.segment_bytes
-            room = (size - segments.current.end if segments.current else 0) + (segments.available() - 1) * size
-        if not nbytes or nbytes <= room:
-            return []
-        evicted = self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
-        self.metrics.add("disk_evicted_records", len(evicted))
-        return evicted
-
-    def _victims(self, wanted: int) -> list[Entry]:
-        """Evicts until `wanted` segments are empty, or one can be emptied at a fair price by moving what is left. The
-        index has forgotten the records on return; the catalog is the caller's."""
-        evicted = [e for e in self._known(self._orphans) if e is not None]
-        self._orphans.clear()
-        with self._lock:
-            space = Space.of(self.segments)
-        for entry in evicted:
-            space.lose(entry.extent)
-        for _ in range(wanted):
-            while not space.enough() and (records := self._evict()):
-                for found in self._known(records):
-                    if found is not None:
-                        evicted.append(found)
-                        space.lose(found.extent)
-            if not space.take_empty():
-                break
-        return evicted
-
-    def _empty_a_segment(self) -> None:
-        with self._lock:
-            segment = self.segments.emptiest()
-            if segment is None or segment.live > (self._config.segment_bytes - PAGE_BYTES) * FULL:
-                raise OutOfSpace
-            self.segments.hold(segment.number)
-        moved, lost, placed = [], [], []
-        try:
-            for entry in self.catalog.in_segment(segment.number):
-                buffer = self._pool.take(entry.extent.nbytes)
-                try:
-                    self.segments.read(segment.number, [buffer.view], entry.extent.offset)
-                except OSError:
-                    lost.append(entry)
-                    continue
-                with self._lock:
-                    extent = self.segments.place(entry.extent.nbytes, reserve=True)
-                placed.append(extent)
-                self.segments.write([extent], [buffer.view])
-                moved.append((entry, replace(entry, extent=extent)))
-            self.segments.sync({extent.segment for extent in placed})
-            self._commit_moves([new for _, new in moved], [*lost, *(old for old, _ in moved)])
-        finally:
-            self._settle_writes(placed)
-            with self._lock:
-                self.segments.release(segment.number)
-        self.metrics.add("disk_moved_records", len(moved))
-        self.metrics.add("disk_lost_records", len(lost))
-
-    def _commit_moves(self, added: Sequence[Entry], removed: Sequence[Entry]) -> None:
-        if not (added or removed):
-            return
-        try:
-            self.catalog.commit(added, removed)
-        except CatalogError as error:
-            self.metrics.add("catalog_errors")
-            # What was to go is no longer in the index: it must be tried again, or its space would be lost.
-            self._orphans += [entry.record for entry in removed] if not added else []
-            self._reopen_catalog()
-            raise OutOfSpace from error
-        self._settle(added, removed)
 
 
 def _changed(entry: Entry, expiry: float | None, pinned: bool) -> Entry:

@@ -1,4 +1,4 @@
-"""What the write-behind threads do with a group: encode it for host and disk, write it, and say what became of it."""
+"""What becomes of a group of blocks before it is written: device copies, host records, and records for the disk."""
 
 from __future__ import annotations
 
@@ -13,100 +13,45 @@ from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.device import falls_back
 from kvstore.families.coding import DonorCoding
 from kvstore.families.matchmaker import Matchmaker
-from kvstore.hit import FlushResult
 from kvstore.residency import Residency
-from kvstore.sessions import SessionTable
 from kvstore.tier_codecs import TierCodecs
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.device import DeviceBlock
-from kvstore.tiers.disk.tier import Draft
+from kvstore.tiers.disk.tier import SealedRecord
 from kvstore.tiers.host import HostRecord
 from kvstore.trie.content import DonorSpan
-from kvstore.writeback import Encoded, Job
 
 # A buffer that is this much larger than its record is copied to a smaller one before it is kept.
 _SLACK = 1.25
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A block's records, None where its tier wants none."""
+class Encoder:
+    """Used by one thread, which encodes on those of `executor`.
 
-    host: HostRecord | None
-    disk: HostRecord | None
-
-
-@dataclass(frozen=True)
-class Persister:
-    """Used by one encoding thread and one writing thread. matchmaker: finds blocks to code others against, None where
-    nobody is to look for any; against: codes them so, None where each is to stand alone."""
+    matchmaker: finds blocks to code others against, None where nobody is to look for any. against: codes them so, None
+    where each is to stand alone.
+    """
 
     residency: Residency
     pool: BufferPool
     executor: Executor
-    sessions: SessionTable
     codecs: TierCodecs
     matchmaker: Matchmaker | None
     against: DonorCoding | None
 
-    def encode(self, blocks: Sequence[Block]) -> list[Encoded]:
-        """Encodes blocks on the workers; what the device and host tiers keep is in place on return."""
+    def encode(self, blocks: Sequence[Block]) -> list[SealedRecord]:
+        """Encodes blocks for the disk; what the device and host tiers keep is in place on return."""
         plans = self.matchmaker.plan(blocks) if self.matchmaker is not None else [()] * len(blocks)
         made = list(self.executor.map(self._encode, blocks, plans))
         for first, last in _runs(blocks):
-            self._keep(blocks[first:last], [made_one.host for made_one in made[first:last]])
-        return [Encoded(b, m.disk) for b, m in zip(blocks, made, strict=True) if m.disk is not None]
-
-    def persist(self, group: Sequence[Job], encoded: Sequence[Encoded]) -> FlushResult:
-        """Writes a group; afterwards its blocks are no longer pending."""
-        residency = self.residency
-        drafts = [Draft(e.record.header, e.block.parent, e.record.buffer) for e in encoded]
-        sessions = [session for job in group for session in job.sessions]
-        replacements = self._replacements(group)
-        written: set[int] = set()
-        if residency.disk is not None:
-            on_disk = residency.disk.write(
-                drafts,
-                superseded=replacements,
-                changed=[change for job in group for change in job.changed],
-                sessions=[(session.key, session.value) for session in sessions],
-            )
-            if on_disk is None:
-                residency.metrics.add("dropped_sessions", len(sessions))
-            else:
-                written = on_disk
-                for session in sessions:
-                    self.sessions.written(session)
-        for _, by in replacements:
-            if written.issuperset(by):
-                residency.replaced.pop(by[-1], None)
-        dropped = 0
-        for job in group:
-            for block in job.blocks:
-                wanted = residency.pending.pop(block.record, None) is not None
-                if wanted and block.record not in written:
-                    if residency.disk is not None:
-                        residency.unwritten.add(block.record)
-                        residency.families.remove(block.record)  # what memory holds of it needs no donor
-                        if residency.content is not None:
-                            residency.content.remove(block.record)
-                    residency.drop_if_nowhere(block.record)
-                    dropped += residency.disk is not None
-                    if residency.disk is None and block.record not in residency.index:
-                        residency.metrics.add("dropped_no_memory")
-        return FlushResult(len(written), dropped)
-
-    def _replacements(self, group: Sequence[Job]) -> list[tuple[list[int], list[int]]]:
-        """(stored records, those that are to take their place) of each job. What was to be replaced by a record that
-        never came is now to be replaced by what replaces that."""
-        replaced, found = self.residency.replaced, []
-        for job in group:
-            if job.superseded and job.blocks:
-                old = [r for record in job.superseded for r in (*replaced.pop(record, ()), record)]
-                by = [block.record for block in job.blocks]
-                replaced[by[-1]] = old
-                found.append((old, by))
-        return found
+            self._keep(blocks[first:last], [host for host, _ in made[first:last]])
+        self.residency.drop_late(block.record for block in blocks)
+        return [
+            SealedRecord(disk.header, block.parent, disk.buffer)
+            for block, (_, disk) in zip(blocks, made, strict=True)
+            if disk is not None
+        ]
 
     def _keep(self, run: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
         """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its
@@ -117,14 +62,15 @@ class Persister:
         for block, record in zip(run, records, strict=True):
             if tight and block.record in path:
                 residency.touch(path[: path.index(block.record)])
-            if record is not None and block.record in residency.pending and not host.add(block.record, record):
+            if record is not None and residency.is_pending(block.record) and not host.add(block.record, record):
                 residency.metrics.add("host_full")
         residency.touch(path)
 
-    def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> _Made:
+    def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
+        """The records for the host and the disk tier, None where the tier wants none."""
         residency, config = self.residency, self.residency.config
-        if block.record not in residency.pending:
-            return _Made(None, None)  # deleted or superseded since it was put
+        if not residency.is_pending(block.record):
+            return None, None  # deleted or superseded since it was put
         if config.device.bytes:
             self._keep_on_device(block)
         record = None
@@ -136,14 +82,14 @@ class Persister:
                 smaller.view[:] = record.buffer.view
                 record = type(record)(record.header, smaller)
         if residency.disk is None:
-            return _Made(record, None)
+            return record, None
         if spans and self.against is not None:
             member = self.against.encode(block, spans)
             if member is not None:
-                return _Made(record, member)
+                return record, member
         if record is not None and self.codecs.disk is self.codecs.host:
-            return _Made(record, record)
-        return _Made(record, self._encode_with(self.codecs.disk, block))
+            return record, record
+        return record, self._encode_with(self.codecs.disk, block)
 
     def _keep_on_device(self, block: Block) -> None:
         residency, name = self.residency, self.residency.config.device.codec

@@ -1,0 +1,202 @@
+"""A catalog entry: the layout of its bytes, in one place (FORMAT.md, "Catalog").
+
+    checksum | the other columns of `ENTRY` | tokens (4 each) | donors (8 each)
+
+Every value of the catalog begins with a checksum of the rest. Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.config import PAGE_BYTES
+from kvstore.identity import Tokens
+from kvstore.record import RecordHeader, key_tag
+from kvstore.tiers.base import Source
+from kvstore.tiers.disk.segments import Extent
+
+ENTRY = np.dtype(
+    [
+        ("sum", "<u8"),
+        ("record", "<u8"),
+        ("parent", "<u8"),
+        ("tag", "<u8"),
+        ("parent_tag", "<u8"),
+        ("segment", "<u4"),
+        ("page", "<u4"),
+        ("pages", "<u4"),
+        ("start", "<u4"),
+        ("count", "<u4"),
+        ("namespace", "<u4"),
+        ("bits", "<f4"),
+        ("codec", "<u2"),
+        ("flags", "<u2"),
+        ("expiry", "<f8"),
+    ]
+)
+_HEAD = struct.Struct("<QQQQQIIIIIIfHHd")  # the same columns, for one entry
+_SUM = struct.Struct("<Q")
+SUM_BYTES = _SUM.size
+_RECORD_AT, _COUNT_AT = (ENTRY.fields[name][1] for name in ("record", "count"))  # type: ignore[index]
+assert _HEAD.size == ENTRY.itemsize
+
+
+@dataclass(frozen=True)
+class Entry(Source):
+    """One record as the catalog knows it; the disk tier reads it.
+
+    tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
+    parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
+    of its tokens. expiry: unix seconds, 0 for never. donors: numbers of the records that it is coded against.
+    """
+
+    record: int
+    parent: int
+    tag: int
+    parent_tag: int
+    extent: Extent
+    start: int
+    namespace: int
+    codec: int
+    tokens: Tokens
+    bits: float = 0.0
+    flags: int = 0
+    expiry: float = 0.0
+    donors: tuple[int, ...] = ()
+
+    @property
+    def tier(self) -> str:
+        return "disk"
+
+    @property
+    def nbytes(self) -> int:
+        return self.extent.nbytes
+
+    @property
+    def codec_id(self) -> int | None:
+        return self.codec
+
+    def pack(self) -> bytes:
+        body = _HEAD.pack(
+            0,
+            self.record,
+            self.parent,
+            self.tag,
+            self.parent_tag,
+            self.extent.segment,
+            self.extent.offset // PAGE_BYTES,
+            self.extent.nbytes // PAGE_BYTES,
+            self.start,
+            len(self.tokens),
+            self.namespace,
+            self.bits,
+            self.codec,
+            self.flags,
+            self.expiry,
+        )[SUM_BYTES:]
+        donors = np.array(self.donors, "<u8").tobytes()
+        return with_sum(body + self.tokens.astype("<u4", copy=False).tobytes() + donors)
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Entry | None:
+        """None where the bytes are damaged."""
+        if not is_entry_sized(value) or checked(value) is None:
+            return None
+        row = dict(zip(ENTRY.names or (), _HEAD.unpack_from(value), strict=True))
+        return cls(
+            record=row["record"],
+            parent=row["parent"],
+            tag=row["tag"],
+            parent_tag=row["parent_tag"],
+            extent=Extent(row["segment"], row["page"] * PAGE_BYTES, row["pages"] * PAGE_BYTES),
+            start=row["start"],
+            namespace=row["namespace"],
+            codec=row["codec"],
+            tokens=np.frombuffer(value, "<u4", row["count"], ENTRY.itemsize),
+            bits=row["bits"],
+            flags=row["flags"],
+            expiry=row["expiry"],
+            donors=donors_of(value),
+        )
+
+
+@dataclass(frozen=True)
+class Scan:
+    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other. donors: of
+    the records that have any."""
+
+    entries: npt.NDArray[np.void]
+    tokens: Tokens
+    damaged: list[bytes]
+    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
+        """The rows where `keep` is true."""
+        if keep.all():
+            return self
+        entries = self.entries[keep]
+        left = set(entries["record"].tolist()) if self.donors else set()
+        donors = {record: donors for record, donors in self.donors.items() if record in left}
+        return Scan(entries, self.tokens[np.repeat(keep, self.entries["count"])], self.damaged, donors)
+
+
+def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:
+    """The catalog's entry for a record."""
+    return Entry(
+        record=header.record_id,
+        parent=parent,
+        tag=key_tag(header.key),
+        parent_tag=key_tag(header.parent) if header.start else 0,
+        extent=extent,
+        start=header.start,
+        namespace=namespace,
+        codec=header.codec,
+        tokens=header.tokens,
+        bits=header.bits,
+        flags=header.flags,
+        expiry=header.expiry,
+        donors=tuple(donor.record for donor in header.donors),
+    )
+
+
+def with_sum(body: bytes) -> bytes:
+    """A value for the catalog: `body` behind its checksum."""
+    return _SUM.pack(xxhash.xxh3_64_intdigest(body)) + body
+
+
+def checked(value: bytes) -> bytes | None:
+    """The contents of a checksummed value, None where it is damaged."""
+    body = value[SUM_BYTES:]
+    if len(value) < SUM_BYTES or _SUM.unpack_from(value)[0] != xxhash.xxh3_64_intdigest(body):
+        return None
+    return body
+
+
+def is_entry(key: bytes, value: bytes) -> bool:
+    """Whether a value is intact and the entry of the record that `key` names. The inner loop of a scan: the checks of
+    `Entry.unpack`, without making an object."""
+    if not is_entry_sized(value) or checked(value) is None:
+        return False
+    return value[_RECORD_AT : _RECORD_AT + 8] == key[::-1]
+
+
+def tokens_end(value: bytes) -> int:
+    """Where the tokens of an entry end, and its donors begin."""
+    return ENTRY.itemsize + 4 * int.from_bytes(value[_COUNT_AT : _COUNT_AT + 4], "little")
+
+
+def is_entry_sized(value: bytes) -> bool:
+    """Whether a value has the length of an entry: head, tokens, donors."""
+    left = len(value) - tokens_end(value)
+    return len(value) >= ENTRY.itemsize and left >= 0 and left % 8 == 0
+
+
+def donors_of(value: bytes) -> tuple[int, ...]:
+    """The donors that an entry names."""
+    end = tokens_end(value)
+    return tuple(np.frombuffer(value, "<u8", -1, end).tolist()) if len(value) > end else ()

@@ -1,0 +1,75 @@
+"""What the disk tier holds at one moment, and whether its own books agree: the part of a check that is about files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.config import PAGE_BYTES
+from kvstore.session_record import SessionRecord, session_key
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.segments import Segments, segment_numbers
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The catalog at one moment. namespaces: number by digest. leaving: records that the index forgot and the catalog
+    could not yet. problems: where segments, catalog and counters contradict each other. held: segments that reads
+    under way keep from being recycled."""
+
+    scan: Scan
+    namespaces: dict[bytes, int]
+    leaving: frozenset[int]
+    sessions: int
+    held: dict[int, int]
+    problems: tuple[str, ...]
+
+
+def segment_problems(segments: Segments, scan: Scan) -> list[str]:
+    """Files, live bytes and free segments. Nobody writes meanwhile."""
+    found = []
+    files, known = set(segment_numbers(segments.fs, segments.directory)), set(segments.by_number)
+    unknown = [number for number in sorted(files - known) if segments.is_ours(number)]  # others were put there by hand
+    found += [f"segment {number}: its file is not known to the store" for number in unknown]
+    found += [f"segment {number}: its file is missing" for number in sorted(known - files)]
+    rows = scan.entries
+    numbers, where = np.unique(rows["segment"], return_inverse=True)
+    pages = np.bincount(where, rows["pages"], len(numbers)).astype(np.int64)
+    live = dict(zip(numbers.tolist(), (pages * PAGE_BYTES).tolist(), strict=True))
+    found += [f"segment {number}: the catalog names it, and it is not known" for number in sorted(set(live) - known)]
+    for number, segment in sorted(segments.by_number.items()):
+        if segment.live != live.get(number, 0):
+            found.append(f"segment {number}: counts {segment.live} live bytes, the catalog {live.get(number, 0)}")
+        if segment.writes or segment.reads < 0:
+            found.append(f"segment {number}: {segment.writes} writes and {segment.reads} reads are under way")
+        in_use = segment.live > 0 or segment is segments.current
+        if in_use == (segment in segments.free) and not segment.reads:
+            found.append(f"segment {number}: is {'in use and free' if in_use else 'neither in use nor free'}")
+    if len({segment.number for segment in segments.free}) != len(segments.free):
+        found.append("a segment is free twice")
+    return found + _overlaps(scan)
+
+
+def session_problems(catalog: Catalog) -> tuple[int, list[str]]:
+    """(sessions, what is wrong with them)."""
+    found, total, intact = [], catalog.session_count(), 0
+    for key, value in catalog.sessions():
+        intact += 1
+        record = SessionRecord.unpack(value)
+        if record is None:
+            found.append(f"session {key[16:]!r}: its value is no session")
+        elif session_key(record.namespace, record.name) != key:
+            found.append(f"session {key[16:]!r}: its value is the session {record.name!r}")
+    if intact != total:
+        found.append(f"{total - intact} sessions are damaged")
+    return total, found
+
+
+def _overlaps(scan: Scan) -> list[str]:
+    rows = np.sort(scan.entries, order=["segment", "page"])
+    ends = rows["page"].astype(np.int64) + rows["pages"]
+    same = rows["segment"][1:] == rows["segment"][:-1]
+    clash = np.flatnonzero(same & (rows["page"][1:] < ends[:-1]))
+    return [f"records {int(rows['record'][i])} and {int(rows['record'][i + 1])} lie in the same place" for i in clash]
