@@ -10,7 +10,6 @@ import os
 import random
 import select
 import signal
-import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import alike
 import seeds
 import tiny
+from teller import ACK, MOMENTS, Teller
 from trials import in_child
 
 from kvstore import KVStore
@@ -26,7 +26,6 @@ from kvstore import KVStore
 PHASES = ("put", "evict", "flush", "delete", "recover", "recode")
 _LENGTHS = (3, 4, 9, 16, 23, 40)
 _PINS = 6
-_ACK = struct.Struct("<cIH")
 # Phase "recode": sequences 10 n to 10 n + 9 are a family, the first of them what the others are coded against.
 _FAMILY, _MEMBERS = 10, 4
 _CENTROID = 3 * alike.BLOCK
@@ -35,14 +34,15 @@ _CENTROID = 3 * alike.BLOCK
 @dataclass
 class Known:
     """What the dead children acknowledged. durable: sequence -> length that must be there. given: sequence -> the
-    longest that may be. deleted: sequences that must be gone. sessions: name -> lengths it may have. recoded: blocks
-    that were made to stand alone. cut: children that died during a delete."""
+    longest that may be. deleted: sequences that must be gone. sessions: name -> lengths it may have. flushed: how
+    many were durable at some time. recoded: blocks that were made to stand alone. cut: deaths during a delete."""
 
     durable: dict[int, int] = field(default_factory=dict)
     given: dict[int, int] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
     sessions: dict[int, set[int]] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    flushed: int = 0
     recoded: int = 0
     cut: int = 0
 
@@ -69,6 +69,7 @@ class Known:
                 self.deleted.add(number)
                 self.recoded += length
             elif kind == b"F":
+                self.flushed += len(unflushed)
                 for key, value in unflushed.items():
                     self.durable[key] = max(value, self.durable.get(key, 0))
                 for key, value in unsaved.items():
@@ -77,8 +78,10 @@ class Known:
         self.cut += bool(acks) and acks[-1][0] == b"d"
 
 
-def life(seed: int, phase: str, kills: int) -> dict[str, Any]:
-    """Kills `kills` children of one store and checks after each. Returns figures; raises where a promise broke."""
+def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[str, Any]:
+    """Kills `kills` children of one store and checks after each. Returns figures; raises where a promise broke.
+
+    moment: which of MOMENTS the first of them dies at; the others, or all, at random ones."""
     rng = random.Random(seeds.nth(seed))
     known = Known()
     reopen: list[float] = []
@@ -87,7 +90,8 @@ def life(seed: int, phase: str, kills: int) -> dict[str, Any]:
         for turn in range(kills):
             if phase == "recover" and turn:
                 _break_catalog(path)
-            acks = _killed_child(path, phase, rng, first=1 + 1000 * turn)
+            at = MOMENTS[phase][moment] if moment is not None and not turn else None
+            acks = _killed_child(path, phase, rng, 1 + 1000 * turn, at)
             known.take(acks)
             if phase == "recover" and not (path / "store.json").exists():
                 continue  # killed before there was a store
@@ -99,6 +103,7 @@ def life(seed: int, phase: str, kills: int) -> dict[str, Any]:
         "kills": kills,
         "reopen_s": reopen,
         "durable": len(known.durable),
+        "flushed": known.flushed,
         "given": len(known.given),
         "recoded": known.recoded,
         "cut": known.cut,
@@ -112,8 +117,11 @@ def _config(phase: str) -> Any:
     return tiny.config(host=1 << 16, disk=disk, durability="put" if phase == "flush" else "flush")
 
 
-def _killed_child(path: Path, phase: str, rng: random.Random, first: int) -> list[tuple[bytes, int, int]]:
-    """Starts a child that works on the store, kills it at a random moment, returns its acknowledgements."""
+def _killed_child(
+    path: Path, phase: str, rng: random.Random, first: int, moment: tuple[bytes, bytes | str] | None
+) -> list[tuple[bytes, int, int]]:
+    """Starts a child that works on the store, kills it at a random moment, or lets it die at the given one, and
+    returns its acknowledgements."""
     read, write = os.pipe()
     child_seed, wanted, delay = rng.random(), rng.randrange(1, 120), rng.random() * 0.02
     at_once = phase == "recover" and rng.random() < 0.7
@@ -122,32 +130,30 @@ def _killed_child(path: Path, phase: str, rng: random.Random, first: int) -> lis
         try:
             os.close(read)
             work = _work_on_families if phase == "recode" else _work
-            work(path, phase, random.Random(child_seed), first, write)
+            work(path, phase, random.Random(child_seed), first, Teller(write, phase, moment))
         finally:
             os._exit(1)
     os.close(write)
     data = b""
-    while not at_once and len(data) < wanted * _ACK.size:
+    while moment is not None or (not at_once and len(data) < wanted * ACK.size):
         assert select.select([read], [], [], 60.0)[0], "the child hangs"
         part = os.read(read, 4096)
         if not part:
             break
         data += part
-    time.sleep(delay)
-    os.kill(pid, signal.SIGKILL)
+    if moment is None:
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
     while part := os.read(read, 65536):
         data += part
     os.close(read)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), f"the child ended by itself, with status {status}"
     assert os.WTERMSIG(status) == signal.SIGKILL
-    return list(_ACK.iter_unpack(data[: len(data) // _ACK.size * _ACK.size]))
+    return list(ACK.iter_unpack(data[: len(data) // ACK.size * ACK.size]))
 
 
-def _work(path: Path, phase: str, rng: random.Random, first: int, pipe: int) -> None:
-    def tell(kind: bytes, number: int = 0, length: int = 0) -> None:
-        os.write(pipe, _ACK.pack(kind, number, length))
-
+def _work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller) -> None:
     def put(number: int, length: int, pin: bool = False) -> None:
         tell(b"p", number, length)
         tiny.put(store, tiny.tokens_of(number, length), pin=pin)
@@ -157,7 +163,7 @@ def _work(path: Path, phase: str, rng: random.Random, first: int, pipe: int) -> 
         if phase == "flush":
             tell(b"F")
 
-    store = KVStore(path, tiny.IDENTITY, _config(phase))
+    store = KVStore(path, tiny.IDENTITY, _config(phase), fs=tell)
     for number in range(first, first + _PINS if phase == "evict" and first == 1 else first):
         put(number, 9, pin=True)
     store.flush()
@@ -187,13 +193,9 @@ def _work(path: Path, phase: str, rng: random.Random, first: int, pipe: int) -> 
     time.sleep(600)
 
 
-def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, pipe: int) -> None:
+def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, tell: Teller) -> None:
     """Puts families, and deletes what their members are coded against, which stand alone then."""
-
-    def tell(kind: bytes, number: int = 0, length: int = 0) -> None:
-        os.write(pipe, _ACK.pack(kind, number, length))
-
-    store = KVStore(path, alike.IDENTITY, _config(phase))
+    store = KVStore(path, alike.IDENTITY, _config(phase), fs=tell)
     for family in range(first, first + 900):
         for number in range(family * _FAMILY, family * _FAMILY + 1 + _MEMBERS):
             tokens = _member(number)

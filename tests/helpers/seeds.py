@@ -12,6 +12,8 @@ import secrets
 import sys
 from hashlib import blake2b
 
+import numpy as np
+
 SEED = int(os.environ.get("KVSTORE_SEED", "0"))
 
 
@@ -30,6 +32,6 @@ def fix(name: str) -> None:
     of its content index, which decide which of the shorter passages it finds."""
     secrets.randbits = lambda bits: of("system") >> max(0, 64 - bits)
     random.seed(of(name))
-    for library, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
-        if library in sys.modules:
-            getattr(sys.modules[library], seed)(of(name) % (1 << 32))
+    np.random.seed(of(name) % (1 << 32))
+    if "torch" in sys.modules:  # whose first seed is the same in every process
+        sys.modules["torch"].manual_seed(of(name))
