@@ -126,7 +126,7 @@ def numbers_of(bits: Tensor, mu: Tensor, steps: Tensor, quarters: int) -> Tensor
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-class State:
+class RowSizes:
     """How large the rows' numbers were in the parts before, and how large their classes said."""
 
     def __init__(self, count: int) -> None:
@@ -182,7 +182,7 @@ def context_of(classes: Sequence[Tensor]) -> int:
 def encode(rows: Rows, block: Block, step: float) -> list[bytes]:
     """The coded layers. step: see `quarters_of`; smaller is finer. rows.model must be None."""
     assert rows.model is None
-    quarters, walk, state = quarters_of(step), Predictor(rows), State(len(rows))
+    quarters, walk, state = quarters_of(step), Predictor(rows), RowSizes(len(rows))
     symbols, tables, classes = list[npt.NDArray[np.uint8]](), list[npt.NDArray[np.uint8]](), list[Tensor]()
     listed: list[bytes] = []
     largest, squares, count = 0.0, 0.0, 0
@@ -238,7 +238,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
     quarters, flags, _, _ = header(layers[0])
     sections = [_Section.of(data) for data in (layers[0][HEADER.size :], *layers[1:])]
     coder = RansTables(frequencies(), 12).decoder(b"".join(s.words for s in sections))
-    walk, state, classes = Predictor(rows), State(len(rows)), list[Tensor]()
+    walk, state, classes = Predictor(rows), RowSizes(len(rows)), list[Tensor]()
     block, read = [], 0
     for layer, section in enumerate(sections):
         found, left = [], iter(section.escapes)
@@ -262,7 +262,7 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _numbers(
-    coder: RansDecoder | None, state: State, classes: list[Tensor], shape: Sequence[int], heads: int
+    coder: RansDecoder | None, state: RowSizes, classes: list[Tensor], shape: Sequence[int], heads: int
 ) -> tuple[Tensor, Tensor]:
     """The next part's numbers and which values are escapes, [n, C]; goes on with all that is given."""
     n, width = shape

@@ -63,6 +63,11 @@ class Block(TensorSource):
     def fetched(self) -> Block:
         return self if self.view.on_cpu else replace(self, view=copy_on_cpu(self.view))
 
+    @property
+    def queued(self) -> Block | None:
+        """The block that waits to be written: this one."""
+        return self
+
     def info(self) -> BlockInfo:
         return BlockInfo(self.view.layout, self.tokens, self.start)
 
@@ -132,6 +137,11 @@ class StoredBlock:
     expiry: float
     donors: tuple[int, ...] = ()
     pinned: bool = False
+
+    @property
+    def queued(self) -> None:
+        """Nothing waits to be written."""
+        return None
 
     @property
     def end(self) -> int:

@@ -143,19 +143,19 @@ class Ledger:
         last = blocks[-1]
         with self._lock:
             for block in blocks:
-                if isinstance(block, Block):
-                    self._pending[block.record] = block  # first: a reader that the index sends here must find it
+                if block.queued is not None:
+                    self._pending[block.record] = block.queued  # first: a reader that the index sends here must find it
                 self._expiry.set(block.record, block.expiry)
             ends = np.array([block.end for block in blocks], np.uint32)
             numbers = np.array([block.record for block in blocks], np.uint64)
             replaced: list[int] = self.index.insert(last.namespace, tokens, ends, numbers, bits=bits).tolist()
             stored = [old for record in replaced for old in (*self._replaced.pop(record, ()), record)]
-            if stored and isinstance(last, Block) and self.config.disk.bytes:
+            if stored and last.queued is not None and self.config.disk.bytes:
                 self._replaced[last.record] = stored
             for record in replaced:
                 self._forget(record)
             for block in blocks:
-                if isinstance(block, StoredBlock):
+                if block.queued is None:
                     if block.donors:
                         self._families.add(block.record, block.donors)
                     self._offer(block)

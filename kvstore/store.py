@@ -364,7 +364,11 @@ class KVStore:
         what is only under way is looked at again before it is reported.
 
         Example:
-            >>> store.check().problems
+            >>> import tempfile
+            >>> from kvstore import KVLayout
+            >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
+            >>> with tempfile.TemporaryDirectory() as folder, KVStore(folder, identity) as store:
+            ...     store.check(deep=True).problems
             ()
         """
         self._check_open()

@@ -15,7 +15,7 @@ import torch
 
 from kvstore import KVLayout, ModelIdentity
 from kvstore.calibration.lossy.tables import laplace
-from kvstore.codecs.aqua import weight_shapes
+from kvstore.codecs.aqua_predictors import weight_shapes
 from kvstore.codecs.lossy_model import input_widths
 from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, SYMBOLS, PredictiveModel
 from kvstore.codecs.profile import Profile

@@ -63,7 +63,7 @@ def _index_lost(residency: Any) -> None:
 
 
 def _disk_lost(residency: Any) -> None:
-    residency.host.remove(14)
+    residency.host.remove([14])
     residency.disk.remove([14])
 
 
@@ -96,7 +96,7 @@ def _wrong_sum(residency: Any) -> None:
 
 
 def _over_budget(residency: Any) -> None:
-    residency.host.budget = 5
+    residency.host._budget = 5
 
 
 def _held_and_unknown(residency: Any) -> None:
