@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
-from kvstore.identity import Tokens
 from kvstore.layout import KVLayout
+from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch

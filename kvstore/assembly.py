@@ -17,11 +17,11 @@ from kvstore.errors import CodecError
 from kvstore.families.reader import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.get import GetRequest, Getter
 from kvstore.hit import ApproximateLayers, Hit
-from kvstore.identity import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
 from kvstore.result import allocate
 from kvstore.rope import can_rotate
+from kvstore.tokens import Tokens
 
 
 @dataclass(frozen=True)

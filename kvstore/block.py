@@ -11,11 +11,11 @@ from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import copy_on_cpu, move
 from kvstore.codecs.view import KVView
-from kvstore.identity import Tokens
 from kvstore.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
 from kvstore.tiers.base import TensorSource
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
+from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.identity import Tokens
 from kvstore.tiers.base import Source
+from kvstore.tokens import Tokens
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import buffer_on_cpu, codes_on_device, move
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.families.reader import DonorLost, DonorReader, DonorUnreadable
-from kvstore.identity import chain_key
+from kvstore.keys import chain_key
 from kvstore.profiles import Profiles
 from kvstore.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
 from kvstore.residency import Residency

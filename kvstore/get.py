@@ -10,12 +10,12 @@ from typing import Any
 from kvstore.block_read import BlockRead
 from kvstore.fetch import Fetcher
 from kvstore.hit import Hit
-from kvstore.identity import Tokens
 from kvstore.layout import KVLayers, KVLayout
 from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
 from kvstore.placement import Placement
 from kvstore.result import OutputBuffers, allocate, to_device
+from kvstore.tokens import Tokens
 
 # Reserved behind the tensors of a hit, for what is generated first.
 _RESERVE_TOKENS = 64

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvstore.approximate import ReusedSpan
-    from kvstore.identity import Tokens
     from kvstore.layout import KVLayers
+    from kvstore.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ClusterInfo:
         shared_bits: information in the prefix that all of them share.
 
     Example:
-        >>> from kvstore.identity import as_tokens
+        >>> from kvstore.tokens import as_tokens
         >>> centroid = as_tokens([1, 2, 3])
         >>> ClusterInfo(centroid, (centroid, as_tokens([1, 2, 4])), radius_bits=16.0, shared_bits=32.0).radius_bits
         16.0

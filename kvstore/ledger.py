@@ -17,9 +17,9 @@ from kvstore.donor_rule import may_be_donor
 from kvstore.expiry import Expiry
 from kvstore.families.kinship import Families
 from kvstore.guard import RESIDENCY, Guard
-from kvstore.identity import Tokens
 from kvstore.metrics import Metrics
 from kvstore.pins import Pins
+from kvstore.tokens import Tokens
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
 from kvstore.trie.content import ContentIndex
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.block_read import BlockRead
-from kvstore.identity import ModelIdentity, Tokens, chain_keys, chain_root
+from kvstore.identity import ModelIdentity
+from kvstore.keys import chain_keys, chain_root
 from kvstore.loading import follow
 from kvstore.residency import Residency
+from kvstore.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Lookup:
         """The key before the first block of a namespace (given by its digest)."""
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = chain_root(self.identity, namespace, self.block_tokens)
+            root = self._roots[namespace] = chain_root(self.identity.digest, namespace, self.block_tokens)
         return root
 
     def depth(self, namespace: bytes, tokens: Tokens) -> int:

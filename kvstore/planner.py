@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from kvstore.block import Block
 from kvstore.codecs.view import KVView
-from kvstore.identity import Tokens, chain_keys
+from kvstore.keys import chain_keys
 from kvstore.layout import KVLayers, KVLayout
 from kvstore.tiers.buffers import BufferPool
+from kvstore.tokens import Tokens
 from kvstore.trie import Match
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.identity import Tokens
+from kvstore.tokens import Tokens
 
 MAGIC = b"KVSTREC1"
 VERSION = 1

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstore.identity import Tokens, chain_key, chain_keys
+from kvstore.keys import chain_key, chain_keys
 from kvstore.record import DamagedRecord, RecordHeader, check_payload, key_tag, padded, parse
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.survey import Survey
 from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tokens import Tokens
 
 _AT_ONCE = 256
 

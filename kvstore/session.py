@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstore.hit import Hit, PutResult
-from kvstore.identity import Tokens, as_tokens
 from kvstore.session_record import SessionRecord, session_key
+from kvstore.tokens import Tokens, as_tokens
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from kvstore.identity import Tokens
+from kvstore.tokens import Tokens
 
 _KEYS = {"v", "name", "namespace", "tokens", "created", "used", "sequence"}
 _MAX_SEQUENCE = 1 << 62  # what a store counts to; more would not fit when it counts on

@@ -27,8 +27,9 @@ from kvstore.gate import Gate
 from kvstore.get import GetRequest, Getter
 from kvstore.grouping import Grouping
 from kvstore.hit import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
-from kvstore.identity import ModelIdentity, as_tokens, namespace_digest
+from kvstore.identity import ModelIdentity
 from kvstore.intake import Intake
+from kvstore.keys import namespace_digest
 from kvstore.loading import load_index, save_traffic
 from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
@@ -46,6 +47,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tokens import as_tokens
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
 from kvstore.trie.content import ContentIndex
 from kvstore.writeback import WriteQueue

@@ -14,7 +14,8 @@ import xxhash
 
 from kvstore.codecs import BlockInfo, KVView, codec_by_id
 from kvstore.codecs.donor_spans import Span, SpanTable
-from kvstore.identity import ModelIdentity, chain_key, chain_root, namespace_digest
+from kvstore.identity import ModelIdentity
+from kvstore.keys import chain_key, chain_root, namespace_digest
 from kvstore.layout import KVLayout
 from kvstore.record import check_payload, parse, payload_of, seal
 from kvstore.tiers.disk.entry import Entry
@@ -125,7 +126,7 @@ def test_example_by_the_product(example: bytes) -> None:
     header = parse(memoryview(example), len(example))
     check_payload(header, memoryview(example))
     identity = ModelIdentity("example", "1", "00", "", LAYOUT)
-    root = chain_root(identity, namespace_digest(b""), 64)
+    root = chain_root(identity.digest, namespace_digest(b""), 64)
     assert header.parent == root
     assert header.key == chain_key(root, np.array([7, 8, 9], np.uint32))
     k, v = torch.empty(1, 3, 2, dtype=torch.bfloat16), torch.empty(1, 3, 2, dtype=torch.bfloat16)

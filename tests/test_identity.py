@@ -14,14 +14,8 @@ from kvcases import identity
 
 from kvstore import KVLayout, LayerLayout, ModelIdentity
 from kvstore.errors import ConfigError
-from kvstore.identity import (
-    MAX_NAMESPACE_BYTES,
-    as_tokens,
-    chain_key,
-    chain_keys,
-    chain_root,
-    namespace_digest,
-)
+from kvstore.keys import MAX_NAMESPACE_BYTES, chain_key, chain_keys, chain_root, namespace_digest
+from kvstore.tokens import as_tokens
 
 BASE = identity()
 LAYOUT = BASE.layout
@@ -45,7 +39,7 @@ NAMESPACE = namespace_digest(b"n")
 
 
 def keys(one: ModelIdentity, namespace: bytes = NAMESPACE, block_tokens: int = 4, tokens: Any = TOKENS) -> list[bytes]:
-    return list(chain_keys(chain_root(one, namespace, block_tokens), tokens, block_tokens))
+    return list(chain_keys(chain_root(one.digest, namespace, block_tokens), tokens, block_tokens))
 
 
 def test_every_field_of_an_identity_is_changed_by_a_case_above() -> None:

@@ -14,7 +14,7 @@ from alike import BLOCK, IDENTITY, LAYOUT, behind, config, join, passage
 from kvstore.block import Block
 from kvstore.codecs import KVView
 from kvstore.families.matchmaker import _LEAST_SHARE, _MOST_SPANS, Matchmaker
-from kvstore.identity import chain_keys, chain_root, namespace_digest
+from kvstore.keys import chain_keys, chain_root, namespace_digest
 from kvstore.metrics import Metrics
 from kvstore.residency import Residency
 from kvstore.trie import TrieIndex
@@ -39,7 +39,7 @@ def put(matchmaker: Matchmaker) -> Put:
 
     def enter(tokens: Tokens, namespace: bytes = b"", expiry: float = 0.0, alone: bool = False) -> list[Block]:
         digest = namespace_digest(namespace)
-        root = chain_root(IDENTITY, digest, BLOCK)
+        root = chain_root(IDENTITY.digest, digest, BLOCK)
         keys = [root, *chain_keys(root, tokens, BLOCK)]
         view = KVView.of_layers(LAYOUT, alike.kv_of(tokens, namespace))
         blocks: list[Block] = []

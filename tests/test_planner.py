@@ -11,13 +11,13 @@ from kvcases import SMALL, identity, random_kv, same_kv, tokens
 
 from kvstore.codecs import KVView
 from kvstore.config import MIB
-from kvstore.identity import chain_keys, chain_root, namespace_digest
+from kvstore.keys import chain_keys, chain_root, namespace_digest
 from kvstore.planner import PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match, TrieIndex
 
 NAMESPACE = namespace_digest(b"")
-ROOT = chain_root(identity(), NAMESPACE, 4)
+ROOT = chain_root(identity().digest, NAMESPACE, 4)
 
 
 def match(depth: int, *records: tuple[int, int]) -> Match:

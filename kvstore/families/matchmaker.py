@@ -15,8 +15,8 @@ import numpy as np
 
 from kvstore.block import Block
 from kvstore.codecs.donor_spans import MAX_SPANS
-from kvstore.identity import Tokens
 from kvstore.residency import Residency
+from kvstore.tokens import Tokens
 from kvstore.trie.content import ContentIndex, DonorSpan
 from kvstore.trie.worth import span_worth
 

@@ -13,7 +13,7 @@ from kvstore.codecs import KVView, is_delta
 from kvstore.codecs.base import BlockInfo
 from kvstore.config import MIB
 from kvstore.errors import CodecError, UnknownCodec
-from kvstore.identity import Tokens, chain_key
+from kvstore.keys import chain_key
 from kvstore.layout import KVLayout
 from kvstore.metrics import Metrics
 from kvstore.profiles import Profiles
@@ -22,6 +22,7 @@ from kvstore.residency import Residency
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.host import HostRecord
+from kvstore.tokens import Tokens
 
 _CACHE_BYTES = 64 * MIB
 

@@ -9,7 +9,7 @@ from kvstore.block import Block
 from kvstore.block_read import BlockRead
 from kvstore.codecs import KVView
 from kvstore.fetch import Fetcher
-from kvstore.identity import chain_keys
+from kvstore.keys import chain_keys
 from kvstore.layout import KVLayout
 from kvstore.residency import Residency
 from kvstore.tiers.base import Source

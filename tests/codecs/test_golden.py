@@ -16,7 +16,7 @@ from goldencases import CASES
 from goldenmodels import record_of
 
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_by_name, codec_names
-from kvstore.identity import chain_key
+from kvstore.keys import chain_key
 from kvstore.record import check_payload, parse, payload_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -32,7 +32,7 @@ from kvstore import KVLayout
 from kvstore.codecs import codec_by_name, codec_names
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.errors import CodecError
-from kvstore.identity import chain_key
+from kvstore.keys import chain_key
 
 FORMAT = (Path(__file__).parent.parent.parent / "FORMAT.md").read_text(encoding="utf-8")
 PATHS = sorted(path for path in GOLDEN.glob("*/*.rec") if path.parent.name in {row.name for row, _ in RECORDS})

@@ -14,10 +14,10 @@ from tiny_models import VOCABULARY, tiny
 from transformers import DynamicCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
-from kvstore.identity import namespace_digest
 from kvstore.integrations.transformers import generate
 from kvstore.integrations.transformers import logprobs as logprobs_module
 from kvstore.integrations.transformers.logprobs import Scores
+from kvstore.keys import namespace_digest
 from kvstore.trie import UNIFORM_LOGPROB
 
 MIB = 1 << 20

@@ -297,6 +297,6 @@ def test_deleting_a_damaged_donor_leaves_what_can_be_read(path: Path) -> None:
 
 
 def _key(parent: bytes, tokens: Any) -> bytes:
-    from kvstore.identity import chain_key
+    from kvstore.keys import chain_key
 
     return chain_key(parent, tokens)

@@ -13,7 +13,7 @@ from kvcases import identity
 from kvstore import StoreConfig, TierConfig
 from kvstore.config import KIB, MIN_SEGMENTS, PAGE_BYTES
 from kvstore.errors import CorruptStore, IdentityMismatch
-from kvstore.identity import chain_key
+from kvstore.keys import chain_key
 from kvstore.metrics import Metrics
 from kvstore.record import FLAG_PINNED, RecordHeader, padded, seal
 from kvstore.tiers.buffers import BufferPool

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.config import KIB, MIB, PAGE_BYTES
-from kvstore.identity import chain_key
+from kvstore.keys import chain_key
 from kvstore.record import Donor, RecordHeader, key_tag, padded, seal
 from kvstore.session_record import SessionRecord, session_key
 from kvstore.tiers.disk.catalog import Catalog
