@@ -81,7 +81,7 @@ class parallel_build_ext(build_ext):
 setup(
     packages=packages(),
     package_dir={"kvstore": "kvstore", "kvstore.trie": "trie", "kvstore.codecs": "codecs"},
-    package_data={"kvstore": ["py.typed"], "kvstore.trie": ["*.pyi"], "kvstore.codecs": ["*.pyi", "*.bin"]},
+    package_data={"": ["py.typed", "*.pyi", "*.bin"]},
     ext_modules=[
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *CPU),
@@ -89,17 +89,17 @@ setup(
             "kvstore.codecs._native",
             *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),
         ),
-        extension("kvstore.codecs._rans", "bindings/rans.cc", *RANS),
+        extension("kvstore.codecs.rans._rans", "bindings/rans.cc", *RANS),
         extension(
-            "kvstore.codecs._predict",
+            "kvstore.codecs.predictive._predict",
             *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc", *MODEL),
         ),
         extension(
-            "kvstore.codecs._donor",
+            "kvstore.codecs.donor._donor",
             *("bindings/donor.cc", "donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL),
         ),
-        extension("kvstore.codecs._donor_steps", "bindings/donor_steps.cc", *STEPS, *RANS),
-        extension("kvstore.codecs._lossy", "bindings/lossy.cc", "lossy/lossy.cc", "lossy/model.cc", *MODEL),
+        extension("kvstore.codecs.donor._donor_steps", "bindings/donor_steps.cc", *STEPS, *RANS),
+        extension("kvstore.codecs.predictive._lossy", "bindings/lossy.cc", "lossy/lossy.cc", "lossy/model.cc", *MODEL),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

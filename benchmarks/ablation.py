@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.common import Rows, arguments, scratch
 from benchmarks.conversations import load_model
-from benchmarks.peers.quality_data import calibration_text
+from benchmarks.peers.quality.data import calibration_text
 from kvstore.calibration.dump import KVDump, floats
 from kvstore.calibration.predictive.fit import fit
 from kvstore.calibration.predictive.inputs import Wiring

@@ -19,17 +19,17 @@ import numpy as np
 
 from benchmarks.common import Rows, arguments, scratch
 from benchmarks.conversations import load_model
-from benchmarks.peers.quality_data import calibration_text
-from benchmarks.peers.quality_frontier import bits_at
+from benchmarks.peers.quality.data import calibration_text
+from benchmarks.peers.quality.frontier import bits_at
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.lossy.costs import Arrays, Costs, attention_costs, balanced, gradient_costs
 from kvstore.calibration.lossy.fit import BALANCE_WINDOWS, COST_WINDOWS, MIDDLE, TABLE_ROUNDS, fit
 from kvstore.calibration.lossy.quality import measure
 from kvstore.calibration.lossy.tables import fit_tables
 from kvstore.calibration.predictive import fit as exact
-from kvstore.codecs import lossy_quantiser
-from kvstore.codecs.lossy_model import input_groups
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive import lossy_quantiser
+from kvstore.codecs.predictive.lossy_model import input_groups
+from kvstore.codecs.predictive.model import PredictiveModel
 
 STEPS = (0.6, 1.0, 1.6)  # of the steps that are fitted at
 TOKENS, SECOND_LAYER = (0,), (3, 4)  # kinds of inputs; see `input_groups`

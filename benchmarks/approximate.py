@@ -10,7 +10,7 @@
 Reuse: the store is opened and `get` assembles the cache from its disk; then one pass of the model over the positions to
 recompute and the last token. KL: of the predictions for the next 256 tokens, nats a token, against those on the cache
 of the whole prompt computed at once. The estimate is the one that `get` gives; the sharpened one knows what that pass
-found at the seams. `--fit` prints the constants of `kvstore/approximate_plan.py` from other documents.
+found at the seams. `--fit` prints the constants of `kvstore/approximate/plan.py` from other documents.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import torch
 from benchmarks.common import Rows, arguments, interleave, scratch
 from benchmarks.conversations import load_model, split_text
 from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
-from kvstore.approximate_plan import FLOOR
+from kvstore.approximate.plan import FLOOR
 from kvstore.calibration.lossy.quality import divergences
 from kvstore.config import GIB
+from kvstore.core.layout import KVLayers
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.recompute import recompute
-from kvstore.layout import KVLayers
 
 PROMPT = 2048  # tokens
 AFTER = 256
@@ -281,7 +281,7 @@ def relative(found: Tensor, want: Tensor) -> np.ndarray[Any, Any]:
 
 
 def curve(distance: Any, changed: Any, constants: Sequence[float]) -> Any:
-    """The errors of `kvstore.approximate_plan` with other constants."""
+    """The errors of `kvstore.approximate.plan` with other constants."""
     level, most, fall = constants
     reach = most * changed / (most + changed)
     return level * (reach / (reach + distance)) ** fall

@@ -28,13 +28,13 @@ import torch
 
 from benchmarks.common import MIB, Rows, arguments, interleave
 from benchmarks.conversations import load_model
-from benchmarks.peers.codec_coders import Coder, Kernels, PeerTensors, StoreBlocks
-from benchmarks.peers.codec_data import RealKV, Values, normal, real_kv
-from benchmarks.peers.codec_peers import LIBRARIES, codec_peer
+from benchmarks.peers.codecs.base import LIBRARIES, codec_peer
+from benchmarks.peers.codecs.coders import Coder, Kernels, PeerTensors, StoreBlocks
+from benchmarks.peers.codecs.data import RealKV, Values, normal, real_kv
 from benchmarks.profile import profile_path
 from kvstore.codecs import codec_by_name, codec_names
 from kvstore.codecs.profile import Profile
-from kvstore.codecs.rans import RansTables, quantise
+from kvstore.codecs.rans.coder import RansTables, quantise
 from kvstore.config import GIB
 from kvstore.trie._trie import machine_level
 

@@ -37,7 +37,7 @@ from transformers import DynamicCache
 
 from benchmarks.common import Rows, arguments, interleave, scratch
 from benchmarks.conversations import load_model
-from benchmarks.peers.codec_peers import codec_peer
+from benchmarks.peers.codecs.base import codec_peer
 from benchmarks.profile import needs_profile, profile_path
 from benchmarks.workloads.arrival import Arrival, Ids
 from benchmarks.workloads.caches import computed, digest, digest_of, held, put, tensor_bytes
@@ -52,7 +52,7 @@ from benchmarks.workloads.transcript import edited_transcript
 from benchmarks.workloads.unrelated import unrelated
 from benchmarks.workloads.variants import near_synonym, other_instruction
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
-from kvstore.codecs.donor_steps import DEFAULT_STEP
+from kvstore.codecs.donor.steps import DEFAULT_STEP
 from kvstore.codecs.profile import Profile
 from kvstore.config import GIB
 from kvstore.integrations.transformers import cache_layers

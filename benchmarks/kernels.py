@@ -105,7 +105,7 @@ def timed(function: Callable[[], object], filler: torch.Tensor) -> Callable[[], 
 
 
 def measure(rows: Rows, size: int, repeats: int, published: Any) -> None:
-    from kvstore.codecs.kernels.splitzip_gpu import decode_block, encode_block, plan_block
+    from kvstore.codecs.splitzip.kernels.launch import decode_block, encode_block, plan_block
 
     tokens = size * MIB // TOKEN_BYTES
     layers, raw = cache(1, tokens), size * MIB
@@ -156,8 +156,8 @@ def measure(rows: Rows, size: int, repeats: int, published: Any) -> None:
 
 
 def demotion(rows: Rows, size: int, repeats: int) -> None:
-    from kvstore.codecs.kernels.splitzip_gpu import decode_block, encode_block, plan_block
-    from kvstore.codecs.kernels.transfer import to_host
+    from kvstore.codecs.splitzip.kernels.launch import decode_block, encode_block, plan_block
+    from kvstore.codecs.splitzip.kernels.transfer import to_host
 
     raw = size * MIB
     tokens = raw // TOKEN_BYTES // DEMOTION_LAYERS

@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.common import Rows, arguments
 from benchmarks.conversations import load_model
-from benchmarks.peers.quality_data import Pairs, prefill, test_text
-from benchmarks.peers.quality_frontier import frontier
-from benchmarks.peers.quality_methods import CASES, LOSSY, Context, Method
+from benchmarks.peers.quality.data import Pairs, prefill, test_text
+from benchmarks.peers.quality.frontier import frontier
+from benchmarks.peers.quality.methods import CASES, LOSSY, Context, Method
 from benchmarks.quality import AT_KL, NEAR, SINKS, make
 from kvstore.calibration.lossy.quality import divergences, log_probabilities
 from kvstore.integrations.transformers import layout_from_config

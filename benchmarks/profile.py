@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.conversations import split_text
 from kvstore.calibration.calibrate import calibrate
 from kvstore.codecs.profile import Profile
+from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError
-from kvstore.identity import ModelIdentity
 
 WINDOWS, LENGTH = 64, 1024
 CHARACTERS = 8  # more than a token has, on average

@@ -29,9 +29,9 @@ from transformers import DynamicCache
 
 from benchmarks.common import Rows, arguments
 from benchmarks.conversations import load_model
-from benchmarks.peers.quality_data import LENGTH, Pairs, cut, prefill, test_text
-from benchmarks.peers.quality_frontier import frontier
-from benchmarks.peers.quality_methods import CASES, LOSSY, Context, Method
+from benchmarks.peers.quality.data import LENGTH, Pairs, cut, prefill, test_text
+from benchmarks.peers.quality.frontier import frontier
+from benchmarks.peers.quality.methods import CASES, LOSSY, Context, Method
 from kvstore.calibration.lossy.quality import divergences
 from kvstore.integrations.transformers import layout_from_config
 

@@ -20,7 +20,7 @@ from benchmarks.conversations import load_model
 from benchmarks.workloads.text import Text
 from benchmarks.workloads.variants import BASE, NEAR_SYNONYM, OTHER_INSTRUCTION
 from kvstore.codecs import KVView
-from kvstore.codecs.rotate import rotate_keys
+from kvstore.codecs.donor.rotate import rotate_keys
 from kvstore.integrations.transformers import layout_from_config
 
 PASSAGE, DOCUMENT = 1024, 400

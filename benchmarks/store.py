@@ -38,11 +38,11 @@ from benchmarks.common import (
     interleave,
     scratch,
 )
-from benchmarks.peers import Peer, peers
-from benchmarks.peers.lmcache import compare
-from benchmarks.peers.ours import Ours
+from benchmarks.peers.stores import Peer, peers
+from benchmarks.peers.stores.lmcache import compare
+from benchmarks.peers.stores.ours import Ours
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
-from kvstore.result import allocate
+from kvstore.read.result import allocate
 
 SIZES = {"256KiB": MIB // 4, "1MiB": MIB, "4MiB": 4 * MIB}
 PEER_BYTES, PEER_BUDGET = 128 * MIB, 512 * MIB

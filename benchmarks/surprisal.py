@@ -18,16 +18,16 @@ import torch
 
 from benchmarks.common import Rows, arguments
 from benchmarks.conversations import load_model
-from benchmarks.peers.quality_data import cut, prefill, test_text
-from benchmarks.peers.quality_frontier import bits_at
+from benchmarks.peers.quality.data import cut, prefill, test_text
+from benchmarks.peers.quality.frontier import bits_at
 from benchmarks.profile import profile_path
 from kvstore.calibration.lossy.quality import NEAR, as_cached, divergences, ideal_bits, log_probabilities
-from kvstore.codecs.lossy_model import LossyModel
-from kvstore.codecs.lossy_quantiser import Steps
-from kvstore.codecs.lossy_rows import Engine, quantise
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive.lossy_model import LossyModel
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.lossy_rows import Engine, quantise
+from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.profile import Profile
-from kvstore.layout import SINKS
+from kvstore.core.layout import SINKS
 
 PREFIX = 512
 STEPS = (2.2, 3.2, 4.6)

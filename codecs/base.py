@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
+from kvstore.core.layout import KVLayout
+from kvstore.core.tokens import Tokens
 from kvstore.errors import CodecError
-from kvstore.layout import KVLayout
-from kvstore.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.donor_spans import Span
+from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.view import KVView
 
 

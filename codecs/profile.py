@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError, ProfileError
-from kvstore.identity import ModelIdentity
-from kvstore.layout import KVLayout
 
 Array = npt.NDArray[Any]
 Sections = Mapping[str, Mapping[str, Array]]

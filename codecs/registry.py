@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 
 from kvstore.codecs.base import Codec
 from kvstore.codecs.delta import DeltaCodec
-from kvstore.codecs.entropy import EntropyCodec
+from kvstore.codecs.entropy.codec import EntropyCodec
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.raw import RawCodec
-from kvstore.codecs.splitzip import SplitZipCodec
+from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.codecs.zstd import ZstdCodec
 from kvstore.errors import ProfileError, UnknownCodec
 
@@ -165,7 +165,7 @@ def _made(family: Family, profile: Profile, quality: str | None) -> Codec:
 
 
 def _predictive(profile: Profile, quality: str | None) -> Codec:
-    from kvstore.codecs.predictive import PredictiveCodec
+    from kvstore.codecs.predictive.codec import PredictiveCodec
 
     if quality is None:
         return PredictiveCodec.from_profile(profile)
@@ -183,16 +183,16 @@ def _is_predictive_quality(text: str) -> bool:
 
 
 def _aqua(profile: Profile, quality: str | None) -> Codec:
-    from kvstore.codecs.aqua import AquaCodec
-    from kvstore.codecs.aqua_predictors import AquaPredictors
+    from kvstore.codecs.aqua.codec import AquaCodec
+    from kvstore.codecs.aqua.predictors import AquaPredictors
 
     predictors = AquaPredictors.from_arrays(profile.layout, profile.section("aqua"))
     return AquaCodec(predictors, 4 if quality is None else int(quality), profile=profile.id)
 
 
 def _donor(profile: Profile | None) -> DeltaCodec:
-    from kvstore.codecs.donor import DonorCodec
-    from kvstore.codecs.donor_model import DonorModel
+    from kvstore.codecs.donor.codec import DonorCodec
+    from kvstore.codecs.donor.model import DonorModel
 
     if profile is None:
         return DonorCodec(EntropyCodec())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs._native as _native
-from kvstore.layout import KVLayout
+from kvstore.core.layout import KVLayout
 
 if TYPE_CHECKING:
     import torch

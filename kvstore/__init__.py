@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvstore.approximate import Approximate
     from kvstore.config import StoreConfig, TierConfig
-    from kvstore.hit import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
-    from kvstore.identity import ModelIdentity
-    from kvstore.layout import KVLayout, LayerLayout
+    from kvstore.core.approximate import Approximate
+    from kvstore.core.identity import ModelIdentity
+    from kvstore.core.layout import KVLayout, LayerLayout
+    from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
     from kvstore.session import Session
     from kvstore.store import KVStore
 
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "approximate": ("Approximate",),
+    "core.approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
-    "hit": ("ClusterInfo", "FlushResult", "Hit", "PutResult", "SessionInfo"),
-    "identity": ("ModelIdentity",),
-    "layout": ("KVLayout", "LayerLayout"),
+    "core.results": ("ClusterInfo", "FlushResult", "Hit", "PutResult", "SessionInfo"),
+    "core.identity": ("ModelIdentity",),
+    "core.layout": ("KVLayout", "LayerLayout"),
     "session": ("Session",),
     "store": ("KVStore",),
 }

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvstore.hit import Hit, PutResult
-from kvstore.session_record import SessionRecord, session_key
-from kvstore.tokens import Tokens, as_tokens
+from kvstore.core.results import Hit, PutResult
+from kvstore.core.session_record import SessionRecord, session_key
+from kvstore.core.tokens import Tokens, as_tokens
 
 
 @dataclass(frozen=True)

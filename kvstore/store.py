@@ -9,48 +9,48 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from kvstore.approximate import Approximate
-from kvstore.assembly import Assembler
-from kvstore.check import Checker, CheckReport
+from kvstore.approximate.assemble import Assembler
 from kvstore.codecs import Profile
-from kvstore.commit import GroupCommit
 from kvstore.config import StoreConfig
-from kvstore.decode import BlockDecoder
-from kvstore.encode import Encoder
+from kvstore.core.approximate import Approximate
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.keys import namespace_digest
+from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.session_record import SessionRecord
+from kvstore.core.tokens import as_tokens
+from kvstore.dedup.donor_cache import DonorReader
+from kvstore.dedup.encode import DonorCoding
+from kvstore.dedup.match import Matchmaker
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
-from kvstore.families.coding import DonorCoding
-from kvstore.families.matchmaker import Matchmaker
-from kvstore.families.reader import DonorReader
-from kvstore.families.recode import Recoder
-from kvstore.fetch import Fetcher
-from kvstore.gate import Gate
-from kvstore.get import GetRequest, Getter
-from kvstore.grouping import Grouping
-from kvstore.hit import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
-from kvstore.identity import ModelIdentity
-from kvstore.intake import Intake
-from kvstore.keys import namespace_digest
-from kvstore.loading import load_index, save_traffic
-from kvstore.lookup import Lookup
 from kvstore.metrics import Metrics
-from kvstore.placement import Placement
-from kvstore.planner import PutRequest
-from kvstore.profiles import Profiles
-from kvstore.record_check import RecordCheck
-from kvstore.residency import Residency
-from kvstore.result import is_on_cpu
+from kvstore.read.decode import BlockDecoder
+from kvstore.read.fetch import Fetcher
+from kvstore.read.get import GetRequest, Getter
+from kvstore.read.lookup import Lookup
+from kvstore.read.placement import Placement
+from kvstore.read.result import is_on_cpu
+from kvstore.residency.check import Checker, CheckReport
+from kvstore.residency.clusters import Grouping
+from kvstore.residency.lifecycle import Gate
+from kvstore.residency.load import load_index, save_traffic
+from kvstore.residency.record_check import RecordCheck
+from kvstore.residency.residency import Residency
+from kvstore.residency.sessions import SessionTable
 from kvstore.session import Session, SessionStore
-from kvstore.session_record import SessionRecord
-from kvstore.sessions import SessionTable
-from kvstore.tier_codecs import TierCodecs
 from kvstore.tiers.base import Tier
 from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.codecs import TierCodecs
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier
-from kvstore.tokens import as_tokens
+from kvstore.tiers.profiles import Profiles
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
 from kvstore.trie.content import ContentIndex
-from kvstore.writeback import WriteQueue
+from kvstore.write.commit import GroupCommit
+from kvstore.write.encode import Encoder
+from kvstore.write.plan import PutRequest
+from kvstore.write.put import Intake
+from kvstore.write.queue import WriteQueue
+from kvstore.write.standalone import Recoder
 
 _MOST_RESERVE = 1 << 24
 # About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.

@@ -35,13 +35,16 @@ KINDS = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Locks are asserted; and `make test-asan` must not pass because the ordinary build was imported."""
-    from kvstore.guard import Guard
+    from kvstore.core.guard import Guard
 
     Guard.enforced = True
     if seeds.SEED:
         config.option.hypothesis_seed = seeds.SEED
     if os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1":
-        from kvstore.codecs import _donor, _donor_steps, _lossy, _native, _predict, _rans
+        from kvstore.codecs import _native
+        from kvstore.codecs.donor import _donor, _donor_steps
+        from kvstore.codecs.predictive import _lossy, _predict
+        from kvstore.codecs.rans import _rans
         from kvstore.trie import _content, _trie
 
         for module in (_donor, _donor_steps, _lossy, _native, _predict, _rans, _content, _trie):

@@ -17,64 +17,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Where a module belongs; one that is not named here stands where it belongs. The layers speak of these names.
-FINAL = {
-    "kvstore.admission": "kvstore.tiers.admission",
-    "kvstore.approximate": "kvstore.core.approximate",
-    "kvstore.approximate_plan": "kvstore.approximate.plan",
-    "kvstore.assembly": "kvstore.approximate.assemble",
-    "kvstore.block": "kvstore.residency.block",
-    "kvstore.block_read": "kvstore.read.block_read",
-    "kvstore.census": "kvstore.residency.census",
-    "kvstore.check": "kvstore.residency.check",
-    "kvstore.commit": "kvstore.write.commit",
-    "kvstore.decode": "kvstore.read.decode",
-    "kvstore.donor_rule": "kvstore.residency.donor_rule",
-    "kvstore.encode": "kvstore.write.encode",
-    "kvstore.expiry": "kvstore.residency.expiry",
-    "kvstore.families": "kvstore.dedup",
-    "kvstore.families.coding": "kvstore.dedup.encode",
-    "kvstore.families.kinship": "kvstore.residency.families",
-    "kvstore.families.matchmaker": "kvstore.dedup.match",
-    "kvstore.families.reader": "kvstore.dedup.donor_cache",
-    "kvstore.families.recode": "kvstore.write.standalone",
-    "kvstore.fetch": "kvstore.read.fetch",
-    "kvstore.follow": "kvstore.residency.follow",
-    "kvstore.gate": "kvstore.residency.lifecycle",
-    "kvstore.get": "kvstore.read.get",
-    "kvstore.grouping": "kvstore.residency.clusters",
-    "kvstore.guard": "kvstore.core.guard",
-    "kvstore.hit": "kvstore.core.results",
-    "kvstore.identity": "kvstore.core.identity",
-    "kvstore.intake": "kvstore.write.put",
-    "kvstore.keys": "kvstore.core.keys",
-    "kvstore.layout": "kvstore.core.layout",
-    "kvstore.ledger": "kvstore.residency.ledger",
-    "kvstore.loading": "kvstore.residency.load",
-    "kvstore.lookup": "kvstore.read.lookup",
-    "kvstore.persist": "kvstore.write.commit",
-    "kvstore.pins": "kvstore.residency.pins",
-    "kvstore.placement": "kvstore.read.placement",
-    "kvstore.planner": "kvstore.write.plan",
-    "kvstore.profiles": "kvstore.tiers.profiles",
-    "kvstore.record": "kvstore.core.record",
-    "kvstore.record_check": "kvstore.residency.record_check",
-    "kvstore.residency": "kvstore.residency.residency",
-    "kvstore.result": "kvstore.read.result",
-    "kvstore.rope": "kvstore.core.rope",
-    "kvstore.session_record": "kvstore.core.session_record",
-    "kvstore.sessions": "kvstore.residency.sessions",
-    "kvstore.states": "kvstore.residency.states",
-    "kvstore.tier_codecs": "kvstore.tiers.codecs",
-    "kvstore.tokens": "kvstore.core.tokens",
-    "kvstore.writeback": "kvstore.write.queue",
-    "kvstore.eviction.leaves": "kvstore.eviction.forest",
-    "kvstore.eviction.reuse": "kvstore.eviction.reuse_model",
-    "kvstore.eviction.uses": "kvstore.eviction.leaf_first",
-    "kvstore.tiers.disk.opening": "kvstore.tiers.disk.open",
-    "kvstore.tiers.disk.recovery": "kvstore.tiers.disk.rebuild",
-}
-
 # From the bottom to the top. A name stands for the module and everything below it; the longest name wins. Two names in
 # one layer do not know each other.
 TRANSFORMERS = "kvstore.integrations.transformers"
@@ -115,9 +57,9 @@ PATH_CALLS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir",
 MAY_TOUCH_FILES = {
     "kvstore.tiers.disk.fs": "the one seam to the file system",
     "kvstore.config": "reads the settings file that the caller names",
-    "kvstore.codecs.donor_tables": "reads its tables, a file of the package",
-    "kvstore.codecs.entropy_tables": "reads its tables, a file of the package",
-    "kvstore.codecs.higgs_grids": "reads its grids, a file of the package",
+    "kvstore.codecs.donor.tables": "reads its tables, a file of the package",
+    "kvstore.codecs.entropy.tables": "reads its tables, a file of the package",
+    "kvstore.codecs.aqua.grids": "reads its grids, a file of the package",
     "kvstore.codecs.profile": "reads and writes the profile that the caller names",
     "kvstore.calibration.calibrate": "reads the model and the text that the user names",
     "kvstore.calibration.dump": "looks into its work folder",
@@ -166,12 +108,8 @@ def _below(module: str, name: str) -> bool:
     return module == name or module.startswith(name + ".")
 
 
-def _final(module: str) -> str:
-    return FINAL.get(module, module)
-
-
 def _layer(module: str) -> int:
-    """Of a final name; -1 where it has no place."""
+    """Index of its layer; -1 where it has no place."""
     fits = [(len(x), i) for i, layer in enumerate(LAYERS) for x in layer if x != "kvstore" and _below(module, x)]
     return max(fits)[1] if fits else (LAYERS.index({"kvstore"}) if module == "kvstore" else -1)
 
@@ -186,18 +124,18 @@ GRAPH = {
 }
 
 
-PACKAGES = {".".join(name.split(".")[:2]) for name in map(_final, MODULES) if name.count(".") > 1}
+PACKAGES = {".".join(name.split(".")[:2]) for name in MODULES if name.count(".") > 1}
 
 
 def _folder(module: str) -> str:
-    """The folder in kvstore/ that a final name belongs to; kvstore itself for what stands directly in it."""
+    """The folder in kvstore/ that a module belongs to; kvstore itself for what stands directly in it."""
     first = ".".join(module.split(".")[:2])
     return first if first in PACKAGES else "kvstore"
 
 
 def arrows_between_folders() -> int:
     """How many ordered pairs of folders there are of which one imports something from the other."""
-    pairs = {(_folder(_final(a)), _folder(_final(b))) for a, imports in GRAPH.items() for b in imports}
+    pairs = {(_folder(a), _folder(b)) for a, imports in GRAPH.items() for b in imports}
     return sum(one != other for one, other in pairs)
 
 
@@ -216,11 +154,7 @@ def test_the_layers_of_known_modules() -> None:
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_every_module_has_a_place(module: str) -> None:
-    assert _layer(_final(module)) >= 0, f"{module}: add it to FINAL, with the folder in which it is to stand"
-
-
-def test_no_two_modules_go_to_one_place() -> None:
-    assert len({_final(module) for module in MODULES}) == len(MODULES)
+    assert _layer(module) >= 0, f"{module}: add its folder to LAYERS, above what it imports and below what imports it"
 
 
 def test_an_import_is_seen_wherever_it_stands() -> None:
@@ -235,9 +169,9 @@ def test_an_import_is_seen_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_go_down_only(module: str) -> None:
-    mine = _final(module)
+    mine = module
     for imported in GRAPH[module]:
-        other = _final(imported)
+        other = imported
         assert _layer(other) <= _layer(mine), f"{module} imports {imported}, which is above it"
         if _layer(other) == _layer(mine):
             same = _name_in_layer(mine) == _name_in_layer(other)
@@ -263,7 +197,7 @@ def test_there_are_not_more_arrows_between_folders_than_there_were() -> None:
     assert 0 < arrows_between_folders() <= MOST_ARROWS
 
 
-@pytest.mark.parametrize("module", sorted(x for x in MODULES if any(_below(_final(x), data) for data in DATA)))
+@pytest.mark.parametrize("module", sorted(x for x in MODULES if any(_below(x, data) for data in DATA)))
 def test_data_modules_do_not_import_torch(module: str) -> None:
     assert not {name for name, at_once in _imports(TREES[module]) if at_once and _below(name, "torch")}
 
@@ -328,7 +262,11 @@ def test_codecs_and_trie_import_without_lmdb_and_transformers(package: str) -> N
 # ---- nothing is asked for its class ----------------------------------------------------------------------------------
 # What an object can do, it says itself: a new codec or tier changes no module but its own.
 
-HOMES = {"kvstore.codecs": "kvstore.codecs", "kvstore.tiers": "kvstore.tiers", "kvstore.block.Block": "kvstore.tiers"}
+HOMES = {
+    "kvstore.codecs": "kvstore.codecs",
+    "kvstore.tiers": "kvstore.tiers",
+    "kvstore.residency.block.Block": "kvstore.tiers",
+}
 """Where codecs, tiers and sources are defined, and who may ask for their classes."""
 
 
@@ -400,17 +338,17 @@ def test_the_classes_of_codecs_tiers_and_sources_are_known() -> None:
     ],
 )
 def test_a_class_check_is_seen(source: str) -> None:
-    assert len(_class_checks(ast.parse(source), "kvstore.fetch")) == 1
+    assert len(_class_checks(ast.parse(source), "kvstore.read.fetch")) == 1
 
 
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("isinstance(value, int | float)", "kvstore.fetch"),
+        ("isinstance(value, int | float)", "kvstore.read.fetch"),
         ("isinstance(source, Entry)", "kvstore.tiers.disk.tier"),
-        ("codec.id == 3", "kvstore.fetch"),
-        ("HostRecord(header, buffer).payload == b''", "kvstore.fetch"),
-        ("found: dict[int, Entry] = {}", "kvstore.residency"),
+        ("codec.id == 3", "kvstore.read.fetch"),
+        ("HostRecord(header, buffer).payload == b''", "kvstore.read.fetch"),
+        ("found: dict[int, Entry] = {}", "kvstore.residency.residency"),
     ],
 )
 def test_other_questions_are_no_class_checks(source: str, module: str) -> None:

@@ -13,11 +13,11 @@ import torch
 import xxhash
 
 from kvstore.codecs import BlockInfo, KVView, codec_by_id
-from kvstore.codecs.donor_spans import Span, SpanTable
-from kvstore.identity import ModelIdentity
-from kvstore.keys import chain_key, chain_root, namespace_digest
-from kvstore.layout import KVLayout
-from kvstore.record import check_payload, parse, payload_of, seal
+from kvstore.codecs.donor.spans import Span, SpanTable
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.keys import chain_key, chain_root, namespace_digest
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import check_payload, parse, payload_of, seal
 from kvstore.tiers.disk.entry import Entry
 
 PAGE = Path(__file__).parents[1] / "FORMAT.md"

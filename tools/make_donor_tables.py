@@ -1,4 +1,4 @@
-"""Fits the tables of the donor codec: `python -m tools.make_donor_tables --profile FILE --out codecs/donor_tables.bin`.
+"""Fits the tables of the donor codec: `python -m tools.make_donor_tables --profile FILE --out codecs/donor/tables.bin`.
 
 Passages are run behind a prompt, a like one, a longer one, and behind other text; what one run's caches differ in from
 another's, with what the profile's section "donor" says of it and without, gives the histograms. They are made alike for
@@ -21,14 +21,14 @@ import torch
 
 from benchmarks.common import arguments
 from benchmarks.conversations import load_model, plain_text
-from kvstore.codecs import donor_reference
-from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, SYMBOLS
+from kvstore.codecs.donor import reference as donor_reference
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, SYMBOLS
 from kvstore.codecs.profile import Profile
-from kvstore.codecs.rans import quantise
-from kvstore.identity import ModelIdentity
-from kvstore.layout import KVLayout
-from kvstore.rope import angles_of
+from kvstore.codecs.rans.coder import quantise
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
+from kvstore.core.rope import angles_of
 
 TEXT_OFFSET = 6_000_000  # characters
 WINDOWS, WINDOW_CHARACTERS = 6, 40_000

@@ -1,4 +1,4 @@
-"""Fits the tables of the entropy codec: `python -m tools.make_entropy_tables --out codecs/entropy_tables.bin`.
+"""Fits the tables of the entropy codec: `python -m tools.make_entropy_tables --out codecs/entropy/tables.bin`.
 
 Channels of 64 tokens of real caches, and as many made up ones (a normal distribution around any mean), are clustered:
 every class is the distribution that costs the fewest bits for the channels that choose it. The text is far from what
@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.common import arguments
 from benchmarks.conversations import load_model, plain_text
-from kvstore.codecs import entropy_tables as spec
-from kvstore.codecs.rans import quantise
+from kvstore.codecs.entropy import tables as spec
+from kvstore.codecs.rans.coder import quantise
 
 WINDOWS, WINDOW = 10, 2048
 TEXT_OFFSET = 6_000_000  # characters

@@ -1,4 +1,4 @@
-"""Computes the grids of HIGGS: `python -m tools.make_higgs_grids --out codecs/higgs_grids.bin`.
+"""Computes the grids of HIGGS: `python -m tools.make_higgs_grids --out codecs/aqua/grids.bin`.
 
 A grid of n points is the one that codes a pair of normal numbers with the least mean squared error. Lloyd's algorithm
 on the plane cut into small squares, each weighted by its share of the distribution: an integral, so that nothing is
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.codecs.higgs_grids import POINTS
+from kvstore.codecs.aqua.grids import POINTS
 
 REACH = 6.5  # deviations; what lies outside has a share of 1e-9
 COARSE, FINE = 0.06, 0.02  # sides of the squares

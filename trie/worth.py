@@ -6,8 +6,9 @@ behind it is expected to save the share
     a + (1 - a) * d / (d + h),    a = AT_SEAM, h = HALFWAY
 
 of what coding it alone takes. a and h are estimates, not fits. This is the one law for choosing donors: ContentIndex
-(csrc/content_find.cc) compares spans by it in fixed point, and who codes blocks decides by it whether a donor pays.
-What a *cache* assembled from donors errs is another question, with fitted constants of its own (kvstore.approximate).
+(csrc/content/find.cc) compares spans by it in fixed point, and who codes blocks decides by it whether a donor pays.
+What a *cache* assembled from donors errs is another question, with fitted constants of its own
+(kvstore.approximate.plan).
 """
 
 from __future__ import annotations

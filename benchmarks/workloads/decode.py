@@ -12,11 +12,11 @@ from benchmarks.common import Rows, interleave
 from benchmarks.workloads.arrival import Ids
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
 from kvstore.codecs.delta import DonorRows
-from kvstore.codecs.donor import DonorCodec
-from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import Span
+from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.profile import Profile
-from kvstore.layout import KVLayout
+from kvstore.core.layout import KVLayout
 from kvstore.trie.content import ContentIndex
 
 BLOCK = 64

@@ -1,5 +1,5 @@
 // The donor codec's exact core (FORMAT.md, "donor"): the differences of bf16 rows from the rows of the same tokens
-// in other blocks, coded by rANS. codecs/donor_reference.py is this as a program.
+// in other blocks, coded by rANS. codecs/donor/reference.py is this as a program.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The lossy mode of the predictive codec (FORMAT.md, "predictive"): decoding. codecs/lossy.py is the definition, and
+// The lossy mode of the predictive codec (FORMAT.md, "predictive"): decoding. codecs/predictive/lossy.py is the definition, and
 // the encoder.
 #pragma once
 

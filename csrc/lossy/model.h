@@ -1,5 +1,5 @@
 // What both sides of the lossy mode of the predictive codec know (FORMAT.md, "predictive"): the arrays of a calibration
-// profile, checked and laid out for decoding. codecs/lossy_model.py says what each of them is.
+// profile, checked and laid out for decoding. codecs/predictive/lossy_model.py says what each of them is.
 #pragma once
 
 #include <cstddef>

@@ -11,8 +11,8 @@ from typing import Any
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
 from kvstore.calibration.sections import DEFAULT, NAMES, Arrays, FitTask, ProfileSection, section
 from kvstore.codecs.profile import Profile
+from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ConfigError
-from kvstore.identity import ModelIdentity
 
 CURVE = (8, 4, 2)  # fits to this fraction of the windows are measured too
 _CHARACTERS = 8  # of a token, rather too many

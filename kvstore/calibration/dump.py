@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError, ProfileError
-from kvstore.identity import ModelIdentity
-from kvstore.layout import KVLayout
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.core.layout import SINKS, KVLayout
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.describe import layout_from_config
-from kvstore.layout import SINKS, KVLayout
 
 ROPE_TYPES = ("default",)
 _STEP = 4096  # tokens of the vocabulary at a time

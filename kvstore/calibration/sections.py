@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from kvstore.calibration.dump import KVDump, Progress
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.errors import ConfigError
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import Floats, KVDump, floats
-from kvstore.codecs.linear_model import FINE
-from kvstore.layout import SINKS, KVLayout
-from kvstore.rope import fixed_point, frequencies, rotate
+from kvstore.codecs.predictive.linear_model import FINE
+from kvstore.core.layout import SINKS, KVLayout
+from kvstore.core.rope import fixed_point, frequencies, rotate
 
 Arrays = dict[str, npt.NDArray[Any]]
 NO_SINKS = slice(SINKS, None)

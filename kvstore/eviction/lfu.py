@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.eviction.uses import LeafFirst
+from kvstore.eviction.leaf_first import LeafFirst
 
 
 class LeafFirstLFU(LeafFirst):

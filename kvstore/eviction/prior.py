@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from kvstore.eviction.leaves import Leaves
-from kvstore.eviction.reuse import Cohort, Reuse
-from kvstore.eviction.uses import LeafFirst
+from kvstore.eviction.forest import Leaves
+from kvstore.eviction.leaf_first import LeafFirst
+from kvstore.eviction.reuse_model import Cohort, Reuse
 
 # Records remembered after they went, for each one held: they must outlast the ages at which records still come back,
 # many lifetimes of a small tier.

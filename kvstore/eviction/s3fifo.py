@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kvstore.eviction.uses import LeafFirst
+from kvstore.eviction.leaf_first import LeafFirst
 
 SMALL = 0.1  # share of the records that the small queue may have; this and the next two are the paper's
 MOST_USES = 3

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvstore.codecs.view import KVView
-from kvstore.record import RecordHeader
+from kvstore.core.record import RecordHeader
 from kvstore.tiers.buffers import Buffer
 
 if TYPE_CHECKING:

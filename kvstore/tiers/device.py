@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import codes_on_device, move
-from kvstore.codecs.splitzip import SplitZipCodec
+from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.codecs.view import KVView
-from kvstore.layout import KVLayout
+from kvstore.core.layout import KVLayout
 from kvstore.tiers.base import TensorSource
 from kvstore.tiers.memory import MemoryTier
 
@@ -61,7 +61,7 @@ class DeviceBlock(TensorSource):
             return cls(info, out[: sum(sizes)].clone(), None, sizes, True)
         if not codes_on_device(_CODEC, source):
             return cls.raw(info, source)
-        from kvstore.codecs.kernels.blocks import encode
+        from kvstore.codecs.splitzip.kernels.blocks import encode
 
         memory, sizes = encode(source)
         return cls(info, memory, None, sizes, False)
@@ -91,7 +91,7 @@ class DeviceBlock(TensorSource):
         return DeviceBlock(self.info, memory, view, self.layer_sizes, True)
 
     def _decode(self, target: KVView) -> None:
-        from kvstore.codecs.kernels.blocks import decode
+        from kvstore.codecs.splitzip.kernels.blocks import decode
 
         device = self.memory.device
         if not target.on_cpu and all(tensor.device == device for tensor in target.tensors()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.record import RecordHeader, payload_of
+from kvstore.core.record import RecordHeader, payload_of
 from kvstore.tiers.base import SealedSource, Source
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.memory import MemoryTier

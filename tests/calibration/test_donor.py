@@ -13,7 +13,7 @@ from calibrated import LENGTH, WINDOWS
 from kvstore.calibration.calibrate import calibrate
 from kvstore.calibration.donor import fit, passages, quality
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs.donor_model import DonorModel
+from kvstore.codecs.donor.model import DonorModel
 
 MODEL, TOKENIZER = calibrated.model(), calibrated.tokenizer()
 

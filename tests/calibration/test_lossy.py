@@ -16,10 +16,10 @@ from kvstore.calibration.lossy.costs import _focus
 from kvstore.calibration.lossy.quality import code_window
 from kvstore.calibration.lossy.tables import frequencies, laplace
 from kvstore.calibration.predictive import fit as exact
-from kvstore.codecs.lossy_model import CLASSES, LARGEST, LossyModel, input_groups, input_widths
-from kvstore.codecs.lossy_quantiser import Steps
-from kvstore.codecs.lossy_rows import Engine
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive.lossy_model import CLASSES, LARGEST, LossyModel, input_groups, input_widths
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.lossy_rows import Engine
+from kvstore.codecs.predictive.model import PredictiveModel
 
 MIDDLE = (0.3, 10.0)  # of a model whose weights are random
 
@@ -142,7 +142,7 @@ def test_costs_by_gradients_are_those_of_the_divergence(fitted: Fitted) -> None:
 
 
 def test_ideal_bits_are_those_of_the_stream(fitted: Fitted) -> None:
-    from kvstore.codecs.lossy_reference import HEADER, Block, encode_blocks
+    from kvstore.codecs.predictive.lossy_reference import HEADER, Block, encode_blocks
 
     engine = Engine(LossyModel.from_arrays(fitted.base, fitted.arrays))
     steps, window = Steps.of(MIDDLE[0] / 16, MIDDLE[1] / 16), fitted.dump.held_out[0]

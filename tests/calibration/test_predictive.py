@@ -11,8 +11,8 @@ from calibrated import LENGTH, WINDOWS
 from kvstore.calibration import targets
 from kvstore.calibration.dump import KVDump, floats
 from kvstore.calibration.predictive import fit, quality
-from kvstore.codecs import predictive_reference as reference
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive import reference
+from kvstore.codecs.predictive.model import PredictiveModel
 
 
 @pytest.fixture(scope="module")

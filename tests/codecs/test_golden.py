@@ -16,8 +16,8 @@ from goldencases import CASES
 from goldenmodels import record_of
 
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_by_name, codec_names
-from kvstore.keys import chain_key
-from kvstore.record import check_payload, parse, payload_of
+from kvstore.core.keys import chain_key
+from kvstore.core.record import check_payload, parse, payload_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 RECORDS = sorted(path for path in GOLDEN.glob("*/*.rec") if path.parent.name in codec_names())

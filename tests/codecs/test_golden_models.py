@@ -31,8 +31,8 @@ from profilecases import Layers
 from kvstore import KVLayout
 from kvstore.codecs import codec_by_name, codec_names
 from kvstore.codecs.profile import NO_PROFILE
+from kvstore.core.keys import chain_key
 from kvstore.errors import CodecError
-from kvstore.keys import chain_key
 
 FORMAT = (Path(__file__).parent.parent.parent / "FORMAT.md").read_text(encoding="utf-8")
 PATHS = sorted(path for path in GOLDEN.glob("*/*.rec") if path.parent.name in {row.name for row, _ in RECORDS})

@@ -10,9 +10,9 @@ import pytest
 
 from kvstore import KVLayout, ModelIdentity
 from kvstore.codecs import Profile, auto_name, codec_by_id, codec_by_name, codec_names, registry
-from kvstore.codecs.aqua import AquaCodec
-from kvstore.codecs.donor import DonorCodec
-from kvstore.codecs.predictive import PredictiveCodec
+from kvstore.codecs.aqua.codec import AquaCodec
+from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.predictive.codec import PredictiveCodec
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.registry import DeltaKind, Registry, delta_by_id, is_delta
 from kvstore.codecs.zstd import ZstdCodec

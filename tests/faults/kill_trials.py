@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import alike
+import family_stores
 import seeds
-import tiny
+import small_stores
 from teller import ACK, MOMENTS, Teller
 from trials import in_child
 
@@ -28,7 +28,7 @@ _LENGTHS = (3, 4, 9, 16, 23, 40)
 _PINS = 6
 # Phase "recode": sequences 10 n to 10 n + 9 are a family, the first of them what the others are coded against.
 _FAMILY, _MEMBERS = 10, 4
-_CENTROID = 3 * alike.BLOCK
+_CENTROID = 3 * family_stores.BLOCK
 
 
 @dataclass
@@ -85,7 +85,7 @@ def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[s
     rng = random.Random(seeds.nth(seed))
     known = Known()
     reopen: list[float] = []
-    with tiny.scratch() as folder:
+    with small_stores.scratch() as folder:
         path = folder / "store"
         for turn in range(kills):
             if phase == "recover" and turn:
@@ -112,9 +112,9 @@ def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[s
 
 def _config(phase: str) -> Any:
     if phase == "recode":
-        return alike.config(disk=1024 * tiny.SEGMENT)
-    disk = 8 * tiny.SEGMENT if phase == "evict" else 1024 * tiny.SEGMENT
-    return tiny.config(host=1 << 16, disk=disk, durability="put" if phase == "flush" else "flush")
+        return family_stores.config(disk=1024 * small_stores.SEGMENT)
+    disk = 8 * small_stores.SEGMENT if phase == "evict" else 1024 * small_stores.SEGMENT
+    return small_stores.config(host=1 << 16, disk=disk, durability="put" if phase == "flush" else "flush")
 
 
 def _killed_child(
@@ -156,14 +156,14 @@ def _killed_child(
 def _work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller) -> None:
     def put(number: int, length: int, pin: bool = False) -> None:
         tell(b"p", number, length)
-        tiny.put(store, tiny.tokens_of(number, length), pin=pin)
+        small_stores.put(store, small_stores.tokens_of(number, length), pin=pin)
         tell(b"P", number, length)
         if pin:
             tell(b"!", number)
         if phase == "flush":
             tell(b"F")
 
-    store = KVStore(path, tiny.IDENTITY, _config(phase), fs=tell)
+    store = KVStore(path, small_stores.IDENTITY, _config(phase), fs=tell)
     for number in range(first, first + _PINS if phase == "evict" and first == 1 else first):
         put(number, 9, pin=True)
     store.flush()
@@ -178,29 +178,29 @@ def _work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller) 
         elif chance < 0.3:
             put(older, 40)  # a sequence that grows
         elif chance < 0.4:
-            tiny.stored(store, tiny.tokens_of(older, 40))
+            small_stores.stored(store, small_stores.tokens_of(older, 40))
         elif chance < 0.6 and phase in ("delete", "recover"):
             name, length = rng.randrange(5), rng.choice(_LENGTHS)
             tell(b"s", name, length)
-            tokens = tiny.tokens_of(50_000 + name, length)
-            store.session(f"session {name}").save(tokens, tiny.kv_of(tokens))
+            tokens = small_stores.tokens_of(50_000 + name, length)
+            store.session(f"session {name}").save(tokens, small_stores.kv_of(tokens))
             tell(b"S", name, length)
         elif chance < 0.75 and phase == "delete":
             tell(b"d", older)
             for length in reversed(_LENGTHS):
-                store.delete(tiny.tokens_of(older, length))
+                store.delete(small_stores.tokens_of(older, length))
             tell(b"D", older)
     time.sleep(600)
 
 
 def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, tell: Teller) -> None:
     """Puts families, and deletes what their members are coded against, which stand alone then."""
-    store = KVStore(path, alike.IDENTITY, _config(phase), fs=tell)
+    store = KVStore(path, family_stores.IDENTITY, _config(phase), fs=tell)
     for family in range(first, first + 900):
         for number in range(family * _FAMILY, family * _FAMILY + 1 + _MEMBERS):
             tokens = _member(number)
             tell(b"p", number, len(tokens))
-            alike.put(store, tokens)
+            family_stores.put(store, tokens)
             tell(b"P", number, len(tokens))
             if number % _FAMILY == 0 and rng.random() < 0.5:
                 store.flush()
@@ -211,30 +211,30 @@ def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, te
         gone = family if rng.random() < 0.7 else rng.randrange(first, family + 1)
         number = gone * _FAMILY + (0 if rng.random() < 0.8 else rng.randrange(1, _MEMBERS))
         tell(b"d", number)
-        before = alike.counter(store, "recoded_members")
+        before = family_stores.counter(store, "recoded_members")
         store.delete(_member(number))
-        tell(b"D", number, int(alike.counter(store, "recoded_members") - before))
+        tell(b"D", number, int(family_stores.counter(store, "recoded_members") - before))
     time.sleep(600)
 
 
 def _member(number: int) -> Any:
     family, role = divmod(number, _FAMILY)
-    text = alike.passage(family, _CENTROID)
-    return alike.behind(1_000_000 + number, text, 7 * role) if role else text
+    text = family_stores.passage(family, _CENTROID)
+    return family_stores.behind(1_000_000 + number, text, 7 * role) if role else text
 
 
 def _identity(phase: str) -> Any:
-    return alike.IDENTITY if phase == "recode" else tiny.IDENTITY
+    return family_stores.IDENTITY if phase == "recode" else small_stores.IDENTITY
 
 
 def _tokens(phase: str, number: int) -> Any:
     """A sequence at its longest, and beyond what was ever put of it."""
-    return _member(number) if phase == "recode" else tiny.tokens_of(number, 48)
+    return _member(number) if phase == "recode" else small_stores.tokens_of(number, 48)
 
 
 def _check_families(store: KVStore) -> None:
-    alike.families_hold(store)
-    assert alike.counter(store, "lost_members") == 0
+    family_stores.families_hold(store)
+    assert family_stores.counter(store, "lost_members") == 0
 
 
 def _check(path: Path, phase: str, known: Known, last: bool) -> float:
@@ -243,12 +243,12 @@ def _check(path: Path, phase: str, known: Known, last: bool) -> float:
     begin = time.perf_counter()
     store = KVStore(path, _identity(phase), config)
     seconds = time.perf_counter() - begin
-    tiny.all_is_well(store)
+    small_stores.all_is_well(store)
     budget = config.disk.bytes + config.segment_bytes
-    assert tiny.disk_use(path) <= budget, f"{tiny.disk_use(path)} bytes on disk, budget {budget}"
+    assert small_stores.disk_use(path) <= budget, f"{small_stores.disk_use(path)} bytes on disk, budget {budget}"
     if phase == "recode":
         _check_families(store)
-    stored = alike.stored if phase == "recode" else tiny.stored
+    stored = family_stores.stored if phase == "recode" else small_stores.stored
     must_be_there = {n: length for n, length in known.durable.items() if phase != "evict" or n in known.pinned}
     for number, given in known.given.items():
         there = stored(store, _tokens(phase, number))
@@ -260,11 +260,11 @@ def _check(path: Path, phase: str, known: Known, last: bool) -> float:
     for name, lengths in known.sessions.items():
         tokens = store.session(f"session {name}").tokens
         assert len(tokens) in lengths, f"session {name}: {len(tokens)} tokens, expected one of {sorted(lengths)}"
-        assert tokens.tolist() == tiny.tokens_of(50_000 + name, max(1, len(tokens))).tolist()[: len(tokens)]
+        assert tokens.tolist() == small_stores.tokens_of(50_000 + name, max(1, len(tokens))).tolist()[: len(tokens)]
     assert store.stats()["counters"].get("quarantined_records", 0) == 0
     if last and phase == "evict":
         _fill(store, path, budget)
-    tiny.all_is_well(store)
+    small_stores.all_is_well(store)
     store.close()
     return seconds
 
@@ -273,10 +273,10 @@ def _fill(store: KVStore, path: Path, budget: int) -> None:
     """All the space can still be written, twice over: nothing leaked."""
     dropped = 0
     for number in range(100_000, 100_000 + 2 * budget // (10 * 4096)):
-        tiny.put(store, tiny.tokens_of(number, 40))
+        small_stores.put(store, small_stores.tokens_of(number, 40))
         dropped += store.flush().dropped_blocks
     assert dropped == 0, f"{dropped} blocks found no room"
-    assert tiny.disk_use(path) <= budget
+    assert small_stores.disk_use(path) <= budget
 
 
 def _break_catalog(path: Path) -> None:

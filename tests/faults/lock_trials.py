@@ -10,28 +10,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import tiny
+import small_stores
 from trials import in_child
 
 from kvstore import KVStore
 from kvstore.errors import KVStoreError, StoreForked
 
-TOKENS = tiny.tokens_of(1, 10)
-MORE = tiny.tokens_of(2, 30)
+TOKENS = small_stores.tokens_of(1, 10)
+MORE = small_stores.tokens_of(2, 30)
 
 
 def trial(name: str) -> Any:
     """Runs the case of that name in a fresh directory."""
-    with tiny.scratch() as folder:
+    with small_stores.scratch() as folder:
         return globals()[name](folder / "store")
 
 
 def a_forked_child_is_refused_by_every_call(path: Path) -> None:
-    store = KVStore(path, tiny.IDENTITY, tiny.config())
+    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
     session = store.session("s")
-    session.save(TOKENS, tiny.kv_of(TOKENS))
+    session.save(TOKENS, small_stores.kv_of(TOKENS))
     calls: dict[str, Callable[[], Any]] = {
-        "put": lambda: tiny.put(store, MORE),
+        "put": lambda: small_stores.put(store, MORE),
         "get": lambda: store.get(TOKENS),
         "contains": lambda: store.contains(TOKENS),
         "prefetch": lambda: store.prefetch(TOKENS),
@@ -40,7 +40,7 @@ def a_forked_child_is_refused_by_every_call(path: Path) -> None:
         "stats": store.stats,
         "session": lambda: store.session("t"),
         "sessions": store.sessions,
-        "save": lambda: session.save(TOKENS, tiny.kv_of(TOKENS)),
+        "save": lambda: session.save(TOKENS, small_stores.kv_of(TOKENS)),
         "resume": session.resume,
         "tokens": lambda: session.tokens,
         "close": store.close,
@@ -62,8 +62,8 @@ def a_forked_child_is_refused_by_every_call(path: Path) -> None:
 
 
 def a_child_that_ends_normally_leaves_the_parent_unharmed(path: Path) -> None:
-    store = KVStore(path, tiny.IDENTITY, tiny.config())
-    tiny.put(store, TOKENS)
+    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+    small_stores.put(store, TOKENS)
     store.flush()
     pid = os.fork()
     if pid == 0:
@@ -76,13 +76,13 @@ def a_child_that_ends_normally_leaves_the_parent_unharmed(path: Path) -> None:
 
 
 def a_child_may_open_the_store_for_reading(path: Path) -> None:
-    store = KVStore(path, tiny.IDENTITY, tiny.config())
-    tiny.put(store, TOKENS)
+    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+    small_stores.put(store, TOKENS)
     store.flush()
 
     def child() -> int:
-        with KVStore(path, tiny.IDENTITY, tiny.config(), read_only=True) as reader:
-            return tiny.stored(reader, TOKENS)
+        with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
+            return small_stores.stored(reader, TOKENS)
 
     assert _result(in_child(child)) == 10
     _still_works(store)
@@ -90,8 +90,8 @@ def a_child_may_open_the_store_for_reading(path: Path) -> None:
 
 
 def closing_frees_the_lock_though_a_forked_child_lives(path: Path) -> None:
-    store = KVStore(path, tiny.IDENTITY, tiny.config())
-    tiny.put(store, TOKENS)
+    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+    small_stores.put(store, TOKENS)
     with _sleeping_child():
         store.close()
         _is_whole(path)
@@ -101,8 +101,8 @@ def the_lock_dies_with_the_writer_though_its_child_lives(path: Path) -> None:
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:
-        store = KVStore(path, tiny.IDENTITY, tiny.config())
-        tiny.put(store, TOKENS)
+        store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+        small_stores.put(store, TOKENS)
         store.flush()
         child = os.fork()
         if child == 0:
@@ -119,11 +119,11 @@ def the_lock_dies_with_the_writer_though_its_child_lives(path: Path) -> None:
 
 
 def a_second_writer_process_is_refused_and_told_who_holds_the_store(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config()) as store:
-        tiny.put(store, TOKENS)
+    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+        small_stores.put(store, TOKENS)
 
         def child() -> str:
-            return _refusal(lambda: KVStore(path, tiny.IDENTITY, tiny.config()))
+            return _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config()))
 
         message = _result(in_child(child))
         assert message.startswith("StoreLocked"), message
@@ -134,19 +134,21 @@ def a_second_writer_process_is_refused_and_told_who_holds_the_store(path: Path) 
 
 
 def a_second_writer_in_the_same_process_is_refused(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config()) as store:
-        tiny.put(store, TOKENS)
+    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+        small_stores.put(store, TOKENS)
         for _ in range(3):
-            assert _refusal(lambda: KVStore(path, tiny.IDENTITY, tiny.config())).startswith("StoreLocked")
+            assert _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config())).startswith(
+                "StoreLocked"
+            )
         _still_works(store)
     _is_whole(path)
 
 
 def a_reader_in_the_process_of_the_writer_is_refused(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config()) as store:
-        tiny.put(store, TOKENS)
+    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+        small_stores.put(store, TOKENS)
         store.flush()
-        message = _refusal(lambda: KVStore(path, tiny.IDENTITY, tiny.config(), read_only=True))
+        message = _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True))
         assert message.startswith("StoreLocked"), message
         _still_works(store)
     _is_whole(path)
@@ -154,28 +156,28 @@ def a_reader_in_the_process_of_the_writer_is_refused(path: Path) -> None:
 
 def a_writer_in_the_process_of_a_reader_is_refused_and_changes_nothing(path: Path) -> None:
     _fill(path)
-    with KVStore(path, tiny.IDENTITY, tiny.config(), read_only=True) as reader:
+    with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
         before = (path / "catalog" / "data.mdb").stat().st_ino
-        message = _refusal(lambda: KVStore(path, tiny.IDENTITY, tiny.config()))
+        message = _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config()))
         assert message.startswith("StoreLocked"), message
         assert (path / "catalog" / "data.mdb").stat().st_ino == before
-        assert tiny.stored(reader, TOKENS) == 10
+        assert small_stores.stored(reader, TOKENS) == 10
     _is_whole(path)
 
 
 def a_second_reader_in_the_same_process_is_refused(path: Path) -> None:
     _fill(path)
-    with KVStore(path, tiny.IDENTITY, tiny.config(), read_only=True) as reader:
-        message = _refusal(lambda: KVStore(path, tiny.IDENTITY, tiny.config(), read_only=True))
+    with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
+        message = _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True))
         assert message.startswith("StoreLocked"), message
-        assert tiny.stored(reader, TOKENS) == 10
+        assert small_stores.stored(reader, TOKENS) == 10
     _is_whole(path)
 
 
 def a_failed_open_leaves_no_lock_behind(path: Path) -> None:
     _fill(path)
-    other = tiny.identity(type(tiny.LAYOUT)(tiny.LAYOUT.layers, "float16"))
-    assert _refusal(lambda: KVStore(path, other, tiny.config())).startswith("IdentityMismatch")
+    other = small_stores.identity(type(small_stores.LAYOUT)(small_stores.LAYOUT.layers, "float16"))
+    assert _refusal(lambda: KVStore(path, other, small_stores.config())).startswith("IdentityMismatch")
     _is_whole(path)
 
 
@@ -184,18 +186,20 @@ def a_lock_file_full_of_rubbish_locks_nobody_out(path: Path) -> None:
         _fill(path)
         (path / "writer.lock").write_bytes(text)
         _is_whole(path)
-        with KVStore(path, tiny.IDENTITY, tiny.config()):
+        with KVStore(path, small_stores.IDENTITY, small_stores.config()):
             (path / "writer.lock").write_bytes(text)  # whoever asks now must still be refused
-            assert _refusal(lambda: KVStore(path, tiny.IDENTITY, tiny.config())).startswith("StoreLocked")
+            assert _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config())).startswith(
+                "StoreLocked"
+            )
 
 
 def a_process_that_never_closes_ends_cleanly(path: Path) -> None:
     pid = os.fork()
     if pid == 0:
-        store = KVStore(path, tiny.IDENTITY, tiny.config())
-        tiny.put(store, TOKENS)
+        store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+        small_stores.put(store, TOKENS)
         store.flush()
-        tiny.put(store, MORE)
+        small_stores.put(store, MORE)
         raise SystemExit(0)
     _, status = os.waitpid(pid, 0)
     assert status == 0, f"ended with status {status}"
@@ -203,14 +207,14 @@ def a_process_that_never_closes_ends_cleanly(path: Path) -> None:
 
 
 def readers_follow_what_the_writer_does(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config(host=1 << 14)) as store:
-        tiny.put(store, TOKENS)
+    with KVStore(path, small_stores.IDENTITY, small_stores.config(host=1 << 14)) as store:
+        small_stores.put(store, TOKENS)
         store.flush()
         with _reader(path) as ask:
             assert ask(1, 10) == 10
             assert ask(2, 30) == 0
-            tiny.put(store, MORE)
-            tiny.put(store, MORE[:7], b"other")
+            small_stores.put(store, MORE)
+            small_stores.put(store, MORE[:7], b"other")
             store.flush()
             assert ask(2, 30) == 30
             assert ask(2, 7, b"other") == 7
@@ -220,13 +224,15 @@ def readers_follow_what_the_writer_does(path: Path) -> None:
 
 
 def a_reader_never_sees_wrong_bytes_while_the_writer_evicts(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config(host=1 << 14, disk=8 * tiny.SEGMENT)) as store:
-        tiny.put(store, TOKENS, pin=True)
+    with KVStore(
+        path, small_stores.IDENTITY, small_stores.config(host=1 << 14, disk=8 * small_stores.SEGMENT)
+    ) as store:
+        small_stores.put(store, TOKENS, pin=True)
         store.flush()
         with _reader(path) as ask:
             found = 0
             for number in range(10, 130):
-                tiny.put(store, tiny.tokens_of(number, 30))
+                small_stores.put(store, small_stores.tokens_of(number, 30))
                 if number % 3 == 0:
                     store.flush()
                 found += ask(max(10, number - 12), 30)
@@ -235,17 +241,17 @@ def a_reader_never_sees_wrong_bytes_while_the_writer_evicts(path: Path) -> None:
 
 
 def a_killed_reader_does_not_bind_space(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config(disk=8 * tiny.SEGMENT)) as store:
-        tiny.put(store, TOKENS)
+    with KVStore(path, small_stores.IDENTITY, small_stores.config(disk=8 * small_stores.SEGMENT)) as store:
+        small_stores.put(store, TOKENS)
         store.flush()
         for number in range(10, 60):
             with _reader(path) as ask:
                 assert ask(number - 1, 10) in (0, 10)
             for more in range(4):
-                tiny.put(store, tiny.tokens_of(number * 10 + more, 10))
+                small_stores.put(store, small_stores.tokens_of(number * 10 + more, 10))
             store.flush()
-        use = tiny.disk_use(path)
-        assert use <= 9 * tiny.SEGMENT, f"{use} bytes on disk"
+        use = small_stores.disk_use(path)
+        assert use <= 9 * small_stores.SEGMENT, f"{use} bytes on disk"
 
 
 def readers_work_while_no_writer_is_there(path: Path) -> None:
@@ -258,21 +264,21 @@ def a_writer_opens_while_readers_read(path: Path) -> None:
     _fill(path)
     with _reader(path) as ask:
         assert ask(1, 10) == 10
-        with KVStore(path, tiny.IDENTITY, tiny.config()) as store:
-            tiny.put(store, MORE)
+        with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+            small_stores.put(store, MORE)
             store.flush()
             assert ask(2, 30) == 30
 
 
 def a_read_only_store_refuses_changes(path: Path) -> None:
     _fill(path)
-    with KVStore(path, tiny.IDENTITY, tiny.config(), read_only=True) as reader:
+    with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
         session = reader.session("s")
         for call in (
-            lambda: tiny.put(reader, MORE),
+            lambda: small_stores.put(reader, MORE),
             lambda: reader.delete(TOKENS),
             reader.flush,
-            lambda: session.save(TOKENS, tiny.kv_of(TOKENS)),
+            lambda: session.save(TOKENS, small_stores.kv_of(TOKENS)),
             lambda: session.fork("t"),
             session.delete,
         ):
@@ -286,22 +292,22 @@ def a_read_only_store_refuses_changes(path: Path) -> None:
 
 
 def _fill(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config()) as store:
-        store.session("s").save(TOKENS, tiny.kv_of(TOKENS))
+    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+        store.session("s").save(TOKENS, small_stores.kv_of(TOKENS))
 
 
 def _is_whole(path: Path) -> None:
-    with KVStore(path, tiny.IDENTITY, tiny.config()) as store:
-        assert tiny.stored(store, TOKENS) == 10
+    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+        assert small_stores.stored(store, TOKENS) == 10
         counters = store.stats()["counters"]
         assert not any(name.startswith(("damaged", "catalog_", "quarantined")) for name in counters), counters
 
 
 def _still_works(store: KVStore) -> None:
-    assert tiny.stored(store, TOKENS) == 10
-    tiny.put(store, MORE)
+    assert small_stores.stored(store, TOKENS) == 10
+    small_stores.put(store, MORE)
     store.flush()
-    assert tiny.stored(store, MORE) == 30
+    assert small_stores.stored(store, MORE) == 30
 
 
 def _refusal(call: Callable[[], Any]) -> str:
@@ -336,10 +342,12 @@ def _reader(path: Path) -> Iterator[Callable[..., int]]:
     pid = os.fork()
     if pid == 0:
         try:
-            reader = KVStore(path, tiny.IDENTITY, tiny.config(host=0), read_only=True)
+            reader = KVStore(path, small_stores.IDENTITY, small_stores.config(host=0), read_only=True)
             while request := os.read(ask_read, 64):
                 number, count, namespace = int.from_bytes(request[:4], "little"), request[4], request[5:]
-                os.write(say_write, bytes([tiny.stored(reader, tiny.tokens_of(number, count), namespace)]))
+                os.write(
+                    say_write, bytes([small_stores.stored(reader, small_stores.tokens_of(number, count), namespace)])
+                )
         except BaseException as error:
             os.write(say_write, b"!" + repr(error).encode()[:500])
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import seeds
-import tiny
+import small_stores
 from faultfs import CALLS, Fault, FaultFS, PowerCutFS
 
 from kvstore import FlushResult, KVStore
@@ -41,7 +41,7 @@ def test_the_nth_call_fails(call: str, code: int | str, sticky: bool) -> None:
         if nth > 8 and nth % _STRIDE != _offset(call, sticky):
             continue
         fault = Fault(call, nth, code, sticky)
-        with tiny.scratch() as folder:
+        with small_stores.scratch() as folder:
             try:
                 _script(folder / "store", FaultFS(fault))
             except BaseException as error:
@@ -56,7 +56,7 @@ def _offset(call: str, sticky: bool) -> int:
 
 
 def _config() -> Any:
-    return tiny.config(host=1 << 14, disk=6 * tiny.SEGMENT)
+    return small_stores.config(host=1 << 14, disk=6 * small_stores.SEGMENT)
 
 
 def _script(path: Path, fs: FaultFS) -> None:
@@ -64,61 +64,61 @@ def _script(path: Path, fs: FaultFS) -> None:
     for first in (0, 40):
         fs.forget_failed_syncs()
         try:
-            store = KVStore(path, tiny.IDENTITY, _config(), fs=fs)
+            store = KVStore(path, small_stores.IDENTITY, _config(), fs=fs)
         except (OSError, KVStoreError):
             continue  # the disk failed under the opening itself; it is tried again below
         try:
-            tiny.put(store, tiny.tokens_of(1, 9), pin=True)
-            store.session("s").save(tiny.tokens_of(2, 9), tiny.kv_of(tiny.tokens_of(2, 9)))
+            small_stores.put(store, small_stores.tokens_of(1, 9), pin=True)
+            store.session("s").save(small_stores.tokens_of(2, 9), small_stores.kv_of(small_stores.tokens_of(2, 9)))
             for number in range(10 + first, 18 + first):
-                tiny.put(store, tiny.tokens_of(number, 40))
+                small_stores.put(store, small_stores.tokens_of(number, 40))
                 store.flush()
-                tiny.stored(store, tiny.tokens_of(number, 40))
-                tiny.stored(store, tiny.tokens_of(10, 40))
-            if store.delete(tiny.tokens_of(12 + first, 40)):
-                assert tiny.stored(store, tiny.tokens_of(12 + first, 40)) == 0
+                small_stores.stored(store, small_stores.tokens_of(number, 40))
+                small_stores.stored(store, small_stores.tokens_of(10, 40))
+            if store.delete(small_stores.tokens_of(12 + first, 40)):
+                assert small_stores.stored(store, small_stores.tokens_of(12 + first, 40)) == 0
         finally:
             store.close()
     fs.fault = None
     fs.forget_failed_syncs()
-    with KVStore(path, tiny.IDENTITY, _config(), fs=fs) as store:
+    with KVStore(path, small_stores.IDENTITY, _config(), fs=fs) as store:
         last = _works(store)
-        tiny.all_is_well(store)
+        small_stores.all_is_well(store)
     assert fs.resynced == []
-    with KVStore(path, tiny.IDENTITY, _config()) as store:
+    with KVStore(path, small_stores.IDENTITY, _config()) as store:
         for number in range(90):
-            tiny.stored(store, tiny.tokens_of(number, 40))
-        assert tiny.stored(store, last) == 40
-        tiny.all_is_well(store)
+            small_stores.stored(store, small_stores.tokens_of(number, 40))
+        assert small_stores.stored(store, last) == 40
+        small_stores.all_is_well(store)
 
 
 def _works(store: KVStore) -> Any:
     """New puts are kept and come back from disk."""
     for number in range(80, 90):
-        tokens = tiny.tokens_of(number, 40)
-        put = tiny.put(store, tokens)
+        tokens = small_stores.tokens_of(number, 40)
+        put = small_stores.put(store, tokens)
         assert put.dropped_blocks == 0
         assert store.flush() == FlushResult(put.new_blocks, 0)
         store._residency.host.clear()
-        assert tiny.stored(store, tokens) == 40
+        assert small_stores.stored(store, tokens) == 40
     return tokens
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv", "fdatasync", "allocate", "open", "unlink", "close", "size"])
 def test_an_open_store_works_again_after_the_fault_clears(tmp_path: Path, call: str) -> None:
     fs = FaultFS()
-    with KVStore(tmp_path, tiny.IDENTITY, _config(), fs=fs) as store:
-        tiny.put(store, tiny.tokens_of(1, 9), pin=True)
+    with KVStore(tmp_path, small_stores.IDENTITY, _config(), fs=fs) as store:
+        small_stores.put(store, small_stores.tokens_of(1, 9), pin=True)
         store.flush()
         for _ in range(3):
             fs.fault = Fault(call, 1, errno.EIO, sticky=True)
             for number in range(10, 40):
-                tiny.put(store, tiny.tokens_of(number, 40))
-                tiny.stored(store, tiny.tokens_of(number - 3, 40))
+                small_stores.put(store, small_stores.tokens_of(number, 40))
+                small_stores.stored(store, small_stores.tokens_of(number - 3, 40))
             store.flush()
             fs.fault = None
             _works(store)
-            tiny.all_is_well(store)
+            small_stores.all_is_well(store)
         assert fs.resynced == []
 
 
@@ -126,55 +126,55 @@ def test_what_is_not_written_yet_is_not_evicted(tmp_path: Path) -> None:
     disk_goes_on = threading.Event()
     disk_goes_on.set()
     fs = FaultFS(before=lambda call: disk_goes_on.wait(60) if call == "pwritev" else None)
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(host=0), fs=fs) as store:
-        tiny.put(store, tiny.tokens_of(1, 40))
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0), fs=fs) as store:
+        small_stores.put(store, small_stores.tokens_of(1, 40))
         store.flush()
         disk_goes_on.clear()
-        tiny.put(store, tiny.tokens_of(2, 40))
+        small_stores.put(store, small_stores.tokens_of(2, 40))
         evicted = [r for batch in iter(store._residency.evict, []) for r in batch]
         disk_goes_on.set()
         assert len(evicted) == 10
         assert store.flush() == FlushResult(10, 0)
-        assert tiny.stored(store, tiny.tokens_of(1, 40)) == 0
-        assert tiny.stored(store, tiny.tokens_of(2, 40)) == 40
+        assert small_stores.stored(store, small_stores.tokens_of(1, 40)) == 0
+        assert small_stores.stored(store, small_stores.tokens_of(2, 40)) == 40
 
 
 def test_a_full_disk_drops_puts_and_says_so_while_gets_go_on(tmp_path: Path) -> None:
     fs = FaultFS()
-    kept = tiny.tokens_of(1, 40)
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(host=0), fs=fs) as store:
-        tiny.put(store, kept)
+    kept = small_stores.tokens_of(1, 40)
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0), fs=fs) as store:
+        small_stores.put(store, kept)
         store.flush()
         fs.fault = Fault("pwritev", 1, errno.ENOSPC, sticky=True)
-        tiny.put(store, tiny.tokens_of(2, 40))
+        small_stores.put(store, small_stores.tokens_of(2, 40))
         assert store.flush().dropped_blocks == 10
         counters = store.stats()["counters"]
         # Half of them were placed, and could not be written; for the rest no segment could be made.
         assert counters["dropped_write_error"] == counters["dropped_no_space"] == 5
         assert counters["disk_write_errors"] == counters["disk_full"] == 1
-        assert store.contains(tiny.tokens_of(2, 40)) == 0
-        assert tiny.stored(store, kept) == 40
+        assert store.contains(small_stores.tokens_of(2, 40)) == 0
+        assert small_stores.stored(store, kept) == 40
         fs.fault = None
-        tiny.put(store, tiny.tokens_of(2, 40))
+        small_stores.put(store, small_stores.tokens_of(2, 40))
         assert store.flush().durable_blocks == 10
-        assert tiny.stored(store, tiny.tokens_of(2, 40)) == 40
+        assert small_stores.stored(store, small_stores.tokens_of(2, 40)) == 40
 
 
 def test_a_segment_whose_sync_failed_is_sealed(tmp_path: Path) -> None:
     fs = FaultFS()
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(host=0), fs=fs) as store:
-        tiny.put(store, tiny.tokens_of(1, 9))
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0), fs=fs) as store:
+        small_stores.put(store, small_stores.tokens_of(1, 9))
         store.flush()
         segments = store._residency.disk.segments
         current = segments.current.number
         fs.fault = Fault("fdatasync", 1, errno.EIO)
-        tiny.put(store, tiny.tokens_of(2, 9))
+        small_stores.put(store, small_stores.tokens_of(2, 9))
         assert store.flush().dropped_blocks == 3
         assert segments.by_number[current].sealed
-        tiny.put(store, tiny.tokens_of(3, 9))
+        small_stores.put(store, small_stores.tokens_of(3, 9))
         assert store.flush().durable_blocks == 3
-        assert all(entry.extent.segment != current for entry in tiny.catalog_entries(store)[3:])
-        assert tiny.stored(store, tiny.tokens_of(1, 9)) == 9
+        assert all(entry.extent.segment != current for entry in small_stores.catalog_entries(store)[3:])
+        assert small_stores.stored(store, small_stores.tokens_of(1, 9)) == 9
         assert fs.resynced == []
 
 
@@ -190,25 +190,25 @@ def test_a_damaged_sector_costs_only_the_block_that_lies_in_it(tmp_path: Path) -
             return super().preadv(fd, buffers, offset)
 
     fs = BadSector()
-    tokens = tiny.tokens_of(1, 40)
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(host=0), fs=fs) as store:
-        tiny.put(store, tokens)
+    tokens = small_stores.tokens_of(1, 40)
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0), fs=fs) as store:
+        small_stores.put(store, tokens)
         store.flush()
-        fs.bad = tiny.catalog_entries(store)[7].extent.offset + 100
-        assert tiny.stored(store, tokens) == 28
+        fs.bad = small_stores.catalog_entries(store)[7].extent.offset + 100
+        assert small_stores.stored(store, tokens) == 28
         assert store.stats()["counters"]["disk_read_errors"] >= 1
         fs.bad = -1
-        tiny.put(store, tokens)  # what could not be read is stored again
+        small_stores.put(store, tokens)  # what could not be read is stored again
         store.flush()
-        assert tiny.stored(store, tokens) == 40
+        assert small_stores.stored(store, tokens) == 40
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_flushed_puts_survive_a_power_cut(seed: int) -> None:
     rng = random.Random(seeds.nth(seed))
-    with tiny.scratch() as folder:
+    with small_stores.scratch() as folder:
         fs = PowerCutFS(rng, sector=rng.choice((512, 4096)))
-        config = tiny.config(disk=16 * tiny.SEGMENT if seed % 2 else 256 * tiny.SEGMENT)
+        config = small_stores.config(disk=16 * small_stores.SEGMENT if seed % 2 else 256 * small_stores.SEGMENT)
         flushed: list[int] = []
         cut_at = rng.randrange(4, 60)
         copies: list[Path] = []
@@ -223,25 +223,27 @@ def test_flushed_puts_survive_a_power_cut(seed: int) -> None:
                     copies.append(folder / "copy")
 
         fs.before = before
-        with KVStore(folder / "store", tiny.IDENTITY, config, fs=fs) as store:
+        with KVStore(folder / "store", small_stores.IDENTITY, config, fs=fs) as store:
             for number in range(1, 5):
-                tiny.put(store, tiny.tokens_of(number, 9), pin=True)
+                small_stores.put(store, small_stores.tokens_of(number, 9), pin=True)
             store.flush()
             number = 10
             while not copies:
                 for _ in range(rng.randrange(1, 4)):
-                    tiny.put(store, tiny.tokens_of(number, rng.choice((3, 9, 40))))
+                    small_stores.put(store, small_stores.tokens_of(number, rng.choice((3, 9, 40))))
                     number += 1
                 before_flush = number
                 store.flush()
                 if not copies:
                     flushed = list(range(10, before_flush))
-            lengths = {n: store.contains(tiny.tokens_of(n, 40)) for n in range(10, number)}
-        with KVStore(copies[0], tiny.IDENTITY, config) as store:
+            lengths = {n: store.contains(small_stores.tokens_of(n, 40)) for n in range(10, number)}
+        with KVStore(copies[0], small_stores.IDENTITY, config) as store:
             for n in flushed if seed % 2 == 0 else []:
-                assert tiny.stored(store, tiny.tokens_of(n, 40)) == lengths[n], f"seed {seed}, sequence {n}"
+                assert small_stores.stored(store, small_stores.tokens_of(n, 40)) == lengths[n], (
+                    f"seed {seed}, sequence {n}"
+                )
             for n in range(1, number):
-                tiny.stored(store, tiny.tokens_of(n, 40))
+                small_stores.stored(store, small_stores.tokens_of(n, 40))
             if flushed:
-                assert all(tiny.stored(store, tiny.tokens_of(n, 9)) == 9 for n in range(1, 5))
-            tiny.all_is_well(store)
+                assert all(small_stores.stored(store, small_stores.tokens_of(n, 9)) == 9 for n in range(1, 5))
+            small_stores.all_is_well(store)

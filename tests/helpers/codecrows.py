@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
-import alike
+import family_stores
 import numpy as np
 import torch
 from kvcases import INTEGERS, random_kv, same_bits
@@ -18,10 +18,10 @@ from profilecases import ROPE, Layers, predicted_kv, profile_of
 
 from kvstore import KVLayout
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
-from kvstore.codecs.aqua import AquaCodec, AquaPredictors
-from kvstore.codecs.donor import DonorCodec, DonorRows
-from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import Span
+from kvstore.codecs.aqua.codec import AquaCodec, AquaPredictors
+from kvstore.codecs.donor.codec import DonorCodec, DonorRows
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.profile import Profile
 
 DTYPES = tuple(INTEGERS)
@@ -58,7 +58,7 @@ class Coder(Protocol):
 def likely_kv(layout: KVLayout, count: int) -> Layers:
     """The cache of tokens 0, 1, ... as that of a model: what the donors of `WithDonors` resemble."""
     dtype = getattr(torch, layout.dtype)
-    return [(k.to(dtype), v.to(dtype)) for k, v in alike.kv_of(range(count), layout=layout)]
+    return [(k.to(dtype), v.to(dtype)) for k, v in family_stores.kv_of(range(count), layout=layout)]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def donor_tokens(count: int) -> list[list[int]]:
 
 def donor_blocks(layout: KVLayout, count: int) -> list[Layers]:
     """Their caches, bf16; `likely_kv` is that of the block."""
-    return [alike.kv_of(tokens, layout=layout) for tokens in donor_tokens(count)]
+    return [family_stores.kv_of(tokens, layout=layout) for tokens in donor_tokens(count)]
 
 
 def spans_of(count: int) -> list[Span]:

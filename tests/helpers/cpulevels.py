@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvstore.codecs.splitzip import bound_values, encode_values
+from kvstore.codecs.splitzip.codec import bound_values, encode_values
 
 
 def cpu_levels() -> list[str]:

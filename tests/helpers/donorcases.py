@@ -11,13 +11,15 @@ import predictcases
 import torch
 from predictcases import SPECIAL, Block, as_bits
 
-from kvstore.codecs import KVView, _donor, donor_reference
-from kvstore.codecs.donor import native_model
-from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import Span, SpanTable
-from kvstore.codecs.donor_tables import frequencies
+from kvstore.codecs import KVView
+from kvstore.codecs.donor import _donor
+from kvstore.codecs.donor import reference as donor_reference
+from kvstore.codecs.donor.codec import native_model
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.spans import Span, SpanTable
+from kvstore.codecs.donor.tables import frequencies
+from kvstore.core.layout import KVLayout, LayerLayout
 from kvstore.errors import CodecError
-from kvstore.layout import KVLayout, LayerLayout
 
 ROPE = '{"rope_theta": 100.0, "rope_type": "default"}'
 Shapes = list[tuple[int, int, int]]

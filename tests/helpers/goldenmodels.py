@@ -25,8 +25,8 @@ from profilecases import ROPE, Layers, predicted_kv, profile_of
 from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_names
 from kvstore.codecs.profile import NO_PROFILE, Profile
-from kvstore.keys import chain_key
-from kvstore.record import Donor, RecordHeader, check_payload, parse, payload_of, payload_offset, seal
+from kvstore.core.keys import chain_key
+from kvstore.core.record import Donor, RecordHeader, check_payload, parse, payload_of, payload_offset, seal
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PARENT = hashlib.sha256(b"parent of a golden record").digest()

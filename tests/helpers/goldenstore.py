@@ -12,10 +12,10 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import alike
+import family_stores
 import numpy as np
 import torch
-from alike import BLOCK, join, passage
+from family_stores import BLOCK, join, passage
 from profilecases import ROPE, VOCABULARY, Layers, predicted_kv, profile_of
 
 from kvstore import Hit, KVLayout, KVStore, ModelIdentity, StoreConfig
@@ -33,7 +33,7 @@ def identity() -> ModelIdentity:
 
 
 def config(codec: str = "entropy", **settings: Any) -> StoreConfig:
-    return alike.config(disk=1 << 20, codec=codec, **settings)
+    return family_stores.config(disk=1 << 20, codec=codec, **settings)
 
 
 def digest_of(layers: Any) -> str:
@@ -92,8 +92,8 @@ class Writer:
         }
 
     def alike(self, store: KVStore, name: str, tokens: Any, **how: Any) -> None:
-        """With the contents that `alike.kv_of` gives the sequence."""
-        self.put(store, name, tokens, alike.kv_of(tokens, how.get("namespace", b""), LAYOUT), **how)
+        """With the contents that `family_stores.kv_of` gives the sequence."""
+        self.put(store, name, tokens, family_stores.kv_of(tokens, how.get("namespace", b""), LAYOUT), **how)
 
 
 def write(path: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _with_entropy(writer: Writer, store: KVStore) -> None:
     text = passage(1)
     writer.alike(store, "text", text)
     store.flush()
-    writer.alike(store, "member", alike.behind(10, text))
+    writer.alike(store, "member", family_stores.behind(10, text))
     writer.alike(store, "tail", passage(2, BLOCK + 9))
     writer.alike(store, "tenant", text, namespace=TENANT)
     writer.alike(store, "century", passage(3, BLOCK), ttl=_CENTURY)
@@ -149,7 +149,7 @@ def _with_the_profile(writer: Writer, store: KVStore, profile: Profile) -> None:
     other = passage(20)
     writer.alike(store, "other", other)
     store.flush()
-    writer.alike(store, "propagated", alike.behind(30, other, BLOCK + 5))
+    writer.alike(store, "propagated", family_stores.behind(30, other, BLOCK + 5))
     writer.alike(store, "both", join(passage(31, BLOCK), other[: 2 * BLOCK], passage(1)[BLOCK:]))
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.codecs import KVView, _predict, predictive_reference
-from kvstore.codecs.linear_model import FINE
-from kvstore.codecs.predictive_model import CLASSES, SYMBOLS, PredictiveModel
-from kvstore.codecs.rans import quantise
+from kvstore.codecs import KVView
+from kvstore.codecs.predictive import _predict
+from kvstore.codecs.predictive import reference as predictive_reference
+from kvstore.codecs.predictive.linear_model import FINE
+from kvstore.codecs.predictive.model import CLASSES, SYMBOLS, PredictiveModel
+from kvstore.codecs.rans.coder import quantise
+from kvstore.core.layout import KVLayout, LayerLayout
 from kvstore.errors import CodecError
-from kvstore.layout import KVLayout, LayerLayout
 
 COARSE = 60
 VOCABULARY = 100

@@ -15,11 +15,11 @@ import torch
 
 from kvstore import KVLayout, ModelIdentity
 from kvstore.calibration.lossy.tables import laplace
-from kvstore.codecs.aqua_predictors import weight_shapes
-from kvstore.codecs.lossy_model import input_widths
-from kvstore.codecs.predictive_model import CLASSES, ESCAPE, OFFSET, SYMBOLS, PredictiveModel
+from kvstore.codecs.aqua.predictors import weight_shapes
+from kvstore.codecs.predictive.lossy_model import input_widths
+from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, SYMBOLS, PredictiveModel
 from kvstore.codecs.profile import Profile
-from kvstore.codecs.rans import quantise
+from kvstore.codecs.rans.coder import quantise
 
 Arrays = dict[str, Any]
 Layers = list[tuple[torch.Tensor, torch.Tensor]]

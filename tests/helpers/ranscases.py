@@ -7,7 +7,7 @@ import json
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs.rans import RansTables, quantise
+from kvstore.codecs.rans.coder import RansTables, quantise
 
 U8 = npt.NDArray[np.uint8]
 Freqs = npt.NDArray[np.uint16]

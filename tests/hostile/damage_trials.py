@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import seeds
-import tiny
+import small_stores
 
 from kvstore import KVStore
 from kvstore.errors import CorruptStore
@@ -66,7 +66,7 @@ class Built:
 
     def owner(self, entry: Any) -> tuple[bytes, int]:
         for (namespace, number), length in self.lengths.items():
-            tokens = tiny.tokens_of(number, length)[entry.start : entry.start + len(entry.tokens)]
+            tokens = small_stores.tokens_of(number, length)[entry.start : entry.start + len(entry.tokens)]
             if tokens.tolist() == entry.tokens.tolist():
                 return namespace, number
         raise LookupError("an entry of no sequence")
@@ -74,35 +74,37 @@ class Built:
 
 def build(path: Path, seed: int) -> Built:
     """Two lives of a store, with deletes, growth and sessions, so that there is old data beside the live."""
-    built = Built(path, tiny.config(host=1 << 20, codec=("raw", "splitzip", "entropy", "zstd")[seed % 4]))
+    built = Built(path, small_stores.config(host=1 << 20, codec=("raw", "splitzip", "entropy", "zstd")[seed % 4]))
     for first, sessions in ((0, _SESSIONS[:2]), (12, _SESSIONS[1:])):
-        with KVStore(path, tiny.IDENTITY, built.config) as store:
+        with KVStore(path, small_stores.IDENTITY, built.config) as store:
             for number in range(first, first + 12):
                 namespace = b"other" if number % 5 == 0 else b""
                 length = _LENGTHS[number % len(_LENGTHS)]
-                tiny.put(store, tiny.tokens_of(number, max(1, length // 2)), namespace)
+                small_stores.put(store, small_stores.tokens_of(number, max(1, length // 2)), namespace)
                 store.flush()
-                tiny.put(store, tiny.tokens_of(number, length), namespace)
+                small_stores.put(store, small_stores.tokens_of(number, length), namespace)
                 built.lengths[namespace, number] = length
             for number in (first + 3, first + 11):
                 namespace = b"other" if number % 5 == 0 else b""
-                store.delete(tiny.tokens_of(number, built.lengths.pop((namespace, number))), namespace=namespace)
+                store.delete(
+                    small_stores.tokens_of(number, built.lengths.pop((namespace, number))), namespace=namespace
+                )
             for name in sessions:
                 number = 100 + ord(name) + first
                 length = 9 + first
-                tokens = tiny.tokens_of(number, length)
-                store.session(name).save(tokens, tiny.kv_of(tokens))
+                tokens = small_stores.tokens_of(number, length)
+                store.session(name).save(tokens, small_stores.kv_of(tokens))
                 built.lengths[b"", number] = length
                 built.sessions[name] = number
             store.flush()
-            built.entries = tiny.catalog_entries(store)
+            built.entries = small_stores.catalog_entries(store)
     return built
 
 
 def many(kind: str, seeds: int) -> dict[str, int]:
     """One trial per seed, of a bit (`flip`) or of a shape. Counts what became of the store."""
     outcomes: dict[str, int] = {}
-    with tiny.scratch() as folder:
+    with small_stores.scratch() as folder:
         templates = [build(folder / f"template{i}", i) for i in range(2)]
         for seed in range(seeds):
             template = templates[seed % 2]
@@ -150,7 +152,7 @@ def _target(built: Built, kind: str, entry: Any, rng: random.Random) -> tuple[Pa
         return segment, 0, _PAGE
     if kind == "segment_tail":
         end = max(e.extent.offset + e.extent.nbytes for e in built.entries if e.extent.segment == entry.extent.segment)
-        return segment, min(end, tiny.SEGMENT - 1), tiny.SEGMENT
+        return segment, min(end, small_stores.SEGMENT - 1), small_stores.SEGMENT
     if kind.startswith("catalog_"):
         return _catalog_page(built.path / "catalog" / "data.mdb", kind, rng)
     names = ("store.json", "store.json.copy", "writer.lock", "catalog/lock.mdb")
@@ -191,7 +193,7 @@ def shape(built: Built, name: str, seed: int) -> str:
     if name not in REFUSED:
         return _check(built, lost, exact=False)
     try:
-        KVStore(built.path, tiny.IDENTITY, built.config).close()
+        KVStore(built.path, small_stores.IDENTITY, built.config).close()
     except CorruptStore:
         return "refused"  # nothing says whose caches these are
     return "opened"
@@ -208,7 +210,7 @@ def _number(path: Path) -> int:
 @_shape
 def truncated_segment(built: Built, rng: random.Random) -> set[int]:
     file = rng.choice(_segments(built))
-    os.truncate(file, rng.randrange(0, tiny.SEGMENT))
+    os.truncate(file, rng.randrange(0, small_stores.SEGMENT))
     return {_number(file)}
 
 
@@ -222,14 +224,14 @@ def extended_segment(built: Built, rng: random.Random) -> set[int]:
 @_shape
 def zeroed_segment(built: Built, rng: random.Random) -> set[int]:
     file = rng.choice(_segments(built))
-    file.write_bytes(bytes(tiny.SEGMENT))
+    file.write_bytes(bytes(small_stores.SEGMENT))
     return {_number(file)}
 
 
 @_shape
 def random_segment(built: Built, rng: random.Random) -> set[int]:
     file = rng.choice(_segments(built))
-    file.write_bytes(rng.randbytes(tiny.SEGMENT))
+    file.write_bytes(rng.randbytes(small_stores.SEGMENT))
     return {_number(file)}
 
 
@@ -254,12 +256,12 @@ def swapped_segments(built: Built, rng: random.Random) -> set[int]:
 def old_segment(built: Built, rng: random.Random) -> set[int]:
     file = rng.choice(_segments(built))
     old = file.read_bytes()
-    with KVStore(built.path, tiny.IDENTITY, built.config) as store:
+    with KVStore(built.path, small_stores.IDENTITY, built.config) as store:
         for number in range(200, 210):
-            tiny.put(store, tiny.tokens_of(number, 22))
+            small_stores.put(store, small_stores.tokens_of(number, 22))
             built.lengths[b"", number] = 22
         store.flush()
-        built.entries = tiny.catalog_entries(store)
+        built.entries = small_stores.catalog_entries(store)
     file.write_bytes(old)
     return {_number(file)}
 
@@ -268,9 +270,9 @@ def old_segment(built: Built, rng: random.Random) -> set[int]:
 def old_catalog(built: Built, rng: random.Random) -> set[int]:
     old = (built.path / "catalog" / "data.mdb").read_bytes()
     before = dict(built.lengths)
-    with KVStore(built.path, tiny.IDENTITY, built.config) as store:
+    with KVStore(built.path, small_stores.IDENTITY, built.config) as store:
         for number in range(200, 200 + rng.randrange(1, 30)):
-            tiny.put(store, tiny.tokens_of(number, 22))
+            small_stores.put(store, small_stores.tokens_of(number, 22))
         store.flush()
     (built.path / "catalog" / "data.mdb").write_bytes(old)
     built.lengths = before
@@ -338,7 +340,7 @@ def foreign_files(built: Built, rng: random.Random) -> set[int]:
             (built.path / folder / name).write_bytes(rng.randbytes(100))
         (built.path / folder / "folder").mkdir()
     (built.path / "segments" / "00000fff.seg").mkdir()
-    (built.path / "segments" / "00000ffe.seg").write_bytes(rng.randbytes(rng.randrange(0, 2 * tiny.SEGMENT)))
+    (built.path / "segments" / "00000ffe.seg").write_bytes(rng.randbytes(rng.randrange(0, 2 * small_stores.SEGMENT)))
     return set()
 
 
@@ -366,32 +368,32 @@ def _check(
     built: Built, lost: dict[tuple[bytes, int], int], exact: bool = True, may_lose_a_session: bool = False
 ) -> str:
     """lost: sequence -> tokens of it that are left. exact: so many, not only at least so many."""
-    with KVStore(built.path, tiny.IDENTITY, built.config) as store:
+    with KVStore(built.path, small_stores.IDENTITY, built.config) as store:
         for (namespace, number), length in built.lengths.items():
-            there = tiny.stored(store, tiny.tokens_of(number, 48), namespace)
+            there = small_stores.stored(store, small_stores.tokens_of(number, 48), namespace)
             least = lost.get((namespace, number), length)
             most = least if exact else length
             assert least <= there <= most, f"sequence {number} of {length}: {there} tokens left, expected {least}"
         missing = [n for n, number in built.sessions.items() if not _is_session(store, n, built.lengths, number)]
         assert len(missing) <= may_lose_a_session, f"sessions lost: {missing}"
         outcome = _heals(store, built)
-    with KVStore(built.path, tiny.IDENTITY, built.config) as store:
+    with KVStore(built.path, small_stores.IDENTITY, built.config) as store:
         for (namespace, number), length in built.lengths.items():
-            there = tiny.stored(store, tiny.tokens_of(number, 48), namespace)
+            there = small_stores.stored(store, small_stores.tokens_of(number, 48), namespace)
             assert there == length, f"sequence {number}: {there} tokens after it was put again"
-        tiny.all_is_well(store)
+        small_stores.all_is_well(store)
     return outcome
 
 
 def _is_session(store: KVStore, name: str, lengths: dict[tuple[bytes, int], int], number: int) -> bool:
-    want = tiny.tokens_of(number, lengths[b"", number])
+    want = small_stores.tokens_of(number, lengths[b"", number])
     return store.session(name).tokens.tolist() == want.tolist()
 
 
 def _heals(store: KVStore, built: Built) -> str:
     """What was lost can be put again."""
     for (namespace, number), length in built.lengths.items():
-        tiny.put(store, tiny.tokens_of(number, length), namespace)
+        small_stores.put(store, small_stores.tokens_of(number, length), namespace)
     assert store.flush().dropped_blocks == 0
     counters = store.stats()["counters"]
     for sign in ("catalog_rebuilt", "mended_entries", "quarantined_records"):

@@ -11,9 +11,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import alike
+import family_stores
 import seeds
-import tiny
+import small_stores
 
 from kvstore import KVStore
 
@@ -22,29 +22,29 @@ KINDS = (
     "member_header", "member_donors", "member_tokens", "member_payload", "member_spans", "donor_header",
     "donor_tokens", "donor_payload", "catalog_donors",
 )  # fmt: skip
-_TEXTS = (alike.passage(1), alike.passage(2, 70))
+_TEXTS = (family_stores.passage(1), family_stores.passage(2, 70))
 _SEQUENCES = (
     *_TEXTS,
-    alike.behind(10, _TEXTS[0], 11),
-    alike.join(_TEXTS[1][: 2 * alike.BLOCK], alike.passage(12, 40), _TEXTS[0][40:]),
-    alike.behind(11, alike.join(_TEXTS[1], _TEXTS[0][: 2 * alike.BLOCK])),
+    family_stores.behind(10, _TEXTS[0], 11),
+    family_stores.join(_TEXTS[1][: 2 * family_stores.BLOCK], family_stores.passage(12, 40), _TEXTS[0][40:]),
+    family_stores.behind(11, family_stores.join(_TEXTS[1], _TEXTS[0][: 2 * family_stores.BLOCK])),
 )
 
 
 def build(path: Path) -> list[Any]:
     """Returns all entries; the store is closed."""
-    with KVStore(path, alike.IDENTITY, alike.config()) as store:
+    with KVStore(path, family_stores.IDENTITY, family_stores.config()) as store:
         for tokens in _SEQUENCES:
-            alike.put(store, tokens)
+            family_stores.put(store, tokens)
             store.flush()
-        assert alike.members(store) >= 6
-        return tiny.catalog_entries(store)
+        assert family_stores.members(store) >= 6
+        return small_stores.catalog_entries(store)
 
 
 def many(kind: str, seeds: int) -> dict[str, int]:
     """One trial per seed. Counts what became of the store."""
     outcomes: dict[str, int] = {}
-    with tiny.scratch() as folder:
+    with small_stores.scratch() as folder:
         entries = build(folder / "template")
         for seed in range(seeds):
             shutil.copytree(folder / "template", folder / "store")
@@ -102,23 +102,23 @@ def _left(tokens: Any, lost: dict[int, Any]) -> int:
 
 def _check(path: Path, lost: dict[int, Any], entries: list[Any]) -> str:
     order = sorted(_SEQUENCES, key=len, reverse=len(lost) % 2 == 0)
-    with KVStore(path, alike.IDENTITY, alike.config()) as store:
+    with KVStore(path, family_stores.IDENTITY, family_stores.config()) as store:
         for tokens in order:
-            there, left = alike.stored(store, tokens), _left(tokens, lost)
+            there, left = family_stores.stored(store, tokens), _left(tokens, lost)
             assert there == left, f"a sequence of {len(tokens)}: {there} tokens left, expected {left}"
         counters = store.stats()["counters"]
         assert counters.get("quarantined_records", 0) == len(lost)
-        alike.families_hold(store)
+        family_stores.families_hold(store)
         for tokens in _SEQUENCES:
-            alike.put(store, tokens)
+            family_stores.put(store, tokens)
         assert store.flush().dropped_blocks == 0
         signs = ("catalog_rebuilt", "mended_entries", "quarantined_records")
         outcome = next((sign for sign in signs if counters.get(sign)), "fine")
-    with KVStore(path, alike.IDENTITY, alike.config()) as store:
+    with KVStore(path, family_stores.IDENTITY, family_stores.config()) as store:
         for tokens in _SEQUENCES:
-            assert alike.stored(store, tokens) == len(tokens)
-        alike.families_hold(store)
-        tiny.all_is_well(store)
+            assert family_stores.stored(store, tokens) == len(tokens)
+        family_stores.families_hold(store)
+        small_stores.all_is_well(store)
     return outcome
 
 

@@ -20,9 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from kvstore.codecs.kernels.splitzip_decode import decode_kernel
-from kvstore.codecs.kernels.splitzip_encode import encode_kernel
-from kvstore.codecs.kernels.splitzip_gpu import WARPS, constants, options
+from kvstore.codecs.splitzip.kernels.decode import decode_kernel
+from kvstore.codecs.splitzip.kernels.encode import encode_kernel
+from kvstore.codecs.splitzip.kernels.launch import WARPS, constants, options
 
 ARCHITECTURES = (80, 90, 100)
 SIGNATURES = {

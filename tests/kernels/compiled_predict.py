@@ -22,11 +22,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from kvstore.codecs.kernels.predict_copy import copy_kernel
-from kvstore.codecs.kernels.predict_decode import finish_kernel, measure_kernel, read_kernel
-from kvstore.codecs.kernels.predict_dense import dense_kernel
-from kvstore.codecs.kernels.predict_device import BLOCK_K, BLOCK_M, BLOCK_N, DENSE_OPTIONS, OPTIONS, TILE
-from kvstore.codecs.kernels.predict_encode import pack_kernel, split_kernel
+from kvstore.codecs.predictive.kernels.copy import copy_kernel
+from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kernel, read_kernel
+from kvstore.codecs.predictive.kernels.dense import dense_kernel
+from kvstore.codecs.predictive.kernels.device import BLOCK_K, BLOCK_M, BLOCK_N, DENSE_OPTIONS, OPTIONS, TILE
+from kvstore.codecs.predictive.kernels.encode import pack_kernel, split_kernel
 
 KERNELS = {
     "dense": dense_kernel,

@@ -19,9 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from kvstore.codecs.kernels.rans_decode import decode_kernel
-from kvstore.codecs.kernels.rans_encode import encode_kernel
-from kvstore.codecs.kernels.rans_gpu import OPTIONS
+from kvstore.codecs.rans.kernels.decode import decode_kernel
+from kvstore.codecs.rans.kernels.encode import encode_kernel
+from kvstore.codecs.rans.kernels.launch import OPTIONS
 
 SIGNATURES = {
     "encode": (

@@ -20,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kvstore.codecs import splitzip_reference as reference
-from kvstore.codecs.kernels.splitzip_encode import OWN, TOTAL, _before
-from kvstore.codecs.kernels.splitzip_gpu import decode_block, encode_block, plan_block
+from kvstore.codecs.splitzip import reference
+from kvstore.codecs.splitzip.kernels.encode import OWN, TOTAL, _before
+from kvstore.codecs.splitzip.kernels.launch import decode_block, encode_block, plan_block
 from kvstore.errors import CodecError
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]

@@ -23,11 +23,24 @@ import torch
 import triton.language as tl
 from predictcases import VOCABULARY, Block, block_of, longs, model_of, native
 
-from kvstore.codecs import KVView, _predict, predictive_reference
+from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.kernels import predict_blocks, predict_decode, predict_device, predict_encode
-from kvstore.codecs.kernels.predict_gpu import DeviceModel, decode_blocks, encode_blocks
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive import _predict
+from kvstore.codecs.predictive import reference as predictive_reference
+from kvstore.codecs.predictive.kernels import (
+    blocks as predict_blocks,
+)
+from kvstore.codecs.predictive.kernels import (
+    decode as predict_decode,
+)
+from kvstore.codecs.predictive.kernels import (
+    device as predict_device,
+)
+from kvstore.codecs.predictive.kernels import (
+    encode as predict_encode,
+)
+from kvstore.codecs.predictive.kernels.launch import DeviceModel, decode_blocks, encode_blocks
+from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.errors import CodecError
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]

@@ -26,22 +26,25 @@ import torch
 from kvcases import Layers, identity, random_kv, same_kv
 from predictcases import VOCABULARY, arrays_of, block_of, model_of, native, view_of
 
-from kvstore import KVLayout, KVStore, StoreConfig, TierConfig, planner
-from kvstore.codecs import BlockInfo, KVView, Profile, _predict
+from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore.codecs import BlockInfo, KVView, Profile
 from kvstore.codecs.device import codes_on_device
-from kvstore.codecs.entropy import EntropyCodec
-from kvstore.codecs.kernels import predict_blocks, predict_layers
-from kvstore.codecs.kernels.blocks import LAUNCH
-from kvstore.codecs.kernels.predict_device import Run
-from kvstore.codecs.kernels.rans_gpu import Encoded
-from kvstore.codecs.predictive import MODE, PredictiveCodec, mode_of
+from kvstore.codecs.entropy.codec import EntropyCodec
+from kvstore.codecs.predictive import _predict
+from kvstore.codecs.predictive.codec import MODE, PredictiveCodec, mode_of
+from kvstore.codecs.predictive.kernels import blocks as predict_blocks
+from kvstore.codecs.predictive.kernels import layers as predict_layers
+from kvstore.codecs.predictive.kernels.device import Run
+from kvstore.codecs.rans.kernels.launch import Encoded
 from kvstore.codecs.raw import RawCodec
+from kvstore.codecs.splitzip.kernels.blocks import LAUNCH
 from kvstore.config import KIB, MIB
 from kvstore.errors import CodecError
-from kvstore.placement import Placement
-from kvstore.profiles import Profiles
-from kvstore.tier_codecs import TierCodecs
+from kvstore.read.placement import Placement
+from kvstore.tiers.codecs import TierCodecs
 from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.profiles import Profiles
+from kvstore.write import plan as planner
 
 SHAPES = [(2, 8, 6)] * 2
 MODEL = model_of(SHAPES, True, 12)

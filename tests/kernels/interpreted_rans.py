@@ -22,7 +22,8 @@ import pytest
 import torch
 from ranscases import U8, random_freqs, random_symbols
 
-from kvstore.codecs.kernels.rans_gpu import (
+from kvstore.codecs.rans.coder import RansTables
+from kvstore.codecs.rans.kernels.launch import (
     STATUS_BAD_SYMBOL,
     STATUS_NO_ROOM,
     DeviceDecoder,
@@ -30,7 +31,6 @@ from kvstore.codecs.kernels.rans_gpu import (
     Encoded,
     encode,
 )
-from kvstore.codecs.rans import RansTables
 from kvstore.errors import CodecError
 
 GUARD = 0xA5

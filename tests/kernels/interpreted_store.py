@@ -22,13 +22,14 @@ import pytest
 import torch
 from kvcases import Layers, identity, mixed_layout, random_kv, same_kv, tokens
 
-from kvstore import KVLayout, KVStore, StoreConfig, TierConfig, planner
+from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
 from kvstore.codecs.device import codes_on_device
-from kvstore.codecs.kernels import blocks
+from kvstore.codecs.splitzip.kernels import blocks
 from kvstore.config import KIB, MIB
 from kvstore.errors import CodecError
 from kvstore.tiers.device import DeviceBlock
+from kvstore.write import plan as planner
 
 CODEC = codec_by_name("splitzip")
 LAYOUTS = [

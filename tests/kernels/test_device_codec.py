@@ -14,9 +14,9 @@ import torch
 from kvcases import Layers, identity, same_kv, tokens
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
-from kvstore.codecs.splitzip import SplitZipCodec
+from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.config import KIB, MIB
-from kvstore.result import allocate
+from kvstore.read.result import allocate
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

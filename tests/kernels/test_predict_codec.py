@@ -15,7 +15,7 @@ from kvcases import same_kv
 from predictcases import VOCABULARY, block_of, model_of, view_of
 
 from kvstore.codecs import BlockInfo, KVView
-from kvstore.codecs.predictive import PredictiveCodec
+from kvstore.codecs.predictive.codec import PredictiveCodec
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

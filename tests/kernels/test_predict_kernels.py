@@ -66,7 +66,7 @@ def test_every_floating_point_operation_is_rounded_by_itself(compiled: dict[str,
 
 
 def test_the_launch_code_refuses_devices_that_run_no_kernels() -> None:
-    from kvstore.codecs.kernels.predict_gpu import DeviceModel
+    from kvstore.codecs.predictive.kernels.launch import DeviceModel
     from kvstore.errors import CodecError
 
     with pytest.raises(CodecError, match="kernels"):
@@ -77,7 +77,7 @@ def test_the_launch_code_refuses_devices_that_run_no_kernels() -> None:
 @pytest.mark.parametrize("kind", ["predicted", "special"])
 @pytest.mark.parametrize("shapes", [[(8, 128, 128)] * 4, [(2, 64, 64)] * 3, [(3, 80, 48)] * 3, [(1, 2, 1)] * 2])
 def test_the_gpu_s_bytes_are_the_cpu_s(shapes: list[tuple[int, int, int]], kind: str) -> None:
-    from kvstore.codecs.kernels.predict_gpu import DeviceModel, decode_blocks, encode_blocks
+    from kvstore.codecs.predictive.kernels.launch import DeviceModel, decode_blocks, encode_blocks
 
     model = model_of(shapes, True, 5)
     device, coder = DeviceModel(model, "cuda"), native(model)

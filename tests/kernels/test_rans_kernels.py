@@ -11,7 +11,7 @@ import torch
 from kernelruns import compiled_by, run_script
 from ranscases import random_freqs, random_symbols
 
-from kvstore.codecs.rans import RansTables
+from kvstore.codecs.rans.coder import RansTables
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -55,7 +55,7 @@ def test_lanes_talk_within_their_warp_alone(compiled: dict[str, Any]) -> None:
 @on_a_gpu
 @pytest.mark.parametrize("bits", [11, 12])
 def test_the_gpu_s_streams_are_the_cpu_s(bits: int) -> None:
-    from kvstore.codecs.kernels.rans_gpu import DeviceDecoder, DeviceTables, encode
+    from kvstore.codecs.rans.kernels.launch import DeviceDecoder, DeviceTables, encode
 
     rng = np.random.default_rng(bits)
     freqs = random_freqs(rng, 60, bits)
@@ -93,7 +93,7 @@ def test_the_gpu_s_streams_are_the_cpu_s(bits: int) -> None:
 
 
 def test_the_launch_code_refuses_tensors_on_the_host() -> None:
-    from kvstore.codecs.kernels.rans_gpu import DeviceDecoder, DeviceTables
+    from kvstore.codecs.rans.kernels.launch import DeviceDecoder, DeviceTables
     from kvstore.errors import CodecError
 
     tables = DeviceTables(RansTables(np.array([[2048]], np.uint16), 11), "cpu")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.codecs.splitzip import SplitZipCodec
+from kvstore.codecs.splitzip.codec import SplitZipCodec
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
@@ -35,7 +35,7 @@ def _layers(count: int, heads: int, tokens: int, dim: int, dtype: torch.dtype = 
 def _on_cpu(layers: Layers) -> list[bytes]:
     """What the CPU's codec makes of the layers."""
     from kvstore.codecs import BlockInfo, KVView
-    from kvstore.layout import KVLayout, LayerLayout
+    from kvstore.core.layout import KVLayout, LayerLayout
 
     shapes = tuple(LayerLayout(k.shape[0], k.shape[2], v.shape[2]) for k, v in layers)
     layout = KVLayout(shapes, str(layers[0][0].dtype).removeprefix("torch."))
@@ -57,7 +57,7 @@ def _coded(buffer: torch.Tensor, offsets: Sequence[int], sizes: torch.Tensor) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("count", "heads", "tokens", "dim"), [(36, 8, 64, 128), (5, 3, 1000, 96), (1, 1, 1 << 19, 64)])
 def test_the_gpu_s_bytes_are_the_cpu_s(count: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) -> None:
-    from kvstore.codecs.kernels.splitzip_gpu import decode_block, encode_block, plan_block
+    from kvstore.codecs.splitzip.kernels.launch import decode_block, encode_block, plan_block
 
     layers = _layers(count, heads, tokens, dim, dtype)
     plan = plan_block(layers)
@@ -73,7 +73,7 @@ def test_the_gpu_s_bytes_are_the_cpu_s(count: int, heads: int, tokens: int, dim:
 
 
 def test_a_tensor_of_a_quarter_of_a_billion_values_comes_back() -> None:
-    from kvstore.codecs.kernels.splitzip_gpu import decode_block, encode_block, plan_block
+    from kvstore.codecs.splitzip.kernels.launch import decode_block, encode_block, plan_block
 
     layers = _layers(1, 1, 1 << 20, 128)
     plan = plan_block(layers)
@@ -86,7 +86,7 @@ def test_a_tensor_of_a_quarter_of_a_billion_values_comes_back() -> None:
 
 
 def test_encoding_can_be_captured_in_a_graph() -> None:
-    from kvstore.codecs.kernels.splitzip_gpu import encode_block, plan_block
+    from kvstore.codecs.splitzip.kernels.launch import encode_block, plan_block
 
     layers = _layers(4, 2, 64, 64)
     plan = plan_block(layers)
@@ -104,8 +104,8 @@ def test_encoding_can_be_captured_in_a_graph() -> None:
 
 
 def test_a_block_is_copied_to_the_host_beside_other_work() -> None:
-    from kvstore.codecs.kernels.splitzip_gpu import encode_block, plan_block
-    from kvstore.codecs.kernels.transfer import to_host
+    from kvstore.codecs.splitzip.kernels.launch import encode_block, plan_block
+    from kvstore.codecs.splitzip.kernels.transfer import to_host
 
     layers = _layers(6, 2, 64, 64)
     plan = plan_block(layers)

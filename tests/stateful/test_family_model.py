@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import alike
+import family_stores
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -23,13 +23,13 @@ import torch
 from faultfs import Fault, FaultFS
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tiny import SEGMENT, all_is_well
+from small_stores import SEGMENT, all_is_well
 
 from kvstore import KVStore
 
 Tokens = tuple[int, ...]
-_TEXTS = [tuple(alike.passage(n, 3 * alike.BLOCK).tolist()) for n in (1, 2)]
-_BEGINNINGS = [(), *(tuple(alike.passage(10 + n, 9 * n + 5).tolist()) for n in range(3))]
+_TEXTS = [tuple(family_stores.passage(n, 3 * family_stores.BLOCK).tolist()) for n in (1, 2)]
+_BEGINNINGS = [(), *(tuple(family_stores.passage(10 + n, 9 * n + 5).tolist()) for n in range(3))]
 BEGINNINGS = st.sampled_from(_BEGINNINGS)
 PIECES = st.sampled_from([text[a:b] for text in _TEXTS for a, b in ((0, 96), (0, 64), (5, 80), (32, 96))])
 SEQUENCES = st.tuples(BEGINNINGS, PIECES, st.just(()) | PIECES).map(lambda parts: sum(parts, ()))
@@ -43,8 +43,8 @@ def array(tokens: Tokens) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def kv_of(tokens: Tokens, namespace: bytes) -> alike.Layers:
-    return alike.kv_of(tokens, namespace)
+def kv_of(tokens: Tokens, namespace: bytes) -> family_stores.Layers:
+    return family_stores.kv_of(tokens, namespace)
 
 
 def shared(a: Tokens, b: Tokens) -> int:
@@ -69,12 +69,12 @@ class FamilyMachine(RuleBasedStateMachine):
     @initialize(tight=st.booleans(), host=st.sampled_from([0, 0, 60_000]))
     def open_first(self, tight: bool, host: int) -> None:
         self.tight = tight
-        self.config = alike.config(host=host, disk=TIGHT if tight else ROOMY)
+        self.config = family_stores.config(host=host, disk=TIGHT if tight else ROOMY)
         self.open()
 
     def open(self) -> None:
         self.store = None
-        self.store = KVStore(self.path, alike.IDENTITY, self.config, fs=self.fs)
+        self.store = KVStore(self.path, family_stores.IDENTITY, self.config, fs=self.fs)
 
     @property
     def opened(self) -> KVStore:
@@ -198,7 +198,7 @@ class FamilyMachine(RuleBasedStateMachine):
             if self.store is not None:
                 self.fs.fault = None
                 self.store.flush()
-                alike.families_hold(self.store)
+                family_stores.families_hold(self.store)
                 all_is_well(self.store, deep=not self.damaged)
                 self.store.close()
         finally:
@@ -240,7 +240,7 @@ def test_members_are_right_whatever_happens_to_them(event: str, tight: bool, hos
         for tokens in (TEXT, MEMBER):
             store.put(tokens, b"", pin=False)
             store.flush()
-        assert alike.members(store.opened) >= 2
+        assert family_stores.members(store.opened) >= 2
         EVENTS[event](store)
         for tokens in (OTHER, MEMBER, TEXT):
             store.get(tokens, b"", None)
@@ -251,7 +251,7 @@ def test_members_are_right_whatever_happens_to_them(event: str, tight: bool, hos
         for tokens in (TEXT, MEMBER, OTHER):
             store.put(tokens, b"", pin=False)
             store.flush()
-        assert alike.members(store.opened) >= 2
+        assert family_stores.members(store.opened) >= 2
         for tokens in (OTHER, MEMBER, TEXT):
             store.get(tokens, b"", None)
     finally:

@@ -1,9 +1,9 @@
 """Random histories of a store against a model of what it may and must return.
 
-Contents follow from the tokens (`tiny.kv_of`), so every hit is checked bit for bit. The model keeps, per namespace,
-the sequences that must be there in full, and those that may be: what was put and could since have been evicted,
-cut by a crash before a flush, or hit by damage. A hit is at least as long as the first allow it to be, and at most as
-long as the second.
+Contents follow from the tokens (`small_stores.kv_of`), so every hit is checked bit for bit. The model keeps, per
+namespace, the sequences that must be there in full, and those that may be: what was put and could since have been
+evicted, cut by a crash before a flush, or hit by damage. A hit is at least as long as the first allow it to be, and
+at most as long as the second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from faultfs import Fault, FaultFS
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tiny import IDENTITY, SEGMENT, all_is_well, config, disk_use, is_exact, kv_of, put
+from small_stores import IDENTITY, SEGMENT, all_is_well, config, disk_use, is_exact, kv_of, put
 
 from kvstore import KVStore
 

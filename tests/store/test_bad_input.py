@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
+import small_stores
 import torch
 import xxhash
 
 from kvstore import KVStore
 from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch, LayoutMismatch, StoreClosed
 
-TOKENS = tiny.tokens_of(1, 10)
+TOKENS = small_stores.tokens_of(1, 10)
 BAD_TOKENS = [
     pytest.param([], "found none", id="empty-list"),
     pytest.param(np.zeros(0, np.uint32), "found none", id="empty-array"),
@@ -45,25 +45,25 @@ BAD_TOKENS = [
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    with KVStore(tmp_path / "store", tiny.IDENTITY, tiny.config()) as opened:
-        tiny.put(opened, TOKENS)
+    with KVStore(tmp_path / "store", small_stores.IDENTITY, small_stores.config()) as opened:
+        small_stores.put(opened, TOKENS)
         yield opened
 
 
 def unharmed(store: KVStore) -> None:
     assert store.stats()["index"]["records"] == 3
-    assert tiny.stored(store, TOKENS) == 10
+    assert small_stores.stored(store, TOKENS) == 10
 
 
 @pytest.mark.parametrize(("tokens", "found"), BAD_TOKENS)
 def test_bad_tokens_are_refused_by_name_everywhere(store: KVStore, tokens: Any, found: str) -> None:
     calls = (
-        lambda: store.put(tokens, tiny.kv_of(TOKENS)),
+        lambda: store.put(tokens, small_stores.kv_of(TOKENS)),
         lambda: store.get(tokens),
         lambda: store.contains(tokens),
         lambda: store.prefetch(tokens),
         lambda: store.delete(tokens),
-        lambda: store.session("s").save(tokens, tiny.kv_of(TOKENS)),
+        lambda: store.session("s").save(tokens, small_stores.kv_of(TOKENS)),
     )
     for call in calls:
         with pytest.raises(ValueError, match=r"^tokens: ") as error:
@@ -89,17 +89,17 @@ def test_any_integers_name_the_same_sequence(store: KVStore, tokens: Any) -> Non
     assert store.contains(tokens) == 10
     hit = store.get(tokens)
     assert hit is not None
-    assert tiny.is_exact(hit, TOKENS)
+    assert small_stores.is_exact(hit, TOKENS)
 
 
 def test_the_largest_token_id_is_stored(store: KVStore) -> None:
     tokens = np.array([(1 << 32) - 1, 0, (1 << 32) - 1], np.uint32)
-    tiny.put(store, tokens)
-    assert tiny.stored(store, tokens) == 3
+    small_stores.put(store, tokens)
+    assert small_stores.stored(store, tokens) == 3
 
 
 def _bad_kv() -> list[Any]:
-    good = tiny.kv_of(TOKENS)
+    good = small_stores.kv_of(TOKENS)
     (k, v), second = good
 
     def with_k(tensor: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def _bad_kv() -> list[Any]:
 
 @pytest.mark.parametrize(("kv", "found"), _bad_kv())
 def test_kv_of_another_layout_is_refused_and_nothing_is_stored(store: KVStore, kv: Any, found: str) -> None:
-    tokens = tiny.tokens_of(2, 10)
+    tokens = small_stores.tokens_of(2, 10)
     with pytest.raises(LayoutMismatch) as error:
         store.put(tokens, kv)
     assert found in str(error.value)
@@ -146,14 +146,14 @@ def test_kv_of_another_layout_is_refused_and_nothing_is_stored(store: KVStore, k
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("codec", ["raw", "splitzip", "entropy", "zstd"])
 def test_nan_and_inf_are_stored_exactly(tmp_path: Path, dtype: str, codec: str) -> None:
-    layout = replace(tiny.LAYOUT, dtype=dtype)
+    layout = replace(small_stores.LAYOUT, dtype=dtype)
     kind = torch.int32 if dtype == "float32" else torch.int16
     values = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0], dtype=getattr(torch, dtype))
     signalling = values.view(kind).clone()
     signalling[0] ^= 5  # another NaN than the usual one: its payload must survive too
     rows = torch.stack([values, signalling.view(values.dtype)]).reshape(1, 2, 4).repeat(1, 5, 1)
     kv = [(rows.clone(), rows.flip(1).clone()) for _ in range(2)]
-    path, identity, config = tmp_path / "store", tiny.identity(layout), tiny.config(codec=codec)
+    path, identity, config = tmp_path / "store", small_stores.identity(layout), small_stores.config(codec=codec)
     with KVStore(path, identity, config) as store:
         store.put(TOKENS, kv)
     with KVStore(path, identity, config) as store:
@@ -167,54 +167,54 @@ def test_nan_and_inf_are_stored_exactly(tmp_path: Path, dtype: str, codec: str) 
 
 @pytest.mark.parametrize("field", ["model", "revision", "weights", "tokenizer", "codec_family", "shard"])
 def test_another_identity_is_refused_and_named(tmp_path: Path, field: str) -> None:
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config()) as store:
-        tiny.put(store, TOKENS)
-    other = replace(tiny.IDENTITY, **{field: "another"})
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as store:
+        small_stores.put(store, TOKENS)
+    other = replace(small_stores.IDENTITY, **{field: "another"})
     for read_only in (False, True):
         with pytest.raises(IdentityMismatch, match=f"{field}.*another.*use another directory"):
-            KVStore(tmp_path, other, tiny.config(), read_only=read_only)
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config()) as store:
-        assert tiny.stored(store, TOKENS) == 10
+            KVStore(tmp_path, other, small_stores.config(), read_only=read_only)
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as store:
+        assert small_stores.stored(store, TOKENS) == 10
 
 
 @pytest.mark.parametrize(
     "layout",
-    [replace(tiny.LAYOUT, dtype="float16"), replace(tiny.LAYOUT, rope='{"theta": 5}')],
+    [replace(small_stores.LAYOUT, dtype="float16"), replace(small_stores.LAYOUT, rope='{"theta": 5}')],
     ids=["dtype", "rope"],
 )
 def test_another_layout_of_the_same_shapes_is_refused(tmp_path: Path, layout: Any) -> None:
-    KVStore(tmp_path, tiny.IDENTITY, tiny.config()).close()
+    KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()).close()
     with pytest.raises(IdentityMismatch, match="layout"):
-        KVStore(tmp_path, tiny.identity(layout), tiny.config())
+        KVStore(tmp_path, small_stores.identity(layout), small_stores.config())
 
 
 @pytest.mark.parametrize(("name", "value"), [("block_tokens", 8), ("segment_bytes", 128 << 10)])
 def test_another_block_or_segment_size_is_refused_and_named(tmp_path: Path, name: str, value: int) -> None:
-    KVStore(tmp_path, tiny.IDENTITY, tiny.config()).close()
+    KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()).close()
     with pytest.raises(IdentityMismatch, match=f"{name}=.*not {value}"):
-        KVStore(tmp_path, tiny.IDENTITY, tiny.config(**{name: value}))
+        KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(**{name: value}))
 
 
 def test_another_format_version_is_refused_and_named(tmp_path: Path) -> None:
-    KVStore(tmp_path, tiny.IDENTITY, tiny.config()).close()
+    KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()).close()
     for name in ("store.json", "store.json.copy"):
         document = json.loads((tmp_path / name).read_text().splitlines()[0])
         body = json.dumps({**document, "format": 99}).encode() + b"\n"
         (tmp_path / name).write_bytes(body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
     for read_only in (False, True):
         with pytest.raises(FormatVersion, match=r"format 99.*reads format 1; open the store with"):
-            KVStore(tmp_path, tiny.IDENTITY, tiny.config(), read_only=read_only)
+            KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(), read_only=read_only)
 
 
 def test_every_call_after_close_raises_store_closed(tmp_path: Path) -> None:
-    store = KVStore(tmp_path, tiny.IDENTITY, tiny.config())
-    tiny.put(store, TOKENS)
+    store = KVStore(tmp_path, small_stores.IDENTITY, small_stores.config())
+    small_stores.put(store, TOKENS)
     session = store.session("s")
-    session.save(TOKENS, tiny.kv_of(TOKENS))
+    session.save(TOKENS, small_stores.kv_of(TOKENS))
     store.close()
     store.close()
     calls = {
-        "put": lambda: tiny.put(store, TOKENS),
+        "put": lambda: small_stores.put(store, TOKENS),
         "get": lambda: store.get(TOKENS),
         "contains": lambda: store.contains(TOKENS),
         "prefetch": lambda: store.prefetch(TOKENS),
@@ -223,7 +223,7 @@ def test_every_call_after_close_raises_store_closed(tmp_path: Path) -> None:
         "stats": store.stats,
         "session": lambda: store.session("t"),
         "sessions": store.sessions,
-        "save": lambda: session.save(TOKENS, tiny.kv_of(TOKENS)),
+        "save": lambda: session.save(TOKENS, small_stores.kv_of(TOKENS)),
         "resume": session.resume,
         "fork": lambda: session.fork("t"),
         "session.delete": session.delete,
@@ -232,16 +232,16 @@ def test_every_call_after_close_raises_store_closed(tmp_path: Path) -> None:
     for name, call in calls.items():
         with pytest.raises(StoreClosed, match="open it anew"):
             print(name, call())
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config()) as reopened:
-        assert tiny.stored(reopened, TOKENS) == 10
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as reopened:
+        assert small_stores.stored(reopened, TOKENS) == 10
 
 
 @pytest.mark.parametrize("namespace", ["text", 5, 10**15, None, [1], b"x" * 4097], ids=repr)
 @pytest.mark.parametrize("allowed", [(), (b"", b"a")], ids=["any", "listed"])
 def test_a_bad_namespace_is_refused_by_name(tmp_path: Path, namespace: Any, allowed: tuple[bytes, ...]) -> None:
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(namespaces=allowed)) as store:
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(namespaces=allowed)) as store:
         for call in (
-            lambda: store.put(TOKENS, tiny.kv_of(TOKENS), namespace=namespace),
+            lambda: store.put(TOKENS, small_stores.kv_of(TOKENS), namespace=namespace),
             lambda: store.get(TOKENS, namespace=namespace),
             lambda: store.contains(TOKENS, namespace=namespace),
             lambda: store.prefetch(TOKENS, namespace=namespace),
@@ -253,9 +253,9 @@ def test_a_bad_namespace_is_refused_by_name(tmp_path: Path, namespace: Any, allo
 
 
 def test_a_namespace_that_is_not_configured_is_refused(tmp_path: Path) -> None:
-    with KVStore(tmp_path, tiny.IDENTITY, tiny.config(namespaces=(b"a",))) as store:
-        tiny.put(store, TOKENS, b"a")
-        assert tiny.stored(store, TOKENS, b"a") == 10
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(namespaces=(b"a",))) as store:
+        small_stores.put(store, TOKENS, b"a")
+        assert small_stores.stored(store, TOKENS, b"a") == 10
         with pytest.raises(ValueError, match="not one of the configured"):
             store.get(TOKENS)
 
@@ -263,7 +263,7 @@ def test_a_namespace_that_is_not_configured_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), True, "5"], ids=repr)
 def test_a_bad_ttl_is_refused_and_nothing_is_stored(store: KVStore, ttl: Any) -> None:
     with pytest.raises(ValueError, match=r"^ttl: "):
-        tiny.put(store, tiny.tokens_of(2, 5), ttl=ttl)
+        small_stores.put(store, small_stores.tokens_of(2, 5), ttl=ttl)
     unharmed(store)
 
 
@@ -280,7 +280,7 @@ def test_a_bad_max_tokens_is_refused(store: KVStore, limit: Any) -> None:
 )
 def test_bad_logprobs_are_refused_and_nothing_is_stored(store: KVStore, logprobs: Any) -> None:
     with pytest.raises(ValueError, match="logprobs"):
-        tiny.put(store, tiny.tokens_of(2, 10), logprobs=logprobs)
+        small_stores.put(store, small_stores.tokens_of(2, 10), logprobs=logprobs)
     unharmed(store)
 
 
@@ -301,5 +301,5 @@ def test_a_session_that_does_not_exist_gives_nothing(store: KVStore) -> None:
 
 def test_a_read_only_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptStore, match="no store"):
-        KVStore(tmp_path / "nothing", tiny.IDENTITY, tiny.config(), read_only=True)
+        KVStore(tmp_path / "nothing", small_stores.IDENTITY, small_stores.config(), read_only=True)
     assert not (tmp_path / "nothing").exists()

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import alike
+import family_stores
 import numpy as np
 import pytest
-from alike import counter, families_hold, passage
+from family_stores import counter, families_hold, passage
 from goldenstore import TENANT, config, digest_of, files_of, identity, read, unpack
 
 from kvstore import KVStore
-from kvstore.record import HEADER_BYTES, MAGIC, RecordHeader, parse
+from kvstore.core.record import HEADER_BYTES, MAGIC, RecordHeader, parse
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "stores"
 STORES = sorted(path.stem for path in GOLDEN.glob("*.json"))
@@ -74,23 +74,23 @@ def test_reading_finds_everything_and_changes_no_byte(path: Path, manifest: dict
 
 @pytest.mark.parametrize("codec", ["entropy", "auto", "raw"])
 def test_writing_goes_on_from_where_it_was(path: Path, manifest: dict[str, Any], codec: str) -> None:
-    new = alike.behind(90, passage(1))
+    new = family_stores.behind(90, passage(1))
     with KVStore(path, identity(), config(codec)) as store:
         everything_is_there(store, manifest)
         families_hold(store)
-        alike.put(store, new)
+        family_stores.put(store, new)
         store.flush()
         assert (store.stats()["families"]["members"] > manifest["members"]) == (codec != "raw")
         assert counter(store, "disk_write_errors") == 0
     with KVStore(path, identity(), config(codec), read_only=True) as store:
-        assert alike.stored(store, new) == len(new)
+        assert family_stores.stored(store, new) == len(new)
         everything_is_there(store, {**manifest, "members": store.stats()["families"]["members"]})
 
 
 def test_what_was_pinned_outlives_what_was_not(path: Path, manifest: dict[str, Any]) -> None:
     with KVStore(path, identity(), config()) as store:
         for number in range(100, 180):
-            alike.put(store, passage(number))
+            family_stores.put(store, passage(number))
             store.flush()
         for name, there in (("pinned", True), ("tail", False)):
             sequence = manifest["sequences"][name]

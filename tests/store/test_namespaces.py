@@ -63,7 +63,7 @@ def test_a_namespace_that_is_not_bytes_is_refused_by_name(tmp_path: Path, config
 
 def bits_of(store: KVStore, ids: np.ndarray) -> float:
     """What the index knows about the information in a prefix."""
-    from kvstore.keys import namespace_digest
+    from kvstore.core.keys import namespace_digest
 
     return store._residency.index.match(namespace_digest(b""), ids, touch=False).bits
 

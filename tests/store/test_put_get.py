@@ -279,7 +279,7 @@ def test_a_get_that_cannot_be_allocated_holds_no_segment(store: KVStore, monkeyp
     put(store, ids)
     store.flush()
     store._residency.host.clear()
-    monkeypatch.setattr("kvstore.get.allocate", _no_memory)
+    monkeypatch.setattr("kvstore.read.get.allocate", _no_memory)
     with pytest.raises(MemoryError):
         store.get(ids)
     assert [segment.reads for segment in store._residency.disk.segments.by_number.values()] == [0]

@@ -14,11 +14,11 @@ import torch
 from kvcases import BLOCK, SMALL, kv_of, open_store, random_kv, same_kv, tokens
 
 from kvstore import KVStore, TierConfig
-from kvstore.block import Block
 from kvstore.codecs import KVView, codec_by_id, codec_by_name
 from kvstore.codecs.base import BlockInfo
 from kvstore.config import MIB
-from kvstore.record import parse
+from kvstore.core.record import parse
+from kvstore.residency.block import Block
 from kvstore.tiers.base import Source, StorageTier, TensorSource, Tier
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.device import DeviceBlock

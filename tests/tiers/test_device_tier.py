@@ -15,13 +15,14 @@ import pytest
 import torch
 from kvcases import SMALL, Layers, mixed_layout, open_store, random_kv, same_kv, tokens
 
-from kvstore import KVLayout, KVStore, TierConfig, planner
+from kvstore import KVLayout, KVStore, TierConfig
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
 from kvstore.codecs.device import codes_on_device
-from kvstore.codecs.splitzip import SplitZipCodec
+from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.config import MIB
 from kvstore.errors import CodecError
 from kvstore.tiers.device import DeviceBlock
+from kvstore.write import plan as planner
 
 LAYOUTS = {"uniform": SMALL, "mixed": mixed_layout("bfloat16"), "float32": KVLayout.uniform(2, 3, 10, "float32")}
 NO_DISK: dict[str, Any] = {"disk": TierConfig(0), "host": TierConfig(0)}
@@ -260,7 +261,7 @@ def test_a_device_without_memory_to_code_leaves_it_to_the_cpu(tmp_path: Path, mo
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    name = "kvstore.codecs.kernels.blocks"
+    name = "kvstore.codecs.splitzip.kernels.blocks"
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(encode_into=full))  # type: ignore[arg-type]
     monkeypatch.setattr(SplitZipCodec, "codes_on", lambda *_: True)
     with open_store(tmp_path, host=TierConfig(1 * MIB, "splitzip")) as store:
@@ -294,14 +295,14 @@ class _Same:
 
 
 def test_without_triton_nothing_is_coded_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kvstore.codecs.kernels.blocks", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "kvstore.codecs.splitzip.kernels.blocks", None)  # type: ignore[arg-type]
     assert not SplitZipCodec().codes_on(torch.device("cuda", 0), "bfloat16")
 
 
 def test_tensors_on_the_cpu_do_not_import_triton() -> None:
     code = (
-        "import sys, torch; from kvstore.codecs.splitzip import SplitZipCodec\n"
+        "import sys, torch; from kvstore.codecs.splitzip.codec import SplitZipCodec\n"
         "assert not SplitZipCodec().codes_on(torch.device('cpu'), 'bfloat16')\n"
-        "assert 'triton' not in sys.modules and 'kvstore.codecs.kernels.blocks' not in sys.modules"
+        "assert 'triton' not in sys.modules and 'kvstore.codecs.splitzip.kernels.blocks' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

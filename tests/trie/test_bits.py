@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, UNIFORM_LOGPROB, TrieIndex, bits_from_logprobs, mixture_bits
 from kvstore.trie import _trie as native
 from kvstore.trie._trie import Trie
-from kvstore.trie.reference import ReferenceTrie
+from kvstore.trie.reference.trie import ReferenceTrie
 
 pytestmark = pytest.mark.native
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore.trie._content import MAX_CONTEXT
 from kvstore.trie._content import ContentIndex as Native
 from kvstore.trie.content import ContentIndex, DonorSpan
-from kvstore.trie.content_reference import ReferenceContent
+from kvstore.trie.reference.content import ReferenceContent
 from kvstore.trie.worth import weight
 
 pytestmark = pytest.mark.native

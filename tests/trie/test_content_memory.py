@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvstore.trie._content import ContentIndex
-from kvstore.trie.content_reference import ReferenceContent
+from kvstore.trie.reference.content import ReferenceContent
 
 pytestmark = pytest.mark.native
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from kvstore.trie._content import ContentIndex
-from kvstore.trie.content_reference import ReferenceContent
+from kvstore.trie.reference.content import ReferenceContent
 
 # Few tokens and long runs of one: matches overlap, tie, repeat on many diagonals, and hashes exceed their postings.
 TOKENS = st.one_of(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.trie._trie import Trie
-from kvstore.trie.reference import ReferenceTrie
+from kvstore.trie.reference.trie import ReferenceTrie
 
 pytestmark = pytest.mark.native
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from kvstore.trie._trie import Trie, machine_level
-from kvstore.trie.reference import ReferenceTrie
+from kvstore.trie.reference.trie import ReferenceTrie
 
 BLOCK = 4
 LEVELS = ["scalar", "avx2", "avx512"]

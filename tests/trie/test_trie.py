@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.trie._trie import Trie
-from kvstore.trie.reference import ReferenceTrie
+from kvstore.trie.reference.trie import ReferenceTrie
 
 pytestmark = pytest.mark.native
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvstore.trie._content import ContentIndex as Native
-from kvstore.trie.content_reference import ReferenceContent
+from kvstore.trie.reference.content import ReferenceContent
 from kvstore.trie.worth import FAR, UNIT, span_worth, token_worth, weight
 
 NONE = np.zeros(0, np.uint64)

@@ -1,5 +1,5 @@
 // The donor codec's step mode (FORMAT.md, "donor"): bf16 rows as those of the same tokens in other blocks plus
-// whole numbers of steps, coded by rANS; lossy. codecs/donor_steps_reference.py is this as a program.
+// whole numbers of steps, coded by rANS; lossy. codecs/donor/steps_reference.py is this as a program.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ constexpr int kLeastShift = -6, kMostShift = 8;
 constexpr std::size_t kShifts = kMostShift - kLeastShift + 1;
 constexpr std::size_t kSizes = kLargest + 2;  // magnitudes of numbers, and escapes
 
-// The tables of the format (codecs/donor_steps_tables.py), which only Python makes. Immutable once built; any number
+// The tables of the format (codecs/donor/steps_tables.py), which only Python makes. Immutable once built; any number
 // of threads may use one.
 struct Coder {
   rans::Tables tables;  // kClasses of classes, then kScales of numbers

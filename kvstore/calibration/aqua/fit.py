@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import KVDump, floats
-from kvstore.codecs.aqua import BACKBONES, FIRST_BITS, Backbone
-from kvstore.codecs.aqua_predictors import AquaPredictors, Weights, predict, rounded, weight_shapes
-from kvstore.codecs.higgs import Floats
+from kvstore.codecs.aqua.codec import BACKBONES, FIRST_BITS, Backbone
+from kvstore.codecs.aqua.higgs import Floats
+from kvstore.codecs.aqua.predictors import AquaPredictors, Weights, predict, rounded, weight_shapes
+from kvstore.core.layout import SINKS, KVLayout
+from kvstore.core.rope import rotate
 from kvstore.errors import ProfileError
-from kvstore.layout import SINKS, KVLayout
-from kvstore.rope import rotate
 
 DAMP = 1e-3  # of the ridge, relative to the mean square of the inputs; as the paper's
 LARGEST = float(np.finfo(np.float16).max)

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs.aqua import AquaCodec
-from kvstore.codecs.aqua_predictors import AquaPredictors
+from kvstore.codecs.aqua.codec import AquaCodec
+from kvstore.codecs.aqua.predictors import AquaPredictors
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.view import KVView
 

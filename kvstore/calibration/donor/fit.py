@@ -16,7 +16,7 @@ import torch
 from kvstore.calibration.donor.passages import PassagePair, passages
 from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.calibration.targets import angles
-from kvstore.codecs.linear_model import RANGE, rotates
+from kvstore.codecs.predictive.linear_model import RANGE, rotates
 
 Tensor = torch.Tensor
 Arrays = dict[str, Any]

@@ -11,8 +11,8 @@ import torch
 
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.targets import target, unrotated
-from kvstore.codecs.linear_model import rotates
-from kvstore.layout import SINKS
+from kvstore.codecs.predictive.linear_model import rotates
+from kvstore.core.layout import SINKS
 
 Tensor = torch.Tensor
 CONTEXTS = (16, 384)  # tokens before the passage: another prompt, another document

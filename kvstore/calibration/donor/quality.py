@@ -10,10 +10,10 @@ from kvstore.calibration.donor.passages import passages
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.delta import DonorRows
-from kvstore.codecs.donor import DonorCodec
-from kvstore.codecs.donor_model import DonorModel
-from kvstore.codecs.donor_spans import Span
-from kvstore.codecs.entropy import EntropyCodec
+from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.spans import Span
+from kvstore.codecs.entropy.codec import EntropyCodec
 from kvstore.codecs.view import KVView
 
 Arrays = dict[str, Any]

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs.lossy_quantiser import Steps
-from kvstore.codecs.predictive_model import PredictiveModel
-from kvstore.layout import SINKS
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.core.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -17,11 +17,11 @@ from kvstore.calibration.dump import KVDump, Progress, floats, silent
 from kvstore.calibration.lossy.gradients import frozen, gradients_of, leaves_of
 from kvstore.calibration.lossy.quality import as_cached, code_window
 from kvstore.calibration.targets import unrotated
-from kvstore.codecs.lossy_model import MAX_SCALE, PLAIN, SHIFTS, LossyModel
-from kvstore.codecs.lossy_quantiser import Steps
-from kvstore.codecs.lossy_rows import Engine
-from kvstore.codecs.predictive_model import PredictiveModel
-from kvstore.layout import SINKS
+from kvstore.codecs.predictive.lossy_model import MAX_SCALE, PLAIN, SHIFTS, LossyModel
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.lossy_rows import Engine
+from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.core.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Costs = list[list[np.ndarray[Any, Any]]]

@@ -26,11 +26,11 @@ from kvstore.calibration.lossy.transform import factor_of, fit_transform, matric
 from kvstore.calibration.parallel import in_parallel
 from kvstore.calibration.predictive.sums import DAMP
 from kvstore.calibration.targets import reach, target
-from kvstore.codecs import lossy_quantiser as lossy
-from kvstore.codecs.lossy_model import input_groups
-from kvstore.codecs.lossy_quantiser import Steps, Tables
-from kvstore.codecs.lossy_rows import first_prediction
-from kvstore.codecs.predictive_model import MAX_BIAS, PredictiveModel
+from kvstore.codecs.predictive import lossy_quantiser as lossy
+from kvstore.codecs.predictive.lossy_model import input_groups
+from kvstore.codecs.predictive.lossy_quantiser import Steps, Tables
+from kvstore.codecs.predictive.lossy_rows import first_prediction
+from kvstore.codecs.predictive.model import MAX_BIAS, PredictiveModel
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

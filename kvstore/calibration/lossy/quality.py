@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, silent
-from kvstore.codecs.lossy_model import CLASSES, ESCAPE, PLAIN, LossyModel
-from kvstore.codecs.lossy_quantiser import Steps
-from kvstore.codecs.lossy_reference import HEADER
-from kvstore.codecs.lossy_rows import Engine, Rows, quantise
-from kvstore.codecs.predictive_model import PredictiveModel
-from kvstore.layout import SINKS
+from kvstore.codecs.predictive.lossy_model import CLASSES, ESCAPE, PLAIN, LossyModel
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.lossy_reference import HEADER
+from kvstore.codecs.predictive.lossy_rows import Engine, Rows, quantise
+from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.core.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

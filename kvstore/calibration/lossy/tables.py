@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs import lossy_quantiser as lossy
-from kvstore.codecs.lossy_model import (
+from kvstore.codecs.predictive import lossy_quantiser as lossy
+from kvstore.codecs.predictive.lossy_model import (
     CLASSES,
     ESCAPE,
     EXPECT,
@@ -23,11 +23,11 @@ from kvstore.codecs.lossy_model import (
     SYMBOLS,
     LossyModel,
 )
-from kvstore.codecs.lossy_quantiser import Steps
-from kvstore.codecs.lossy_rows import Engine, Walk, from_bits
-from kvstore.codecs.predictive_model import MAX_ADAPT, PredictiveModel
-from kvstore.codecs.rans import quantise
-from kvstore.layout import SINKS
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.lossy_rows import Engine, Walk, from_bits
+from kvstore.codecs.predictive.model import MAX_ADAPT, PredictiveModel
+from kvstore.codecs.rans.coder import quantise
+from kvstore.core.layout import SINKS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.codecs.lossy_rows import synthesis_of
+from kvstore.codecs.predictive.lossy_rows import synthesis_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -19,7 +19,7 @@ from kvstore.calibration.predictive.inputs import Wiring, fit_scales, inputs_of
 from kvstore.calibration.predictive.sums import ProductSums
 from kvstore.calibration.predictive.tables import fit_tables
 from kvstore.calibration.targets import NO_SINKS, angles
-from kvstore.codecs.predictive_model import MAX_BIAS
+from kvstore.codecs.predictive.model import MAX_BIAS
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -10,7 +10,7 @@ import torch
 
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.targets import reach, target
-from kvstore.codecs.linear_model import RANGE
+from kvstore.codecs.predictive.linear_model import RANGE
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs import BlockInfo, KVView
-from kvstore.codecs.predictive import PredictiveCodec
-from kvstore.codecs.predictive_model import PredictiveModel
+from kvstore.codecs.predictive.codec import PredictiveCodec
+from kvstore.codecs.predictive.model import PredictiveModel
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -9,8 +9,8 @@ import torch
 
 from kvstore.calibration.predictive.inputs import Wiring, used_inputs
 from kvstore.calibration.targets import reach
-from kvstore.codecs.predictive_model import MAX_BIAS
-from kvstore.layout import KVLayout
+from kvstore.codecs.predictive.model import MAX_BIAS
+from kvstore.core.layout import KVLayout
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -9,9 +9,9 @@ import torch
 
 from kvstore.calibration.dump import KVDump, Progress
 from kvstore.calibration.predictive.inputs import Wiring, inputs_of
-from kvstore.codecs import predictive_reference as reference
-from kvstore.codecs.predictive_model import CLASSES, MAX_ADAPT, MAX_SCALE, SYMBOLS, Part
-from kvstore.codecs.rans import quantise
+from kvstore.codecs.predictive import reference
+from kvstore.codecs.predictive.model import CLASSES, MAX_ADAPT, MAX_SCALE, SYMBOLS, Part
+from kvstore.codecs.rans.coder import quantise
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, StaticLayer
 
+from kvstore.core.layout import KVLayers
 from kvstore.errors import UnsupportedCache
-from kvstore.layout import KVLayers
 
 _GROWTH = 8  # a layer that is full is copied once, with room for an eighth more...
 _LEAST_ROOM = 64  # ...or for so many tokens

@@ -17,9 +17,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from kvstore.core.layout import KVLayout, LayerLayout
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
-from kvstore.layout import KVLayout, LayerLayout
 
 # Models that turn, in every layer, each value of the first half of a head with the one half a head behind it.
 HALVES = ("gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3")

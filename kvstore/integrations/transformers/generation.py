@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 
+from kvstore.core.identity import ModelIdentity
 from kvstore.errors import IdentityMismatch
-from kvstore.identity import ModelIdentity
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.fingerprint import SAMPLED
 from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.integrations.transformers.recompute import recompute
 
 if TYPE_CHECKING:
-    from kvstore.approximate import Approximate
+    from kvstore.core.approximate import Approximate
     from kvstore.store import KVStore
 
 # Arguments of `generate` that feed the model something the token ids do not show, bring a cache of their own,

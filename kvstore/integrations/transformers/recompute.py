@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvstore.approximate import ReusedSpan
-from kvstore.approximate_plan import sharpened
+from kvstore.approximate.plan import sharpened
+from kvstore.core.approximate import ReusedSpan
+from kvstore.core.layout import KVLayout
 from kvstore.errors import UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.describe import layout_from_config
-from kvstore.layout import KVLayout
 
 # What takes a mask of its own for every query, and adds it.
 ATTENTION = ("sdpa", "eager")

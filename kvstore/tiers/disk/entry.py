@@ -15,10 +15,10 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.record import RecordHeader, key_tag
+from kvstore.core.record import RecordHeader, key_tag
+from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import Source
 from kvstore.tiers.disk.segments import Extent
-from kvstore.tokens import Tokens
 
 ENTRY = np.dtype(
     [

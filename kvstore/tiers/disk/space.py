@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
+from kvstore.core.guard import DISK, DISK_WRITE, Guard
 from kvstore.errors import KVStoreError
-from kvstore.guard import DISK, DISK_WRITE, Guard
 from kvstore.metrics import Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.catalog import Catalog, CatalogError
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.opening import Opening
+from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import xxhash
 
+from kvstore.core.identity import ModelIdentity
 from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch
-from kvstore.identity import ModelIdentity
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 
 FORMAT = 1

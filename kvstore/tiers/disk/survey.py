@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.config import PAGE_BYTES
-from kvstore.session_record import SessionRecord, session_key
+from kvstore.core.session_record import SessionRecord, session_key
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.segments import Segments, segment_numbers

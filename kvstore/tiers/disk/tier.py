@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.config import StoreConfig
-from kvstore.identity import ModelIdentity
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.metrics import Metrics
-from kvstore.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.entry import Entry, Scan, entry_of
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
-from kvstore.tiers.disk.opening import Opening
+from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 from kvstore.tiers.disk.space import DiskSpace
 from kvstore.tiers.disk.survey import Survey, segment_problems, session_problems

@@ -1,0 +1,32 @@
+"""transformers' QuantizedCache with HQQ: its own quantiser, groups of 64, its default axis."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import HQQQuantizedLayer
+
+from benchmarks.peers.quality.data import Pairs
+
+
+class Hqq:
+    """bits: 4 or 2."""
+
+    def __init__(self, bits: int) -> None:
+        self._layer = HQQQuantizedLayer(nbits=bits)
+        # The layer takes device and type from the keys that it holds.
+        self._layer.keys = torch.empty(0, dtype=torch.bfloat16)
+        self._bits = bits
+
+    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
+        size, decoded = 0, []
+        for pair in pairs:
+            found = []
+            for tensor in pair:
+                coded, meta = self._layer._quantize(tensor[None].contiguous(), axis=0)
+                size += tensor.numel() * self._bits // 8 + meta["scale"].nbytes + meta["zero"].nbytes
+                found.append(self._layer._dequantize((coded, meta))[0].to(tensor.dtype))
+            decoded.append((found[0], found[1]))
+        return decoded, size
+
+
+make = Hqq

@@ -1,0 +1,120 @@
+"""The ways to code a cache with loss, behind one interface; and those of this project behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from benchmarks.peers.quality.data import MemoryDump, Pairs, calibration_text, cut
+from benchmarks.profile import profile_path
+from kvstore.calibration.aqua.fit import fit
+from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
+from kvstore.codecs.aqua.codec import AquaCodec
+from kvstore.codecs.profile import Profile
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
+
+LOSSY = "predictive/lossy@"  # and bits a value, as calibration found them
+RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95, 1.1)
+BLOCK = 64  # tokens of a block, as the store cuts them
+
+
+class Method(Protocol):
+    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
+        """Codes and decodes.
+
+        tokens: int64 `[n]`; pairs: K and V of each layer, bfloat16 `[heads, n, dim]`, not mutated; start: position of
+        the first. Returns the decoded pairs and the bytes of everything that the decoder needs, but what is fitted
+        beforehand.
+        """
+
+
+class StoreMethod:
+    """A codec of the project, on blocks as the store cuts them."""
+
+    def __init__(self, codec: Codec, layout: KVLayout) -> None:
+        self._codec, self._layout = codec, layout
+
+    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
+        decoded = [(torch.empty_like(k), torch.empty_like(v)) for k, v in pairs]
+        source, target = KVView.of_layers(self._layout, pairs), KVView.of_layers(self._layout, decoded)
+        total = 0
+        for begin in range(0, len(tokens), BLOCK):
+            ids = tokens[begin : begin + BLOCK].numpy().astype(np.uint32)
+            info = BlockInfo(self._layout, ids, start + begin)
+            memory = memoryview(bytearray(self._codec.bound(info)))
+            sizes = self._codec.encode(info, source.narrow(begin, len(ids)), memory)
+            assert sizes is not None, "a buffer of the codec's bound was too small"
+            payload = memory[: sum(sizes)].toreadonly()
+            self._codec.decode(info, payload, sizes, target.narrow(begin, len(ids)))
+            total += len(payload)
+        return decoded, total
+
+
+@dataclass
+class Context:
+    """What methods are made of: the model, its layout, and text to calibrate with."""
+
+    model: Any
+    tokenizer: Any
+    layout: KVLayout
+    text: Path | None
+    calibration_text: Path | None
+    windows: int
+    given: Path | None = None
+    """A profile for predictive coding; None: made with the calibration text, and kept in build/."""
+
+    @cached_property
+    def profile(self) -> Profile:
+        text = None
+        if self.text or self.calibration_text:
+            text = calibration_text(self.text, self.calibration_text, self.windows)
+        path = profile_path(self.model, self.tokenizer, self.given, self.windows, text)
+        return Profile.load(path, ModelIdentity.from_transformers(self.model, self.tokenizer))
+
+    @cached_property
+    def dump(self) -> MemoryDump:
+        """Caches of the calibration windows, made on first use."""
+        text = calibration_text(self.text, self.calibration_text, self.windows)
+        return MemoryDump(self.model, self.layout, cut(self.tokenizer, text, self.windows))
+
+
+def _aqua(bits: int, context: Context) -> Method:
+    return StoreMethod(AquaCodec(fit(context.dump, bits), bits), context.layout)
+
+
+def _plain(backbone: str, bits: int, context: Context) -> Method:
+    return StoreMethod(AquaCodec(None, bits, backbone), context.layout)
+
+
+def _predictive(bits: float, context: Context) -> Method:
+    return StoreMethod(codec_by_name(f"predictive@{bits}", context.profile), context.layout)
+
+
+def _peer(name: str, library: str, bits: int, context: Context) -> Method | None:
+    try:
+        if find_spec(library) is None:
+            return None
+    except ModuleNotFoundError:  # of a package in a namespace that is not there
+        return None
+    made: Method = import_module(f"benchmarks.peers.stores.quality_{name}").make(bits)
+    return made
+
+
+# Makers by name; they give None where a library is not installed.
+CASES: dict[str, Callable[[Context], Method | None]] = {
+    **{f"{LOSSY}{bits}": partial(_predictive, bits) for bits in RUNGS},
+    **{f"aqua/{bits}bit": partial(_aqua, bits) for bits in (2, 3, 4)},
+    **{f"{name}/{bits}bit": partial(_plain, name, bits) for name in ("higgs", "rtn") for bits in (2, 3, 4)},
+    **{f"quanto/{bits}bit": partial(_peer, "quanto", "optimum.quanto", bits) for bits in (4, 2)},
+    **{f"hqq/{bits}bit": partial(_peer, "hqq", "hqq", bits) for bits in (4, 2)},
+    "turboquant/3bit": partial(_peer, "turboquant", "turboquant", 3),
+}

@@ -1,0 +1,272 @@
+"""Codec 5: AQUA-KV (arXiv 2501.19392). Each layer is predicted from the one before it; what is left is coded with a
+few bits a value. Lossy; the published baseline that others are compared with.
+
+Keys are predicted from the decoded keys of the previous layer, before their rotary embedding; values from the decoded
+keys of their own layer and the values of the previous one. The first layer takes 4 bits without a prediction, and the
+first 4 tokens of a sequence are kept as they are. Without predictors the same codec is plain HIGGS, Quanto, or round to
+nearest: all layers alike, keys as the cache holds them.
+
+A layer: a header (how, bits, backbone, 0; one byte each; in the first layer also the predictors' fingerprint, 4 bytes),
+the raw first tokens of K and of V (`[heads, tokens, dim]`), then the coded rows of K and of V, a row for every token,
+all heads. A layer that the backbone cannot code, or not make smaller, is raw: header, K, V.
+
+aqua_predictors.py has the predictions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.codecs.aqua.higgs import Bytes, Floats, Higgs
+from kvstore.codecs.aqua.minmax import MinMax
+from kvstore.codecs.aqua.predictors import AquaPredictors, predict, rounded
+from kvstore.codecs.aqua.tensors import fill, packed, raw_bytes, rows_of, split_layers, store_rows, tensors, widths
+from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.profile import NO_PROFILE
+from kvstore.codecs.view import KVView
+from kvstore.core.layout import SINKS
+from kvstore.core.rope import rotate
+from kvstore.errors import CodecError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+FIRST_BITS = 4  # of the first layer, where the others are predicted
+RAW, PLAIN, FIRST, PREDICTED = range(4)
+_HEADER = struct.Struct("<BBBB")
+_FINGERPRINT = struct.Struct("<I")
+
+
+class Backbone(Protocol):
+    """Codes rows of numbers, `[rows, width]` float32."""
+
+    @property
+    def number(self) -> int:
+        """Of this backbone, in headers."""
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """A value."""
+
+    def size(self, rows: int, width: int, bits: int) -> int:
+        """Bytes of so many coded rows."""
+
+    def encode(self, values: Floats, bits: int) -> Bytes | None:
+        """The coded rows; None where they are not finite, or too large for a scale."""
+
+    def decode(self, data: Bytes, rows: int, width: int, bits: int) -> Floats:
+        """The inverse; `data` has the right size. Raises `CodecError`."""
+
+
+BACKBONES: dict[str, Backbone] = {"higgs": Higgs(), "quanto": MinMax(1, 64), "rtn": MinMax(2, None)}
+_BY_NUMBER = {backbone.number: backbone for backbone in BACKBONES.values()}
+Layer = tuple[Floats, Floats]
+"""Decoded keys, before their rotary embedding, and values of a layer, bf16 numbers `[tokens, heads * dim]`."""
+
+
+@dataclass(frozen=True)
+class _CodedTokens:
+    """The tokens of a block that are coded: how many are raw before them, how many they are, where they stand."""
+
+    sinks: int
+    rows: int
+    positions: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, info: BlockInfo) -> _CodedTokens:
+        sinks = min(info.count, max(0, SINKS - info.start))
+        return cls(sinks, info.count - sinks, info.start + np.arange(sinks, info.count, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A coded layer taken apart: K and V, raw; or the raw first tokens of K and V, then their coded rows."""
+
+    mode: int
+    bits: int
+    backbone: Backbone | None
+    pieces: list[Bytes]
+
+
+class AquaCodec(Codec):
+    """predictors: of a profile; None for the backbone alone. bits: 2, 3 or 4 a value. backbone: "higgs", "quanto"
+    (least and largest of 64 values) or "rtn" (of a token's values). profile: the id of the one that the predictors are
+    of. Raises `ConfigError` for others.
+
+    Decodes what was coded with any bits and backbone, by predictors of the same fingerprint.
+    """
+
+    id = 5
+    name = "aqua"
+    exact = False
+
+    def __init__(
+        self,
+        predictors: AquaPredictors | None = None,
+        bits: int = 4,
+        backbone: str = "higgs",
+        profile: bytes = NO_PROFILE,
+    ) -> None:
+        if backbone not in BACKBONES:
+            raise ConfigError(f"aqua: backbone: expected one of {', '.join(BACKBONES)}, found {backbone!r}")
+        if bits not in BACKBONES[backbone].bits:
+            raise ConfigError(f"aqua: bits: expected one of {BACKBONES[backbone].bits}, found {bits!r}")
+        self.profile = profile
+        self._predictors = predictors
+        self._bits = bits
+        self._backbone = BACKBONES[backbone]
+
+    def bound(self, info: BlockInfo) -> int:
+        return _FINGERPRINT.size + sum(_HEADER.size + size for size in info.layer_bytes())
+
+    def usual(self, info: BlockInfo) -> int:
+        part, item = _CodedTokens.of(info), info.layout.item_bytes
+        total = _FINGERPRINT.size
+        for number, (shape, raw) in enumerate(zip(info.layout.layers, info.layer_bytes(), strict=True)):
+            coded = sum(self._backbone.size(part.rows, width, self._bits_of(number)) for width in widths(shape))
+            total += _HEADER.size + min(raw, part.sinks * sum(widths(shape)) * item + coded)
+        return total
+
+    def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
+        """Raises `CodecError` where the predictors are those of another layout."""
+        self._check_layout(info)
+        raw = np.empty(block.nbytes, np.uint8)
+        block.copy_to(packed(info.layout, info.count, raw))
+        part, before = _CodedTokens.of(info), None
+        sizes, at = [], 0
+        for number, (k, v) in enumerate(tensors(info.layout, info.count, raw)):
+            coded, before = self._encode_layer(info, number, part, k, v, before)
+            if at + sum(map(len, coded)) > len(out):
+                return None
+            sizes.append(sum(map(len, coded)))
+            for piece in coded:
+                out[at : at + len(piece)] = piece
+                at += len(piece)
+        return tuple(sizes)
+
+    def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
+        starts = np.cumsum([0, *layer_sizes[:-1]]).tolist()
+        return sum(payload[at] == RAW for at, size in zip(starts, layer_sizes, strict=True) if size)
+
+    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        """Raises `CodecError` also where the payload was coded with other predictors."""
+        check_payload(info, payload, layer_sizes, out)
+        self._check_layout(info)
+        if min(layer_sizes) < 0:
+            raise CodecError(f"aqua: layer sizes must not be negative, found {list(layer_sizes)}")
+        part, before = _CodedTokens.of(info), None
+        plans = [self._plan(info, number, part, data) for number, data in enumerate(split_layers(payload, layer_sizes))]
+        raw = np.empty(info.count * info.layout.bytes_per_token, np.uint8)
+        for number, (k, v) in enumerate(tensors(info.layout, info.count, raw)):
+            before = self._decode_layer(info, number, part, plans[number], before, k, v)
+        packed(info.layout, info.count, raw).narrow(0, out.tokens).copy_to(out)
+
+    # -- a layer -------------------------------------------------------------------------------------------------------
+
+    def _encode_layer(
+        self, info: BlockInfo, number: int, part: _CodedTokens, k: torch.Tensor, v: torch.Tensor, before: Layer | None
+    ) -> tuple[list[bytes], Layer | None]:
+        """The coded layer in pieces, and what the next one is predicted from."""
+        mode = PLAIN if self._predictors is None else PREDICTED if number else FIRST
+        bits, rope = self._bits_of(number), info.layout.rope
+        fingerprint = b"" if number else _FINGERPRINT.pack(self._fingerprint())
+        pieces = [_HEADER.pack(mode, bits, self._backbone.number, 0) + fingerprint]
+        pieces += [raw_bytes(tensor[:, : part.sinks]) for tensor in (k, v)]
+        found: list[Floats] = []
+        room = _HEADER.size + len(fingerprint) + k.nbytes + v.nbytes
+        for side, tensor in enumerate((k, v)):
+            values = rows_of(tensor[:, part.sinks :])
+            if mode != PLAIN and side == 0:
+                values = rotate(values, tensor.shape[0], part.positions, rope, -1)
+            guess = self._predict(mode, number, side, before, found)
+            with np.errstate(invalid="ignore", over="ignore"):
+                coded = self._backbone.encode(values - guess, bits) if part.rows else None
+            if coded is None:
+                break
+            pieces.append(coded.tobytes())
+            if mode != PLAIN:
+                found.append(rounded(guess + self._backbone.decode(coded, len(values), values.shape[1], bits)))
+        if len(pieces) < 5 or sum(map(len, pieces)) >= room:
+            pieces = [_HEADER.pack(RAW, 0, 0, 0) + fingerprint, raw_bytes(k), raw_bytes(v)]
+            return pieces, self._raw_layer(info, part, k, v)
+        return pieces, (found[0], found[1]) if found else None
+
+    def _plan(self, info: BlockInfo, number: int, part: _CodedTokens, data: Bytes) -> _Plan:
+        """The parts of a coded layer, all of the size that they must have. Raises `CodecError`."""
+        at = _HEADER.size + (0 if number else _FINGERPRINT.size)
+        if len(data) < at:
+            raise CodecError(f"aqua: layer {number} has {len(data)} bytes, too few for its header")
+        mode, bits, kind, zero = _HEADER.unpack_from(data.data)
+        if not number and _FINGERPRINT.unpack_from(data.data, _HEADER.size) != (self._fingerprint(),):
+            raise CodecError("aqua: the block was coded with other predictors; use the profile that its record names")
+        sides, item = widths(info.layout.layers[number]), info.layout.item_bytes
+        allowed = PLAIN if self._predictors is None else PREDICTED if number else FIRST
+        backbone = _BY_NUMBER.get(kind)
+        if (mode, bits, kind, zero) == (RAW, 0, 0, 0):
+            sizes = [info.count * width * item for width in sides]
+        elif mode == allowed and backbone and bits in backbone.bits and not zero and part.rows:
+            sizes = [part.sinks * width * item for width in sides]
+            sizes += [backbone.size(part.rows, width, bits) for width in sides]
+        else:
+            raise CodecError(f"aqua: layer {number} has the unknown header {(mode, bits, kind, zero)}")
+        if len(data) != at + sum(sizes):
+            raise CodecError(f"aqua: layer {number} has {len(data)} bytes, expected {at + sum(sizes)}")
+        return _Plan(mode, bits, backbone, np.split(data[at:], np.cumsum(sizes)[:-1]))
+
+    def _decode_layer(
+        self,
+        info: BlockInfo,
+        number: int,
+        part: _CodedTokens,
+        plan: _Plan,
+        before: Layer | None,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> Layer | None:
+        """Decodes into `k` and `v`, `[heads, tokens, dim]`. Returns what the next layer is predicted from."""
+        if plan.mode == RAW or plan.backbone is None:
+            fill(k, plan.pieces[0])
+            fill(v, plan.pieces[1])
+            return self._raw_layer(info, part, k, v)
+        found: list[Floats] = []
+        for side, tensor in enumerate((k, v)):
+            fill(tensor[:, : part.sinks], plan.pieces[side])
+            guess = self._predict(plan.mode, number, side, before, found)
+            # Bytes that no encoder wrote may hold scales that add up to more than a float holds.
+            with np.errstate(over="ignore", invalid="ignore"):
+                width = tensor.shape[0] * tensor.shape[2]
+                decoded = guess + plan.backbone.decode(plan.pieces[2 + side], part.rows, width, plan.bits)
+                found.append(decoded if plan.mode == PLAIN else rounded(decoded))
+                if plan.mode != PLAIN and side == 0:
+                    decoded = rotate(decoded, tensor.shape[0], part.positions, info.layout.rope, 1)
+            store_rows(tensor[:, part.sinks :], decoded)
+        return found[0], found[1]
+
+    def _predict(self, mode: int, number: int, side: int, before: Layer | None, found: list[Floats]) -> Floats:
+        """What is expected of the keys (side 0) or values (1) of a layer; `found`: its decoded keys."""
+        if mode != PREDICTED or self._predictors is None or before is None:
+            return np.zeros((1, 1), np.float32)
+        inputs = [before[0]] if side == 0 else [found[0], before[1]]
+        return predict(self._predictors.wide[number - 1][side], inputs)
+
+    def _raw_layer(self, info: BlockInfo, part: _CodedTokens, k: torch.Tensor, v: torch.Tensor) -> Layer | None:
+        if self._predictors is None:
+            return None
+        keys, values = (rows_of(tensor[:, part.sinks :]) for tensor in (k, v))
+        return rounded(rotate(keys, k.shape[0], part.positions, info.layout.rope, -1)), rounded(values)
+
+    def _bits_of(self, number: int) -> int:
+        return FIRST_BITS if self._predictors is not None and number == 0 else self._bits
+
+    def _fingerprint(self) -> int:
+        return 0 if self._predictors is None else self._predictors.fingerprint
+
+    def _check_layout(self, info: BlockInfo) -> None:
+        if self._predictors is not None and self._predictors.layout != info.layout:
+            raise CodecError("aqua: the predictors were fitted to another layout than the block's")

@@ -1,0 +1,294 @@
+"""Codec 3: rows whose tokens also stand in stored blocks are coded as what they differ in from the rows there.
+
+A donor holds the same tokens behind another prefix: values are predicted by its values, keys by its keys rotated to
+their new positions, and with a profile's section "donor" what one layer differs in says how the next one will.
+donor_reference.py says how the distance is coded bit for bit, donor_steps.py does it in steps, FORMAT.md says what is
+written. Rows in no span are coded by a plain codec. Only bf16; tensors on a GPU are copied to the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+import kvstore.codecs.donor._donor as _donor
+from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.delta import DeltaCodec, DonorRows
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
+from kvstore.codecs.donor import steps as donor_steps
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
+from kvstore.codecs.donor.tables import frequencies
+from kvstore.codecs.profile import NO_PROFILE
+from kvstore.codecs.view import KVView
+from kvstore.core.layout import KVLayout
+from kvstore.core.rope import can_rotate
+from kvstore.errors import CodecError
+
+
+class DonorCodec(DeltaCodec):
+    """Makes bf16 about 3.5 times smaller behind a like prompt, 2.4 times behind other documents. Thread-safe; has no
+    state.
+    """
+
+    id = 3
+    name = "donor"
+
+    def __init__(
+        self,
+        plain: Codec,
+        model: DonorModel | None = None,
+        step: float | None = None,
+        profile: bytes = NO_PROFILE,
+    ) -> None:
+        """plain: for rows that have no donor. model: to carry differences from layer to layer; what was written with
+        one can only be read with it. step: of what is written with loss (see `donor_steps.encode`); None: bit for bit.
+        Either reads both. profile: the id of the one that `plain` and the model are of."""
+        self.exact = step is None and plain.exact
+        self.profile = profile
+        self.step = step
+        self._plain = plain
+        self._model = model
+        self._native = None if model is None else native_model(model)
+
+    def bound(self, info: BlockInfo) -> int:
+        spans = min(MAX_SPANS, info.count)
+        core = donor_steps.bound(info.layout, info.count)
+        section = 16 + spans * (16 + 2 * max(x.key_dim for x in info.layout.layers))
+        widths = [x.heads * dim for x in info.layout.layers for dim in (x.key_dim, x.value_dim)]
+        core = max(core, 128 + sum(2 + width + 32 + 4 * info.count * width for width in widths))
+        between = self._plain.bound(BlockInfo(info.layout, info.tokens[:1], info.start)) + self._sizes(info).size
+        return section + core + self._plain.bound(info) + (spans + 1) * between
+
+    def usual(self, info: BlockInfo) -> int:
+        # What a plain payload takes: a donor that saves nothing is useless.
+        return self._plain.usual(info)
+
+    def encode(
+        self, info: BlockInfo, block: KVView, donors: Sequence[DonorRows], out: memoryview
+    ) -> tuple[int, ...] | None:
+        """Raises `ValueError` for another dtype than bf16, spans or donors that do not fit, and keys that cannot be
+        rotated."""
+        propagates = self.step is None and self._propagates(info)
+        table = _table(info, donors, PROPAGATED if propagates else 0, EXACT if self.step is None else STEPS)
+        view = block if block.on_cpu else copy_on_cpu(block)
+        if table.nbytes >= len(out):
+            return None
+        if self.step is None:
+            coder = self._native if propagates and self._native is not None else _coder(info.layout)
+            core = _encode(coder, info, view, table, donors, out[table.nbytes :])
+        else:
+            rows = [rows.view for rows in donors]
+            core = donor_steps.encode(view, table, rows, self.step, out[table.nbytes :])
+        if core is None:
+            return None
+        end = table.nbytes + sum(core)
+        rest = self._encode_rest(info, view, table, out[end:])
+        if rest is None:
+            return None
+        out[: table.nbytes] = table.pack(rest)
+        sizes = list(core)
+        sizes[0] += table.nbytes
+        sizes[-1] += rest
+        return tuple(sizes)
+
+    def decode(
+        self,
+        info: BlockInfo,
+        payload: memoryview,
+        layer_sizes: Sequence[int],
+        donors: Sequence[KVView],
+        out: KVView,
+    ) -> None:
+        """Raises `CodecError` also where the model is missing."""
+        check_payload(info, payload, layer_sizes, out)
+        table = self.spans_of(info, payload)
+        if not out.writable:
+            raise ValueError("donor: the last dimension of every tensor of the target must be contiguous")
+        rows = [_donor_rows(info, donors, span) for span in table.spans]
+        sizes = list(layer_sizes)
+        sizes[0] -= table.nbytes
+        sizes[-1] -= table.rest
+        if min(sizes) < 0:
+            raise CodecError(f"donor: the layers have {list(layer_sizes)} bytes, too few for what surrounds them")
+        target, end = out if out.on_cpu else buffer_on_cpu(out), len(payload) - table.rest
+        core = payload[table.nbytes : end]
+        if table.mode == STEPS:
+            donor_steps.decode(table, core, sizes, rows, target)
+        else:
+            self._decode_exact(info, table, core, sizes, rows, target)
+        self._decode_rest(info, payload[end:], table, target)
+        if target is not out:
+            target.copy_to(out)
+            wait_for(tensor.device for tensor in out.tensors())
+
+    def _decode_exact(
+        self,
+        info: BlockInfo,
+        table: SpanTable,
+        core: memoryview,
+        sizes: Sequence[int],
+        rows: Sequence[KVView],
+        target: KVView,
+    ) -> None:
+        coder = _coder(info.layout)
+        if table.propagated:
+            if self._native is None or not self._propagates(info):
+                raise CodecError('donor: the block was coded with the section "donor" of a profile, which is missing')
+            coder = self._native
+        wrong = _donor.decode(
+            coder,
+            info.start,
+            info.count,
+            target.rows,
+            _runs(table),
+            [view.rows for view in rows],
+            table.angles,
+            table.propagated,
+            core,
+            sizes,
+            target.tokens,
+        )
+        if wrong is not None:
+            raise CodecError(wrong)
+
+    def largest_error(self, info: BlockInfo, payload: memoryview) -> float:
+        table = self.spans_of(info, payload)
+        if not self._plain.exact and table.gaps(info.count):
+            return math.inf
+        return donor_steps.errors(payload[table.nbytes :])[0] if table.mode == STEPS else 0.0
+
+    def spans_of(self, info: BlockInfo, payload: memoryview) -> SpanTable:
+        """What a payload says of its donors. Raises `CodecError` where it cannot be a payload of this codec."""
+        if info.layout.dtype != "bfloat16":
+            raise CodecError(f"donor: expected a block of bfloat16, found {info.layout.dtype}")
+        table = SpanTable.parse(info.layout, info.count, payload)
+        if len(table.angles) and not can_rotate(info.layout):
+            raise CodecError("donor: the payload rotates keys, but this layout's rotary embedding cannot be shifted")
+        return table
+
+    def _propagates(self, info: BlockInfo) -> bool:
+        model = self._model
+        return model is not None and model.layout == info.layout and 0 <= info.start <= model.positions - info.count
+
+    @staticmethod
+    def _sizes(info: BlockInfo) -> struct.Struct:
+        """The layers' sizes of a run between spans."""
+        return struct.Struct(f"<{len(info.layout.layers)}I")
+
+    def _encode_rest(self, info: BlockInfo, block: KVView, table: SpanTable, out: memoryview) -> int | None:
+        """Writes the rows between spans; their bytes, None where there is no room."""
+        at, sizes_of = 0, self._sizes(info)
+        for start, count in table.gaps(info.count):
+            begin = at + sizes_of.size
+            if begin >= len(out):
+                return None
+            sizes = self._plain.encode(_run(info, start, count), block.narrow(start, count), out[begin:])
+            if sizes is None:
+                return None
+            sizes_of.pack_into(out, at, *sizes)
+            at = begin + sum(sizes)
+        return at
+
+    def _decode_rest(self, info: BlockInfo, data: memoryview, table: SpanTable, out: KVView) -> None:
+        at, sizes_of = 0, self._sizes(info)
+        for start, count in table.gaps(info.count):
+            begin = at + sizes_of.size
+            sizes = sizes_of.unpack_from(data, at) if begin <= len(data) else (1,)
+            at = begin + sum(sizes)
+            if at > len(data):
+                raise CodecError("donor: the payload is too short for the rows between spans")
+            if start < out.tokens:
+                here = out.narrow(start, min(count, out.tokens - start))
+                self._plain.decode(_run(info, start, count), data[begin:at], sizes, here)
+        if at != len(data):
+            raise CodecError("donor: the payload goes on after the last row")
+
+
+def native_model(model: DonorModel) -> _donor.Coder:
+    """The same model for csrc/donor/donor.h."""
+    parts = [part for pair in model.parts for part in pair]
+    return _donor.Coder(
+        shapes=_shapes(model.layout),
+        freqs=frequencies(),
+        in_scale=[part.in_scale for part in parts],
+        out_scale=[part.out_scale for part in parts],
+        fix=[part.fix for part in parts],
+        weight=[part.weight for part in parts],
+        rope_fine=model.rope_fine,
+        rope_coarse=model.rope_coarse,
+    )
+
+
+@lru_cache(maxsize=64)
+def _coder(layout: KVLayout) -> _donor.Coder:
+    """Without a model."""
+    return _donor.Coder(shapes=_shapes(layout), freqs=frequencies())
+
+
+def _shapes(layout: KVLayout) -> npt.NDArray[np.int64]:
+    return np.array([[x.heads, x.key_dim, x.value_dim] for x in layout.layers], np.int64)
+
+
+def _run(info: BlockInfo, start: int, count: int) -> BlockInfo:
+    return BlockInfo(info.layout, info.tokens[start : start + count], info.start + start)
+
+
+def _runs(table: SpanTable) -> npt.NDArray[np.int64]:
+    return np.array([(s.start, s.count, which) for s, which in zip(table.spans, table.which, strict=True)], np.int64)
+
+
+def _encode(
+    coder: _donor.Coder,
+    info: BlockInfo,
+    block: KVView,
+    table: SpanTable,
+    donors: Sequence[DonorRows],
+    out: memoryview,
+) -> tuple[int, ...] | None:
+    return _donor.encode(
+        coder,
+        info.start,
+        info.count,
+        block.rows,
+        _runs(table),
+        [rows.view.rows for rows in donors],
+        table.angles,
+        table.propagated,
+        out,
+    )
+
+
+def _table(info: BlockInfo, donors: Sequence[DonorRows], flags: int, mode: int = EXACT) -> SpanTable:
+    if info.layout.dtype != "bfloat16":
+        raise ValueError(f"donor: codes bfloat16, not {info.layout.dtype}")
+    if not 1 <= len(donors) <= MAX_SPANS:
+        raise ValueError(f"donor: expected 1 to {MAX_SPANS} spans, found {len(donors)}")
+    end = 0
+    for rows in donors:
+        span = rows.span
+        if not (end <= span.start < span.end <= info.count and 0 <= span.donor < len(donors) and span.donor_start >= 0):
+            raise ValueError("donor: spans must rise and lie within the block, and number their donors from 0")
+        if rows.view.layout != info.layout or rows.view.tokens != span.count or not rows.view.on_cpu:
+            raise ValueError("donor: a donor must have as many rows as its span, the same layout, and be on the CPU")
+        end = span.end
+    if any(rows.span.shift for rows in donors) and not can_rotate(info.layout):
+        raise ValueError("donor: the keys of this layout cannot be moved to other positions")
+    return SpanTable.of(info.layout, [rows.span for rows in donors], mode, flags)
+
+
+def _donor_rows(info: BlockInfo, donors: Sequence[KVView], span: Span) -> KVView:
+    if span.donor >= len(donors):
+        raise CodecError(f"donor: a span refers to donor {span.donor} of {len(donors)}")
+    end = span.donor_start + span.count
+    if end > donors[span.donor].tokens:
+        rows = f"rows {span.donor_start}-{end} of {donors[span.donor].tokens}"
+        raise CodecError(f"donor: a span refers to rows beyond the donor ({rows})")
+    if donors[span.donor].layout != info.layout:
+        raise CodecError("donor: the donor has another layout than the block")
+    return donors[span.donor].narrow(span.donor_start, span.count)

@@ -1,0 +1,47 @@
+"""What the donor codec needs of a calibration profile to carry differences from layer to layer: the arrays, checked.
+
+Where a block differs from its donor in one layer, it differs in the next one in a way that is nearly linear: int8
+weights, as the predictive codec has them, but fitted to differences, of one layer's reach, and without bias. The
+arithmetic is in donor_reference.py; FORMAT.md has the arrays' names and meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvstore.codecs.arrays import Array, SectionArrays
+from kvstore.codecs.predictive.linear_model import LinearModel, LinearPredictor, rotated_half, rotation_tables
+from kvstore.codecs.profile import Profile
+from kvstore.core.layout import KVLayout
+
+SECTION = "donor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DonorModel(LinearModel):
+    """How differences from a donor go on from layer to layer: predictors of K and V of every layer. Immutable."""
+
+    parts: tuple[tuple[LinearPredictor, LinearPredictor], ...]
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> DonorModel | None:
+        """None for a profile without the section."""
+        if SECTION not in profile.sections:
+            return None
+        return cls.from_arrays(profile.layout, profile.section(SECTION))
+
+    @classmethod
+    def from_arrays(cls, layout: KVLayout, arrays: Mapping[str, Array]) -> DonorModel:
+        """Of the profile's section "donor". Raises `ProfileError` naming the array that is not as it must be."""
+        taken = SectionArrays("donor", SECTION, arrays)
+        half = rotated_half(layout, taken.codec)
+        widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]
+        parts = []
+        for number, width in enumerate(widths):
+            before = sum(widths[number - 1]) if number else 0
+            k = LinearPredictor.of(taken, f"{number}.k.", width[0], before, half)
+            v = LinearPredictor.of(taken, f"{number}.v.", width[1], before + width[0] if number else 0, 0)
+            parts.append((k, v))
+        fine, coarse = rotation_tables(taken, half)
+        return cls(layout=layout, parts=tuple(parts), rope_fine=fine, rope_coarse=coarse)

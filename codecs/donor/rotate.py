@@ -1,0 +1,26 @@
+"""Moves keys to other positions: the rotary embedding of K, rotated on by a difference of positions."""
+
+from __future__ import annotations
+
+import torch
+
+from kvstore.codecs.view import KVView
+from kvstore.core.rope import ONE, angles_of
+
+
+@torch.inference_mode()  # the tensors may have been made in it, by another thread
+def rotate_keys(view: KVView, shift: int) -> None:
+    """Rotates the keys of a view to positions higher by `shift`, in place, rounding to their dtype once.
+
+    Raises `ValueError` where keys cannot be moved (`rope.can_rotate`). The donor codec does not predict by this but in
+    integers, which are exact; this is for keys that are used as they come.
+    """
+    if shift == 0 or view.layout.rope == "none":
+        return
+    angles = torch.from_numpy(angles_of(view.layout, shift)).float() / ONE
+    cos, sin = angles[0], angles[1]
+    half = len(cos)
+    for key in view.tensors()[::2]:
+        a, b = key[..., :half].float(), key[..., half:].float()
+        first, second = a * cos - b * sin, b * cos + a * sin  # both before either is written: a may be a view
+        key[..., :half], key[..., half:] = first, second

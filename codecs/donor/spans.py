@@ -1,0 +1,133 @@
+"""Which rows of a block are coded against which rows of other blocks: the first bytes of a donor payload.
+
+    mode (4) | spans (2) | angles (2) | flags (4) | bytes of what has no donor (4) | spans, 16 bytes each | angles
+
+A span: first row (2), rows (2), donor (2), first row of the donor (2), position less the donor's (4), angles (4, from
+1; 0 for none). An angle is int16 [2 (cos, sin), half] in 1/16384, of a rotation by a span's difference of positions:
+with it a record is decoded alike on every machine, whatever its mathematical library rounds to.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.core.layout import KVLayout
+from kvstore.core.rope import ONE, Angles, angles_of
+from kvstore.errors import CodecError
+
+EXACT, STEPS = 6, 7
+"""Modes: bit for bit, or what differs from the donor in steps."""
+PROPAGATED = 1
+"""Flag: what a layer differs in predicts the next one, by the profile's section "donor"."""
+MAX_SPANS = 256
+
+_HEAD = struct.Struct("<IHHII")
+_SPAN = struct.Struct("<HHHHiI")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows [start, start + count) of the block have the tokens of rows [donor_start, ...) of donor number `donor`.
+
+    shift: position of a row less the position of the donor's.
+    """
+
+    start: int
+    count: int
+    donor: int
+    donor_start: int
+    shift: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(frozen=True)
+class SpanTable:
+    """The parsed section. Spans are disjoint and rise. angles: int16 [A, 2, half]; which: of each span, -1 for none.
+
+    rest: bytes, at the payload's end, of the rows in no span. nbytes: of the section itself.
+    """
+
+    mode: int
+    flags: int
+    spans: tuple[Span, ...]
+    angles: Angles
+    which: tuple[int, ...]
+    rest: int
+    nbytes: int
+
+    @property
+    def propagated(self) -> bool:
+        return bool(self.flags & PROPAGATED)
+
+    @property
+    def donors(self) -> int:
+        return max(span.donor for span in self.spans) + 1
+
+    def covered(self) -> int:
+        """Rows in spans."""
+        return sum(span.count for span in self.spans)
+
+    def gaps(self, count: int) -> list[tuple[int, int]]:
+        """(first row, rows) of what lies between spans in a block of `count` rows."""
+        edges = [0, *(edge for span in self.spans for edge in (span.start, span.end)), count]
+        return [(a, b - a) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+    @classmethod
+    def of(cls, layout: KVLayout, spans: Sequence[Span], mode: int = EXACT, flags: int = 0) -> SpanTable:
+        """The table of an encoder. Raises `ValueError` where keys cannot be rotated by a span's shift."""
+        rotated = layout.rope != "none"
+        shifts = sorted({span.shift for span in spans if span.shift and rotated})
+        half = layout.layers[0].key_dim // 2 if rotated else 0
+        angles = (
+            np.stack([angles_of(layout, shift) for shift in shifts]) if shifts else np.zeros((0, 2, half), np.int16)
+        )
+        which = tuple(shifts.index(span.shift) if span.shift and rotated else -1 for span in spans)
+        return cls(mode, flags, tuple(spans), angles, which, 0, cls._nbytes(len(spans), len(shifts), half))
+
+    @staticmethod
+    def _nbytes(spans: int, angles: int, half: int) -> int:
+        return _HEAD.size + _SPAN.size * spans + 4 * half * angles
+
+    def pack(self, rest: int) -> bytes:
+        """The section's bytes, with the number of bytes of what has no donor."""
+        rows = (
+            _SPAN.pack(s.start, s.count, s.donor, s.donor_start, s.shift, w + 1)
+            for s, w in zip(self.spans, self.which, strict=True)
+        )
+        head = _HEAD.pack(self.mode, len(self.spans), len(self.angles), self.flags, rest)
+        return b"".join([head, *rows, self.angles.astype("<i2", copy=False).tobytes()])
+
+    @classmethod
+    def parse(cls, layout: KVLayout, count: int, payload: memoryview) -> SpanTable:
+        """Of a block of `count` rows. Raises `CodecError` for anything that `pack` does not write; sizes are checked
+        before memory is taken."""
+        if len(payload) < _HEAD.size:
+            raise CodecError("donor: the payload is too short for its header")
+        mode, number, tables, flags, rest = _HEAD.unpack_from(payload)
+        rotated = layout.rope != "none"
+        half = layout.layers[0].key_dim // 2 if rotated else 0
+        nbytes = cls._nbytes(number, tables, half)
+        if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (tables and not rotated):
+            raise CodecError(f"donor: unknown mode {mode} or flags {flags}")
+        if not 1 <= number <= MAX_SPANS or tables > number or nbytes + rest > len(payload):
+            raise CodecError(f"donor: {number} spans with {tables} angles do not fit a payload of {len(payload)} bytes")
+        spans, which, end = [], [], 0
+        for i in range(number):
+            start, rows, donor, donor_start, shift, angle = _SPAN.unpack_from(payload, _HEAD.size + _SPAN.size * i)
+            if start < end or not rows or start + rows > count or donor >= number or angle > tables:
+                raise CodecError(f"donor: span {i} is empty, overlaps another, or lies outside of the block")
+            end = start + rows
+            spans.append(Span(start, rows, donor, donor_start, shift))
+            which.append(angle - 1)
+        at = _HEAD.size + _SPAN.size * number
+        angles = np.frombuffer(payload, "<i2", 2 * half * tables, at).reshape(tables, 2, half).astype(np.int16)
+        if angles.size and (angles.min() < -ONE or angles.max() > ONE):
+            raise CodecError("donor: cosines and sines must be between -1 and 1")
+        return cls(mode, flags, tuple(spans), angles, tuple(which), rest, nbytes)

@@ -1,0 +1,134 @@
+"""The exact mode of the predictive codec: blocks coded by csrc/predictive/predictive.h, or by the GPU that holds them.
+
+Kernels code for a device (kernels/predict_blocks.py) once it has shown that it writes the CPU's bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+import kvstore.codecs.predictive._predict as _predict
+from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, device_of, may_have_kernels, wait_for
+from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.codecs.view import KVView
+from kvstore.errors import CodecError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvstore.codecs.predictive.kernels.device import DeviceModel
+
+
+class ExactMode:
+    """Thread-safe. Keeps what it learned of devices: of each that it was given tensors of, the model there, about as
+    many bytes as its weights have, or that the CPU does its work. `_trial` guards that."""
+
+    def __init__(self, model: PredictiveModel) -> None:
+        self.model = model
+        self._native = native_model(model)
+        self._trial = Lock()
+        self._devices: dict[torch.device, DeviceModel | None] = {}  # None: the CPU codes for it
+
+    def encode(
+        self, info: BlockInfo, block: KVView, out: memoryview, limit: int
+    ) -> tuple[KVView, tuple[int, ...] | int | None]:
+        """Codes a block of the model's layout. Returns the block where it was coded, and what `_predict.encode` does:
+        the bytes of each layer; None if `out`, shorter than `limit`, is too small; FALL_BACK if the block takes `limit`
+        bytes or more, or cannot be predicted."""
+        coder = self._coder_for(block)
+        if coder is not None:
+            from kvstore.codecs.predictive.kernels.blocks import encode_into
+
+            with self._watched(coder):
+                return block, encode_into(coder, info, block, out, limit)
+        view = block if block.on_cpu else copy_on_cpu(block)
+        return view, _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit)
+
+    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        """See `Codec.decode`; of the model's layout, its sizes checked."""
+        coder = self._coder_for(out)
+        if coder is not None:
+            from kvstore.codecs.predictive.kernels.blocks import decode_from
+
+            with self._watched(coder):
+                if decode_from(coder, [info], [payload], [layer_sizes], [out]):
+                    raise CodecError("predictive: the block is damaged")
+                return
+        target = out if out.on_cpu else buffer_on_cpu(out)
+        wrong = _predict.decode(
+            self._native, _tokens(info), info.start, info.count, payload, layer_sizes, target.rows, out.tokens
+        )
+        if wrong is not None:
+            raise CodecError(wrong)
+        if target is not out:
+            target.copy_to(out)
+            wait_for(tensor.device for tensor in out.tensors())
+
+    def codes_on(self, device: torch.device) -> bool:
+        """Whether tensors on `device` (a GPU with its index) are predicted there: triton is installed, can compile for
+        it, and the kernels did in a trial what the CPU does. The first call makes the trial, which takes as long as the
+        compiler does; others wait for it."""
+        return self._coder(device) is not None
+
+    def _coder_for(self, view: KVView) -> DeviceModel | None:
+        device = device_of(view)
+        return self._coder(device) if device is not None and view.layout == self.model.layout else None
+
+    def _coder(self, device: torch.device) -> DeviceModel | None:
+        if not may_have_kernels(device):
+            return None
+        with self._trial:
+            if device not in self._devices:
+                self._devices[device] = self._tried(device)
+            return self._devices[device]
+
+    def _tried(self, device: torch.device) -> DeviceModel | None:
+        try:
+            from kvstore.codecs.predictive.kernels.blocks import tried
+        except ImportError:
+            return None
+        return tried(self.model, self._native, device)
+
+    @contextlib.contextmanager
+    def _watched(self, coder: DeviceModel) -> Iterator[None]:
+        """What a device raises inside, besides errors of its callers and of the moment, is its last: kernels are
+        compiled for more kinds of arguments than the trial has. The CPU goes on."""
+        import torch
+
+        try:
+            yield
+        except (CodecError, ValueError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            with self._trial:
+                self._devices[coder.device] = None
+
+
+def native_model(model: PredictiveModel) -> _predict.Model:
+    """The same model for csrc/predictive/predictive.h."""
+    parts = [part for pair in model.parts for part in pair]
+    return _predict.Model(
+        shapes=np.array([[x.heads, x.key_dim, x.value_dim] for x in model.layout.layers], np.int64),
+        in_scale=[part.in_scale for part in parts],
+        out_scale=[part.out_scale for part in parts],
+        scale=[part.scale for part in parts],
+        bias=[part.bias for part in parts],
+        adapt=[part.adapt for part in parts],
+        fix=[part.fix for part in parts],
+        weight=[part.weight for part in parts],
+        token_kv=model.token_kv,
+        freqs=model.freqs,
+        rope_fine=model.rope_fine,
+        rope_coarse=model.rope_coarse,
+    )
+
+
+def _tokens(info: BlockInfo) -> npt.NDArray[np.int64]:
+    return info.tokens.astype(np.int64)

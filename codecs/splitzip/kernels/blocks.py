@@ -1,0 +1,152 @@
+"""Blocks of the store, coded by the device that holds them: views in, coded bytes out, and back.
+
+Every call returns when the device is done with it, and may be made by any thread. The work is done on a stream of its
+own, so that it does not wait in line with what a model launches meanwhile; it begins after what was launched before on
+the calling thread's stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from kvstore.codecs.splitzip.kernels.launch import ALIGN, Layers, decode_block, encode_block, layer_bytes, plan_block
+from kvstore.codecs.splitzip.reference import HEADER, MODE_FIXED
+from kvstore.codecs.view import KVView
+from kvstore.errors import CodecError
+
+# Triton compiles at the first launch, and interprets, with state that all threads share. Nothing waits for the device
+# while it is held.
+LAUNCH = threading.Lock()
+
+
+@lru_cache(maxsize=64)
+def works(device: torch.device, dtype: str) -> bool:
+    """Whether a few values of `dtype` can be coded on `device` and come back. Tried once: triton needs a GPU that it
+    knows and a C compiler, and says so only when it is used."""
+    try:
+        with beside(device):
+            values = torch.arange(512, device=device).view(1, 32, 16).to(getattr(torch, dtype))
+            back = torch.zeros_like(values)
+            payload, sizes = _encode([(values, values)])
+            _decode(payload, sizes, 32, [(back, back)])
+            return torch.equal(values, back)
+    except Exception:  # whatever the compiler and the driver raise: the CPU writes the same bytes
+        return False
+
+
+def encode(view: KVView) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """(the coded layers one after the other, uint8, in memory of their own on the view's device; bytes of each)."""
+    with beside(_device(view)):
+        return _encode(readable(view))
+
+
+def encode_into(view: KVView, out: memoryview) -> tuple[int, ...] | None:
+    """The same into memory on the host, as `Codec.encode` does it. Nothing but coded bytes leaves the device."""
+    with beside(_device(view)):
+        payload, sizes = _encode(readable(view))
+        if payload.numel() > len(out):
+            return None
+        torch.from_numpy(np.frombuffer(out, np.uint8, payload.numel())).copy_(payload)
+        return sizes
+
+
+def decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
+    """Decodes the first tokens of a block of `count` into `out`, on whose device the payload is.
+
+    payload: what `encode` returned. Raises `CodecError` where it is not; `ValueError` where the last dimension of a
+    tensor of `out` is not contiguous.
+    """
+    with beside(_device(out)):
+        _decode(payload, layer_sizes, count, writable(out))
+
+
+def decode_from(payload: memoryview, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
+    """The same from memory on the host, which may hold anything: see `Codec.decode`."""
+    check_layers(payload, layer_sizes, count, out)
+    array = np.frombuffer(payload, np.uint8)
+    source = torch.from_numpy(array if array.flags.writeable else array.copy())
+    device = _device(out)
+    with beside(device):
+        coded = torch.empty(len(array), dtype=torch.uint8, device=device)
+        coded.copy_(source, non_blocking=True)
+        _decode(coded, layer_sizes, count, writable(out))
+
+
+def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
+    """Raises `CodecError` where the headers do not fit the sizes; what lies behind them is the kernel's to check."""
+    begin = 0
+    for number, (shape, size) in enumerate(zip(out.layout.layers, layer_sizes, strict=True)):
+        chunks, known, _ = layer_bytes(shape.heads, count, shape.key_dim, shape.value_dim, out.layout.dtype)
+        if size < known:
+            raise CodecError(f"splitzip: {size} bytes cannot hold layer {number}, which takes at least {known}")
+        mode, found, escape_bytes, _ = HEADER.unpack_from(payload, begin)
+        if mode != MODE_FIXED or found != chunks or size != -(-(known + escape_bytes) // ALIGN) * ALIGN:
+            raise CodecError(f"splitzip: the header does not fit layer {number}")
+        begin += size
+
+
+def _encode(layers: Layers) -> tuple[torch.Tensor, tuple[int, ...]]:
+    with LAUNCH:
+        plan = plan_block(layers)
+        buffer, sizes = encode_block(layers, plan)
+    layer_sizes = tuple(sizes.tolist())  # waits
+    pieces = [buffer[begin : begin + size] for begin, size in zip(plan.offsets, layer_sizes, strict=False)]
+    return torch.cat(pieces), layer_sizes
+
+
+def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: Layers) -> None:
+    with LAUNCH:
+        damaged = decode_block(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, out)
+    wrong = damaged.tolist()  # waits
+    if any(wrong):
+        raise CodecError(f"splitzip: layer {wrong.index(1)} is damaged")
+
+
+def _device(view: KVView) -> torch.device:
+    return view.tensors()[0].device
+
+
+def readable(view: KVView) -> Layers:
+    """Tensors that kernels can read, which copies those whose last dimension has gaps."""
+    tensors = [t if _is_contiguous(t) else t.contiguous() for t in view.tensors()]
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def writable(view: KVView) -> Layers:
+    """The tensors of a view that kernels can write to. Raises `ValueError` for others."""
+    tensors = view.tensors()
+    if not all(_is_contiguous(t) for t in tensors):
+        raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    return tensor.stride(2) == 1 or tensor.shape[2] == 1
+
+
+@contextlib.contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Runs what is launched inside on a stream of its own, and waits for it at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        try:
+            yield
+        finally:
+            stream.synchronize()
+
+
+@lru_cache(maxsize=64)
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    # One for all threads: memory that torch has handed out on a stream is used again on that stream only.
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,203 @@
+"""Reuse beyond the prefix: what a cache assembled from donors is worth, and which positions to compute anew.
+
+A donor is a stored block that holds the same tokens behind another prefix. Its keys are turned to the new positions;
+what remains is that its tokens attended to another context. That error is largest right behind the *seam*, where the
+common tokens begin, and falls with the distance from it: the nearer a token, the more it attends to it.
+
+    error(d) = SEAM_ERROR * (h / (h + d)) ** FALL,    h = REACH * u / (REACH + u)
+
+d: tokens since the seam. u: tokens before the seam that differ, in the longer of both contexts; some changed words are
+forgotten sooner than a changed document. The error is of the values, |change|^2 / |value|^2, mean over the layers.
+
+    KL = FLOOR + SLOPE * sum of the errors left in the cache / its tokens
+
+nats a token, of the predictions for the next 256 tokens against those on an exact cache. FLOOR is what rounding in
+another order does to a bfloat16 model with no reuse at all. The constants are fits to nine documents behind three
+kinds of contexts on SmolLM2-135M, rounded; `python -m benchmarks.approximate --fit` makes them anew, from other
+documents than it measures.
+
+Pure: no I/O, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.core.approximate import Approximate, ReusedSpan
+
+SEAM_ERROR = 0.4
+REACH = 45.0
+FALL = 1.45
+FLOOR = 0.0012
+SLOPE = 0.19
+WORTH = (0.3, 0.15, 0.075)
+"""Errors from which on a position is recomputed: the first where that is enough for the KL asked for. Each is a row of
+the model's pass, at about the price of a token of a prefill, so the first is where the curve flattens."""
+LEAST_SHARE = 0.5
+"""Of the tokens beyond the exact prefix that are not computed, below which a plain prefill is not much slower."""
+SPREAD = 4.0
+"""How far measured errors may move an estimate, up or down."""
+PRIOR = 16.0
+"""Weight, in errors summed up, of the estimate beside what was found at a seam."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A stored block that has the tokens [start, start + count): its rows from `donor_start` on.
+
+    run: tokens of the same chain of donors matched directly before, 0 at a seam. shift: position here less position
+    there. donor: number of the record.
+    """
+
+    start: int
+    count: int
+    run: int
+    shift: int
+    donor: int
+    donor_start: int
+
+
+Estimated = tuple[Candidate, Floats]  # with the errors of its rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """tokens: how far the cache reaches: each position is exact, in a span or in `recompute`. spans: disjoint, rising.
+    recompute: positions, rising: all that are in no span, and the worst of those that are. kl: estimated, nats a token,
+    once they are recomputed."""
+
+    tokens: int
+    spans: tuple[ReusedSpan, ...]
+    recompute: tuple[int, ...]
+    kl: float
+
+
+def errors_at(distance: Any, changed: int) -> Floats:
+    """Estimated relative errors of donors' rows at these distances from a seam before which `changed` tokens differ."""
+    reach = REACH * changed / (REACH + changed)
+    if reach <= 0:
+        return np.zeros(np.shape(distance))
+    return np.asarray(SEAM_ERROR * (reach / (reach + np.asarray(distance, np.float64))) ** FALL)
+
+
+def plan(
+    request: Approximate,
+    exact_tokens: int,
+    total_tokens: int,
+    candidates: Sequence[Candidate | tuple[int, int, int, int, int, int]],
+) -> Plan | None:
+    """What to assemble of the candidates for tokens [exact_tokens, total_tokens), or None where it does not pay.
+
+    It reaches as far as it saves most: to the end of the span up to which most tokens are neither computed before nor
+    to be computed, under the request's limits. Tokens behind that are the caller's to compute, as always.
+    Raises `ValueError` for spans that overlap, do not rise or lie outside.
+    """
+    spans = [x if isinstance(x, Candidate) else Candidate(*x) for x in candidates]
+    _check(exact_tokens, total_tokens, spans)
+    errors = [errors_at(x.run + np.arange(x.count), _changed(x, exact_tokens)) for x in spans]
+    best: tuple[int, Plan] | None = None
+    for worth in WORTH:
+        # Where no row would be left there is no reuse, only a longer list.
+        kept = [(x, e) for x, e in zip(spans, errors, strict=True) if e[-1] < worth]
+        found = _reach(request, exact_tokens, kept, worth)
+        if found is not None and (best is None or found[0] > best[0]):
+            best = found
+        if found is not None and found[1].tokens == kept[-1][0].start + kept[-1][0].count:
+            break  # a longer list saves less, unless it makes the cache reach further
+    return None if best is None else best[1]
+
+
+def _check(exact_tokens: int, total_tokens: int, spans: Sequence[Candidate]) -> None:
+    end = exact_tokens
+    if not 0 <= exact_tokens <= total_tokens:
+        raise ValueError(f"exact_tokens: expected 0 to {total_tokens}, found {exact_tokens}")
+    for span in spans:
+        if span.start < end or span.count < 1 or span.start + span.count > total_tokens:
+            raise ValueError(f"candidates: {span} overlaps the one before, or is not within {end} to {total_tokens}")
+        if not 0 <= span.run <= span.start or span.start - span.shift < 0:
+            raise ValueError(f"candidates: {span} begins before its sequence does")
+        end = span.start + span.count
+
+
+def _changed(span: Candidate, exact_tokens: int) -> int:
+    """Tokens before the seam that differ, in the longer of both contexts. A donor that has as much context as the exact
+    prefix is taken to begin with it: prompts of one application do."""
+    seam = span.start - span.run
+    there = seam - span.shift
+    common = exact_tokens if min(seam, there) >= exact_tokens else 0
+    return max(seam, there) - common
+
+
+def _reach(request: Approximate, exact_tokens: int, kept: Sequence[Estimated], worth: float) -> tuple[int, Plan] | None:
+    """(tokens saved, the plan) where a position of at least this error is recomputed; None if no end is allowed."""
+    limit = math.inf if request.recompute is None else request.recompute
+    best, missing, end, reused, left = None, 0, exact_tokens, 0, 0.0
+    worst: list[float] = []
+    for number, (span, error) in enumerate(kept):
+        missing, end, reused = missing + span.start - end, span.start + span.count, reused + span.count
+        if missing > limit:
+            break
+        bad = int(np.count_nonzero(error >= worth))
+        worst, left = worst + error[:bad].tolist(), left + float(error[bad:].sum())
+        budget = int(min(len(worst), limit - missing))
+        unmended = sum(sorted(worst)[: len(worst) - budget]) if budget < len(worst) else 0.0
+        saved = reused - budget
+        if FLOOR + SLOPE * (left + unmended) / end > request.max_kl or saved < LEAST_SHARE * (end - exact_tokens):
+            continue
+        if best is None or saved > best[0]:
+            best = saved, number + 1, budget
+    if best is None:
+        return None
+    return best[0], _assembled(kept[: best[1]], exact_tokens, best[2], worth)
+
+
+def _assembled(kept: Sequence[Estimated], exact_tokens: int, budget: int, worth: float) -> Plan:
+    """The plan of these spans, of whose rows the `budget` worst of at least this error are recomputed."""
+    tokens = kept[-1][0].start + kept[-1][0].count
+    listed = np.ones(tokens, np.bool_)
+    listed[:exact_tokens] = False
+    estimate = np.zeros(tokens)
+    for span, error in kept:
+        rows = slice(span.start, span.start + span.count)
+        listed[rows], estimate[rows] = False, error
+    ranked = np.argsort(-estimate, kind="stable")[:budget]
+    listed[ranked[estimate[ranked] >= worth]] = True
+    estimate[listed] = 0
+    spans = []
+    for x, _ in kept:
+        mean = float(estimate[x.start : x.start + x.count].mean())
+        share, changed = SLOPE * mean * x.count / tokens, _changed(x, exact_tokens)
+        spans.append(ReusedSpan(x.start, x.count, x.run, x.shift, x.donor, x.donor_start, mean, share, changed))
+    recompute = tuple(int(x) for x in np.flatnonzero(listed))
+    return Plan(tokens, tuple(spans), recompute, FLOOR + sum(span.kl for span in spans))
+
+
+def sharpened(spans: Sequence[ReusedSpan], positions: Any, errors: Any) -> float:
+    """The estimate of a plan's KL, corrected by what was found at positions that were recomputed.
+
+    errors: float [p], of the donors' rows at `positions`, in the measure of `ReusedSpan.error`. Each seam is corrected
+    by how much worse, or better, its own rows were than estimated; those that have none, by the others.
+    """
+    where, found = np.asarray(positions, np.int64), np.asarray(errors, np.float64)
+    seams: list[tuple[float, float, float]] = []  # share of the KL, errors found, errors estimated
+    for span in spans:
+        inside = (where >= span.start) & (where < span.end) & np.isfinite(found)
+        estimated = float(errors_at(span.run + where[inside] - span.start, span.changed).sum())
+        row = (span.kl, float(found[inside].sum()), estimated)
+        if span.run and seams:
+            row = tuple(a + b for a, b in zip(seams.pop(), row, strict=True))  # type: ignore[assignment]
+        seams.append(row)
+    overall = _ratio(sum(x[1] for x in seams), sum(x[2] for x in seams), 1.0)
+    return FLOOR + sum(kl * _ratio(found, estimated, overall) for kl, found, estimated in seams)
+
+
+def _ratio(found: float, estimated: float, expected: float) -> float:
+    """How much worse than estimated, as if `PRIOR` more of errors had been found as expected."""
+    return min(SPREAD, max(1 / SPREAD, (found + PRIOR * expected) / (estimated + PRIOR)))

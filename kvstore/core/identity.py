@@ -1,0 +1,84 @@
+"""Who made a cache: everything that changes its contents is part of every key."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from kvstore.core.keys import hash_fields
+from kvstore.core.layout import KVLayout
+from kvstore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """The model whose caches a store holds. A store refuses to open with an identity that differs in any field.
+
+    Attributes:
+        model, revision: names, as the user knows them.
+        weights: fingerprint of the weights.
+        tokenizer: fingerprint of the tokenizer, "" if tokens are made elsewhere.
+        layout: shapes, dtype and positions of the caches.
+        codec_family: "exact", or the name of a lossy family, whose caches must not mix with exact ones.
+        shard: "rank/size" of tensor-parallel parts.
+
+    Raises:
+        ConfigError: names the field that has the wrong type.
+
+    Example:
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> other = ModelIdentity("my-model", "main", "weights-2", "", KVLayout.uniform(2, 4, 16))
+        >>> identity.difference(other.fields())
+        "weights: stored 'weights-2', given 'weights-1'"
+    """
+
+    model: str
+    revision: str
+    weights: str
+    tokenizer: str
+    layout: KVLayout
+    codec_family: str = "exact"
+    shard: str = "0/1"
+
+    def __post_init__(self) -> None:
+        for name in ("model", "revision", "weights", "tokenizer", "codec_family", "shard"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"ModelIdentity.{name}: expected text, found {getattr(self, name)!r}")
+        if not isinstance(self.layout, KVLayout):
+            raise ConfigError(f"ModelIdentity.layout: expected a KVLayout, found {self.layout!r}")
+
+    @classmethod
+    def from_transformers(cls, model: Any, tokenizer: Any = None, revision: str = "") -> ModelIdentity:
+        """Make the identity of a loaded transformers model.
+
+        The layout comes from the model's config. The fingerprint of the weights is a hash over a sample of every
+        tensor: another checkpoint never has the same one, an edit of single values may.
+
+        Args:
+            model: a loaded transformers model.
+            tokenizer: its tokenizer, or None if tokens are made elsewhere.
+            revision: the checkpoint's version; "" takes the commit that the model was loaded from.
+
+        Raises:
+            UnsupportedModel: names what the model keeps that cannot be stored, or that its weights are not loaded.
+        """
+        from kvstore.integrations.transformers.describe import identity_fields
+
+        return cls(**identity_fields(model, tokenizer, revision))
+
+    def fields(self) -> dict[str, str]:
+        """Every field as text, the layout in canonical form."""
+        texts = {k: v for k, v in asdict(self).items() if k != "layout"}
+        return {**texts, "layout": self.layout.canonical()}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes: SHA-256 over all fields, each with its name and length."""
+        return hash_fields(*(part.encode() for pair in sorted(self.fields().items()) for part in pair))
+
+    def difference(self, other: dict[str, str]) -> str:
+        """Name the fields in which the stored fields `other` differ, for an error message."""
+        mine = self.fields()
+        rows = [f"{k}: stored {other.get(k)!r}, given {v!r}" for k, v in mine.items() if other.get(k) != v]
+        return "; ".join(row if len(row) < 300 else row[:300] + "..." for row in rows)

@@ -1,0 +1,60 @@
+"""Keys of blocks: a SHA-256 chain over identity, namespace and tokens (FORMAT.md, "Identity and keys")."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from kvstore.core.tokens import Tokens
+
+MAX_NAMESPACE_BYTES = 4096
+
+
+def namespace_digest(namespace: bytes) -> bytes:
+    """Return 32 bytes that stand for a namespace.
+
+    Args:
+        namespace: at most 4096 bytes.
+
+    Raises:
+        ValueError: the namespace is too long, or not bytes.
+
+    Example:
+        >>> len(namespace_digest(b"tenant-1"))
+        32
+    """
+    if not isinstance(namespace, bytes | bytearray | memoryview):
+        raise ValueError(f"namespace: expected bytes, found {type(namespace).__name__}")
+    data = bytes(namespace)
+    if len(data) > MAX_NAMESPACE_BYTES:
+        raise ValueError(f"namespace: expected at most {MAX_NAMESPACE_BYTES} bytes, found {len(data)}")
+    return hash_fields(b"namespace", data)
+
+
+def chain_root(identity: bytes, namespace: bytes, block_tokens: int) -> bytes:
+    """Return the key before the first block; `namespace` is what `namespace_digest` made."""
+    return hash_fields(b"kvstore/1", identity, namespace, block_tokens.to_bytes(4, "little"))
+
+
+def chain_key(parent: bytes, tokens: Tokens) -> bytes:
+    """Return the key of the block `tokens` that follows the block with key `parent`."""
+    # One length-prefixed field after a fixed 32 bytes: no two inputs give the same bytes to hash.
+    data = tokens.astype("<u4", copy=False).tobytes()
+    return hashlib.sha256(parent + len(data).to_bytes(8, "little") + data).digest()
+
+
+def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes]:
+    """Yield the keys of all blocks of `tokens`, the partial last one (the tail) included."""
+    key = root
+    for start in range(0, len(tokens), block_tokens):
+        key = chain_key(key, tokens[start : start + block_tokens])
+        yield key
+
+
+def hash_fields(*parts: bytes) -> bytes:
+    """SHA-256 over the parts, each behind its length: no two lists of parts give the same bytes to hash."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,181 @@
+"""What `put` and `get` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvstore.core.approximate import ReusedSpan
+    from kvstore.core.layout import KVLayers
+    from kvstore.core.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """What `KVStore.put` did.
+
+    Attributes:
+        tokens: length of the sequence.
+        new_tokens: tokens that were not stored before.
+        new_blocks: blocks queued for writing.
+        dropped_blocks: blocks not taken because the write queue stayed full and, with durability "put", blocks that
+            could not be made durable. `stats()` counts both.
+        waited_s: seconds that `put` waited for space in the queue.
+
+    Example:
+        >>> done = PutResult(tokens=100, new_tokens=36, new_blocks=1, dropped_blocks=0, waited_s=0.0)
+        >>> done.tokens - done.new_tokens  # were stored before
+        64
+    """
+
+    tokens: int
+    new_tokens: int
+    new_blocks: int
+    dropped_blocks: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class FlushResult:
+    """What became durable.
+
+    Attributes:
+        durable_blocks: blocks written to disk since the last flush.
+        dropped_blocks: blocks that could not be written (full or failing disk). They may still be in memory;
+            `stats()` counts them.
+
+    Example:
+        >>> FlushResult(durable_blocks=8, dropped_blocks=0).dropped_blocks
+        0
+    """
+
+    durable_blocks: int
+    dropped_blocks: int
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One row of `KVStore.sessions()`.
+
+    Attributes:
+        id: the session's name.
+        tokens: length of its sequence.
+        bytes: raw size of its cache.
+        last_use: unix seconds.
+
+    Example:
+        >>> SessionInfo("alice", tokens=100, bytes=51200, last_use=1.7e9).id
+        'alice'
+    """
+
+    id: str
+    tokens: int
+    bytes: int
+    last_use: float
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """Stored sequences that are alike; see `KVStore.clusters`.
+
+    Attributes:
+        centroid: tokens of the most probable sequence, `[n]` uint32.
+        members: tokens of all sequences, the most probable first, which is the centroid.
+        radius_bits: the largest distance of a member from the centroid.
+        shared_bits: information in the prefix that all of them share.
+
+    Example:
+        >>> from kvstore.core.tokens import as_tokens
+        >>> centroid = as_tokens([1, 2, 3])
+        >>> ClusterInfo(centroid, (centroid, as_tokens([1, 2, 4])), radius_bits=16.0, shared_bits=32.0).radius_bits
+        16.0
+    """
+
+    centroid: Tokens
+    members: tuple[Tokens, ...]
+    radius_bits: float
+    shared_bits: float
+
+
+class ApproximateLayers(tuple[Any, ...]):
+    """The layers of an approximate hit: a tuple by whose class `put` knows them, and refuses them.
+
+    Example:
+        >>> ApproximateLayers(()).is_approximate
+        True
+    """
+
+    is_approximate = True
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A stored prefix and its cache.
+
+    Attributes:
+        tokens: how many leading tokens matched.
+        tiers: tokens by where they came from: "device", "queue" (not yet written), "host", "disk", and "donors" for
+            tokens of other sequences.
+        seconds: time that the get took.
+        layers: per layer (K, V), each `[1, heads, tokens, dim]`. The caller owns them and may write into them. They are
+            not contiguous if `get` reserved room behind them; `reserve=0` gives contiguous tensors.
+        exact_tokens: leading tokens that are exact. Fewer than `tokens` only if an approximate cache was asked for
+            and given; `put` refuses such a cache.
+        spans: where the other tokens were taken from, with their estimated errors.
+        recompute: positions to compute anew before the cache is used, see `integrations.transformers.recompute`. The
+            cache holds nothing at some of them.
+        kl: what the predictions are estimated to lose after that, nats a token.
+
+    Example:
+        >>> import torch
+        >>> layers = ((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),)
+        >>> hit = Hit(tokens=3, tiers={"disk": 3}, seconds=0.001, layers=layers)
+        >>> hit.nbytes, hit.approximate
+        (384, False)
+        >>> hit.cache().get_seq_length()
+        3
+    """
+
+    tokens: int
+    tiers: dict[str, int]
+    seconds: float
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    exact_tokens: int = -1
+    spans: tuple[ReusedSpan, ...] = ()
+    recompute: tuple[int, ...] = ()
+    kl: float = 0.0
+    _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.exact_tokens < 0:
+            object.__setattr__(self, "exact_tokens", self.tokens)
+
+    @property
+    def approximate(self) -> bool:
+        """Whether some of the cache was computed behind other tokens."""
+        return self.exact_tokens < self.tokens
+
+    def cache(self) -> Any:
+        """Make a transformers `DynamicCache` of these tensors, without copying them.
+
+        The cache never writes into `layers`. The first cache made of a hit appends behind them while the reserved room
+        lasts (see `KVStore.get`); any other cache copies them when it grows. Thread-safe: each room goes to one cache.
+
+        Returns:
+            A new cache, marked `is_approximate` if the hit is.
+        """
+        from kvstore.integrations.transformers.cache import cache_from_layers
+
+        # pop and not a look: two threads must not both get it
+        room = self._room.pop() if self._room else None
+        cache = cache_from_layers(self.layers, room)
+        cache.is_approximate = self.approximate
+        return cache
+
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of the tensors."""
+        return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)

@@ -1,0 +1,182 @@
+"""The keys and values of donors: what members are coded against, and decoded from."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.codecs import KVView, is_delta
+from kvstore.codecs.base import BlockInfo
+from kvstore.config import MIB
+from kvstore.core.keys import chain_key
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import Damage, DamagedRecord, Donor, RecordHeader, check_payload, parse
+from kvstore.core.tokens import Tokens
+from kvstore.errors import CodecError, UnknownCodec
+from kvstore.metrics import Metrics
+from kvstore.residency.residency import Residency
+from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.host import HostRecord
+from kvstore.tiers.profiles import Profiles
+
+_CACHE_BYTES = 64 * MIB
+
+
+class DonorLost(Exception):
+    """A donor that is gone, damaged, or another block than it was. Internal: its member is a counted miss."""
+
+
+class DonorUnreadable(Exception):
+    """A donor that cannot be decoded here and now, for the profile that it needs is not here. Internal."""
+
+
+@dataclass(frozen=True)
+class DonorBlock:
+    """A decoded donor: key of its block, position of its first token, tokens, keys and values on the CPU."""
+
+    key: bytes
+    start: int
+    tokens: Tokens
+    view: KVView
+
+
+class DonorReader:
+    """Thread-safe. Keeps what it decoded last, for neighbours share their donors.
+
+    any_tier: all tiers hold the same values, as they do where caches are exact; otherwise those on disk count.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        pool: BufferPool,
+        profiles: Profiles,
+        metrics: Metrics,
+        layout: KVLayout,
+        any_tier: bool,
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> None:
+        self._residency = residency
+        self._pool = pool
+        self._profiles = profiles
+        self._metrics = metrics
+        self.layout = layout
+        self._any_tier = any_tier
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[int, DonorBlock] = OrderedDict()
+        self._cached = 0
+
+    def of(self, records: Sequence[int], told: Sequence[Donor] | None = None) -> list[DonorBlock]:
+        """The decoded donors. told: what the member says of them, to be compared with what they are.
+
+        Raises `DonorLost`, after which a damaged donor is quarantined, and `DonorUnreadable`.
+        """
+        found = [self._block(record) for record in records]
+        if told is not None and [block.key for block in found] != [donor.key for donor in told]:
+            raise DonorLost("another block has the donor's number")
+        return found
+
+    def start(self, record: int) -> int | None:
+        """Position of the donor's first token; None where it is gone. Reads nothing."""
+        queued, held = self._residency.queued(record), self._residency.host.get(record)
+        if self._any_tier and queued is not None:
+            return queued.start
+        if self._any_tier and held is not None:
+            return held.header.start
+        entry = self._residency.disk.entry(record) if self._residency.disk is not None else None
+        return None if entry is None else entry.start
+
+    def forget(self, record: int) -> None:
+        """The record is gone."""
+        with self._lock:
+            block = self._cache.pop(record, None)
+            if block is not None:
+                self._cached -= block.view.nbytes
+
+    def clear(self) -> None:
+        with self._lock:
+            self._cache.clear()
+            self._cached = 0
+
+    def _block(self, record: int) -> DonorBlock:
+        with self._lock:
+            block = self._cache.get(record)
+            if block is not None:
+                self._cache.move_to_end(record)
+                return block
+        block = self._from_queue(record)
+        if block is not None:
+            return block
+        block = self._from_host(record) or self._from_disk(record)
+        with self._lock:
+            if record not in self._cache:
+                self._cache[record] = block
+                self._cached += block.view.nbytes
+            while self._cached > self._cache_bytes and len(self._cache) > 1:
+                self._cached -= self._cache.popitem(last=False)[1].view.nbytes
+        return block
+
+    def _from_queue(self, record: int) -> DonorBlock | None:
+        block = self._residency.queued(record) if self._any_tier else None
+        if block is None:
+            return None
+        view = block.fetched().view
+        return DonorBlock(block.key, block.start, block.tokens, view)
+
+    def _from_host(self, record: int) -> DonorBlock | None:
+        held: HostRecord | None = self._residency.host.get(record) if self._any_tier else None
+        if held is None:
+            return None
+        try:
+            return self._decoded(record, held.header, held.payload)
+        except CodecError:
+            self._residency.host.remove([record])  # the disk may have it whole
+            return None
+
+    def _from_disk(self, record: int) -> DonorBlock:
+        disk = self._residency.disk
+        entry = disk.locate([record])[0] if disk is not None else None
+        if disk is None or entry is None:
+            raise DonorLost("the donor is gone")
+        buffer: Buffer = self._pool.take(entry.extent.nbytes)
+        try:
+            disk.read([entry], [buffer])
+            header = parse(buffer.view, len(buffer.view))
+            check_payload(header, buffer.view)
+            if chain_key(header.parent, header.tokens) != header.key or not np.array_equal(header.tokens, entry.tokens):
+                raise DamagedRecord(Damage.KEY, "another block's record")
+            return self._decoded(record, header, HostRecord(header, buffer).payload)
+        except OSError as error:
+            self._metrics.add("disk_read_errors")
+            raise self._rejected(record, entry, "unreadable") from error
+        except DamagedRecord as damage:
+            raise self._rejected(record, entry, damage.damage.value) from damage
+        except CodecError as error:
+            raise self._rejected(record, entry, type(error).__name__) from error
+        finally:
+            disk.release([entry])
+
+    def _decoded(self, record: int, header: RecordHeader, payload: memoryview) -> DonorBlock:
+        if is_delta(header.codec) or header.donors:
+            raise DonorLost("a member has the donor's number")  # and is as good as any
+        try:
+            codec = self._profiles.decoder(header.codec, header.profile)
+        except UnknownCodec:
+            codec = None
+        if codec is None:
+            raise DonorUnreadable
+        info = BlockInfo(self.layout, header.tokens, header.start)
+        buffer = self._pool.take(header.count * self.layout.bytes_per_token)
+        view = KVView.packed(self.layout, header.count, buffer.address, buffer)
+        codec.decode(info, payload, header.layer_sizes, view)
+        return DonorBlock(header.key, header.start, header.tokens, view)
+
+    def _rejected(self, record: int, entry: Entry, why: str) -> DonorLost:
+        self._residency.reject(record, entry, why)
+        return DonorLost(f"the donor is damaged: {why}")

@@ -1,0 +1,114 @@
+"""Which new blocks are to be coded against which stored ones, and which of them others may be coded against.
+
+A block whose tokens others hold too, at other places or behind other beginnings, becomes a member of their family; one
+that stands alone is entered in the content index, as a donor for what comes later. Deltas have depth 1, for only blocks
+that stand alone are in that index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.codecs.donor.spans import MAX_SPANS
+from kvstore.core.tokens import Tokens
+from kvstore.residency.block import Block
+from kvstore.residency.residency import Residency
+from kvstore.trie.content import ContentIndex, DonorSpan
+from kvstore.trie.worth import span_worth
+
+# Tokens before a block that are looked at too: they tell a seam from the middle of a passage.
+_CONTEXT_TOKENS = 512
+# A block whose tokens are worth less than this share of it stands alone: that does not pay for reading the donors.
+_LEAST_SHARE = 0.4
+_MOST_SPANS = 16
+assert _MOST_SPANS <= MAX_SPANS
+
+
+@dataclass(frozen=True)
+class Matchmaker:
+    """`plan` is for one thread. members: whether blocks may be coded against others. stored_only: donors must be on
+    disk already."""
+
+    residency: Residency
+    content: ContentIndex
+    block_tokens: int
+    members: bool
+    stored_only: bool
+
+    def plan(self, blocks: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
+        """For each block the spans of it that donors hold, () where it stands alone; such a block is in the content
+        index on return. Members have joined their donors' families, so that these stay."""
+        plans: list[tuple[DonorSpan, ...]] = []
+        run: list[Block] = []
+        for block in [*blocks, None]:
+            if block is None or (run and block.parent != run[-1].record):
+                plans += self._plan_run(run)
+                run = []
+            if block is not None:
+                run.append(block)
+        return plans
+
+    def stand_alone(self, block: Block) -> None:
+        """The block is coded without donors after all: it may be one."""
+        self.residency.leave_family(block)
+
+    def _plan_run(self, run: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
+        if not run:
+            return []
+        tokens = self._path(run) if self.members else None
+        plans = []
+        for block in run:
+            spans: tuple[DonorSpan, ...] = ()
+            if tokens is not None and block.end <= len(tokens) and self._may_join(block):
+                spans = self._match(block, tokens)
+            if spans:
+                donors = list(dict.fromkeys(span.record for span in spans))
+                spans = spans if self.residency.join(block, donors) else ()
+            if not spans:
+                self.residency.offer(block)
+            plans.append(spans)
+        return plans
+
+    def _may_join(self, block: Block) -> bool:
+        return not block.alone and not self.residency.is_kept(block.record)
+
+    def _path(self, run: Sequence[Block]) -> Tokens | None:
+        """All tokens of the sequence up to the end of the last block that is not replaced yet; None where there is
+        none."""
+        for block in reversed(run):
+            with contextlib.suppress(KeyError):
+                _, tokens = self.residency.index.path(block.record)
+                return tokens
+        return None
+
+    def _match(self, block: Block, tokens: Tokens) -> tuple[DonorSpan, ...]:
+        begin = max(0, block.start - _CONTEXT_TOKENS)
+        # What follows the block tells more of the blocks that its end lies in.
+        window = np.ascontiguousarray(tokens[begin : block.end + self.block_tokens])
+        # Its own sequence says little that its context does not, and would leave holes where others look for this one.
+        own = self.residency.index.match(block.namespace, tokens[: block.end], touch=False).records
+        found = self.content.find(block.namespace, window, block.start - begin, exclude=own)
+        spans: list[DonorSpan] = []
+        for span in found:
+            start = begin + span.start - block.start
+            length = min(span.length, len(block.tokens) - start)
+            if length > 0 and len(spans) < _MOST_SPANS and self._may_serve(span.record):
+                spans.append(DonorSpan(start, length, span.record, span.donor_start, span.run))
+        if sum(span_worth(span.run, span.length) for span in spans) < _LEAST_SHARE * len(block.tokens):
+            return ()
+        self.residency.use_donors([span.record for span in spans])
+        return tuple(spans)
+
+    def _may_serve(self, donor: int) -> bool:
+        residency = self.residency
+        if not residency.may_serve(donor):
+            return False
+        return not self.stored_only or (residency.disk is not None and residency.disk.holds(donor))
+
+
+def _donors(spans: Sequence[DonorSpan]) -> list[int]:
+    return list(dict.fromkeys(span.record for span in spans))

@@ -1,0 +1,127 @@
+"""Brings one block into its slice of the result, and says what failed: nothing that a record holds raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvstore.codecs import Codec, KVView, is_delta
+from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.device import buffer_on_cpu, codes_on_device, move
+from kvstore.core.keys import chain_key
+from kvstore.core.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
+from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
+from kvstore.errors import CodecError, UnknownCodec
+from kvstore.read.block_read import BlockRead
+from kvstore.residency.residency import Residency
+from kvstore.tiers.base import TensorSource
+from kvstore.tiers.profiles import Profiles
+
+
+class _NoProfile(Exception):
+    """The record's profile is not here: with it the record can be read, so it stays."""
+
+
+@dataclass(frozen=True)
+class BlockDecoder:
+    """Thread-safe: has no state of its own. A block that fails is counted, and quarantined if it is damaged."""
+
+    residency: Residency
+    profiles: Profiles
+    donors: DonorReader
+
+    def copy(self, read: BlockRead, source: TensorSource, target: KVView) -> bool:
+        """Copies a block that has tensors into `target`; False if it is damaged."""
+        return self._succeeds(read, lambda: self._copy(source, target))
+
+    def decode(self, read: BlockRead, header: RecordHeader, payload: memoryview, target: KVView) -> bool:
+        """Decodes a record that was checked into `target`; False if it is damaged or cannot be decoded here."""
+        if is_delta(header.codec):
+            return self._succeeds(read, lambda: self._decode_member(read, header, payload, target))
+        return self._succeeds(read, lambda: self._decode(header, payload, target))
+
+    def _succeeds(self, read: BlockRead, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except UnknownCodec:
+            self.residency.metrics.add("unknown_codec")  # a newer version may read it: it stays
+            return False
+        except (_NoProfile, DonorUnreadable):
+            return False  # with its profile it can be read: it stays
+        except DonorLost:
+            self.residency.reject(read.record, read.source, "donor")
+            return False
+        except CodecError as error:
+            self.residency.reject(read.record, read.source, type(error).__name__)
+            return False
+        return True
+
+    def _copy(self, source: TensorSource, target: KVView) -> None:
+        try:
+            source.copy_to(target)
+        except torch.OutOfMemoryError:
+            self._count_fallback()
+            source.fetched().copy_to(target)
+
+    def _decode(self, header: RecordHeader, payload: memoryview, target: KVView) -> None:
+        codec = self.profiles.decoder(header.codec, header.profile)
+        if codec is None:
+            raise _NoProfile
+        decoded = self._decode_near(codec, header, payload, target)
+        if decoded is not target:
+            move(decoded, target)
+
+    def _decode_near(self, codec: Codec, header: RecordHeader, payload: memoryview, target: KVView) -> KVView:
+        """Decodes into `target`, or into a buffer on the CPU, which is returned, if the target's device does not
+        decode."""
+        info, sizes = BlockInfo(target.layout, header.tokens, header.start), header.layer_sizes
+        by_device = not target.on_cpu and codec.kernels_decode(payload, sizes)
+        out = target if target.on_cpu or (by_device and codes_on_device(codec, target)) else buffer_on_cpu(target)
+        try:
+            codec.decode(info, payload, sizes, out)
+        except torch.OutOfMemoryError:
+            self._count_fallback()
+            out = buffer_on_cpu(target)
+            codec.decode(info, payload, sizes, out)
+            return out
+        if by_device and not codes_on_device(codec, target):  # which may have failed at this very block
+            self._count_fallback()
+        return out
+
+    def _decode_member(self, read: BlockRead, header: RecordHeader, payload: memoryview, target: KVView) -> None:
+        """Decodes a block that is coded against others."""
+        codec = self.profiles.donor_decoder(header.profile)
+        if codec is None:
+            raise _NoProfile
+        # What was found with the record holds even if the block is made to stand alone meanwhile.
+        known = read.source.donors
+        records = self.residency.donors_of(read.record) if known is None else known
+        if len(records) != len(header.donors):
+            raise DonorLost("the record needs other donors than the catalog says")
+        donors = self.donors.of(records, header.donors)
+        out = target if target.on_cpu else buffer_on_cpu(target)
+        info = BlockInfo(target.layout, header.tokens, header.start)
+        codec.decode(info, payload, header.layer_sizes, [donor.view for donor in donors], out)
+        if out is not target:
+            move(out, target)
+
+    def _count_fallback(self) -> None:
+        self.residency.metrics.add("fallback_device_codec")
+
+
+def check_record(read: BlockRead, data: memoryview) -> RecordHeader:
+    """Parses a record and checks that it is whole, and exactly the block that was asked for: its parent's key, its
+    own key and the tokens themselves. Raises `DamagedRecord`."""
+    header = parse(data, len(data))
+    check_payload(header, data)
+    if (
+        header.parent != read.parent_key
+        or header.start != read.start
+        or not np.array_equal(header.tokens[: len(read.tokens)], read.tokens)
+        or chain_key(header.parent, header.tokens) != header.key
+    ):
+        raise DamagedRecord(Damage.KEY, "another block's record")
+    return header

@@ -1,0 +1,166 @@
+"""Brings the blocks of a prefix together: reads those that are in storage, checks them, decodes all into the result.
+
+Every block goes straight into its slice of the result. Records that follow each other on disk are read with one
+call, and reading one run of them overlaps with decoding another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.codecs import KVView
+from kvstore.config import MIB
+from kvstore.core.record import DamagedRecord
+from kvstore.read.block_read import BlockRead
+from kvstore.read.decode import BlockDecoder, check_record
+from kvstore.residency.residency import Residency
+from kvstore.tiers.base import Source, StorageTier
+from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.host import HostRecord
+
+# Larger runs read no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
+_RUN_BYTES = 2 * MIB
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Reads and decodes. Thread-safe: has no state of its own.
+
+    executor: its threads read and decode; more of them than decode let reads overlap. threads: how many may decode.
+    Records that are read a second time (see `SecondRead`) are kept in the host tier as they are, coded as in storage: a
+    record names its codec, and decoding it again costs less than coding it anew.
+    """
+
+    residency: Residency
+    pool: BufferPool
+    executor: Executor
+    threads: int
+    decoder: BlockDecoder
+
+    def fetch(self, reads: Sequence[BlockRead], out: KVView | None, origin: int = 0) -> tuple[int, dict[str, int]]:
+        """Decodes the blocks into `out`, which begins at position `origin`. Without `out` it only reads and checks
+        them, and keeps them in the host tier.
+
+        Returns how many leading blocks are good, and tokens by tier of those. Never raises for damaged or lost
+        records: they are counted and quarantined. Releases the sources.
+        """
+        ranges = self._ranges(reads)
+        task = ReadTask(self, reads, out, origin)
+        outcomes = [task(ranges[0])] if len(ranges) == 1 else list(self.executor.map(task, ranges))
+        bad = {index for outcome in outcomes for index in outcome}
+        good = min(bad, default=len(reads))
+        # What was promoted came in any order: put the beginning of the prefix before its end again.
+        self.residency.touch([read.record for read in reads[:good]])
+        tiers: dict[str, int] = {}
+        for read in reads[:good]:
+            tiers[read.source.tier] = tiers.get(read.source.tier, 0) + len(read.tokens)
+        return good, tiers
+
+    def _ranges(self, reads: Sequence[BlockRead]) -> list[range]:
+        """What to work on together: runs of neighbours in storage, and even shares of what is in memory."""
+        share = max(1, -(-len(reads) // (2 * self.threads)))
+        storage = self.residency.storage
+        ranges: list[range] = []
+        first = size = 0
+        for i, read in enumerate(reads):
+            if i > first and (
+                not _together(storage, reads[i - 1].source, read.source) or size >= _RUN_BYTES or i - first >= share
+            ):
+                ranges.append(range(first, i))
+                first, size = i, 0
+            size += read.source.nbytes if read.source.tier in storage else 0
+        ranges.append(range(first, len(reads)))
+        return ranges
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Works on one range of blocks; returns the indexes of those that failed."""
+
+    fetcher: Fetcher
+    reads: Sequence[BlockRead]
+    out: KVView | None
+    origin: int
+
+    def __call__(self, indexes: range) -> list[int]:
+        tier = self.fetcher.residency.storage.get(self.reads[indexes.start].source.tier) if indexes else None
+        if tier is not None:
+            return self._from_storage(tier, indexes)
+        if self.out is None:
+            return []
+        return [i for i in indexes if not self._from_memory(self.reads[i])]
+
+    def _target(self, read: BlockRead) -> KVView | None:
+        return self.out.narrow(read.start - self.origin, len(read.tokens)) if self.out is not None else None
+
+    def _from_memory(self, read: BlockRead) -> bool:
+        target, tensors, sealed = self._target(read), read.source.tensors, read.source.sealed
+        assert target is not None
+        if tensors is not None:
+            return self.fetcher.decoder.copy(read, tensors, target)
+        assert sealed is not None
+        return self.fetcher.decoder.decode(read, sealed.header, sealed.payload, target)
+
+    def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
+        fetcher, sources = self.fetcher, [self.reads[i].source for i in indexes]
+        kept = [self._is_kept(self.reads[i]) for i in indexes]
+        buffers = [fetcher.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
+        try:
+            tier.read(sources, buffers)
+            readable = [True] * len(sources)
+        except OSError:
+            # One bad sector fails the whole run: find out whose it is.
+            fetcher.residency.metrics.add("disk_read_errors")
+            readable = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
+        finally:
+            tier.release(sources)
+        bad = []
+        for i, buffer, was_read, keep in zip(indexes, buffers, readable, kept, strict=True):
+            if not was_read:
+                self._reject(self.reads[i], "unreadable")
+            if not was_read or not self._accept(self.reads[i], buffer, keep):
+                bad.append(i)
+        return bad
+
+    def _is_kept(self, read: BlockRead) -> bool:
+        residency = self.fetcher.residency
+        if not residency.host.budget:
+            return False
+        return self.out is None or residency.host_admission.again(read.record, read.source.nbytes)
+
+    def _accept(self, read: BlockRead, buffer: Buffer, keep: bool) -> bool:
+        """Checks a record that was read, decodes it, and may lend its buffer to the host tier."""
+        try:
+            record = HostRecord(check_record(read, buffer.view), buffer)
+        except DamagedRecord as damage:
+            self._reject(read, damage.damage.value)
+            return False
+        target, residency = self._target(read), self.fetcher.residency
+        if target is not None and not self.fetcher.decoder.decode(read, record.header, record.payload, target):
+            return False
+        if keep and residency.host.add(read.record, record):
+            residency.metrics.add("promoted_records")
+            if read.record not in residency.index:
+                residency.host.remove([read.record])  # deleted while it was read
+        return True
+
+    def _reject(self, read: BlockRead, why: str) -> None:
+        self.fetcher.residency.reject(read.record, read.source, why)
+
+
+def _read_one(tier: StorageTier[Any], source: Source, buffer: Buffer) -> bool:
+    try:
+        tier.read([source], [buffer])
+    except OSError:
+        return False
+    return True
+
+
+def _together(storage: dict[str, StorageTier[Any]], before: Source, source: Source) -> bool:
+    tier = storage.get(source.tier)
+    if tier is None:
+        return before.tier not in storage
+    return before.tier == source.tier and tier.follows(before, source)

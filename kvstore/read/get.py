@@ -1,0 +1,98 @@
+"""A get, from tokens to a hit: looks the prefix up, decides where to decode it, and fetches it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.results import Hit
+from kvstore.core.tokens import Tokens
+from kvstore.metrics import Metrics
+from kvstore.read.block_read import BlockRead
+from kvstore.read.fetch import Fetcher
+from kvstore.read.lookup import Lookup
+from kvstore.read.placement import Placement
+from kvstore.read.result import OutputBuffers, allocate, to_device
+
+# Reserved behind the tensors of a hit, for what is generated first.
+_RESERVE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class GetRequest:
+    """What a caller asked for; checked.
+
+    namespace: its digest. tokens: of which the longest stored prefix is wanted. given: how many tokens the caller's
+    sequence has. device: where the tensors go; on_cpu: whether that is the CPU. reserve: tokens to reserve behind
+    them, None for as many as are likely to follow. begin: when the get began.
+    """
+
+    namespace: bytes
+    tokens: Tokens
+    given: int
+    device: Any
+    on_cpu: bool
+    reserve: int | None
+    begin: float
+
+    def reserve_behind(self, count: int) -> int:
+        """Tokens to reserve behind the first `count`; none on other devices than the CPU."""
+        if not self.on_cpu:
+            return 0
+        return min(self.given - count, count) + _RESERVE_TOKENS if self.reserve is None else self.reserve
+
+
+@dataclass(frozen=True)
+class Getter:
+    """Thread-safe: has no state of its own."""
+
+    lookup: Lookup
+    placement: Placement
+    fetcher: Fetcher
+    layout: KVLayout
+    metrics: Metrics
+
+    def get(self, request: GetRequest) -> Hit | None:
+        """The cache of the longest stored prefix, exact to the token; None where nothing is stored."""
+        return self.fetch(request, self.lookup.reads(request.namespace, request.tokens))
+
+    def fetch(self, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
+        """The same for blocks that were looked up; releases their sources."""
+        if not reads:
+            self.metrics.add("get_misses")
+            return None
+        count = reads[-1].end
+        try:
+            where = self.placement.decode_device(reads, request.device)
+            out = allocate(self.layout, count, request.reserve_behind(count), where)
+        except BaseException:
+            self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
+            raise
+        good, tiers = self.fetcher.fetch(reads, out.view)
+        if not good:
+            self.metrics.add("get_misses")
+            return None
+        return self.hit(request, out, out.layers(reads[good - 1].end), tiers)
+
+    def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tiers: dict[str, int]) -> Hit:
+        """What is handed to the caller, and counted. layers: of `out`, as many tokens as are good."""
+        layers = to_device(layers, request.device)
+        self.metrics.add("get_hits")
+        for name, amount in tiers.items():
+            self.metrics.add(f"get_hit_tokens_{name}", amount)
+        tokens, reserved = int(layers[0][0].shape[2]), [out.tensors] if out.has_reserve else []
+        return Hit(tokens, tiers, time.perf_counter() - request.begin, layers, _room=reserved)
+
+    def prefetch(self, namespace: bytes, tokens: Tokens) -> int:
+        """Brings the stored prefix into the host tier; returns its leading tokens that are in memory then."""
+        reads = self.lookup.reads(namespace, tokens)
+        good = self.fetcher.fetch(reads, None)[0] if reads else 0
+        in_memory = 0
+        for read, found in zip(reads[:good], self.lookup.in_memory([r.record for r in reads[:good]]), strict=True):
+            if not found:
+                break
+            in_memory = read.end
+        return in_memory

@@ -1,0 +1,61 @@
+"""Where a prefix is decoded: on the device that wants it, or on the CPU, from where it is sent in large pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvstore.codecs import Codec
+from kvstore.core.layout import KVLayout
+from kvstore.metrics import Metrics
+from kvstore.read.block_read import BlockRead
+from kvstore.tiers.codecs import TierCodecs
+from kvstore.tiers.profiles import Profiles
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Thread-safe: has no state of its own. codecs: of new records, profiles: of the others."""
+
+    layout: KVLayout
+    codecs: TierCodecs
+    profiles: Profiles
+    metrics: Metrics
+
+    def decode_device(self, reads: Sequence[BlockRead], device: Any) -> torch.device | None:
+        """The device to decode on if the blocks are wanted on `device`: that, if it is a GPU which decodes them all;
+        None for the CPU."""
+        where = torch.device("cpu" if device is None else device)
+        if where.type != "cuda":
+            return None
+        where = torch.empty(0, device=where).device  # with its index
+        return where if self.all_decode(reads, where) else None
+
+    def all_decode(self, reads: Sequence[BlockRead], device: torch.device) -> bool:
+        """Whether `device` (a GPU with its index) brings up all the blocks without the CPU.
+
+        If they could all be decoded by kernels, and the device cannot run these, its records are counted.
+        """
+        numbers = []
+        for read in reads:
+            tensors, number = read.source.tensors, read.source.codec_id
+            if tensors is not None and not tensors.reaches(device):
+                return False
+            numbers += [] if number is None else [number]
+        codecs = [self._codec(number) for number in set(numbers)]
+        usable = [codec for codec in codecs if codec is not None and codec.has_kernels]
+        if len(usable) < len(codecs):
+            return False
+        if all(codec.codes_on(device, self.layout.dtype) for codec in usable):
+            return True
+        self.metrics.add("fallback_device_codec", len(numbers))
+        return False
+
+    def _codec(self, number: int) -> Codec | None:
+        """The codec of new records, if it has this number, stands for all: what lies on disk does not say which profile
+        it needs. Of two with one number it is the lossy one, which has no kernels."""
+        named = [codec for codec in (self.codecs.host, self.codecs.disk) if codec.id == number]
+        return min(named, key=lambda codec: codec.exact) if named else self.profiles.likely_decoder(number)

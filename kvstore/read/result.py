@@ -1,0 +1,84 @@
+"""The tensors that `get` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvstore.codecs import KVView
+from kvstore.codecs.device import wait_for
+from kvstore.config import MIB
+from kvstore.core.layout import KVLayers, KVLayout
+
+# Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
+# made of tensors that can be freed one by one.
+_AT_ONCE_BYTES = 8 * MIB
+
+
+@dataclass(frozen=True)
+class OutputBuffers:
+    """Memory for a prefix. tensors: per layer (K, V), each `[1, heads, capacity, dim]`, contents undefined; view: of
+    its tokens, without what is reserved."""
+
+    tensors: KVLayers
+    view: KVView
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether there is room behind the tokens."""
+        return int(self.tensors[0][0].shape[2]) > self.view.tokens
+
+    def layers(self, tokens: int) -> KVLayers:
+        """The first `tokens` tokens of every tensor, without copying."""
+        if tokens == self.tensors[0][0].shape[2]:
+            return self.tensors
+        return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
+
+
+def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device | None = None) -> OutputBuffers:
+    """Memory for `tokens` tokens and `reserve` more, on `device`; None: on the CPU, pinned if there is CUDA."""
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    pinned = device is None and torch.cuda.is_available()
+    first = layout.layers[0]
+    capacity = tokens + reserve
+    if layout.is_uniform and device is None and not pinned and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
+        shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
+        memory = torch.empty(shape, dtype=dtype)
+        flat = memory.unbind()
+        tensors: KVLayers = tuple(zip(flat[::2], flat[1::2], strict=True))
+        view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
+    else:
+        tensors = tuple(
+            (
+                torch.empty((1, x.heads, capacity, x.key_dim), dtype=dtype, device=device, pin_memory=pinned),
+                torch.empty((1, x.heads, capacity, x.value_dim), dtype=dtype, device=device, pin_memory=pinned),
+            )
+            for x in layout.layers
+        )
+        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors])
+    if device is not None:
+        # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
+        wait_for([device])
+    return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
+
+
+def to_device(layers: KVLayers, device: Any) -> KVLayers:
+    """The same tensors on `device` (None: as they are). All copies are under way before the first is waited for."""
+    if is_on_cpu(device):
+        return layers
+    moved = tuple((k.to(device, non_blocking=True), v.to(device, non_blocking=True)) for k, v in layers)
+    wait_for([torch.device(device)])
+    return moved
+
+
+def is_on_cpu(device: Any) -> bool:
+    """Whether tensors for `device` are to be on the CPU, as they are for None. Raises `ValueError` if `device` is not
+    a device."""
+    if device is None:
+        return True
+    try:
+        return torch.device(device).type == "cpu"
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f'device: {device!r} is not a torch device; use "cpu" or "cuda:0": {error}') from error

@@ -1,0 +1,148 @@
+"""A block on its way to the tiers, and how it becomes a record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvstore.codecs.base import BlockInfo, Codec
+from kvstore.codecs.delta import DeltaCodec
+from kvstore.codecs.device import copy_on_cpu, move
+from kvstore.codecs.view import KVView
+from kvstore.core.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
+from kvstore.core.tokens import Tokens
+from kvstore.tiers.base import TensorSource
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.host import HostRecord
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Block(TensorSource):
+    """One block of one sequence, its keys and values still where the caller (or a copy) has them.
+
+    record: its number. parent: number of the block before it, 0 for none. key, parent_key: see `identity.chain_key`.
+    alone: not to be coded against others.
+    """
+
+    record: int
+    parent: int
+    key: bytes
+    parent_key: bytes
+    namespace: bytes
+    start: int
+    tokens: Tokens
+    view: KVView
+    bits: float
+    expiry: float
+    pinned: bool
+    alone: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def tier(self) -> str:
+        return "queue"
+
+    @property
+    def nbytes(self) -> int:
+        return self.view.nbytes
+
+    def copy_to(self, target: KVView) -> None:
+        move(self.view.narrow(0, target.tokens), target)
+
+    def reaches(self, device: torch.device) -> bool:
+        return not self.view.on_cpu
+
+    def fetched(self) -> Block:
+        return self if self.view.on_cpu else replace(self, view=copy_on_cpu(self.view))
+
+    @property
+    def queued(self) -> Block | None:
+        """The block that waits to be written: this one."""
+        return self
+
+    def info(self) -> BlockInfo:
+        return BlockInfo(self.view.layout, self.tokens, self.start)
+
+    def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:
+        """The block as a sealed record in a buffer of whole pages. lasting: it will be kept in memory."""
+        info = self.info()
+        for room in (codec.usual(info), codec.bound(info)):
+            record = self.encode_by(
+                codec, lambda out: codec.encode(info, self.view, out), room, pool, codec.error_bound, lasting
+            )
+            if record is not None:
+                return record
+        raise AssertionError("a block takes more than the codec's bound")
+
+    def encode_by(
+        self,
+        codec: Codec | DeltaCodec,
+        write: Callable[[memoryview], tuple[int, ...] | None],
+        room: int,
+        pool: BufferPool,
+        error: Callable[[memoryview, Sequence[int]], float],
+        lasting: bool = False,
+        donors: Sequence[Donor] = (),
+    ) -> HostRecord | None:
+        """The same with a payload of at most `room` bytes that `write` writes in the manner of `codec`, against
+        `donors`; None where it does not fit. error: says its error bound."""
+        begin = payload_offset(len(self.view.layout.layers), len(self.tokens), len(donors))
+        buffer = pool.take(padded(begin + room), lasting)
+        sizes = write(buffer.view[begin:])
+        if sizes is None:
+            return None
+        bound = 0.0
+        if not codec.exact:
+            bound = error(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
+        header = RecordHeader(
+            key=self.key,
+            parent=self.parent_key,
+            namespace=self.namespace,
+            codec=codec.id,
+            record_id=self.record,
+            start=self.start,
+            tokens=self.tokens,
+            layer_sizes=sizes,
+            raw_bytes=self.view.nbytes,
+            bits=self.bits,
+            expiry=self.expiry,
+            flags=FLAG_PINNED if self.pinned else 0,
+            profile=codec.profile,
+            error_bound=bound,
+            donors=tuple(donors),
+        )
+        buffer.trim(padded(header.record_bytes))
+        seal(header, buffer.view)
+        return HostRecord(header, buffer)
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block that is on disk already and becomes known here: see `Block` for what the fields mean. donors: the records
+    that it is coded against."""
+
+    record: int
+    parent: int
+    namespace: bytes
+    start: int
+    tokens: Tokens
+    expiry: float
+    donors: tuple[int, ...] = ()
+    pinned: bool = False
+
+    @property
+    def queued(self) -> None:
+        """Nothing waits to be written."""
+        return None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)

@@ -1,0 +1,349 @@
+"""What is known of every record but its bytes: queued, replaced, pinned, with an end of life, whose member.
+
+The index (trie) names the records; the ledger keeps the rest, and both change together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.config import StoreConfig
+from kvstore.core.guard import RESIDENCY, Guard
+from kvstore.core.tokens import Tokens
+from kvstore.metrics import Metrics
+from kvstore.residency.block import Block, StoredBlock
+from kvstore.residency.census import Census
+from kvstore.residency.donor_rule import may_be_donor
+from kvstore.residency.expiry import Expiry
+from kvstore.residency.families import Families
+from kvstore.residency.pins import Pins
+from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
+from kvstore.trie.content import ContentIndex
+
+Bits = np.ndarray[tuple[int], np.dtype[np.float32]] | float
+
+
+@dataclass
+class Ledger:
+    """Thread-safe.
+
+    content: of the blocks that others may be coded against, None where none may; others only look things up in it.
+
+    One lock, `_lock`, guards what is said so below: whoever changes any of it holds the lock, so that every change is
+    seen whole. Reading one record's entry of a dict or a set is a single step and needs no lock. The index, the
+    content index, the tiers and the families have locks of their own, which are taken below this one; the put lock and
+    the disk's locks are taken above it (`guard`), so the disk's writing methods are never called while it is held.
+    """
+
+    config: StoreConfig
+    index: TrieIndex
+    metrics: Metrics
+    content: ContentIndex | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = Guard(RESIDENCY)
+        # Taken and not yet written. Guarded by _lock.
+        self._pending: dict[int, Block] = {}
+        # In memory only, for their write failed: a put of the same tokens writes them again. Guarded by _lock.
+        self._unwritten: set[int] = set()
+        # Stored records that a newer one is to replace, by that one: they go when it is written. Guarded by _lock.
+        self._replaced: dict[int, list[int]] = {}
+        # Stored records whose replacement left before it was written: they go next. Guarded by _lock.
+        self._abandoned: list[int] = []
+        self._pins = Pins(self._path_with_holes)  # guarded by _lock
+        self._expiry = Expiry()  # guarded by _lock
+        self._families = Families()  # changed under _lock; it has its own for readers
+        # Told of every record that is put, and that is gone; after _lock is released. Replaced as a whole.
+        self._arrived: tuple[Callable[[int], None], ...] = ()
+        self._forgotten: tuple[Callable[[int], None], ...] = ()
+
+    def listen(
+        self, arrived: Callable[[int], None] | None = None, forgotten: Callable[[int], None] | None = None
+    ) -> None:
+        """From now on these are told of every record that arrives, and that is gone; in any order, on any thread."""
+        with self._lock:
+            self._arrived += (arrived,) if arrived else ()
+            self._forgotten += (forgotten,) if forgotten else ()
+
+    def unlisten(self, arrived: Callable[[int], None], forgotten: Callable[[int], None]) -> None:
+        """Ends `listen`; a call under way may still come."""
+        with self._lock:
+            self._arrived = tuple(told for told in self._arrived if told != arrived)
+            self._forgotten = tuple(told for told in self._forgotten if told != forgotten)
+
+    def path(self, record: int) -> list[int]:
+        """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
+        return [r for r in self._path_with_holes(record) if r]
+
+    def whole_path(self, record: int) -> tuple[bytes, Tokens] | None:
+        """(namespace, all tokens up to the record's end); None where the index does not know it."""
+        try:
+            return self.index.path(record)
+        except KeyError:
+            return None
+
+    def queued_records(self) -> int:
+        """How many records are not written yet."""
+        return len(self._pending)
+
+    def queued(self, record: int) -> Block | None:
+        """The block, if it is not written yet."""
+        return self._pending.get(record)
+
+    def is_pending(self, record: int) -> bool:
+        """Whether the record is not written yet."""
+        return record in self._pending
+
+    def unwritten_among(self, records: Iterable[int]) -> frozenset[int]:
+        """Those whose write failed."""
+        return frozenset(self._unwritten.intersection(records) if self._unwritten else ())
+
+    def is_pinned(self, record: int) -> bool:
+        """Whether a pinned sequence ends with the record."""
+        return self._pins.is_pinned(record)
+
+    def is_kept(self, record: int) -> bool:
+        """Whether the record, or one that continues it, is pinned."""
+        return self._pins.is_kept(record)
+
+    def donors_of(self, record: int) -> tuple[int, ...]:
+        """What the record is coded against, in the order of its own table; () for one that stands alone."""
+        return self._families.donors(record)
+
+    def members_of(self, records: Iterable[int]) -> list[int]:
+        """What is coded against these records, by number. Whoever joins later finds that they left, if they did."""
+        with self._lock:
+            return sorted({member for record in records for member in self._families.members(record)})
+
+    def family_stats(self) -> dict[str, int]:
+        """members: records coded against others. donors: records that others need."""
+        return self._families.stats()
+
+    def expiry(self, record: int) -> float:
+        """Unix seconds; 0 for never."""
+        return self._expiry.of(record)
+
+    def is_expired(self, record: int) -> bool:
+        """Whether the record is past its time."""
+        return self._expiry.is_over(record)
+
+    # ---- arriving ------------------------------------------------------------------------------------------------
+
+    def arrive(
+        self, tokens: Tokens, blocks: Sequence[Block] | Sequence[StoredBlock], bits: Bits = UNIFORM_BITS_PER_TOKEN
+    ) -> list[int]:
+        """Makes blocks of one sequence findable; returns the records that they replace, which are forgotten.
+
+        tokens: of the sequence, to the end of the last block. Blocks that are queued wait for `written`; what they
+        replace stays on disk until then. The last block is pinned if it says so.
+        """
+        last = blocks[-1]
+        with self._lock:
+            for block in blocks:
+                if block.queued is not None:
+                    self._pending[block.record] = block.queued  # first: a reader that the index sends here must find it
+                self._expiry.set(block.record, block.expiry)
+            ends = np.array([block.end for block in blocks], np.uint32)
+            numbers = np.array([block.record for block in blocks], np.uint64)
+            replaced: list[int] = self.index.insert(last.namespace, tokens, ends, numbers, bits=bits).tolist()
+            stored = [old for record in replaced for old in (*self._replaced.pop(record, ()), record)]
+            if stored and last.queued is not None and self.config.disk.bytes:
+                self._replaced[last.record] = stored
+            for record in replaced:
+                self._forget(record)
+            for block in blocks:
+                if block.queued is None:
+                    if block.donors:
+                        self._families.add(block.record, block.donors)
+                    self._offer(block)
+            if last.pinned:
+                self._pin(last.record)
+            self._pins.arrived()
+        self._tell(self._forgotten, replaced)
+        self._tell(self._arrived, [block.record for block in blocks])
+        return replaced
+
+    def replaced_by(self, blocks: Sequence[Block]) -> tuple[list[int], list[int]]:
+        """(stored records that are to go, the blocks that must be written for that)."""
+        old = self._replaced.get(blocks[-1].record, []) if blocks else []
+        return list(old), [block.record for block in blocks]
+
+    def _left_queue(self, blocks: Sequence[Block], on_disk: set[int]) -> list[int]:
+        """The blocks of one put are queued no more; returns those that are wanted and not on disk."""
+        lost = []
+        with self._lock:
+            if blocks and on_disk.issuperset(block.record for block in blocks):
+                self._replaced.pop(blocks[-1].record, None)
+            for block in blocks:
+                wanted = self._pending.pop(block.record, None) is not None
+                if wanted and block.record not in on_disk:
+                    lost.append(block.record)
+                    self._could_not_write(block.record)
+        return lost
+
+    def _could_not_write(self, record: int) -> None:
+        self._lock.check_held()
+        if not self.config.disk.bytes:
+            return
+        self._unwritten.add(record)
+        self._families.remove(record)  # what memory holds of it needs no donor
+        if self.content is not None:
+            self.content.remove(record)
+
+    def pin(self, record: int) -> None:
+        """The record, and what comes before it, is never evicted."""
+        with self._lock:
+            self._pin(record)
+
+    def _pin(self, record: int) -> None:
+        self._lock.check_held()
+        self.index.pin(*self.index.path(record))
+        self._pins.add(record)
+
+    def set_expiry(self, record: int, expiry: float) -> None:
+        """expiry: unix seconds; 0 for never."""
+        with self._lock:
+            self._expiry.set(record, expiry)
+
+    def join(self, block: Block, donors: Sequence[int]) -> bool:
+        """Makes a queued block a member: its donors stay as long as it does. False, and nothing is changed, where one
+        of them may be no donor any more, or the block is not queued any more, or is pinned.
+
+        A delete asks for the members of what it took out of the index, and a pin for the donors of what it keeps,
+        under the same lock: either this sees them, or they see this.
+        """
+        with self._lock:
+            fits = block.record in self._pending and not self.is_kept(block.record)
+            if not fits or self._families.members(block.record) or not all(self.may_serve(d) for d in donors):
+                return False
+            self._families.add(block.record, donors)
+            return True
+
+    def leave_family(self, block: Block) -> None:
+        """A member is coded without its donors after all: it may be one."""
+        with self._lock:
+            self._families.remove(block.record)
+            if block.record in self._pending:
+                self._offer(block)
+
+    def offer(self, block: Block) -> None:
+        """Lets others find a queued block as a donor, if it may be one."""
+        with self._lock:
+            if block.record in self._pending:
+                self._offer(block)
+
+    def may_serve(self, record: int) -> bool:
+        """Whether a record that was offered as a donor may be one now."""
+        size = self.config.block_tokens  # only whole blocks are offered
+        return self.content is not None and record in self.content and self._may_be_donor(record, 0, size)
+
+    def _offer(self, block: Block | StoredBlock) -> None:
+        self._lock.check_held()
+        if self.content is None or block.record in self.content:
+            return
+        if self._may_be_donor(block.record, block.parent, len(block.tokens)):
+            tokens = np.ascontiguousarray(block.tokens)
+            self.content.insert(block.namespace, block.record, block.parent, tokens)
+
+    def _may_be_donor(self, record: int, parent: int, tokens: int) -> bool:
+        return bool(
+            may_be_donor(
+                record=record,
+                parent=parent,
+                tokens=tokens,
+                block_tokens=self.config.block_tokens,
+                expiry=self.expiry(record),
+                is_member=bool(self._families.donors(record)),
+                is_indexed=record in self.index,
+                is_unwritten=record in self._unwritten,
+            )
+        )
+
+    def load(
+        self,
+        pinned: Iterable[int] = (),
+        expiry: Mapping[int, float] | None = None,
+        donors: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        """What the catalog says of records that were put into the index at open: pins, ends of life, and by member
+        its donors."""
+        with self._lock:
+            self._pins.load(pinned)
+            for record, end in (expiry or {}).items():
+                self._expiry.set(record, end)
+            for member, listed in (donors or {}).items():
+                self._families.add(member, listed)
+
+    def erase(self, namespace: bytes, tokens: Tokens) -> list[int]:
+        """Takes a sequence that is stored in full out of the index: nobody finds its records any more, but those that
+        are coded against them. Returns them; `forget` ends it. See `TrieIndex.erase`."""
+        with self._lock:
+            records: list[int] = self.index.erase(namespace, tokens).tolist()
+            if self.content is not None:
+                for record in records:
+                    self.content.remove(record)
+            return records
+
+    def forget(self, records: Iterable[int]) -> list[int]:
+        """Forgets records in memory and in the index; returns whose catalog entries are to go: theirs, and those of
+        the stored records that they were to replace."""
+        listed = list(records)
+        with self._lock:
+            gone = self._forget_all(listed)
+        self._tell(self._forgotten, listed)
+        return gone
+
+    def _written_members(self, record: int) -> list[int]:
+        return [member for member in self._families.members(record) if member not in self._pending]
+
+    def _forget_all(self, records: Sequence[int]) -> list[int]:
+        """What `forget` does, and returns."""
+        self._lock.check_held()
+        for record in records:
+            self.index.remove(record)
+            self._forget(record)
+        return [*(old for record in records for old in self._replaced.pop(record, ())), *records]
+
+    def _forget(self, record: int) -> None:
+        self._lock.check_held()
+        self._pending.pop(record, None)
+        self._unwritten.discard(record)
+        self._families.remove(record)
+        if self.content is not None:
+            self.content.remove(record)
+        self._pins.remove(record)
+        self._expiry.remove(record)
+
+    @staticmethod
+    def _tell(listeners: Iterable[Callable[[int], None]], records: Iterable[int]) -> None:
+        for record in records:
+            for told in listeners:
+                told(record)
+
+    def census(self) -> Census:
+        """What the ledger says at one moment."""
+        with self._lock:
+            pinned, kept = self._pins.snapshot()
+            ends, waiting = self._expiry.snapshot()
+            donors, members = self._families.snapshot()
+            return Census(
+                indexed=self.index.counts()[0],
+                queued=dict(self._pending),
+                unwritten=frozenset(self._unwritten),
+                replaced=frozenset(old for listed in self._replaced.values() for old in listed)
+                | frozenset(self._abandoned),
+                pinned=pinned,
+                kept=kept,
+                paths={record: tuple(self.path(record)) for record in pinned},
+                expiry=ends,
+                waiting=waiting,
+                donors=donors,
+                members=members,
+            )
+
+    def _path_with_holes(self, record: int) -> list[int]:
+        known = self.whole_path(record)
+        return [] if known is None else self.index.match(*known, touch=False).records.tolist()

@@ -1,0 +1,195 @@
+"""Where each record is: not yet written, on the device, in host memory, on disk. One record may be in several.
+
+A record that is in no tier any more is forgotten by the index too. `states` has the table of what a record may be, and
+`check` holds a store against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.eviction import EvictionPolicy, LeafFirstLRU
+from kvstore.eviction.prior import PriorGuided
+from kvstore.residency.block import Block
+from kvstore.residency.ledger import Ledger
+from kvstore.tiers.admission import SecondRead
+from kvstore.tiers.base import Source, StorageTier
+from kvstore.tiers.device import DeviceTier
+from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tiers.host import HostTier
+from kvstore.tiers.memory import MemoryTier
+from kvstore.trie.index import NO_LIMIT
+
+
+@dataclass
+class Residency(Ledger):
+    """All tiers of one store, and its `Ledger` of records. Thread-safe: the ledger's lock guards what the ledger says;
+    each tier has its own lock, which is taken below that one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Constant once the store is open.
+        self.disk: DiskTier | None = None
+        budgets = self.config
+        policy: Callable[[], EvictionPolicy] = PriorGuided if budgets.eviction == "prior" else LeafFirstLRU
+        self.device: DeviceTier = MemoryTier(
+            "device", budgets.device.bytes, policy(), self._may_leave_memory, self._left_memory
+        )
+        self.host_admission = SecondRead(budgets.host.bytes)
+        self.host: HostTier = MemoryTier(
+            "host", budgets.host.bytes, policy(), self._may_leave_memory, self._left_memory
+        )
+
+    # ---- finding -------------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> dict[str, StorageTier[Any]]:
+        """The tiers whose records must be read, by name, the nearest first. Each has sources of its own kind."""
+        return {} if self.disk is None else {self.disk.name: self.disk}
+
+    def find(self, records: Sequence[int]) -> list[Source | None]:
+        """The nearest source of each record, None where it is nowhere. The caller releases them (`release`)."""
+        # No lock, but the order matters: a block leaves the queue only after it arrived elsewhere.
+        found: list[Source | None] = [self.device.get(r) or self._pending.get(r) or self.host.get(r) for r in records]
+        for tier in self.storage.values():
+            missing = [i for i, source in enumerate(found) if source is None]
+            if missing:
+                for i, source in zip(missing, tier.locate([records[i] for i in missing]), strict=True):
+                    found[i] = source
+        return found
+
+    def release(self, sources: Iterable[Source | None]) -> None:
+        """Lets go of sources that `find` gave and that will not be read."""
+        given = [source for source in sources if source is not None]
+        for name, tier in self.storage.items():
+            held = [source for source in given if source.tier == name]
+            if held:
+                tier.release(held)
+
+    def touch(self, records: Sequence[int]) -> None:
+        """The records of one prefix, root first, were used."""
+        self.device.touch(records)
+        self.host.touch(records)
+
+    def use_donors(self, records: Iterable[int]) -> None:
+        """These donors were used: a donor that is used no later than its members outlives them."""
+        done: set[int] = set()
+        for record in sorted(records, reverse=True):  # mostly the deepest first: what is above is done with it
+            known = self.whole_path(record) if record not in done else None
+            if known is not None:
+                path = [r for r in self.index.match(*known, touch=True).records.tolist() if r]
+                self.touch(path)
+                done.update(path)
+
+    def use_donors_of(self, records: Iterable[int]) -> None:
+        """The members among these records were used, and with them their donors."""
+        if len(self._families):
+            self.use_donors(dict.fromkeys(d for r in records for d in self._families.donors(r)))
+
+    # ---- writing and leaving ------------------------------------------------------------------------------------
+
+    def written(self, blocks: Sequence[Block], on_disk: set[int]) -> int:
+        """The blocks of one put were written as far as that was possible: those `on_disk` are durable, the others are
+        in memory only, or gone. Returns how many of them are wanted and could not be written."""
+        lost = self._left_queue(blocks, on_disk)
+        for record in lost:
+            self.drop_if_nowhere(record)
+            if self.disk is None and record not in self.index:
+                self.metrics.add("dropped_no_memory")
+        return len(lost) if self.disk is not None else 0
+
+    def evict(self) -> list[int]:
+        """The disk is full: the index gives up the record it can best spare, and with it every tier; before it go the
+        members that are coded against it, which were used no later. Returns what is to leave the catalog, [] for
+        nothing. What is not written yet stays: it holds no space on disk, and a member among it is dropped, and said
+        to be, when it is to be written."""
+        with self._lock:
+            abandoned, self._abandoned = self._abandoned, []
+            record = self.index.evict(below=min(self._pending, default=NO_LIMIT))
+            if record is None:
+                return abandoned
+            members = self._written_members(record)
+            gone = [*abandoned, *self._forget_all([*members, record])]
+        self._tell(self._forgotten, [*members, record])
+        if members:
+            self.metrics.add("dropped_members", len(members))
+        return gone
+
+    def quarantine(self, record: int) -> None:
+        """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is
+        not written yet needs no donor to be read, and stays."""
+        with self._lock:
+            members = self._written_members(record)
+            gone = self._forget_all([*members, record])
+        self._tell(self._forgotten, [*members, record])
+        if members:
+            self.metrics.add("damaged_donor", len(members))
+        self.metrics.add("quarantined_records", len(members) + 1)
+        self._remove_entries(gone)
+
+    def reject(self, record: int, source: Source, why: str) -> None:
+        """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
+        was looked up, or another thread removed the record: that is not damage, only too late."""
+        if record not in self.index:
+            self.metrics.add("stale_reads")
+            return
+        tier = self.storage.get(source.tier)
+        if tier is not None and not tier.is_current(source):
+            self.metrics.add("stale_reads")
+            self.forget([record])
+            return
+        self.metrics.add(f"damaged_{why}")
+        self.quarantine(record)
+
+    def drop_if_nowhere(self, record: int) -> None:
+        """Forgets a record that no tier holds any more."""
+        with self._lock:
+            if record in self._pending or record in self.device or record in self.host:
+                return
+            if self.disk is not None and self.disk.holds(record):
+                return
+            self._abandoned += [old for old in self._forget_all([record]) if old != record]
+        self._tell(self._forgotten, [record])
+
+    def drop_late(self, records: Iterable[int]) -> None:
+        """Frees what the memory tiers took of records that left while they were on their way there."""
+        with self._lock:
+            for record in records:
+                if record not in self.index and record not in self._pending:
+                    self.device.remove([record])
+                    self.host.remove([record])
+
+    def _forget(self, record: int) -> None:
+        super()._forget(record)
+        self.device.remove([record])
+        self.host.remove([record])
+
+    def _remove_entries(self, records: Sequence[int]) -> None:
+        if self.disk is not None and not self.disk.read_only:
+            try:
+                self.disk.remove(records)
+            except CatalogError:
+                self.metrics.add("catalog_errors")
+
+    def _may_leave_memory(self, record: int) -> bool:
+        # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.
+        if not self._pins.is_kept(record):
+            return True
+        return self.disk is not None and self.disk.holds(record)
+
+    def _left_memory(self, record: int) -> None:
+        self.metrics.add("memory_evicted_records")
+        self.drop_if_nowhere(record)
+
+    def expire(self) -> None:
+        """Removes what is past its time, ends of prefixes first."""
+        with self._lock:
+            due = sorted(self._expiry.due(), reverse=True)
+            gone = self._forget_all(due)
+        if due:
+            self._tell(self._forgotten, due)
+            self.metrics.add("expired_records", len(due))
+            self._remove_entries(gone)

@@ -1,0 +1,182 @@
+"""Opens what is on disk: superblock, catalog, segments; mends what can be mended, and counts it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.config import GIB, MIB, PAGE_BYTES, StoreConfig
+from kvstore.core.identity import ModelIdentity
+from kvstore.errors import CorruptStore
+from kvstore.metrics import Metrics
+from kvstore.tiers.disk import catalog as catalog_module
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
+from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
+from kvstore.tiers.disk.lock import WriterLock
+from kvstore.tiers.disk.rebuild import DATA_FILE, rebuild, recover_entries
+from kvstore.tiers.disk.segments import Segments, segment_numbers
+from kvstore.tiers.disk.superblock import Superblock
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One attempt to open the store at `path`."""
+
+    fs: FileSystem
+    path: str
+    config: StoreConfig
+    read_only: bool
+    metrics: Metrics
+
+    @property
+    def segment_directory(self) -> str:
+        return os.path.join(self.path, "segments")
+
+    @property
+    def catalog_directory(self) -> str:
+        return os.path.join(self.path, "catalog")
+
+    @property
+    def catalog_file(self) -> str:
+        return os.path.join(self.catalog_directory, DATA_FILE)
+
+    @property
+    def _damaged_file(self) -> str:
+        return self.catalog_file + ".damaged"
+
+    def superblock(self, identity: ModelIdentity, lock: WriterLock) -> Superblock:
+        """Takes the lock (unless reading), and reads or makes the superblock.
+
+        Raises StoreLocked, FormatVersion, IdentityMismatch, CorruptStore; the lock is not held then.
+        """
+        if not self.read_only:
+            for directory in (self.path, self.segment_directory, self.catalog_directory):
+                self.fs.mkdir(directory)
+            lock.take()
+        try:
+            superblock = Superblock.read(self.fs, self.path)
+            if superblock is None:
+                if self.read_only or self.fs.names(self.segment_directory):
+                    raise CorruptStore(f"{self.path}: there is no store.json; this is no store, or it was damaged")
+                superblock = Superblock.new(identity, self.config.block_tokens, self.config.segment_bytes)
+                superblock.write(self.fs, self.path)
+            superblock.check(self.path, identity, self.config.block_tokens, self.config.segment_bytes)
+        except BaseException:
+            lock.release()
+            raise
+        return superblock
+
+    def catalog(self, lock: WriterLock) -> Catalog:
+        """The catalog, rebuilt from the segments where its structure is damaged. Raises CorruptStore for a reader."""
+        # A rebuild that was cut short is begun again; a live writer has checked the file when it opened it, and
+        # changes it under a reader's eyes.
+        problems = ["a rebuild was cut short"] if self._is_there(self._damaged_file) else []
+        trusted = self.read_only and not lock.is_free()
+        if not problems and not trusted:
+            problems = self._problems()
+        if not problems:
+            try:
+                catalog = self.new_catalog()
+            except CatalogDamaged as error:
+                problems = [str(error)]
+            else:
+                if trusted or catalog.is_sound():
+                    return catalog
+                catalog.close()
+                problems = ["entries that are there cannot be found, or the number of a namespace is lost"]
+        return self.rebuilt(problems[0])
+
+    def rebuilt(self, problem: str) -> Catalog:
+        """A catalog made anew from the segments, in place of the damaged one. Raises CorruptStore for a reader."""
+        self.metrics.add("catalog_damaged")
+        if self.read_only:
+            raise CorruptStore(f"{self.catalog_file}: {problem}; open the store for writing to rebuild it")
+        return self._rebuild()
+
+    def _problems(self) -> list[str]:
+        if not self._is_there(self.catalog_file):
+            # The catalog is made before the first segment.
+            return ["it is missing"] if segment_numbers(self.fs, self.segment_directory) else []
+        if problems := catalog_module.check(self.catalog_directory):
+            return problems
+        pages = bytearray(2 * PAGE_BYTES)
+        fd = self.fs.open(self.catalog_file, os.O_RDONLY)
+        try:
+            read_all(self.fs, fd, [memoryview(pages)], 0)
+        except OSError as error:
+            return [str(error)]
+        finally:
+            close_quietly(self.fs, fd)
+        return [] if catalog_module.metas_agree(pages) else ["its two meta pages are not of two commits in a row"]
+
+    def new_catalog(self) -> Catalog:
+        """Opens or makes the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""
+        map_bytes = min(max(self.config.disk.bytes // 4, 64 * MIB), 64 * GIB)
+        return Catalog(self.catalog_directory, map_bytes, self.read_only)
+
+    def scan(self, catalog: Catalog, segments: Segments) -> Scan:
+        """All sound entries; opens the segments. Entries that are damaged are read anew from their records; what
+        cannot be is dropped."""
+        scan = catalog.scan()
+        numbers = segment_numbers(self.fs, self.segment_directory)
+        if scan.damaged:
+            self.metrics.add("damaged_entries", len(scan.damaged))
+            if not self.read_only:
+                mended = recover_entries(self.fs, self.segment_directory, numbers, scan, catalog.namespaces())
+                catalog.purge(scan.damaged)
+                catalog.commit(mended)
+                self.metrics.add("mended_entries", len(mended))
+                scan = catalog.scan()
+        rows = scan.entries
+        ends = (rows["page"].astype(np.uint64) + rows["pages"]) * PAGE_BYTES
+        sound = (ends <= self.config.segment_bytes) & (rows["page"] > 0) & (rows["pages"] > 0)
+        sound &= np.isin(rows["segment"], np.array(numbers, dtype=np.uint32))
+        if not sound.all():
+            self.metrics.add("lost_entries", int((~sound).sum()))
+            if not self.read_only:
+                catalog.purge([int(r).to_bytes(8, "big") for r in rows["record"][~sound]])
+        scan = scan.subset(sound)
+        self._open_segments(scan, segments)
+        return scan
+
+    def _open_segments(self, scan: Scan, segments: Segments) -> None:
+        rows = scan.entries
+        numbers, where = np.unique(rows["segment"], return_inverse=True)
+        ends = np.zeros(len(numbers), np.int64)
+        np.maximum.at(ends, where, (rows["page"].astype(np.int64) + rows["pages"]) * PAGE_BYTES)
+        live = np.bincount(where, rows["pages"], len(numbers)).astype(np.int64) * PAGE_BYTES
+        used = {int(n): (int(e), int(b)) for n, e, b in zip(numbers, ends, live, strict=True)}
+        damaged = segments.open_existing(used, not self.read_only)
+        if damaged:
+            self.metrics.add("damaged_segments", len(damaged))
+        if not segments.direct:
+            self.metrics.add("fallback_buffered_io")
+
+    def _rebuild(self) -> Catalog:
+        if self._is_there(self._damaged_file):
+            # What the cut-short rebuild made is worth nothing; what it started from is still there.
+            if self._is_there(self.catalog_file):
+                self.fs.unlink(self.catalog_file)
+        elif self._is_there(self.catalog_file):
+            self.fs.rename(self.catalog_file, self._damaged_file)
+        numbers = segment_numbers(self.fs, self.segment_directory)
+        catalog, found = rebuild(
+            self.fs,
+            self.segment_directory,
+            self._damaged_file,
+            numbers,
+            self.config.segment_bytes,
+            self.new_catalog,
+        )
+        self.metrics.add("catalog_rebuilt")
+        self.metrics.add("catalog_rebuilt_records", found.records)
+        self.metrics.add("catalog_rebuilt_sessions", found.sessions)
+        if self._is_there(self._damaged_file):
+            self.fs.unlink(self._damaged_file)
+        return catalog
+
+    def _is_there(self, path: str) -> bool:
+        return os.path.basename(path) in self.fs.names(self.catalog_directory)

@@ -1,0 +1,185 @@
+"""Rebuilds a catalog whose structure is damaged: records from the segments, sessions from its raw pages.
+
+Records describe themselves, so the segments alone say what is stored. Records that had been deleted or evicted and
+not yet been overwritten come back: their contents are right for their tokens, and they are evicted in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from kvstore.config import PAGE_BYTES
+from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
+from kvstore.core.session_record import SessionRecord, session_key
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
+from kvstore.tiers.disk.segments import Extent, segment_path
+
+DATA_FILE = "data.mdb"
+_CHUNK_BYTES = 4 << 20
+_LMDB_HEADER = 16
+_MAX_NUMBER = 1 << 62  # records are numbered from 1; anything near 2^64 was not written by a store
+_LEAF, _BIG = 0x02, 0x01
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a rebuild found."""
+
+    records: int
+    sessions: int
+
+
+def rebuild(
+    fs: FileSystem,
+    directory: str,
+    damaged_catalog: str,
+    segment_numbers: list[int],
+    segment_bytes: int,
+    make_catalog: Callable[[], Catalog],
+) -> tuple[Catalog, Rebuilt]:
+    """Fills a new catalog from segments and from what can be read of `damaged_catalog` (a data.mdb)."""
+    catalog = make_catalog()
+    newest: dict[bytes, tuple[RecordHeader, Extent]] = {}
+    for number in segment_numbers:
+        for header, extent in scan_segment(fs, segment_path(directory, number), number, segment_bytes):
+            known = newest.get(header.key)
+            if known is None or known[0].record_id < header.record_id:
+                newest[header.key] = (header, extent)
+    numbers = _numbers(header for header, _ in newest.values())
+    namespaces: dict[bytes, int] = {}
+    entries = []
+    for header, extent in newest.values():
+        if header.namespace not in namespaces:
+            namespaces[header.namespace] = catalog.namespace(header.namespace)
+        entry = entry_of(header, extent, numbers.get(header.parent, 0), namespaces[header.namespace])
+        # A donor that is gone has no number; what needed it finds that out.
+        donors = tuple(numbers.get(donor.key, 0) for donor in header.donors)
+        entries.append(replace(entry, record=numbers[header.key], donors=donors))
+    sessions = salvage_sessions(fs, damaged_catalog)
+    catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=sessions.items())
+    return catalog, Rebuilt(len(entries), len(sessions))
+
+
+def _numbers(headers: Iterable[RecordHeader]) -> dict[bytes, int]:
+    """The record number of every block (by its key): its own, or a new one where an older block has it. A number is
+    given again when its record was gone at an open, and the bytes of that record may still lie in some segment."""
+    taken: dict[int, bytes] = {}
+    again = []
+    for header in headers:
+        if header.record_id < _MAX_NUMBER and taken.setdefault(header.record_id, header.key) == header.key:
+            continue
+        again.append(header.key)
+    first_free = max(taken, default=0) + 1
+    return {key: number for number, key in taken.items()} | {k: n for n, k in enumerate(again, first_free)}
+
+
+def recover_entries(
+    fs: FileSystem, directory: str, segment_numbers: list[int], scan: Scan, namespaces: dict[bytes, int]
+) -> list[Entry]:
+    """Makes the damaged entries of a scan anew from their records, which the segments still hold."""
+    wanted = {int.from_bytes(key, "big") for key in scan.damaged}
+    by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
+    found: dict[int, Entry] = {}
+    for number in segment_numbers:
+        for header, extent in scan_segment(fs, segment_path(directory, number), number, 1 << 40):
+            # A number stands once in the catalog; of two records with it one was moved, and either is whole.
+            if header.record_id in wanted and header.namespace in namespaces:
+                parent = by_tag.get(key_tag(header.parent), 0)
+                found[header.record_id] = entry_of(header, extent, parent, namespaces[header.namespace])
+    return list(found.values())
+
+
+def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> Iterator[tuple[RecordHeader, Extent]]:
+    """The intact record headers of a segment, in order. After a damaged one the search goes on page by page."""
+    try:
+        size = min(fs.size(path), segment_bytes)
+        fd = fs.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        offset = PAGE_BYTES
+        while offset + PAGE_BYTES <= size:
+            try:
+                header = _read_header(fs, fd, offset, size)
+            except (DamagedRecord, OSError):
+                offset += PAGE_BYTES
+                continue
+            extent = Extent(number, offset, padded(header.record_bytes))
+            yield header, extent
+            offset += extent.nbytes
+    finally:
+        close_quietly(fs, fd)
+
+
+def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeader:
+    page = bytearray(PAGE_BYTES)
+    read_all(fs, fd, [memoryview(page)], offset)
+    room = size - offset
+    wanted = header_bytes(page)
+    if PAGE_BYTES < wanted <= min(room, _CHUNK_BYTES):
+        page = bytearray(wanted)
+        read_all(fs, fd, [memoryview(page)], offset)
+    return parse(memoryview(page), room)
+
+
+def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, bytes]:
+    """Sessions found in the leaf pages of a damaged LMDB file: every pair whose value is intact and a session.
+
+    Old pages hold old values; the value with the highest sequence number wins.
+    """
+    best: dict[bytes, tuple[int, bytes]] = {}
+    for name, value in _leaf_pairs(fs, path):
+        body = checked(value)
+        record = SessionRecord.unpack(body) if body is not None else None
+        if body is not None and record is not None and session_key(record.namespace, record.name) == name:
+            known = best.get(name)
+            best[name] = max(known, (record.sequence, body)) if known is not None else (record.sequence, body)
+    return {name: body for name, (_, body) in best.items()}
+
+
+def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:
+    """Key and value of every node of every leaf page, sound or not; nothing is trusted but the file's size."""
+    try:
+        size = fs.size(path)
+        fd = fs.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        page = bytearray(PAGE_BYTES)
+        for offset in range(0, size - PAGE_BYTES + 1, PAGE_BYTES):
+            try:
+                read_all(fs, fd, [memoryview(page)], offset)
+            except OSError:
+                continue
+            flags, lower = struct.unpack_from("<HH", page, 10)
+            if not flags & _LEAF or lower > PAGE_BYTES:
+                continue
+            for slot in range(_LMDB_HEADER, lower - 1, 2):
+                (node,) = struct.unpack_from("<H", page, slot)
+                if node + 8 > PAGE_BYTES:
+                    continue
+                low, high, node_flags, key_size = struct.unpack_from("<HHHH", page, node)
+                value_size = low | high << 16
+                begin = node + 8 + key_size
+                key = bytes(page[node + 8 : begin])
+                if not node_flags & _BIG:
+                    yield key, bytes(page[begin : begin + value_size])
+                    continue
+                if begin + 8 > PAGE_BYTES:
+                    continue
+                (first_page,) = struct.unpack_from("<Q", page, begin)
+                where = first_page * PAGE_BYTES + _LMDB_HEADER
+                if where + value_size <= size:
+                    value = bytearray(value_size)
+                    try:
+                        read_all(fs, fd, [memoryview(value)], where)
+                    except OSError:
+                        continue
+                    yield key, bytes(value)
+    finally:
+        close_quietly(fs, fd)

@@ -1,0 +1,195 @@
+"""The profiles of a store: the one that new records are coded with, and those that old records name.
+
+A store keeps a copy of every profile it coded with, in its folder `profiles`, so that its records can be read without
+the file that the profile came from. Copies are never changed or removed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cached_property
+
+from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names
+from kvstore.codecs.delta import DeltaCodec
+from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.profile import MAX_BYTES, NO_PROFILE
+from kvstore.codecs.registry import delta_by_id
+from kvstore.core.identity import ModelIdentity
+from kvstore.errors import ProfileError, UnknownCodec
+from kvstore.metrics import Metrics
+from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
+
+FOLDER = "profiles"
+_NEWEST = "newest"  # a file with the id of the profile that was used last
+_ID_LIMIT = 64
+
+
+class Profiles:
+    """Thread-safe.
+
+    path: the store's, None for a store in memory. given: the profile that the caller named. Changes nothing until
+    `keep`.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str | None, identity: ModelIdentity, metrics: Metrics, given: Profile | None
+    ) -> None:
+        self._fs = fs
+        self._path = path
+        self._folder = None if path is None else os.path.join(path, FOLDER)
+        self._identity = identity
+        self._metrics = metrics
+        self._lock = threading.RLock()
+        self._loaded: dict[bytes, Profile] = {}
+        self._damaged: set[bytes] = set()
+        self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
+        self._donor_decoders: dict[bytes, DeltaCodec | None] = {}
+        self._given = given
+        if given is not None:
+            self._loaded[given.id] = given
+
+    @cached_property
+    def current(self) -> Profile | None:
+        """The profile that was given, else the newest of the store's own; None where there is none to be read."""
+        return self._given or self._newest()
+
+    def encoder(self, name: str) -> Codec:
+        """The codec of a tier's setting, made with the current profile; "auto" is the exact one that makes blocks
+        smallest. The same name gives the same object. Raises `UnknownCodec`, `ProfileError`."""
+        with self._lock:
+            name = auto_name(self.current) if name == "auto" else name
+            profile = None if name in codec_names() else self.current  # otherwise it would be read needlessly
+            return codec_by_name(name, profile)
+
+    def decoder(self, number: int, profile: bytes) -> Codec | None:
+        """The codec for a record with this codec number and profile id.
+
+        None, which is counted, where the profile is unknown or damaged: the record is a miss, and stays for a reader
+        who has the profile. Raises `UnknownCodec`.
+        """
+        if profile == NO_PROFILE:
+            return codec_by_id(number)
+        with self._lock:
+            if (number, profile) not in self._decoders:
+                self._make_decoder(number, profile)
+            codec = self._decoders.get((number, profile))
+        if codec is None:
+            self._metrics.add("unknown_profile")
+        return codec
+
+    def likely_decoder(self, number: int) -> Codec | None:
+        """The codec for a record with this codec number of which nothing else is known; one that needs a profile gets
+        the current one. None where there is none."""
+        try:
+            return codec_by_id(number, self.current)
+        except (UnknownCodec, ProfileError):
+            return None
+
+    def donor_encoder(self, plain: Codec, step: float | None) -> DonorCodec:
+        """The codec of blocks that are coded against others. plain: for tokens that no other block has; where it needs
+        the current profile, what that knows of donors is used too. step: see `DonorCodec`. Raises `ProfileError`."""
+        profile = self.current if plain.profile != NO_PROFILE else None
+        if profile is None:
+            return DonorCodec(plain, None, step)
+        return DonorCodec(plain, DonorModel.from_profile(profile), step, profile.id)
+
+    def donor_decoder(self, profile: bytes) -> DeltaCodec | None:
+        """The same for a record with this profile id; None, which is counted, as of `decoder`."""
+        if profile == NO_PROFILE:
+            return delta_by_id(DonorCodec.id)
+        with self._lock:
+            if profile not in self._donor_decoders:
+                loaded = self._load(profile)
+                if loaded is None:
+                    self._metrics.add("unknown_profile")
+                    return None
+                try:
+                    self._donor_decoders[profile] = delta_by_id(DonorCodec.id, loaded)
+                except ProfileError:
+                    self._note_damaged(profile)
+                    self._donor_decoders[profile] = None
+            codec = self._donor_decoders[profile]
+        if codec is None:
+            self._metrics.add("unknown_profile")
+        return codec
+
+    def keep(self) -> bool:
+        """Copies the current profile into the store, durably, and notes it as the newest; False, which is counted,
+        where the disk refuses. Only the store's writer may call this."""
+        if self.current is None or self._folder is None or self._path is None:
+            return True
+        profile, name = self.current, self.current.id.hex().encode()
+        try:
+            self._fs.mkdir(self._folder)
+            if self._read(profile.id) is None:
+                write_file(self._fs, self._file(profile.id), profile.data)
+                self._fs.sync_directory(self._path)
+            if self._newest_id() != profile.id:
+                write_file(self._fs, os.path.join(self._folder, _NEWEST), name + b"\n")
+        except OSError:
+            self._metrics.add("disk_write_errors")
+            return False
+        return True
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _make_decoder(self, number: int, profile_id: bytes) -> None:
+        profile = self._load(profile_id)
+        if profile is not None:
+            try:
+                self._decoders[number, profile_id] = codec_by_id(number, profile)
+            except ProfileError:
+                self._note_damaged(profile_id)  # its bytes are whole, but not what this codec needs
+                self._decoders[number, profile_id] = None
+
+    def _load(self, profile_id: bytes) -> Profile | None:
+        if profile_id not in self._loaded and profile_id not in self._damaged:
+            profile = self._read(profile_id)
+            if profile is not None:
+                self._loaded[profile_id] = profile
+        return self._loaded.get(profile_id)
+
+    def _read(self, profile_id: bytes) -> Profile | None:
+        """The store's copy; None where there is none, or a damaged one, which is counted."""
+        if self._folder is None:
+            return None
+        try:
+            data = read_file(self._fs, self._file(profile_id), MAX_BYTES)
+            profile = Profile.from_bytes(data, self._identity)
+            if profile.id != profile_id:
+                raise ProfileError("another profile than its name says")
+        except FileNotFoundError:
+            return None  # a writer may still bring it
+        except (OSError, ValueError):
+            self._note_damaged(profile_id)
+            return None
+        return profile
+
+    def _note_damaged(self, profile_id: bytes) -> None:
+        if profile_id not in self._damaged:
+            self._damaged.add(profile_id)
+            self._metrics.add("damaged_profiles")
+
+    def _newest(self) -> Profile | None:
+        profile_id = self._newest_id()
+        return None if profile_id is None else self._load(profile_id)
+
+    def _newest_id(self) -> bytes | None:
+        if self._folder is None:
+            return None
+        try:
+            found = bytes.fromhex(read_file(self._fs, os.path.join(self._folder, _NEWEST), _ID_LIMIT).decode())
+            if len(found) != len(NO_PROFILE):
+                raise ValueError(f"an id of {len(found)} bytes")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            self._metrics.add("damaged_profiles")
+            return None
+        return found
+
+    def _file(self, profile_id: bytes) -> str:
+        assert self._folder is not None
+        return os.path.join(self._folder, f"{profile_id.hex()}.safetensors")

@@ -1,0 +1,42 @@
+"""Writes a group of puts to disk in one commit, and says what became of each block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.core.results import FlushResult
+from kvstore.residency.residency import Residency
+from kvstore.residency.sessions import SessionTable
+from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.write.queue import WriteBatch
+
+
+@dataclass(frozen=True)
+class GroupCommit:
+    """Used by one thread."""
+
+    residency: Residency
+    sessions: SessionTable
+
+    def commit(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> FlushResult:
+        """Writes a group; afterwards its blocks are no longer queued. sealed: the records of those of its blocks that
+        are still wanted."""
+        residency = self.residency
+        sessions = [session for batch in group for session in batch.sessions]
+        written: set[int] = set()
+        if residency.disk is not None:
+            on_disk = residency.disk.write(
+                sealed,
+                superseded=[residency.replaced_by(batch.blocks) for batch in group],
+                changed=[change for batch in group for change in batch.changed],
+                sessions=[(session.key, session.value) for session in sessions],
+            )
+            if on_disk is None:
+                residency.metrics.add("dropped_sessions", len(sessions))
+            else:
+                written = on_disk
+                for session in sessions:
+                    self.sessions.written(session)
+        dropped = sum(residency.written(batch.blocks, written) for batch in group)
+        return FlushResult(len(written), dropped)

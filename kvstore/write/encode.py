@@ -1,0 +1,129 @@
+"""What becomes of a group of blocks before it is written: device copies, host records, and records for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import torch
+
+from kvstore.codecs import Codec, KVView, codec_by_name
+from kvstore.codecs.device import falls_back
+from kvstore.dedup.encode import DonorCoding
+from kvstore.dedup.match import Matchmaker
+from kvstore.residency.block import Block
+from kvstore.residency.residency import Residency
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.codecs import TierCodecs
+from kvstore.tiers.device import DeviceBlock
+from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.tiers.host import HostRecord
+from kvstore.trie.content import DonorSpan
+
+# A buffer that is this much larger than its record is copied to a smaller one before it is kept.
+_SLACK = 1.25
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Used by one thread, which encodes on those of `executor`.
+
+    matchmaker: finds blocks to code others against, None where nobody is to look for any. against: codes them so, None
+    where each is to stand alone.
+    """
+
+    residency: Residency
+    pool: BufferPool
+    executor: Executor
+    codecs: TierCodecs
+    matchmaker: Matchmaker | None
+    against: DonorCoding | None
+
+    def encode(self, blocks: Sequence[Block]) -> list[SealedRecord]:
+        """Encodes blocks for the disk; what the device and host tiers keep is in place on return."""
+        plans = self.matchmaker.plan(blocks) if self.matchmaker is not None else [()] * len(blocks)
+        made = list(self.executor.map(self._encode, blocks, plans))
+        for first, last in _runs(blocks):
+            self._keep(blocks[first:last], [host for host, _ in made[first:last]])
+        self.residency.drop_late(block.record for block in blocks)
+        return [
+            SealedRecord(disk.header, block.parent, disk.buffer)
+            for block, (_, disk) in zip(blocks, made, strict=True)
+            if disk is not None
+        ]
+
+    def _keep(self, run: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
+        """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its
+        end is added: where memory ends, the end of the sequence is missing and not the beginning."""
+        residency, host = self.residency, self.residency.host
+        path = residency.path(run[-1].record) or [block.record for block in run]
+        tight = host.nbytes + sum(record.nbytes for record in records if record is not None) > host.budget
+        for block, record in zip(run, records, strict=True):
+            if tight and block.record in path:
+                residency.touch(path[: path.index(block.record)])
+            if record is not None and residency.is_pending(block.record) and not host.add(block.record, record):
+                residency.metrics.add("host_full")
+        residency.touch(path)
+
+    def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
+        """The records for the host and the disk tier, None where the tier wants none."""
+        residency, config = self.residency, self.residency.config
+        if not residency.is_pending(block.record):
+            return None, None  # deleted or superseded since it was put
+        if config.device.bytes:
+            self._keep_on_device(block)
+        record = None
+        if config.host.bytes:
+            record = self._encode_with(self.codecs.host, block, lasting=True)
+            needed = len(record.buffer.view)
+            if record.buffer.capacity > _SLACK * needed:
+                smaller = self.pool.take(needed, lasting=True)
+                smaller.view[:] = record.buffer.view
+                record = type(record)(record.header, smaller)
+        if residency.disk is None:
+            return record, None
+        if spans and self.against is not None:
+            member = self.against.encode(block, spans)
+            if member is not None:
+                return record, member
+        if record is not None and self.codecs.disk is self.codecs.host:
+            return record, record
+        return record, self._encode_with(self.codecs.disk, block)
+
+    def _keep_on_device(self, block: Block) -> None:
+        residency, name = self.residency, self.residency.config.device.codec
+        make = DeviceBlock.raw if name == "raw" else DeviceBlock.coded
+        self._count_fallback(codec_by_name(name), block.view)
+        try:
+            made = make(block.info(), block.view)
+        except torch.OutOfMemoryError:
+            residency.metrics.add("device_full")  # by others: the tier's own budget is not the device's memory
+            return
+        residency.device.add(block.record, made)
+
+    def _count_fallback(self, codec: Codec, view: KVView) -> None:
+        """Counts a block on a device that the CPU coded, though the codec has kernels."""
+        if falls_back(codec, view):
+            self.residency.metrics.add("fallback_device_codec")
+
+    def _encode_with(self, codec: Codec, block: Block, lasting: bool = False) -> HostRecord:
+        try:
+            record = block.encode(codec, self.pool, lasting)
+            self._count_fallback(codec, block.view)  # now: a device may have failed at this very block
+        except torch.OutOfMemoryError:
+            self.residency.metrics.add("fallback_device_codec")
+            record = block.fetched().encode(codec, self.pool, lasting)
+        fallbacks = codec.fallbacks(record.payload, record.header.layer_sizes)
+        if fallbacks:
+            self.residency.metrics.add("fallback_raw_chunks", fallbacks)
+        return record
+
+
+def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+    """Index ranges of blocks that continue each other."""
+    first = 0
+    for i in range(1, len(blocks) + 1):
+        if i == len(blocks) or blocks[i].parent != blocks[i - 1].record:
+            yield first, i
+            first = i

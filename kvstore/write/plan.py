@@ -1,0 +1,100 @@
+"""What a `put` still has to store of a sequence, as blocks. Pure but for the numbers it gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.codecs.view import KVView
+from kvstore.core.keys import chain_keys
+from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.tokens import Tokens
+from kvstore.residency.block import Block
+from kvstore.tiers.buffers import BufferPool
+from kvstore.trie import Match
+
+
+@dataclass(frozen=True)
+class MissingBlocks:
+    """The blocks of a sequence that are not stored: their indexes, and the first token among them."""
+
+    blocks: list[int]
+    first_token: int
+
+
+def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collection[int] = ()) -> MissingBlocks:
+    """The blocks of a sequence of `tokens` tokens that no record covers, or only one that is to be stored `again`."""
+    count = -(-tokens // block_tokens)
+    want = np.minimum((np.arange(count) + 1) * block_tokens, tokens)
+    known = len(match.records)
+    have = np.zeros(count, dtype=bool)
+    # A record deeper than the match belongs to tokens that differ, so the match itself must reach the end too.
+    have[:known] = (match.records != 0) & (match.ends >= want[:known]) & (match.depth >= want[:known])
+    if again:
+        have[:known] &= np.array([record not in again for record in match.records.tolist()], dtype=bool)
+    blocks = np.flatnonzero(~have).tolist()
+    return MissingBlocks(blocks, blocks[0] * block_tokens if blocks else tokens)
+
+
+def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
+    """The keys and values from `first_token` on; copied (into memory of `pool`) where one is given, which is where
+    the caller may still write into them."""
+    cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
+    view = KVView.of_layers(layout, cut)
+    if pool is None:
+        return view
+    if not view.on_cpu:
+        return KVView.of_layers(layout, [(k.clone(), v.clone()) for k, v in cut])
+    # Not torch's clone: its threads wait for each other at every tensor, which takes long on a busy machine.
+    buffer = pool.take(view.nbytes)
+    copy = KVView.packed(layout, view.tokens, buffer.address, buffer)
+    view.copy_to(copy)
+    return copy
+
+
+@dataclass(frozen=True)
+class PutRequest:
+    """A sequence under `put`: chain root and digest of its namespace, tokens, bits per token, expiry, pin."""
+
+    layout: KVLayout
+    root: bytes
+    namespace: bytes
+    tokens: Tokens
+    bits: npt.NDArray[np.float32] | float
+    expiry: float
+    pin: bool
+
+    def bits_between(self, start: int, end: int) -> float:
+        if isinstance(self.bits, float):
+            return self.bits * (end - start)
+        return float(self.bits[start:end].sum(dtype=np.float64))
+
+
+def make_blocks(
+    request: PutRequest, match: Match, missing: MissingBlocks, view: KVView, first_record: int, block_tokens: int
+) -> Iterator[Block]:
+    """The missing blocks, numbered from `first_record`. view: keys and values from `missing.first_token` on."""
+    keys = [request.root, *chain_keys(request.root, request.tokens, block_tokens)]
+    records = dict(enumerate(match.records.tolist()))
+    last = len(keys) - 2
+    for number, index in enumerate(missing.blocks, first_record):
+        start = index * block_tokens
+        tokens = request.tokens[start : start + block_tokens]
+        yield Block(
+            record=number,
+            parent=records.get(index - 1, 0),
+            key=keys[index + 1],
+            parent_key=keys[index],
+            namespace=request.namespace,
+            start=start,
+            tokens=tokens.copy(),  # the caller may reuse its array
+            view=view.narrow(start - missing.first_token, len(tokens)),
+            bits=request.bits_between(start, start + len(tokens)),
+            expiry=request.expiry,
+            pinned=request.pin and index == last,
+            alone=request.pin,
+        )
+        records[index] = number

@@ -1,0 +1,159 @@
+"""Write-behind: blocks that `put` took are encoded and written by two threads of the store's own.
+
+One thread encodes a group for the host tier and for the disk; the other writes and commits the group before it. A
+put is never split over two groups, so it is durable whole or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvstore.core.results import FlushResult
+from kvstore.core.session_record import SessionChange
+from kvstore.residency.block import Block
+from kvstore.tiers.disk.tier import SealedRecord
+
+
+@dataclass(frozen=True)
+class WriteBatch:
+    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records."""
+
+    blocks: Sequence[Block] = ()
+    changed: Sequence[tuple[int, float | None, bool]] = ()
+    sessions: Sequence[SessionChange] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.view.nbytes for block in self.blocks)
+
+
+Encode = Callable[[Sequence[Block]], list[SealedRecord]]
+Commit = Callable[[Sequence[WriteBatch], Sequence[SealedRecord]], FlushResult]
+Tick = Callable[[], None]
+
+
+class WriteQueue:
+    """A bounded queue of batches. Thread-safe.
+
+    encode, commit: the store's; they must not raise. tick: called about once a second and before each group.
+    """
+
+    def __init__(
+        self, queue_bytes: int, group_bytes: int, encode: Encode, commit: Commit, tick: Tick, tick_s: float = 1.0
+    ) -> None:
+        self._queue_bytes = queue_bytes
+        self._group_bytes = group_bytes
+        self._encode = encode
+        self._commit = commit
+        self._tick = tick
+        self._tick_s = tick_s
+        self._batches: deque[WriteBatch] = deque()
+        self._bytes = 0
+        self._submitted = self._completed = 0
+        self._durable = self._dropped = 0
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self._disk = ThreadPoolExecutor(1, "kvstore-disk")
+        self._thread = threading.Thread(target=self._run, name="kvstore-encode", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Raw bytes of blocks taken and not yet durable."""
+        return self._bytes
+
+    def wait_for_room(self, nbytes: int, timeout_s: float) -> float | None:
+        """Waits until `nbytes` more fit the queue (more than the whole queue fits when it is empty).
+
+        Returns the seconds waited, None where it took longer than `timeout_s`.
+        """
+        begin = time.monotonic()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(nbytes), timeout_s):
+                return None
+        return time.monotonic() - begin
+
+    def submit(self, batch: WriteBatch) -> None:
+        with self._changed:
+            self._batches.append(batch)
+            self._bytes += batch.nbytes
+            self._submitted += 1
+            self._changed.notify_all()
+
+    def flush(self) -> FlushResult:
+        """Returns when everything submitted before is durable or dropped; counts since the last flush."""
+        with self._changed:
+            self._wait()
+            result = FlushResult(self._durable, self._dropped)
+            self._durable = self._dropped = 0
+            return result
+
+    def wait(self) -> None:
+        """Returns when everything submitted before is durable or dropped."""
+        with self._changed:
+            self._wait()
+
+    def _wait(self) -> None:
+        target = self._submitted
+        self._changed.wait_for(lambda: self._completed >= target or self._failure is not None)
+        if self._failure is not None:
+            raise RuntimeError("the write-behind thread died; close the store and open it again") from self._failure
+
+    def close(self) -> None:
+        """Writes what is queued, then ends the threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._disk.shutdown()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self._bytes == 0 or self._bytes + nbytes <= self._queue_bytes or self._failure is not None
+
+    def _run(self) -> None:
+        writing: Future[None] | None = None
+        try:
+            while (group := self._next_group()) is not None:
+                self._tick()
+                if not group:
+                    continue
+                sealed = self._encode([block for batch in group for block in batch.blocks])
+                # At most one group is being written while the next is encoded: that bounds the buffers.
+                if writing is not None:
+                    writing.result()
+                writing = self._disk.submit(self._write, group, sealed)
+            if writing is not None:
+                writing.result()
+        except BaseException as error:
+            # Nothing above should raise. If it does, flush() must say so rather than wait for ever.
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            raise
+
+    def _write(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> None:
+        result = self._commit(group, sealed)
+        with self._changed:
+            self._bytes -= sum(batch.nbytes for batch in group)
+            self._completed += len(group)
+            self._durable += result.durable_blocks
+            self._dropped += result.dropped_blocks
+            self._changed.notify_all()
+
+    def _next_group(self) -> list[WriteBatch] | None:
+        """Whole batches of about `group_bytes`; [] when a tick is due, None at the end."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._batches or self._closing, self._tick_s):
+                return []
+            group: list[WriteBatch] = []
+            total = 0
+            while self._batches and (not group or total + self._batches[0].nbytes <= self._group_bytes):
+                group.append(self._batches.popleft())
+                total += group[-1].nbytes
+            return group or None

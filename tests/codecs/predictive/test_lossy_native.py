@@ -1,0 +1,411 @@
+"""The lossy mode's decoder in C++ against the torch program: the same integers in every twin, values but for rounding,
+and what damage does."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpulevels import cpu_levels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.calibration.lossy.tables import laplace
+from kvstore.codecs import KVView
+from kvstore.codecs.predictive import _lossy
+from kvstore.codecs.predictive.lossy import native_model
+from kvstore.codecs.predictive.lossy_model import ESCAPE, LARGEST, LossyModel, input_widths
+from kvstore.codecs.predictive.lossy_quantiser import Steps
+from kvstore.codecs.predictive.lossy_reference import HEADER, Block, decode_blocks, encode_blocks, read_varint, varint
+from kvstore.codecs.predictive.lossy_rows import Engine, from_bits, quantise
+from kvstore.codecs.predictive.model import CLASSES as EXACT_CLASSES
+from kvstore.codecs.predictive.model import SYMBOLS as EXACT_SYMBOLS
+from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.codecs.rans.coder import quantise as table_of
+from kvstore.core.layout import SINKS, KVLayout, LayerLayout
+from kvstore.errors import CodecError
+
+pytestmark = pytest.mark.native
+LEVELS = cpu_levels()
+DAMAGED = 50_000 if os.environ.get("KVSTORE_FAULTS") == "full" else 1200
+VOCABULARY = 60
+Shapes = list[tuple[int, int, int]]
+SHAPES: tuple[Shapes, ...] = (
+    [(2, 8, 8)] * 4,
+    [(3, 64, 64)] * 3,
+    [(1, 64, 40), (3, 64, 64), (1, 64, 8), (2, 64, 24), (1, 64, 64)],
+    [(1, 10, 7)] * 5,
+    [(2, 2, 1)],
+)
+
+
+def model_of(shapes: Shapes, rope: bool, seed: int) -> LossyModel:
+    """Of layers of (heads, key_dim, value_dim); random, with any inputs that parts may have."""
+    rng = np.random.default_rng([seed, len(shapes), rope])
+    layout = KVLayout(tuple(LayerLayout(*x) for x in shapes), "bfloat16", "rotate_half" if rope else "none")
+    widths = [(h * k, h * v) for h, k, v in shapes]
+    half = shapes[0][1] // 2
+    base: dict[str, Any] = {
+        "token_kv": rng.integers(-128, 128, (VOCABULARY, sum(widths[0]))).astype(np.int8),
+        "freqs": table_of(np.ones((2 * EXACT_CLASSES, EXACT_SYMBOLS), np.int64), 12, floor=True),
+    }
+    if rope:
+        for name, positions in (("rope_fine", np.arange(128)), ("rope_coarse", 128 * np.arange(50))):
+            angle = positions[:, None] * 10000.0 ** -(np.arange(half) / half)
+            base[name] = np.rint(16384 * np.stack([np.cos(angle), np.sin(angle)])).astype(np.int16)
+    for number, pair in enumerate(widths):
+        before = sum(sum(w) for w in widths[max(0, number - 2) : number])
+        for which, c in enumerate(pair):
+            prefix, turned = f"{number}.{'kv'[which]}.", rope and not which
+            base[prefix + "in_scale"] = np.full(c, 30 * 2.0**-22 if turned else 30, np.float32)
+            base[prefix + "out_scale"] = np.full(c, 256e-5 if turned else 1e-5, np.float32)
+            base[prefix + "scale"] = np.zeros(c, np.int16)
+            base[prefix + "bias"] = rng.integers(-100, 100, c).astype(np.int32)
+            base[prefix + "adapt"] = np.zeros(3, np.int32)
+            if turned:
+                base[prefix + "fix"] = np.full(c, 8, np.int8)
+            if number:
+                inputs = before + (pair[0] if which else 0)
+                base[prefix + "weight"] = np.zeros((inputs, c), np.int8)
+    exact = PredictiveModel.from_arrays(layout, base)
+    uses = np.zeros((len(shapes), 2), np.uint8)
+    own: dict[str, Any] = {
+        "levels": np.array([[-20, -24], [-11, -8], [3, 5]], np.int16),
+        "ladder": np.zeros((0, 5), np.float32),
+        "uses": uses,
+        **laplace(),
+    }
+    for number, pair in enumerate(widths):
+        for which, c in enumerate(pair):
+            prefix, kinds = f"{number}.{'kv'[which]}.", input_widths(exact, number, which)
+            chosen = [kind for kind in kinds if rng.random() < 0.6] or list(kinds)
+            uses[number, which] = sum(1 << kind for kind in chosen)
+            if number:
+                inputs = sum(kinds[kind] for kind in chosen)
+                own[prefix + "weight"] = rng.integers(-127, 128, (inputs, c)).astype(np.int8)
+                own[prefix + "bias"] = rng.integers(-5000, 5000, c).astype(np.int32)
+                own[prefix + "out_scale"] = (0.002 / inputs * rng.uniform(0.2, 1, c)).astype(np.float32)
+            turn = np.linalg.qr(rng.standard_normal((c, c)))[0]
+            own[prefix + "basis"] = np.rint(127 * turn / np.abs(turn).max(1)[:, None]).astype(np.int8)
+            own[prefix + "component"] = (np.abs(turn).max(1) / 127).astype(np.float32)
+            own[prefix + "unit"] = rng.uniform(0.5, 1.5, c).astype(np.float32)
+            own[prefix + "scale"] = (rng.integers(-30, 12, c) + rng.integers(-3, 4, (3, c))).astype(np.int16)
+            own[prefix + "focus"] = (rng.standard_normal(sum(pair) + 1) / np.sqrt(sum(pair))).astype(np.float32)
+            own[prefix + "adapt"] = rng.integers(-200, 257, 3).astype(np.int32)
+    return LossyModel.from_arrays(exact, own)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A coded block, and what it was made from."""
+
+    model: LossyModel
+    engine: Engine
+    native: _lossy.Model
+    steps: Steps
+    block: Block
+    sections: list[bytes]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(section) for section in self.sections]
+
+    @property
+    def exact(self) -> int:
+        return max(0, min(len(self.block.tokens), SINKS - self.block.start))
+
+
+def case_of(shapes: Shapes, rope: bool, n: int, start: int, steps: tuple[float, float], seed: int) -> Case:
+    model, rng = model_of(shapes, rope, seed), np.random.default_rng(seed)
+    layers = []
+    for heads, *dims in shapes:
+        pair = [rng.standard_normal((n, heads * dim)) * rng.exponential(1, (n, 1)) for dim in dims]
+        layers.append(tuple(torch.from_numpy(x).bfloat16().view(torch.int16).long() & 0xFFFF for x in pair))
+    tokens = torch.from_numpy(rng.integers(0, VOCABULARY + 10, n))
+    engine, block = Engine(model), Block(tokens, start, layers)  # type: ignore[arg-type]
+    found = Steps.of(*steps)
+    return Case(model, engine, native_model(model), found, block, encode_blocks(engine, found, [block])[0])
+
+
+def target_of(model: LossyModel, n: int) -> tuple[KVView, list[torch.Tensor]]:
+    """A view of [heads, n, dim] tensors, every other one with its tokens apart; rows are 7 before."""
+    tensors = []
+    for x in model.layout.layers:
+        tensors.append(torch.full((n, x.heads, x.key_dim), 7.0).bfloat16().transpose(0, 1))
+        tensors.append(torch.full((x.heads, n, x.value_dim), 7.0).bfloat16())
+    pairs = list(zip(tensors[::2], tensors[1::2], strict=True))
+    return KVView.of_layers(model.layout, pairs), tensors
+
+
+def decoded(
+    case: Case, level: str, wanted: int | None = None, sections: Sequence[bytes] | None = None
+) -> list[torch.Tensor]:
+    """bf16 bits, int64 [wanted, C], of every part; `CodecError` where the decoder says what is wrong."""
+    sections = case.sections if sections is None else sections
+    count = len(case.block.tokens) if wanted is None else wanted
+    view, tensors = target_of(case.model, count)
+    tokens, sizes = case.block.tokens.numpy(), [len(x) for x in sections]
+    wrong = _lossy.decode(case.native, tokens, case.block.start, b"".join(sections), sizes, view.rows, count, level)
+    if wrong is not None:
+        raise CodecError(wrong)
+    return [x.transpose(0, 1).flatten(1).contiguous().view(torch.int16).long() & 0xFFFF for x in tensors]
+
+
+def reference(case: Case, sections: Sequence[bytes] | None = None) -> list[torch.Tensor]:
+    sections = case.sections if sections is None else sections
+    found = decode_blocks(case.engine, [(case.block.tokens, case.block.start)], [sections])[0]
+    return [bits for pair in found for bits in pair]
+
+
+def assert_close(case: Case, found: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    """Rounded otherwise in a few values, which in sum is far below what quantisation loses."""
+    pairs = list(zip(found, want, [bits for pair in case.block.layers for bits in pair], strict=True))
+    differing = sum(int((a != b).sum()) for a, b, _ in pairs)
+    assert differing <= 3 + 0.02 * sum(a.numel() for a, _, _ in pairs)
+    drift = sum((from_bits(a) - from_bits(b)).square().sum().item() for a, b, _ in pairs)
+    lost = sum((from_bits(b) - from_bits(c)).square().sum().item() for _, b, c in pairs)
+    assert drift <= 1e-3 + 0.01 * lost
+    for a, b, c in pairs:
+        assert torch.equal(a[: case.exact], c[: case.exact])
+        assert torch.equal(b[: case.exact], c[: case.exact])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(SHAPES), st.booleans(), st.sampled_from([1, 5, 64, 123]), st.sampled_from([0, 2, 5000]),
+    st.sampled_from([(0.02, 0.05), (0.2, 0.1), (1.5, 3.0)]), st.integers(0, 1 << 20),
+)  # fmt: skip
+def test_integers_are_those_of_the_encoder_and_values_close(
+    shapes: Shapes, rope: bool, n: int, start: int, steps: tuple[float, float], seed: int
+) -> None:
+    case = case_of(shapes, rope, n, start, steps, seed)
+    positions = torch.arange(start, start + n)
+    exact = positions < SINKS
+    rows = quantise(case.engine, case.steps, case.block.tokens, positions, exact, case.block.layers)
+    want, view = reference(case), target_of(case.model, n)[0]
+    for level in LEVELS:
+        tokens, payload = case.block.tokens.numpy(), b"".join(case.sections)
+        traced = _lossy.trace(case.native, tokens, start, payload, case.sizes, view.rows, level)
+        assert isinstance(traced, list)
+        for i, (numbers, classes, shifts) in enumerate(traced):
+            coded = rows.classes[i] >= 0
+            signed = np.where(rows.symbols[i] == ESCAPE, rows.escapes[i], rows.symbols[i].astype(int) - LARGEST)
+            assert np.array_equal(classes, np.maximum(rows.classes[i], -1))
+            assert np.array_equal(numbers, np.where(coded, signed, 0))
+            assert np.array_equal(shifts, rows.shifts[i])
+        found = decoded(case, level)
+        assert_close(case, found, want)
+        wanted = 1 + seed % n
+        assert all(torch.equal(a[:wanted], b) for a, b in zip(found, decoded(case, level, wanted), strict=True))
+
+
+def test_the_comparison_would_see_another_prediction() -> None:
+    case = case_of(SHAPES[0], True, 64, 8, (0.2, 0.2), 1)
+    want = reference(case)
+    assert_close(case, want, want)
+    other = Block((case.block.tokens + 1) % VOCABULARY, case.block.start, case.block.layers)
+    moved = Case(case.model, case.engine, case.native, case.steps, other, case.sections)
+    with pytest.raises(AssertionError):
+        assert_close(case, decoded(moved, LEVELS[-1]), want)
+
+
+def test_every_kind_of_number_comes_up() -> None:
+    """What the comparison with the encoder rests on: escapes, components that are not coded, rows of other steps."""
+    case = case_of(SHAPES[0], True, 64, 0, (0.05, 0.05), 3)
+    view = target_of(case.model, 64)[0]
+    tokens, payload = case.block.tokens.numpy(), b"".join(case.sections)
+    traced = _lossy.trace(case.native, tokens, 0, payload, case.sizes, view.rows)
+    assert isinstance(traced, list)
+    assert max(int(np.abs(numbers).max()) for numbers, _, _ in traced) > LARGEST
+    assert any((classes[SINKS:] < 0).any() for _, classes, _ in traced)
+    assert len({int(s) for _, _, shifts in traced for s in shifts}) > 2
+    assert all((classes[:SINKS] < 0).all() and (classes[SINKS:] >= 0).any() for _, classes, _ in traced)
+
+
+def test_positions_that_are_not_known_are_refused() -> None:
+    case = case_of(SHAPES[0], True, 16, 6384, (0.2, 0.2), 1)
+    view, payload = target_of(case.model, 16)[0], b"".join(case.sections)
+    assert case.native.positions == case.model.base.positions == 6400
+    assert _lossy.decode(case.native, np.arange(16), 6384, payload, case.sizes, view.rows, 16) is None
+    for start in (-1, 6385, 1 << 62, -(1 << 62)):
+        wrong = _lossy.decode(case.native, np.arange(16), start, payload, case.sizes, view.rows, 16)
+        assert "positions" in str(wrong)
+
+
+# -- hostile bytes -----------------------------------------------------------------------------------------------------
+
+
+def _damage(sections: list[bytes], turn: int, rng: np.random.Generator) -> list[bytes]:
+    bad = [bytearray(section) for section in sections]
+    at = int(rng.integers(len(bad)))
+    which = bad[at]
+    match turn % 6:
+        case 0:  # a bit anywhere
+            which[int(rng.integers(len(which)))] ^= 1 << int(rng.integers(8))
+        case 1:  # the header
+            bad[0][int(rng.integers(HEADER.size))] = int(rng.integers(256))
+        case 2:
+            del which[int(rng.integers(len(which))) :]
+        case 3:
+            which += rng.bytes(int(rng.integers(1, 80)))
+        case 4:  # the count of escapes
+            begin = 0 if at else HEADER.size
+            which[begin : begin + 1] = rng.bytes(int(rng.integers(1, 6)))
+        case _:  # rubbish to the end
+            begin = int(rng.integers(0 if at else HEADER.size, len(which)))
+            which[begin:] = rng.bytes(len(which) - begin)
+    return [bytes(section) for section in bad]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("start", [0, 100])
+def test_damage_is_refused_alike_by_all_twins_and_harms_nothing(start: int) -> None:
+    case, rng = case_of(SHAPES[0], True, 20, start, (0.1, 0.1), 2), np.random.default_rng(3)
+    refused = 0
+    for turn in range(DAMAGED):
+        bad = _damage(case.sections, turn, rng)
+        texts, found = set(), []
+        for level in LEVELS:
+            try:
+                found.append(decoded(case, level, sections=bad))
+                texts.add("")
+            except CodecError as error:
+                texts.add(str(error))
+        assert len(texts) == 1
+        refused += texts != {""}
+        if turn % 8 == 0 and turn < 1200:  # slow
+            try:
+                reference(case, bad)
+            except CodecError:
+                assert texts != {""}
+            else:
+                assert texts == {""}
+    assert 2 / 3 < refused / DAMAGED < 1
+
+
+def test_every_kind_of_damage_is_named() -> None:
+    case = case_of(SHAPES[0], True, 20, 0, (0.1, 0.1), 2)
+
+    def changed(layer: int, section: bytes) -> str:
+        sections = list(case.sections)
+        sections[layer] = section
+        with pytest.raises(CodecError) as caught:
+            decoded(case, LEVELS[-1], sections=sections)
+        return str(caught.value)
+
+    first, second = case.sections[:2]
+    fields = list(HEADER.unpack_from(first))
+    for field, value, text in (
+        (0, 4, "another mode"), (1, 21, "more exact rows"), (2, 401, "steps"), (3, -401, "steps"),
+        (4, 0.0, "step sizes"), (5, float("nan"), "step sizes"), (5, 1e6, "step sizes"),
+    ):  # fmt: skip
+        other = [*fields[:field], value, *fields[field + 1 :]]
+        assert text in changed(0, HEADER.pack(*other) + first[HEADER.size :])
+    assert "header" in changed(0, first[: HEADER.size - 1])
+    assert "number of escapes" in changed(1, b"")
+    assert "number of escapes" in changed(1, b"\xff" * 5 + second)
+    assert "exact rows" in changed(1, second[:20])
+    assert "in its escapes" in changed(1, struct.pack("<5B", 0xFF, 0xFF, 0xFF, 0xFF, 0x7F) + second[1:])
+    listed, begin = read_varint(second, 0)
+    end = begin + 2 * SINKS * sum(part.width for part in case.model.base.parts[1]) + 2 * listed
+    assert listed
+    for more, escapes in ((1, second[begin:end] + b"\0\0"), (-1, second[begin : end - 2])):
+        assert "few or too many escapes" in changed(1, varint(listed + more) + escapes + second[end:])
+    assert "stream" in changed(3, case.sections[3] + b"\0\0")
+    view, payload = target_of(case.model, 20)[0], b"".join(case.sections)
+    for sizes in ([1 << 40, 1, 1, 1], [len(payload), 0, 0, 0], [1 << 63, 0, 0, 0], [*case.sizes[:3], 0]):
+        assert _lossy.decode(case.native, np.arange(20), 0, payload, sizes, view.rows, 20) is not None
+
+
+def test_numbers_beyond_all_floats_harm_nothing() -> None:
+    """The largest step times the largest escapes: infinite values, and those that are none."""
+    case = case_of(SHAPES[0], True, 20, 0, (0.01, 0.01), 5)
+    first = case.sections[0]
+    fields = list(HEADER.unpack_from(first))
+    fields[4:6] = 9e5, 9e5
+    sections = [HEADER.pack(*fields) + first[HEADER.size :], *case.sections[1:]]
+    for level in LEVELS:
+        decoded(case, level, sections=sections)
+
+
+# -- models and calls --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("match", "name", "change"),
+    [
+        ("levels: numbers must rise", "levels", lambda x: x[::-1].copy()),
+        ("levels: expected 1 to 16", "levels", lambda x: x[:0]),
+        ("levels: expected numbers from -400", "levels", lambda x: x * 100),
+        ("levels", "levels", lambda x: x.astype(np.int32)),
+        ("0.k.uses: layer 0", "uses", lambda x: x + 1),
+        ("1.k.uses", "uses", lambda x: np.where(x > 0, 32, 0).astype(np.uint8)),
+        ("1.k.uses: no inputs", "uses", lambda x: x * 0),
+        ("uses", "uses", lambda x: x[1:]),
+        ("1.k.weight", "weight", lambda x: [y if y is None else y[:-1].copy() for y in x]),
+        ("1.k.weight", "weight", lambda x: [None] * len(x)),
+        ("1.k.weight: .* from -127", "weight", lambda x: [y if y is None else np.full_like(y, -128) for y in x]),
+        ("1.k.bias: .* from -2684", "bias", lambda x: [y if y is None else np.full_like(y, 1 << 29) for y in x]),
+        ("1.k.out_scale: .* positive", "out_scale", lambda x: [y if y is None else y * 0 for y in x]),
+        ("0.k.basis", "basis", lambda x: [y[1:].copy() for y in x]),
+        ("0.k.component: numbers must be finite and positive", "component", lambda x: [y * np.inf for y in x]),
+        ("0.k.unit: numbers must be finite and positive", "unit", lambda x: [-y for y in x]),
+        ("0.k.scale: expected numbers from -400", "scale", lambda x: [np.full_like(y, 401) for y in x]),
+        ("0.k.adapt: expected numbers from -4096", "adapt", lambda x: [np.full_like(y, 4097) for y in x]),
+        ("entry for K and V", "adapt", lambda x: x[1:]),
+        ("freqs", "freqs", lambda x: x * 0),
+        ("row_freqs", "row_freqs", lambda x: x[1:]),
+        ("centroids: expected numbers", "centroids", lambda x: x * np.nan),
+        ("expect: expected numbers from 1", "expect", lambda x: x * 0),
+        ("centroids", "centroids", None),
+    ],
+)  # fmt: skip
+def test_models_that_are_not_in_order_are_refused(
+    match: str, name: str, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(SHAPES[0], True, 1)
+    real, made = _lossy.Model, []
+
+    def build(base: dict[str, Any], own: dict[str, Any]) -> _lossy.Model:
+        made.append((base, own))
+        return real(base, own)
+
+    monkeypatch.setattr(_lossy, "Model", build)
+    native_model(model)
+    base, own = made[0]
+    if change is None:
+        del own[name]
+    else:
+        own[name] = change(own[name])
+    with pytest.raises(ValueError, match=match):
+        real(base, own)
+
+
+def test_calls_that_are_not_in_order_are_refused() -> None:
+    case = case_of(SHAPES[0], True, 4, 8, (0.2, 0.2), 1)
+    view, payload, tokens = target_of(case.model, 4)[0], b"".join(case.sections), np.arange(4)
+    with pytest.raises(ValueError, match="tokens"):
+        _lossy.decode(case.native, tokens.astype(np.float32), 8, payload, case.sizes, view.rows, 4)
+    with pytest.raises(ValueError, match="rows"):
+        _lossy.decode(case.native, tokens, 8, payload, case.sizes, view.rows[:, 1:], 4)
+    with pytest.raises(ValueError, match="level"):
+        _lossy.decode(case.native, tokens, 8, payload, case.sizes, view.rows, 4, level="best")
+    with pytest.raises(ValueError, match="wanted"):
+        _lossy.decode(case.native, tokens, 8, payload, case.sizes, view.rows, 5)
+    with pytest.raises(ValueError, match="sizes"):
+        _lossy.decode(case.native, tokens, 8, payload, case.sizes[1:], view.rows, 4)
+
+
+def test_threads_share_a_model() -> None:
+    case = case_of(SHAPES[1], True, 64, 5, (0.2, 0.2), 1)
+    want = decoded(case, LEVELS[-1])
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: decoded(case, LEVELS[-1]), range(20)):
+            assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))

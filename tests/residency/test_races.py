@@ -1,0 +1,146 @@
+"""Interleavings that once lost something, each forced."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import family_stores
+import small_stores
+
+from kvstore import KVStore
+
+_LONG, _SHORT = 30.0, 0.3
+
+
+def test_a_pin_while_another_pinned_record_leaves_is_kept() -> None:
+    """What is kept is computed anew when a pinned record goes: a pin meanwhile must not fall out of it."""
+    with (
+        small_stores.scratch() as folder,
+        KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store,
+    ):
+        for number in (1, 2, 3):
+            small_stores.put(store, small_stores.tokens_of(number, 4), pin=number < 3)
+        store.flush()
+        residency: Any = store._residency
+        path, computing, pinned = residency._pins._path, threading.Event(), threading.Event()
+
+        def slow_path(record: int) -> list[int]:
+            found: list[int] = path(record)
+            if not computing.is_set():
+                computing.set()
+                pinned.wait(_SHORT)  # the pin waits for the lock, so this runs out
+            return found
+
+        residency._pins._path = slow_path
+        leaves = threading.Thread(target=residency.forget, args=([1],))
+        leaves.start()
+        assert computing.wait(_LONG)
+
+        def pin() -> None:
+            residency.pin(3)
+            pinned.set()
+
+        pins = threading.Thread(target=pin)
+        pins.start()
+        for thread in (leaves, pins):
+            thread.join(_LONG)
+        assert [residency.is_kept(record) for record in (1, 2, 3)] == [False, True, True]
+
+
+def test_a_member_that_joins_while_its_donor_is_deleted_is_seen_by_the_delete() -> None:
+    with (
+        small_stores.scratch() as folder,
+        KVStore(folder / "store", family_stores.IDENTITY, family_stores.config()) as store,
+    ):
+        text = family_stores.passage(1, family_stores.BLOCK)
+        family_stores.put(store, text)
+        store.flush()
+        residency: Any = store._residency
+        may_serve, checked, seen = residency.may_serve, threading.Event(), threading.Event()
+
+        def slow(record: int) -> bool:
+            good: bool = may_serve(record)
+            checked.set()
+            seen.wait(_SHORT)  # the delete waits for the lock, so this runs out
+            return good
+
+        block = next(iter(_queued(store, family_stores.behind(10, text))))
+        residency.may_serve = slow
+        joins = threading.Thread(target=residency.join, args=(block, [1]))
+        joins.start()
+        assert checked.wait(_LONG)
+        residency.erase(store._digest(b""), text)
+        members = residency.members_of([1])
+        seen.set()
+        joins.join(_LONG)
+        assert members == [block.record] or residency.donors_of(block.record) == ()
+        residency.forget([1, block.record])
+
+
+def _queued(store: KVStore, tokens: Any) -> list[Any]:
+    """A block that is queued, as far as the ledger knows: it was never handed to a thread."""
+    from dataclasses import replace
+
+    residency: Any = store._residency
+    kept: list[Any] = []
+    join, residency.join = residency.join, lambda block, donors: bool(kept.append(block))
+    family_stores.put(store, tokens)
+    store.flush()
+    residency.join = join
+    block = replace(kept[0], record=1000)
+    residency._pending[1000] = block
+    return [block]
+
+
+def test_a_durable_put_leaves_the_counts_to_the_next_flush() -> None:
+    config = small_stores.config(durability="put")
+    with small_stores.scratch() as folder, KVStore(folder / "store", small_stores.IDENTITY, config) as store:
+        put = small_stores.put(store, small_stores.tokens_of(1, 20))
+        assert store.flush().durable_blocks == put.new_blocks == 5
+        assert store.flush().durable_blocks == 0
+
+
+def test_what_leaves_while_it_is_encoded_leaves_memory_too() -> None:
+    with (
+        small_stores.scratch() as folder,
+        KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store,
+    ):
+        residency: Any = store._residency
+        add = residency.host.add
+
+        def late(record: int, item: Any) -> bool:
+            residency.forget([record])
+            kept: bool = add(record, item)
+            return kept
+
+        residency.host.add = late
+        small_stores.put(store, small_stores.tokens_of(1, 20))
+        store.flush()
+        assert len(residency.host) == 0
+        assert store.check().ok
+
+
+def test_a_block_that_fills_a_hole_in_a_pinned_sequence_is_kept() -> None:
+    with (
+        small_stores.scratch() as folder,
+        KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store,
+    ):
+        tokens = small_stores.tokens_of(1, 20)
+        small_stores.put(store, tokens, pin=True)
+        store.flush()
+        store._residency.quarantine(2)
+        assert store.check().ok
+        small_stores.put(store, tokens[:8])
+        store.flush()
+        assert store._residency.is_kept(6)
+        assert store.check().ok
+
+
+def test_pins_are_kept_after_reopening() -> None:
+    with small_stores.scratch() as folder:
+        with KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store:
+            small_stores.put(store, small_stores.tokens_of(1, 20), pin=True)
+        with KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store:
+            assert all(store._residency.is_kept(record) for record in range(1, 6))
+            assert store.check(deep=True).pinned == 1

@@ -1,0 +1,197 @@
+"""Ten times each budget is put, with pins and times to live: no tier is ever above its budget, and pins hold."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import seeds
+import small_stores
+from faultfs import FaultFS
+
+from kvstore import KVStore
+
+PINNED = range(1, 9)
+RECORD = 4096  # what a record of these tiny blocks takes, in a buffer and on disk
+
+
+@contextmanager
+def watched(store: KVStore, tier: str) -> Iterator[list[int]]:
+    """Samples a memory tier from another thread, as often as it can; the samples above the budget are collected."""
+    above: list[int] = []
+    over = threading.Event()
+    watched_tier = getattr(store._residency, tier)
+
+    def watch() -> None:
+        while not over.wait(0.0005):
+            if watched_tier.nbytes > watched_tier.budget:
+                above.append(watched_tier.nbytes)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield above
+    finally:
+        over.set()
+        thread.join()
+
+
+def flood(store: KVStore, records: int, seed: int = 0) -> None:
+    """Puts so many records of all sorts: plain, growing, with a time to live, read again."""
+    rng = random.Random(seeds.nth(seed))
+    number = 1000
+    while records > 0:
+        count = rng.choice((4, 9, 16, 40))
+        options = rng.choice(({}, {}, {"ttl": 0.02}, {"ttl": 3600.0}))
+        small_stores.put(store, small_stores.tokens_of(number, count), **options)
+        records -= -(-count // small_stores.BLOCK)
+        if rng.random() < 0.2:
+            small_stores.put(store, small_stores.tokens_of(rng.randrange(1000, number + 1), 48))
+        if rng.random() < 0.2:
+            small_stores.stored(store, small_stores.tokens_of(rng.randrange(1000, number + 1), 40))
+        if rng.random() < 0.1:
+            store.flush()
+        number += 1
+
+
+def pin_some(store: KVStore) -> None:
+    for number in PINNED:
+        small_stores.put(store, small_stores.tokens_of(number, 9), pin=True)
+
+
+def pins_hold(store: KVStore) -> None:
+    assert {
+        number: small_stores.stored(store, small_stores.tokens_of(number, 9)) for number in PINNED
+    } == dict.fromkeys(PINNED, 9)
+
+
+@pytest.mark.parametrize("codec", ["raw", "splitzip", "zstd"])
+@pytest.mark.parametrize("segments", [8, 32])
+def test_the_disk_budget_holds_at_every_call(tmp_path: Path, segments: int, codec: str) -> None:
+    budget = segments * small_stores.SEGMENT
+    above: list[int] = []
+
+    def measure(call: str) -> None:
+        if call in ("pwritev", "allocate", "fdatasync") and (tmp_path / "catalog").exists():
+            use = small_stores.disk_use(tmp_path)
+            if use > budget + small_stores.SEGMENT:
+                above.append(use)
+
+    config = small_stores.config(host=1 << 15, disk=budget, codec=codec)
+    with KVStore(tmp_path, small_stores.IDENTITY, config, fs=FaultFS(before=measure)) as store:
+        pin_some(store)
+        flood(store, 10 * budget // RECORD)
+        store.flush()
+        pins_hold(store)
+        small_stores.all_is_well(store)
+        if segments > 8:  # of so few, pins and the reserve leave little
+            assert store.stats()["disk"]["bytes"] > budget // 3, "the budget is not used"
+        assert above == []
+    assert small_stores.disk_use(tmp_path) <= budget + small_stores.SEGMENT
+    with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
+        pins_hold(store)
+
+
+@pytest.mark.parametrize("disk", [0, 16 * small_stores.SEGMENT], ids=["memory-only", "with-disk"])
+def test_the_host_budget_holds(tmp_path: Path, disk: int) -> None:
+    budget = 40 * RECORD
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=budget, disk=disk)) as store:
+        pin_some(store)
+        store.flush()
+        with watched(store, "host") as above:
+            flood(store, 10 * budget // RECORD)
+            store.flush()
+        host = store._residency.host
+        assert above == []
+        assert host.nbytes == sum(item.nbytes for item in host._items.values()) <= budget
+        assert host.nbytes > budget // 2, "the budget is not used"
+        pins_hold(store)
+
+
+@pytest.mark.parametrize("host", [0, 1 << 20], ids=["device-only", "with-host"])
+def test_the_device_budget_holds(tmp_path: Path, host: int) -> None:
+    block = small_stores.BLOCK * small_stores.LAYOUT.bytes_per_token
+    budget = 40 * block
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(device=budget, host=host, disk=0)) as store:
+        pin_some(store)
+        store.flush()
+        with watched(store, "device") as above:
+            flood(store, 10 * budget // block)
+            store.flush()
+        device = store._residency.device
+        assert above == []
+        assert device.nbytes == sum(item.nbytes for item in device._items.values()) <= budget
+        assert device.nbytes > budget // 2, "the budget is not used"
+        pins_hold(store)
+
+
+def test_what_is_pinned_beyond_the_budget_is_dropped_and_counted_not_stored_above_it(tmp_path: Path) -> None:
+    budget = 6 * small_stores.SEGMENT
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0, disk=budget)) as store:
+        dropped = 0
+        for number in range(60):
+            small_stores.put(store, small_stores.tokens_of(number, 40), pin=True)
+            dropped += store.flush().dropped_blocks
+            assert small_stores.disk_use(tmp_path) <= budget + small_stores.SEGMENT
+        assert dropped == store.stats()["counters"]["dropped_no_space"] > 0
+        small_stores.all_is_well(store)
+        kept = sum(small_stores.stored(store, small_stores.tokens_of(number, 40)) for number in range(60))
+        assert kept >= 4 * budget // RECORD // 2
+
+
+def test_the_write_queue_is_bounded_and_says_what_it_drops(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def wait(call: str) -> None:
+        if call == "fdatasync" and started:
+            gate.wait()
+
+    started: list[bool] = []
+    bytes_of_a_put = 40 * small_stores.LAYOUT.bytes_per_token
+    config = small_stores.config(write_queue_bytes=4 * bytes_of_a_put, put_timeout_s=0.0, group_bytes=1)
+    with KVStore(tmp_path, small_stores.IDENTITY, config, fs=FaultFS(before=wait)) as store:
+        small_stores.put(store, small_stores.tokens_of(100, 4))
+        store.flush()
+        started.append(True)
+        results = [small_stores.put(store, small_stores.tokens_of(number, 40)) for number in range(10)]
+        assert store.stats()["queue"]["bytes"] <= 4 * bytes_of_a_put
+        assert [result.dropped_blocks for result in results] == [0] * 4 + [10] * 6
+        assert store.stats()["counters"]["dropped_queue_full"] == 60
+        assert small_stores.stored(store, small_stores.tokens_of(0, 40)) == 40
+        assert small_stores.stored(store, small_stores.tokens_of(9, 40)) == 0
+        gate.set()
+        store.flush()
+        assert small_stores.put(store, small_stores.tokens_of(9, 40)).dropped_blocks == 0
+
+
+def test_what_expired_is_gone_and_its_space_comes_back(tmp_path: Path) -> None:
+    tokens = small_stores.tokens_of(1, 40)
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as store:
+        small_stores.put(store, tokens, ttl=0.05)
+        small_stores.put(store, small_stores.tokens_of(2, 9), ttl=3600)
+        store.flush()
+        pause = threading.Event()
+        for _ in range(24_000):  # two minutes, on a machine that hangs
+            if small_stores.stored(store, tokens) == 0 and store.stats()["disk"]["records"] == 3:
+                break
+            pause.wait(0.005)
+        assert store.contains(tokens) == 0
+        assert store.stats()["disk"]["records"] == 3
+        assert small_stores.stored(store, small_stores.tokens_of(2, 9)) == 9
+        small_stores.all_is_well(store)
+
+
+def test_a_store_that_is_opened_with_a_smaller_budget_shrinks_to_it(tmp_path: Path) -> None:
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(disk=64 * small_stores.SEGMENT)) as store:
+        flood(store, 500)
+    small: Any = 16 * small_stores.SEGMENT
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(disk=small)) as store:
+        flood(store, 500, seed=1)
+        store.flush()
+        small_stores.all_is_well(store)
+        assert small_stores.disk_use(tmp_path) <= small + small_stores.SEGMENT

@@ -1,0 +1,298 @@
+"""Write-behind: a bounded queue, whole puts, and back-pressure that can be seen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
+
+from kvstore import KVStore
+from kvstore.core.results import FlushResult
+from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.write.queue import WriteBatch, WriteQueue
+
+RAW = SMALL.bytes_per_token
+
+
+# ---- the queue itself --------------------------------------------------------------------------------------------
+
+
+class Sink:
+    """What the store does with groups, in small: notes them; waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[WriteBatch]] = []
+        self.encoded: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.ticks = threading.Event()
+
+    def encode(self, blocks: Sequence[Any]) -> list[SealedRecord]:
+        self.encoded += [block.record for block in blocks]
+        return []
+
+    def persist(self, group: Sequence[WriteBatch], encoded: Sequence[SealedRecord]) -> FlushResult:
+        self.entered.set()
+        assert self.gate.wait(60)
+        self.groups.append(list(group))
+        return FlushResult(sum(len(batch.blocks) for batch in group), 0)
+
+
+def batch(record: int, nbytes: int = 10) -> WriteBatch:
+    return WriteBatch(blocks=[SimpleNamespace(record=record, view=SimpleNamespace(nbytes=nbytes))])  # type: ignore[list-item]
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+def make(sink: Sink) -> Iterator[Callable[..., WriteQueue]]:
+    made: list[WriteQueue] = []
+
+    def make_one(queue_bytes: int = 100, group_bytes: int = 30, tick_s: float = 60.0) -> WriteQueue:
+        made.append(WriteQueue(queue_bytes, group_bytes, sink.encode, sink.persist, sink.ticks.set, tick_s))
+        return made[-1]
+
+    yield make_one
+    sink.gate.set()
+    for writer in made:
+        writer.close()
+
+
+def stall(writer: WriteQueue, sink: Sink) -> None:
+    """Leaves the writing thread waiting on batch 1 and the encoding thread on batch 2: what follows queues up."""
+    sink.gate.clear()
+    sink.entered.clear()
+    writer.submit(batch(1))
+    assert sink.entered.wait(60)
+    writer.submit(batch(2))
+    while 2 not in sink.encoded:
+        sink.ticks.wait(0.001)
+
+
+def numbers(sink: Sink) -> list[list[int]]:
+    return [[block.record for j in group for block in j.blocks] for group in sink.groups]
+
+
+def test_jobs_are_persisted_in_order(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make()
+    for record in range(1, 20):
+        writer.submit(batch(record))
+    writer.flush()
+    assert [record for group in numbers(sink) for record in group] == list(range(1, 20))
+
+
+def test_what_queues_up_is_written_in_groups_of_whole_jobs(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make(queue_bytes=1000, group_bytes=30)
+    stall(writer, sink)
+    for record, nbytes in ((3, 10), (4, 10), (5, 10), (6, 25), (7, 10), (8, 500), (9, 1)):
+        writer.submit(batch(record, nbytes))
+    sink.gate.set()
+    writer.flush()
+    assert numbers(sink) == [[1], [2], [3, 4, 5], [6], [7], [8], [9]]
+
+
+def test_flush_counts_since_the_last_flush(make: Callable[..., WriteQueue]) -> None:
+    writer = make()
+    writer.submit(batch(1))
+    writer.submit(batch(2))
+    assert writer.flush() == FlushResult(2, 0)
+    assert writer.flush() == FlushResult(0, 0)
+    writer.submit(batch(3))
+    assert writer.flush() == FlushResult(1, 0)
+
+
+def test_flush_of_nothing_returns(make: Callable[..., WriteQueue]) -> None:
+    assert make().flush() == FlushResult(0, 0)
+
+
+def test_pending_bytes_are_those_not_yet_persisted(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make()
+    stall(writer, sink)
+    writer.submit(batch(3, 25))
+    assert writer.pending_bytes == 45
+    sink.gate.set()
+    writer.flush()
+    assert writer.pending_bytes == 0
+
+
+def test_there_is_room_up_to_the_last_byte(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make(queue_bytes=100)
+    stall(writer, sink)
+    assert writer.wait_for_room(80, 0) is not None
+    assert writer.wait_for_room(81, 0) is None
+
+
+def test_more_than_the_whole_queue_fits_when_it_is_empty(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make(queue_bytes=100)
+    assert writer.wait_for_room(1000, 0) is not None
+    stall(writer, sink)
+    assert writer.wait_for_room(1000, 0) is None
+
+
+def test_whoever_waits_for_room_goes_on_when_there_is(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make(queue_bytes=100)
+    stall(writer, sink)
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(writer.wait_for_room, 95, 60)
+        sink.gate.set()
+        assert waiting.result(60) is not None
+
+
+def test_closing_writes_what_is_queued(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer = make()
+    stall(writer, sink)
+    for record in (3, 4, 5):
+        writer.submit(batch(record))
+    sink.gate.set()
+    writer.close()
+    assert [record for group in numbers(sink) for record in group] == [1, 2, 3, 4, 5]
+
+
+def test_the_tick_comes_without_any_job(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    make(tick_s=0.001)
+    assert sink.ticks.wait(60)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
+    writer = WriteQueue(100, 30, lambda blocks: 1 / 0, sink.persist, sink.ticks.set)  # type: ignore[arg-type,return-value]
+    writer.submit(batch(1))
+    with pytest.raises(RuntimeError, match="write-behind thread died") as error:
+        writer.flush()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    assert writer.wait_for_room(1 << 40, 60) is not None  # nobody waits for it any more
+    writer.close()
+
+
+# ---- in the store ------------------------------------------------------------------------------------------------
+
+
+def put(store: KVStore, ids: np.ndarray) -> Any:
+    return store.put(ids, kv_of(ids))
+
+
+def stalled(store: KVStore, fs: GatedFS) -> None:
+    put(store, tokens(8, seed=901))
+    store.flush()
+    fs.shut()
+    put(store, tokens(8, seed=902))
+    assert fs.waiting.wait(60)
+
+
+def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) -> None:
+    fs = GatedFS()
+    with open_store(tmp_path, fs=fs) as store:
+        stalled(store, fs)
+        for seed in range(10):
+            put(store, tokens(20, seed))
+        for seed in range(10):
+            assert same_kv(store.get(tokens(20, seed)).layers, kv_of(tokens(20, seed)))
+        stats = store.stats()
+        assert stats["queue"]["bytes"] == (8 + 10 * 20) * RAW
+        assert stats["queue"]["records"] == 31
+        fs.gate.set()
+        assert store.flush().durable_blocks == 31
+        assert store.stats()["queue"] == {"bytes": 0, "records": 0}
+
+
+def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = GatedFS()
+    full, has_room = threading.Event(), WriteQueue._has_room
+
+    def seen_has_room(self: WriteQueue, nbytes: int) -> bool:
+        found = has_room(self, nbytes)
+        if not found:
+            full.set()
+        return found
+
+    monkeypatch.setattr(WriteQueue, "_has_room", seen_has_room)
+    with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW) as store:
+        stalled(store, fs)
+        assert put(store, tokens(16)).dropped_blocks == 0
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(put, store, tokens(16, seed=1))
+            assert full.wait(60)
+            assert store.stats()["queue"]["bytes"] <= 30 * RAW
+            fs.gate.set()
+            result = waiting.result(60)
+        assert (result.new_blocks, result.dropped_blocks) == (2, 0)
+        assert result.waited_s > 0
+        assert store.stats()["counters"]["put_wait_s"] >= result.waited_s
+
+
+def test_a_put_that_finds_no_room_in_time_is_dropped_and_counted(tmp_path: Path) -> None:
+    fs = GatedFS()
+    with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW, put_timeout_s=0.0) as store:
+        stalled(store, fs)
+        put(store, tokens(16))
+        result = put(store, tokens(20, seed=1))
+        assert (result.tokens, result.new_tokens, result.new_blocks, result.dropped_blocks) == (20, 0, 0, 3)
+        assert store.stats()["counters"]["dropped_queue_full"] == 3
+        assert store.get(tokens(20, seed=1)) is None
+        assert store.get(tokens(16)).tokens == 16
+        fs.gate.set()
+        store.flush()
+        assert put(store, tokens(20, seed=1)).new_blocks == 3
+        assert store.get(tokens(20, seed=1)).tokens == 20
+
+
+def test_a_put_of_what_is_stored_needs_no_room(tmp_path: Path) -> None:
+    fs = GatedFS()
+    with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW, put_timeout_s=0.0) as store:
+        stalled(store, fs)
+        put(store, tokens(16))
+        assert put(store, tokens(16)).dropped_blocks == 0
+        assert "dropped_queue_full" not in store.stats()["counters"]
+        fs.gate.set()
+
+
+def test_the_session_of_a_dropped_put_keeps_its_tokens(tmp_path: Path) -> None:
+    fs = GatedFS()
+    with open_store(tmp_path, fs=fs, write_queue_bytes=10 * RAW, put_timeout_s=0.0) as store:
+        stalled(store, fs)
+        assert store.session("chat").save(tokens(20), kv_of(tokens(20))).dropped_blocks == 3
+        assert store.session("chat").resume() is None
+        assert store.session("chat").tokens.tolist() == tokens(20).tolist()
+        fs.gate.set()
+
+
+def test_a_superseded_tail_that_still_waits_is_not_written(tmp_path: Path) -> None:
+    fs = GatedFS()
+    with open_store(tmp_path, fs=fs) as store:
+        stalled(store, fs)
+        put(store, tokens(20)[:12])
+        put(store, tokens(20))
+        fs.gate.set()
+        store.flush()
+        assert store.stats()["disk"]["records"] == 2 + 3
+        assert store.get(tokens(20)).tokens == 20
+
+
+def test_threads_may_put_and_get_at_once(tmp_path: Path) -> None:
+    prompt = tokens(16)
+    with open_store(tmp_path, threads=2) as store:
+
+        def work(number: int) -> bool:
+            right = True
+            for turn in range(5):
+                ids = np.concatenate([prompt, tokens(5 * turn + 3, seed=number)])
+                put(store, ids)
+                hit = store.get(ids)
+                right &= hit is not None and hit.tokens == len(ids) and same_kv(hit.layers, kv_of(ids))
+            return right
+
+        with ThreadPoolExecutor(4) as executor:
+            assert all(executor.map(work, range(1, 9)))
+        store.flush()
+        assert store.stats()["index"]["records"] == store.stats()["disk"]["records"]

@@ -1,0 +1,215 @@
+"""`ReferenceTrie`: the trie in obvious Python, one node per token. The oracle that tests compare
+`_trie.Trie` with.
+
+It has the same methods, arguments and results. Where the C++ keeps compressed edges, this marks the tokens
+that end one (`edge_end`): recency and traffic belong to whole edges, and bits are linear inside the edge
+that an insert made. `reference_tree.py` is the tree; here are the probabilities, token by token, and
+restoring.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.trie.prior import UNIFORM_BITS_PER_TOKEN, mixture_bits
+from kvstore.trie.reference.tree import MOST_COUNT, Node, ReferenceTree
+
+__all__ = ["ReferenceTrie"]
+
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
+
+
+class ReferenceTrie(ReferenceTree):
+    """See `kvstore.trie._trie.Trie`. Not thread-safe, not fast."""
+
+    # ---- probabilities ----
+
+    def best_match(self, root: int, tokens: U32) -> tuple[int, float]:
+        node = self._walk(root, tokens)
+        return node.depth, self._mixed(node)
+
+    def _mixed(self, node: Node, above: int = 0) -> float:
+        """Bits of the tokens at depths (above, node.depth] of this path."""
+        path = [x for x in node.up() if x.depth > above and x.parent is not None]
+        steps = [(x.count, x.parent.count, x.bits - x.parent.bits) for x in path if x.parent is not None]
+        return sum(mixture_bits(*step, self.concentration) for step in steps)
+
+    def _bits(self, root: int, tokens: U32, above: int) -> float:
+        """Bits of tokens[above:], where what is not stored has uniform bits and no traffic."""
+        at = self._walk(root, tokens)
+        totals = [at.count if i == at.depth else 0 for i in range(max(above, at.depth), len(tokens))]
+        unseen = sum(mixture_bits(0, total, UNIFORM_BITS_PER_TOKEN, self.concentration) for total in totals)
+        return self._mixed(at, above) + unseen
+
+    @staticmethod
+    def _shared(p: U32, q: U32) -> int:
+        n = min(len(p), len(q))
+        return next((i for i in range(n) if p[i] != q[i]), n)
+
+    def bits(self, root: int, tokens: U32) -> float:
+        return self._bits(root, tokens, 0)
+
+    def shared_bits(self, root: int, p: U32, q: U32) -> float:
+        return self._bits(root, p[: self._shared(p, q)], 0)
+
+    def distance(self, root: int, p: U32, q: U32) -> float:
+        shared = self._shared(p, q)
+        return self._bits(root, p, shared) + self._bits(root, q, shared)
+
+    def prune(self, root: int, max_bits: float) -> U64:
+        if max_bits != max_bits:
+            raise ValueError("max_bits: not a number")
+        nodes = [x for x in self._root(root).below() if x.record and not x.pinned() and self._mixed(x) > max_bits]
+        gone = []
+        for node in sorted(nodes, key=lambda x: (-x.depth, x.record)):
+            gone.append(self._set(node, 0))
+            self._trim(self._edge_end(node))
+        return np.array(gone, np.uint64)
+
+    def _is_leaf(self, node: Node) -> bool:
+        end = self._edge_end(node)
+        return not end.children and next(x for x in self._edge(end) if x.record) is node
+
+    def leaf(self, record_id: int) -> tuple[float, U64] | None:
+        node = self._records.get(record_id)
+        if node is None or not self._is_leaf(node):
+            return None
+        above = [x.record for x in node.up() if x.record and x is not node]
+        return self._mixed(node), np.array(above, np.uint64)
+
+    def near(self, record_id: int, radius_bits: float, visits: int) -> tuple[U64, F64] | None:
+        """All of them, whatever `visits` says."""
+        node = self._records.get(record_id)
+        if node is None or not self._is_leaf(node):
+            return None
+        root, path = self.path(record_id)
+        found = {}
+        for other, end in self._records.items():
+            at_root, tokens = self.path(other)
+            if other != record_id and at_root == root and self._is_leaf(end):
+                found[other] = self.distance(root, path, tokens)
+        kept = [other for other, distance in found.items() if distance <= radius_bits]
+        return np.array(kept, np.uint64), np.array([found[other] for other in kept], np.float64)
+
+    def counts(self) -> tuple[U64, U32]:
+        ids = sorted(self._records)
+        return np.array(ids, np.uint64), np.array([self._records[i].count for i in ids], np.uint32)
+
+    # ---- restore ----
+
+    def restore(
+        self,
+        roots: U32,
+        ids: U64,
+        starts: U32,
+        counts: U32,
+        tags: U64,
+        parent_tags: U64,
+        bits: npt.NDArray[np.float32],
+        tokens: U32,
+        pinned: U8,
+        traffic: U32 | None = None,
+    ) -> U64:
+        if any(root.children for root in self._roots):
+            raise ValueError("restore: the trie is not empty")
+        offsets = list(accumulate(counts.tolist(), initial=0))
+        if offsets[-1] != len(tokens):
+            raise ValueError("tokens: their number is not the sum of counts")
+        by_tag: dict[int, tuple[int, Node, Node, list[int]]] = {}  # -> (root, parent, end, block)
+        row_of: dict[int, int] = {}
+        followers: dict[Node, list[int]] = {}  # rows that start here
+        every = ids.tolist()
+        passed = [0] * len(every) if traffic is None else traffic.tolist()
+        for row in sorted(range(len(every)), key=lambda i: (int(starts[i]), every[i], i)):
+            start, count, rid = int(starts[row]), int(counts[row]), every[row]
+            root, tag, above = int(roots[row]), int(tags[row]), int(parent_tags[row])
+            block = tokens[offsets[row] : offsets[row + 1]].tolist()
+            share = float(bits[row])
+            possible = rid and 1 <= count <= self.block_tokens and start % self.block_tokens == 0
+            possible = possible and start + count <= 0x7FFFFFFF and 0 <= share <= 1e30
+            if not possible or root >= len(self._roots):
+                continue
+            parent = self._roots[root]
+            if start:
+                if above == 0 or above not in by_tag:
+                    continue
+                parent_root, _, parent, _ = by_tag[above]
+                if parent_root != root or parent.depth != start:
+                    continue
+            elif above:
+                continue
+            if tag in by_tag and (by_tag[tag][0], by_tag[tag][1], by_tag[tag][3]) != (root, parent, block):
+                continue
+            if rid in row_of:
+                continue
+            row_of[rid] = row
+            node = parent
+            while len(block) > node.depth - start and block[node.depth - start] in node.children:
+                node = node.children[block[node.depth - start]]
+            fresh = block[node.depth - start :]
+            node = self._grow(node, fresh, share * len(fresh) / count)
+            if count % self.block_tokens:
+                node.edge_end = True
+            self._supersede_in_restore(node, row_of, pinned)
+            self._set(node, rid)
+            followers.setdefault(parent, []).append(row)
+            if tag:
+                by_tag.setdefault(tag, (root, parent, node, block))
+        for node, rows in followers.items():  # an only child continues its parent's edge
+            if len(rows) > 1 or node.parent is None or pinned[row_of[node.record]]:
+                continue
+            if passed[rows[0]] == passed[row_of[node.record]]:
+                node.edge_end = False
+        for rid, node in self._records.items():
+            node.pins = int(bool(pinned[row_of[rid]]))
+        self._straighten()
+        for rid in sorted(self._records):
+            for node in self._records[rid].up():
+                node.stamp = max(node.stamp, rid)
+        self._settle_stamps()
+        for rid, node in self._records.items():
+            node.count = passed[row_of[rid]]
+        self._settle_counts()
+        self._clock = max([0, *self._records])
+        return np.array(sorted(set(every) - set(self._records)), np.uint64)
+
+    def _supersede_in_restore(self, node: Node, row_of: dict[int, int], pinned: U8) -> None:
+        block = (node.depth - 1) // self.block_tokens * self.block_tokens
+        for x in node.up():
+            if block < x.depth < node.depth and x.record and not pinned[row_of[x.record]]:
+                self._set(x, 0)
+
+    def _edges(self) -> list[list[Node]]:
+        ends = [x for root in self._roots for x in root.below() if x.edge_end]
+        return [self._edge(end) for end in ends]
+
+    def _straighten(self) -> None:
+        """Makes the bits linear inside every edge."""
+        for edge in self._edges():
+            below = edge[-1].parent.bits if edge[-1].parent is not None else 0.0
+            step = (edge[0].bits - below) / len(edge)
+            for i, node in enumerate(reversed(edge[1:])):
+                node.bits = below + step * (i + 1)
+
+    def _settle_stamps(self) -> None:
+        """Gives an edge one stamp, that of the newest record at or below any part of it."""
+        for edge in self._edges():
+            stamp = max(node.stamp for node in edge)
+            for node in edge:
+                node.stamp = stamp
+
+    def _settle_counts(self) -> None:
+        """Gives an edge the highest count of its records, but no less than its children have together."""
+        for edge in sorted(self._edges(), key=lambda edge: -edge[0].depth):
+            below = sum(child.count for child in edge[0].children.values())
+            count = max(below, *(node.count for node in edge))
+            for node in edge:
+                node.count = min(count, MOST_COUNT)
+        for root in self._roots:
+            root.count = min(sum(child.count for child in root.children.values()), MOST_COUNT)
