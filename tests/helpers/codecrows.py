@@ -250,7 +250,6 @@ ROWS: tuple[Row, ...] = (
         "predictive-lossy",
         _predictive("predictive@2", "lossless", "lossy"),
         "recorded",
-        _BF16,
         rope=True,
         same_bytes=False,
     ),

@@ -196,7 +196,7 @@ def test_headers_that_cannot_be_are_damage() -> None:
         with pytest.raises(CodecError, match=match):
             decode(codec, case, bytes(damaged), sizes)
 
-    changed(0, "<I", STEPS, "step or flags")
+    changed(0, "<I", STEPS, "the step is out of range, or a flag is unknown")
     changed(0, "<I", 99, "mode")
     changed(4, "<H", 0, "0 spans")
     changed(8, "<I", 1, "profile")
