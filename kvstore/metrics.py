@@ -1,26 +1,159 @@
-"""Counters of one store."""
+"""Counters of one store, and the closed list of their names.
+
+Every name is a member of `Metric` and says what it counts; ARCHITECTURE.md shows the same list, and a test compares the
+two. Counters only grow. A fallback, a drop or a damaged entry that is not counted here is a bug.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from enum import StrEnum
+
+
+class Metric(StrEnum):
+    """The name of a counter, as `KVStore.stats()["counters"]` shows it. `meaning` says what it counts.
+
+    Example:
+        >>> Metric.GET_HITS.value, Metric.GET_HITS.meaning
+        ('get_hits', 'gets that returned a prefix')
+    """
+
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> Metric:
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning = meaning
+        return member
+
+    # ---- get
+    GET_HITS = "get_hits", "gets that returned a prefix"
+    GET_MISSES = "get_misses", "gets that returned nothing"
+    GET_TOKENS = "get_tokens", "tokens that gets asked for"
+    GET_HIT_TOKENS_DEVICE = "get_hit_tokens_device", "tokens returned from the device tier"
+    GET_HIT_TOKENS_QUEUE = "get_hit_tokens_queue", "tokens returned from blocks that were not written yet"
+    GET_HIT_TOKENS_HOST = "get_hit_tokens_host", "tokens returned from the host tier"
+    GET_HIT_TOKENS_DISK = "get_hit_tokens_disk", "tokens returned from the disk tier"
+    GET_HIT_TOKENS_DONORS = "get_hit_tokens_donors", "tokens that other sequences stood in for (approximate gets)"
+    GET_APPROXIMATE = "get_approximate", "gets answered with an approximate cache"
+    APPROXIMATE_FAILED = "approximate_failed", "approximate gets whose donors left meanwhile; answered exactly"
+    PROMOTED_RECORDS = "promoted_records", "records from disk that the host tier took in"
+
+    # ---- why a get ended where it did: one count for each get that returned less than it was asked for
+    SHORT_NEVER_PUT = "short_never_put", "gets that ended where nothing is stored and nothing is known to have been"
+    SHORT_EVICTED = "short_evicted", "gets that ended at a block that was evicted"
+    SHORT_EXPIRED = "short_expired", "gets that ended at a block whose time to live was over"
+    SHORT_DELETED = "short_deleted", "gets that ended at a block that was deleted"
+    SHORT_DAMAGED = "short_damaged", "gets that ended at a block that was damaged, now or before"
+    SHORT_DROPPED = "short_dropped", "gets that ended at a block that could not be written and left memory"
+    SHORT_UNREADABLE = "short_unreadable", "gets that ended at a block that is stored and cannot be read here and now"
+
+    # ---- put
+    PUT_TOKENS = "put_tokens", "tokens that puts were given"
+    PUT_NEW_TOKENS = "put_new_tokens", "tokens among them that were not stored before"
+    PUT_WAIT_S = "put_wait_s", "seconds that puts waited for room in the write queue"
+    DROPPED_QUEUE_FULL = "dropped_queue_full", "blocks that a put dropped, for the write queue stayed full"
+    DROPPED_NO_SPACE = "dropped_no_space", "blocks that found no space on disk"
+    DROPPED_WRITE_ERROR = "dropped_write_error", "blocks that the disk refused to write"
+    DROPPED_CATALOG_ERROR = "dropped_catalog_error", "blocks that the catalog refused"
+    DROPPED_SESSIONS = "dropped_sessions", "changes of sessions that could not be written"
+    DROPPED_NO_MEMORY = "dropped_no_memory", "blocks that no memory tier had room for, in a store without a disk"
+
+    # ---- what left a tier
+    MEMORY_EVICTED_RECORDS = "memory_evicted_records", "records that the device or host tier gave up"
+    DISK_EVICTED_RECORDS = "disk_evicted_records", "records that the disk tier gave up"
+    EXPIRED_RECORDS = "expired_records", "records whose time to live was over"
+    DELETED_RECORDS = "deleted_records", "records that `delete` removed"
+    HOST_FULL = "host_full", "records that did not fit the host tier"
+    DEVICE_FULL = "device_full", "blocks that the device had no memory for"
+
+    # ---- disk
+    DISK_WRITTEN_RECORDS = "disk_written_records", "records written to disk"
+    DISK_WRITTEN_BYTES = "disk_written_bytes", "bytes of those records, whole pages"
+    DISK_MOVED_RECORDS = "disk_moved_records", "records moved to empty a segment"
+    DISK_LOST_RECORDS = "disk_lost_records", "records that could not be read when they were to be moved"
+    DISK_RECLAIMS = "disk_reclaims", "times that a segment had to be freed before a write"
+    DISK_READ_ERRORS = "disk_read_errors", "reads that the disk refused"
+    DISK_WRITE_ERRORS = "disk_write_errors", "writes that the disk refused"
+    DISK_FULL = "disk_full", "times that the file system was full before the budget was"
+    CATALOG_ERRORS = "catalog_errors", "reads and writes that the catalog refused"
+    CATALOG_REOPENED = "catalog_reopened", "times that the catalog was opened anew after a failed write"
+    CATALOG_LOST = "catalog_lost", "times that it could not be opened anew: nothing is written any more"
+
+    # ---- damage
+    QUARANTINED_RECORDS = "quarantined_records", "records removed because they, or what they need, are damaged"
+    DAMAGED_MAGIC = "damaged_magic", "records that do not begin as a record does"
+    DAMAGED_VERSION = "damaged_version", "records of a format version that is not known"
+    DAMAGED_LENGTH = "damaged_length", "records whose lengths do not fit what was read"
+    DAMAGED_HEADER_SUM = "damaged_header_sum", "records whose header does not match its checksum"
+    DAMAGED_PAYLOAD_SUM = "damaged_payload_sum", "records whose payload does not match its checksum"
+    DAMAGED_KEY = "damaged_key", "whole records of another block than the one asked for"
+    DAMAGED_FIELD = "damaged_field", "records with a field out of range"
+    DAMAGED_CODEC = "damaged_codec", "records whose payload the codec refused"
+    DAMAGED_UNREADABLE = "damaged_unreadable", "records that the disk could not read"
+    DAMAGED_DONOR = "damaged_donor", "records that left because a record they are coded against is damaged or gone"
+    STALE_READS = "stale_reads", "reads that came too late: the record had been removed or moved meanwhile"
+    UNKNOWN_CODEC = "unknown_codec", "reads of records in a codec that this version does not know; they stay"
+    UNKNOWN_PROFILE = "unknown_profile", "reads of records whose profile is not here; they stay"
+    DAMAGED_PROFILES = "damaged_profiles", "copies of profiles, or the note of the newest, that are damaged"
+
+    # ---- what opening found
+    UNREACHABLE_RECORDS = "unreachable_records", "records on disk whose parents are gone"
+    CATALOG_DAMAGED = "catalog_damaged", "times that opening found the catalog's structure damaged"
+    CATALOG_REBUILT = "catalog_rebuilt", "times that the catalog was rebuilt from the records"
+    CATALOG_REBUILT_RECORDS = "catalog_rebuilt_records", "records that such a rebuild found"
+    CATALOG_REBUILT_SESSIONS = "catalog_rebuilt_sessions", "sessions that such a rebuild found"
+    DAMAGED_ENTRIES = "damaged_entries", "catalog entries that do not match their checksum"
+    MENDED_ENTRIES = "mended_entries", "entries among them that were made anew from their records"
+    LOST_ENTRIES = "lost_entries", "entries that name space which does not exist or belongs to another"
+    DAMAGED_SEGMENTS = "damaged_segments", "segment files that are not segments of this store"
+
+    # ---- records coded against others
+    MEMBER_RECORDS = "member_records", "blocks that were coded against other records"
+    MEMBER_BYTES = "member_bytes", "bytes that those take"
+    MEMBER_RAW_BYTES = "member_raw_bytes", "raw bytes of the same blocks"
+    DONORS_REJECTED = "donors_rejected", "blocks that stand alone after all, for coding against others saved too little"
+    RECODED_MEMBERS = "recoded_members", "members that were coded anew so that they stand alone"
+    DROPPED_MEMBERS = "dropped_members", "members that left together with a record they need"
+    LOST_MEMBERS = "lost_members", "members whose donors were gone when the store was opened"
+
+    # ---- fallbacks
+    FALLBACK_PROFILE = "fallback_profile", "opens that coded without the profile, for the disk had no room to keep it"
+    FALLBACK_DEVICE_CODEC = "fallback_device_codec", "blocks on a device that the CPU coded or decoded instead of it"
+    FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
+    FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
+
+
+def hit_tokens(tier: str) -> Metric:
+    """The counter of tokens returned from `tier` ("device", "queue", "host", "disk" or "donors")."""
+    return Metric[f"GET_HIT_TOKENS_{tier.upper()}"]
 
 
 class Metrics:
-    """Named counters that only grow. Thread-safe. Every fallback, drop and damaged entry is counted here."""
+    """Counters that only grow. Thread-safe: `_lock` guards `_counts`.
+
+    Example:
+        >>> metrics = Metrics()
+        >>> metrics.add(Metric.GET_HITS)
+        >>> metrics.snapshot()
+        {'get_hits': 1}
+    """
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._counts: Counter[Metric] = Counter()  # guarded by _lock
 
-    def add(self, name: str, amount: int | float = 1) -> None:
+    def add(self, metric: Metric, amount: int | float = 1) -> None:
+        """Adds `amount` (>= 0) to a counter."""
         with self._lock:
-            self._counts[name] += amount  # type: ignore[assignment]
+            self._counts[metric] += amount  # type: ignore[assignment]
 
-    def __getitem__(self, name: str) -> int | float:
+    def __getitem__(self, metric: Metric) -> int | float:
         with self._lock:
-            return self._counts[name]
+            return self._counts[metric]
 
     def snapshot(self) -> dict[str, int | float]:
+        """The counters that are not 0, by name; a copy."""
         with self._lock:
-            return dict(sorted(self._counts.items()))
+            return {metric.value: count for metric, count in sorted(self._counts.items())}

@@ -22,7 +22,7 @@ from kvstore.dedup.donor_cache import DonorReader
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import Matchmaker
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.read.decode import BlockDecoder
 from kvstore.read.fetch import Fetcher
 from kvstore.read.get import GetRequest, Getter
@@ -260,7 +260,7 @@ class KVStore:
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         request = GetRequest(digest, wanted, len(ids), device, is_on_cpu(device), reserve, begin)
-        self.metrics.add("get_tokens", len(wanted))
+        self.metrics.add(Metric.GET_TOKENS, len(wanted))
         with self._gate:
             if approximate is not None:
                 return self._assembler.get(approximate, request)
@@ -297,7 +297,7 @@ class KVStore:
                 # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
                 intake.writer.wait()
                 self._residency.disk.remove(records)
-        self.metrics.add("deleted_records", count)
+        self.metrics.add(Metric.DELETED_RECORDS, count)
         return count
 
     def flush(self) -> FlushResult:

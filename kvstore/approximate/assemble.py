@@ -17,7 +17,7 @@ from kvstore.core.rope import can_rotate
 from kvstore.core.tokens import Tokens
 from kvstore.dedup.donor_cache import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.get import GetRequest, Getter
 from kvstore.read.result import allocate
@@ -73,11 +73,11 @@ class Assembler:
         fetcher = self.getter.fetcher
         good, tiers = fetcher.fetch(reads, view) if reads else (0, {})
         if good < len(reads) or not self._fill(planned, request.tokens, exact, view):
-            self.metrics.add("approximate_failed")
+            self.metrics.add(Metric.APPROXIMATE_FAILED)
             return None
         tiers["donors"] = sum(span.count for span in planned.spans)
         hit = self.getter.hit(request, out, layers, tiers)
-        self.metrics.add("get_approximate")
+        self.metrics.add(Metric.GET_APPROXIMATE)
         return replace(
             hit,
             layers=ApproximateLayers(hit.layers),

@@ -17,6 +17,7 @@ import xxhash
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.tokens import Tokens
+from kvstore.metrics import Metric
 
 MAGIC = b"KVSTREC1"
 VERSION = 1
@@ -51,6 +52,11 @@ class DamagedRecord(Exception):
     def __init__(self, damage: Damage, detail: str) -> None:
         super().__init__(f"{damage.value}: {detail}")
         self.damage = damage
+
+    @property
+    def metric(self) -> Metric:
+        """The counter of such damage."""
+        return Metric[f"DAMAGED_{self.damage.name}"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from kvstore.core.layout import KVLayout
 from kvstore.core.record import Damage, DamagedRecord, Donor, RecordHeader, check_payload, parse
 from kvstore.core.tokens import Tokens
 from kvstore.errors import CodecError, UnknownCodec
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.residency.residency import Residency
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.entry import Entry
@@ -153,12 +153,12 @@ class DonorReader:
                 raise DamagedRecord(Damage.KEY, "another block's record")
             return self._decoded(record, header, HostRecord(header, buffer).payload)
         except OSError as error:
-            self._metrics.add("disk_read_errors")
-            raise self._rejected(record, entry, "unreadable") from error
+            self._metrics.add(Metric.DISK_READ_ERRORS)
+            raise self._rejected(record, entry, Metric.DAMAGED_UNREADABLE) from error
         except DamagedRecord as damage:
-            raise self._rejected(record, entry, damage.damage.value) from damage
+            raise self._rejected(record, entry, damage.metric) from damage
         except CodecError as error:
-            raise self._rejected(record, entry, type(error).__name__) from error
+            raise self._rejected(record, entry, Metric.DAMAGED_CODEC) from error
         finally:
             disk.release([entry])
 
@@ -177,6 +177,6 @@ class DonorReader:
         codec.decode(info, payload, header.layer_sizes, view)
         return DonorBlock(header.key, header.start, header.tokens, view)
 
-    def _rejected(self, record: int, entry: Entry, why: str) -> DonorLost:
+    def _rejected(self, record: int, entry: Entry, why: Metric) -> DonorLost:
         self._residency.reject(record, entry, why)
         return DonorLost(f"the donor is damaged: {why}")

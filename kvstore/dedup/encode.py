@@ -13,7 +13,7 @@ from kvstore.core.rope import can_rotate
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
 from kvstore.dedup.match import Matchmaker
 from kvstore.errors import CodecError
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
@@ -40,11 +40,11 @@ class DonorCoding:
         record = self._encode(block, spans)
         if record is None:
             self.matchmaker.stand_alone(block)
-            self.metrics.add("donors_rejected")
+            self.metrics.add(Metric.DONORS_REJECTED)
             return None
-        self.metrics.add("member_records")
-        self.metrics.add("member_bytes", record.header.record_bytes)
-        self.metrics.add("member_raw_bytes", record.header.raw_bytes)
+        self.metrics.add(Metric.MEMBER_RECORDS)
+        self.metrics.add(Metric.MEMBER_BYTES, record.header.record_bytes)
+        self.metrics.add(Metric.MEMBER_RAW_BYTES, record.header.raw_bytes)
         return record
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> HostRecord | None:

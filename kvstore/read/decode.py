@@ -15,6 +15,7 @@ from kvstore.core.keys import chain_key
 from kvstore.core.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError, UnknownCodec
+from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import TensorSource
@@ -47,15 +48,15 @@ class BlockDecoder:
         try:
             work()
         except UnknownCodec:
-            self.residency.metrics.add("unknown_codec")  # a newer version may read it: it stays
+            self.residency.metrics.add(Metric.UNKNOWN_CODEC)  # a newer version may read it: it stays
             return False
         except (_NoProfile, DonorUnreadable):
             return False  # with its profile it can be read: it stays
         except DonorLost:
-            self.residency.reject(read.record, read.source, "donor")
+            self.residency.reject(read.record, read.source, Metric.DAMAGED_DONOR)
             return False
-        except CodecError as error:
-            self.residency.reject(read.record, read.source, type(error).__name__)
+        except CodecError:
+            self.residency.reject(read.record, read.source, Metric.DAMAGED_CODEC)
             return False
         return True
 
@@ -109,7 +110,7 @@ class BlockDecoder:
             move(out, target)
 
     def _count_fallback(self) -> None:
-        self.residency.metrics.add("fallback_device_codec")
+        self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)
 
 
 def check_record(read: BlockRead, data: memoryview) -> RecordHeader:

@@ -14,6 +14,7 @@ from typing import Any
 from kvstore.codecs import KVView
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
+from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.residency.residency import Residency
@@ -113,14 +114,14 @@ class ReadTask:
             readable = [True] * len(sources)
         except OSError:
             # One bad sector fails the whole run: find out whose it is.
-            fetcher.residency.metrics.add("disk_read_errors")
+            fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS)
             readable = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
         finally:
             tier.release(sources)
         bad = []
         for i, buffer, was_read, keep in zip(indexes, buffers, readable, kept, strict=True):
             if not was_read:
-                self._reject(self.reads[i], "unreadable")
+                self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
             if not was_read or not self._accept(self.reads[i], buffer, keep):
                 bad.append(i)
         return bad
@@ -136,18 +137,18 @@ class ReadTask:
         try:
             record = HostRecord(check_record(read, buffer.view), buffer)
         except DamagedRecord as damage:
-            self._reject(read, damage.damage.value)
+            self._reject(read, damage.metric)
             return False
         target, residency = self._target(read), self.fetcher.residency
         if target is not None and not self.fetcher.decoder.decode(read, record.header, record.payload, target):
             return False
         if keep and residency.host.add(read.record, record):
-            residency.metrics.add("promoted_records")
+            residency.metrics.add(Metric.PROMOTED_RECORDS)
             if read.record not in residency.index:
                 residency.host.remove([read.record])  # deleted while it was read
         return True
 
-    def _reject(self, read: BlockRead, why: str) -> None:
+    def _reject(self, read: BlockRead, why: Metric) -> None:
         self.fetcher.residency.reject(read.record, read.source, why)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.results import Hit
 from kvstore.core.tokens import Tokens
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
@@ -62,7 +62,7 @@ class Getter:
     def fetch(self, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
         """The same for blocks that were looked up; releases their sources."""
         if not reads:
-            self.metrics.add("get_misses")
+            self.metrics.add(Metric.GET_MISSES)
             return None
         count = reads[-1].end
         try:
@@ -73,16 +73,16 @@ class Getter:
             raise
         good, tiers = self.fetcher.fetch(reads, out.view)
         if not good:
-            self.metrics.add("get_misses")
+            self.metrics.add(Metric.GET_MISSES)
             return None
         return self.hit(request, out, out.layers(reads[good - 1].end), tiers)
 
     def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tiers: dict[str, int]) -> Hit:
         """What is handed to the caller, and counted. layers: of `out`, as many tokens as are good."""
         layers = to_device(layers, request.device)
-        self.metrics.add("get_hits")
+        self.metrics.add(Metric.GET_HITS)
         for name, amount in tiers.items():
-            self.metrics.add(f"get_hit_tokens_{name}", amount)
+            self.metrics.add(hit_tokens(name), amount)
         tokens, reserved = int(layers[0][0].shape[2]), [out.tensors] if out.has_reserve else []
         return Hit(tokens, tiers, time.perf_counter() - request.begin, layers, _room=reserved)
 

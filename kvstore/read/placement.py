@@ -10,7 +10,7 @@ import torch
 
 from kvstore.codecs import Codec
 from kvstore.core.layout import KVLayout
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.tiers.codecs import TierCodecs
 from kvstore.tiers.profiles import Profiles
@@ -51,7 +51,7 @@ class Placement:
             return False
         if all(codec.codes_on(device, self.layout.dtype) for codec in usable):
             return True
-        self.metrics.add("fallback_device_codec", len(numbers))
+        self.metrics.add(Metric.FALLBACK_DEVICE_CODEC, len(numbers))
         return False
 
     def _codec(self, number: int) -> Codec | None:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.record import FLAG_PINNED
+from kvstore.metrics import Metric
 from kvstore.residency.block import StoredBlock
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.residency import Residency
@@ -55,12 +56,12 @@ def load_index(residency: Residency) -> int:
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
     _load_content(residency, scan, names, which)
     if lost:
-        residency.metrics.add("unreachable_records", len(lost))
+        residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(lost))
         if not disk.read_only:
             try:
                 disk.remove(lost)
             except CatalogError:
-                residency.metrics.add("catalog_errors")
+                residency.metrics.add(Metric.CATALOG_ERRORS)
     disk.last_record = int(rows["record"].max(initial=0))
     return max(disk.last_record, max(lost, default=0)) + 1
 
@@ -72,7 +73,7 @@ def save_traffic(residency: Residency) -> None:
     try:
         disk.save_traffic(*residency.index.counts())
     except CatalogError:
-        residency.metrics.add("catalog_errors")
+        residency.metrics.add(Metric.CATALOG_ERRORS)
 
 
 def _traffic(residency: Residency, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
@@ -80,7 +81,7 @@ def _traffic(residency: Residency, records: npt.NDArray[np.uint64]) -> npt.NDArr
     try:
         return residency.disk.catalog.traffic(np.ascontiguousarray(records))
     except CatalogError:
-        residency.metrics.add("catalog_errors")
+        residency.metrics.add(Metric.CATALOG_ERRORS)
         return np.zeros(len(records), np.uint32)
 
 
@@ -96,7 +97,7 @@ def _load_families(residency: Residency, scan: Scan) -> list[int]:
     residency.load(donors={member: scan.donors[member] for member in kept if member in residency.index})
     if lost:
         residency.forget(lost)
-        residency.metrics.add("lost_members", len(lost))
+        residency.metrics.add(Metric.LOST_MEMBERS, len(lost))
     return lost
 
 
@@ -135,7 +136,7 @@ def follow(residency: Residency) -> None:
         scan = disk.catalog.scan(after=disk.last_record)
         disk.namespaces = disk.catalog.namespaces()
     except CatalogError:
-        residency.metrics.add("catalog_errors")
+        residency.metrics.add(Metric.CATALOG_ERRORS)
         return
     disk.seen_version = version
     _insert(residency, scan)
@@ -154,11 +155,11 @@ def _insert(residency: Residency, scan: Scan) -> None:
         digest = names.get(int(row["namespace"]))
         if start:
             if parent not in residency.index:
-                residency.metrics.add("unreachable_records")
+                residency.metrics.add(Metric.UNREACHABLE_RECORDS)
                 continue
             _, before = residency.index.path(parent)
             if len(before) != start:
-                residency.metrics.add("unreachable_records")
+                residency.metrics.add(Metric.UNREACHABLE_RECORDS)
                 continue
             tokens = np.concatenate([before, tokens])
         if digest is None or record in residency.index:

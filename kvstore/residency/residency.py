@@ -12,6 +12,7 @@ from typing import Any
 
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
 from kvstore.eviction.prior import PriorGuided
+from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.ledger import Ledger
 from kvstore.tiers.admission import SecondRead
@@ -98,7 +99,7 @@ class Residency(Ledger):
         for record in lost:
             self.drop_if_nowhere(record)
             if self.disk is None and record not in self.index:
-                self.metrics.add("dropped_no_memory")
+                self.metrics.add(Metric.DROPPED_NO_MEMORY)
         return len(lost) if self.disk is not None else 0
 
     def evict(self) -> list[int]:
@@ -115,7 +116,7 @@ class Residency(Ledger):
             gone = [*abandoned, *self._forget_all([*members, record])]
         self._tell(self._forgotten, [*members, record])
         if members:
-            self.metrics.add("dropped_members", len(members))
+            self.metrics.add(Metric.DROPPED_MEMBERS, len(members))
         return gone
 
     def quarantine(self, record: int) -> None:
@@ -126,22 +127,22 @@ class Residency(Ledger):
             gone = self._forget_all([*members, record])
         self._tell(self._forgotten, [*members, record])
         if members:
-            self.metrics.add("damaged_donor", len(members))
-        self.metrics.add("quarantined_records", len(members) + 1)
+            self.metrics.add(Metric.DAMAGED_DONOR, len(members))
+        self.metrics.add(Metric.QUARANTINED_RECORDS, len(members) + 1)
         self._remove_entries(gone)
 
-    def reject(self, record: int, source: Source, why: str) -> None:
+    def reject(self, record: int, source: Source, why: Metric) -> None:
         """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
         was looked up, or another thread removed the record: that is not damage, only too late."""
         if record not in self.index:
-            self.metrics.add("stale_reads")
+            self.metrics.add(Metric.STALE_READS)
             return
         tier = self.storage.get(source.tier)
         if tier is not None and not tier.is_current(source):
-            self.metrics.add("stale_reads")
+            self.metrics.add(Metric.STALE_READS)
             self.forget([record])
             return
-        self.metrics.add(f"damaged_{why}")
+        self.metrics.add(why)
         self.quarantine(record)
 
     def drop_if_nowhere(self, record: int) -> None:
@@ -172,7 +173,7 @@ class Residency(Ledger):
             try:
                 self.disk.remove(records)
             except CatalogError:
-                self.metrics.add("catalog_errors")
+                self.metrics.add(Metric.CATALOG_ERRORS)
 
     def _may_leave_memory(self, record: int) -> bool:
         # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.
@@ -181,7 +182,7 @@ class Residency(Ledger):
         return self.disk is not None and self.disk.holds(record)
 
     def _left_memory(self, record: int) -> None:
-        self.metrics.add("memory_evicted_records")
+        self.metrics.add(Metric.MEMORY_EVICTED_RECORDS)
         self.drop_if_nowhere(record)
 
     def expire(self) -> None:
@@ -191,5 +192,5 @@ class Residency(Ledger):
             gone = self._forget_all(due)
         if due:
             self._tell(self._forgotten, due)
-            self.metrics.add("expired_records", len(due))
+            self.metrics.add(Metric.EXPIRED_RECORDS, len(due))
             self._remove_entries(gone)

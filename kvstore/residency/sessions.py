@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvstore.core.session_record import SessionChange, SessionRecord, session_key
+from kvstore.metrics import Metric
 from kvstore.tiers.disk.catalog import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 
@@ -32,7 +33,7 @@ class SessionTable:
         try:
             value = self._disk.catalog.session(key)
         except CatalogError:
-            self._disk.metrics.add("catalog_errors")
+            self._disk.metrics.add(Metric.CATALOG_ERRORS)
             return None
         return SessionRecord.unpack(value) if value is not None else None
 
@@ -63,7 +64,7 @@ class SessionTable:
         try:
             pairs = list(self._disk.catalog.sessions())
         except CatalogError:
-            self._disk.metrics.add("catalog_errors")
+            self._disk.metrics.add(Metric.CATALOG_ERRORS)
             return
         for _, value in pairs:
             record = SessionRecord.unpack(value)

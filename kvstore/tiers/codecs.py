@@ -13,7 +13,7 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.record import padded, payload_offset
 from kvstore.errors import ConfigError, UnknownCodec
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.profiles import Profiles
 
 # Codecs that need no profile: what the host tier is coded with, and what stands in for one whose profile is not kept.
@@ -46,7 +46,7 @@ class TierCodecs:
         used = [codec for codec in (self.host, self.disk, self.donor) if codec is not None]
         if all(codec.profile == NO_PROFILE for codec in used) or profiles.keep():
             return self
-        metrics.add("fallback_profile")
+        metrics.add(Metric.FALLBACK_PROFILE)
         plain = profiles.encoder(_PLAIN)
         host, disk = (codec if codec.profile == NO_PROFILE else plain for codec in (self.host, self.disk))
         return TierCodecs(host, disk, DonorCodec(plain, None, self.donor.step) if self.donor is not None else None)

@@ -18,7 +18,7 @@ from kvstore.codecs.profile import MAX_BYTES, NO_PROFILE
 from kvstore.codecs.registry import delta_by_id
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError, UnknownCodec
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 
 FOLDER = "profiles"
@@ -76,7 +76,7 @@ class Profiles:
                 self._make_decoder(number, profile)
             codec = self._decoders.get((number, profile))
         if codec is None:
-            self._metrics.add("unknown_profile")
+            self._metrics.add(Metric.UNKNOWN_PROFILE)
         return codec
 
     def likely_decoder(self, number: int) -> Codec | None:
@@ -103,7 +103,7 @@ class Profiles:
             if profile not in self._donor_decoders:
                 loaded = self._load(profile)
                 if loaded is None:
-                    self._metrics.add("unknown_profile")
+                    self._metrics.add(Metric.UNKNOWN_PROFILE)
                     return None
                 try:
                     self._donor_decoders[profile] = delta_by_id(DonorCodec.id, loaded)
@@ -112,7 +112,7 @@ class Profiles:
                     self._donor_decoders[profile] = None
             codec = self._donor_decoders[profile]
         if codec is None:
-            self._metrics.add("unknown_profile")
+            self._metrics.add(Metric.UNKNOWN_PROFILE)
         return codec
 
     def keep(self) -> bool:
@@ -129,7 +129,7 @@ class Profiles:
             if self._newest_id() != profile.id:
                 write_file(self._fs, os.path.join(self._folder, _NEWEST), name + b"\n")
         except OSError:
-            self._metrics.add("disk_write_errors")
+            self._metrics.add(Metric.DISK_WRITE_ERRORS)
             return False
         return True
 
@@ -170,7 +170,7 @@ class Profiles:
     def _note_damaged(self, profile_id: bytes) -> None:
         if profile_id not in self._damaged:
             self._damaged.add(profile_id)
-            self._metrics.add("damaged_profiles")
+            self._metrics.add(Metric.DAMAGED_PROFILES)
 
     def _newest(self) -> Profile | None:
         profile_id = self._newest_id()
@@ -186,7 +186,7 @@ class Profiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            self._metrics.add("damaged_profiles")
+            self._metrics.add(Metric.DAMAGED_PROFILES)
             return None
         return found
 

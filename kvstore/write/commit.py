@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.core.results import FlushResult
+from kvstore.metrics import Metric
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
 from kvstore.tiers.disk.tier import SealedRecord
@@ -33,7 +34,7 @@ class GroupCommit:
                 sessions=[(session.key, session.value) for session in sessions],
             )
             if on_disk is None:
-                residency.metrics.add("dropped_sessions", len(sessions))
+                residency.metrics.add(Metric.DROPPED_SESSIONS, len(sessions))
             else:
                 written = on_disk
                 for session in sessions:

@@ -12,6 +12,7 @@ from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.device import falls_back
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import Matchmaker
+from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.tiers.buffers import BufferPool
@@ -63,7 +64,7 @@ class Encoder:
             if tight and block.record in path:
                 residency.touch(path[: path.index(block.record)])
             if record is not None and residency.is_pending(block.record) and not host.add(block.record, record):
-                residency.metrics.add("host_full")
+                residency.metrics.add(Metric.HOST_FULL)
         residency.touch(path)
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
@@ -98,25 +99,25 @@ class Encoder:
         try:
             made = make(block.info(), block.view)
         except torch.OutOfMemoryError:
-            residency.metrics.add("device_full")  # by others: the tier's own budget is not the device's memory
+            residency.metrics.add(Metric.DEVICE_FULL)  # by others: the tier's own budget is not the device's memory
             return
         residency.device.add(block.record, made)
 
     def _count_fallback(self, codec: Codec, view: KVView) -> None:
         """Counts a block on a device that the CPU coded, though the codec has kernels."""
         if falls_back(codec, view):
-            self.residency.metrics.add("fallback_device_codec")
+            self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)
 
     def _encode_with(self, codec: Codec, block: Block, lasting: bool = False) -> HostRecord:
         try:
             record = block.encode(codec, self.pool, lasting)
             self._count_fallback(codec, block.view)  # now: a device may have failed at this very block
         except torch.OutOfMemoryError:
-            self.residency.metrics.add("fallback_device_codec")
+            self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)
             record = block.fetched().encode(codec, self.pool, lasting)
         fallbacks = codec.fallbacks(record.payload, record.header.layer_sizes)
         if fallbacks:
-            self.residency.metrics.add("fallback_raw_chunks", fallbacks)
+            self.residency.metrics.add(Metric.FALLBACK_RAW_CHUNKS, fallbacks)
         return record
 
 

@@ -12,7 +12,7 @@ from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
 from kvstore.core.results import PutResult
 from kvstore.core.session_record import SessionRecord
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
@@ -52,9 +52,9 @@ class Intake:
             disk = self.residency.disk
             lost = sum(not disk.holds(block.record) for block in blocks) if disk is not None else 0
             result = replace(result, dropped_blocks=result.dropped_blocks + lost)
-        self.metrics.add("put_tokens", result.tokens)
-        self.metrics.add("put_new_tokens", result.new_tokens)
-        self.metrics.add("put_wait_s", result.waited_s)
+        self.metrics.add(Metric.PUT_TOKENS, result.tokens)
+        self.metrics.add(Metric.PUT_NEW_TOKENS, result.new_tokens)
+        self.metrics.add(Metric.PUT_WAIT_S, result.waited_s)
         return result
 
     @contextlib.contextmanager
@@ -89,7 +89,7 @@ class Intake:
         disk = self.residency.disk
         left = [member for member in members if disk is not None and disk.holds(member)]
         if left:
-            self.metrics.add("dropped_members", len(left))
+            self.metrics.add(Metric.DROPPED_MEMBERS, len(left))
         return left
 
     def _members_of(self, records: list[int]) -> list[int]:
@@ -127,7 +127,7 @@ class Intake:
         if waited is None:
             if sessions:
                 self.writer.submit(WriteBatch(sessions=sessions))
-            self.metrics.add("dropped_queue_full", len(missing.blocks))
+            self.metrics.add(Metric.DROPPED_QUEUE_FULL, len(missing.blocks))
             return PutResult(count, 0, 0, len(missing.blocks), config.put_timeout_s), []
         blocks: list[Block] = []
         if missing.blocks:

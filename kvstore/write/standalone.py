@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.codecs import KVView
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayout
+from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
 from kvstore.residency.block import Block
@@ -39,7 +40,7 @@ class Recoder:
         for member in members:
             batch = self._alone(member, next_record)
             if batch is not None:
-                self.residency.metrics.add("recoded_members")
+                self.residency.metrics.add(Metric.RECODED_MEMBERS)
                 yield batch
 
     def _alone(self, member: int, next_record: Callable[[], int]) -> WriteBatch | None:

@@ -204,7 +204,7 @@ def test_a_damaged_block_of_the_tier_ends_the_prefix_and_is_counted(tmp_path: Pa
         assert hit.tokens == 8
         assert same_kv(hit.layers, kv, 8)
         counters = store.stats()["counters"]
-        assert counters["damaged_CodecError"] == counters["quarantined_records"] == 1
+        assert counters["damaged_codec"] == counters["quarantined_records"] == 1
 
 
 # ---- what a device refuses is counted ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.config import GIB, MIB, PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import CorruptStore
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk import catalog as catalog_module
 from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
 from kvstore.tiers.disk.entry import Scan
@@ -91,7 +91,7 @@ class Opening:
 
     def rebuilt(self, problem: str) -> Catalog:
         """A catalog made anew from the segments, in place of the damaged one. Raises CorruptStore for a reader."""
-        self.metrics.add("catalog_damaged")
+        self.metrics.add(Metric.CATALOG_DAMAGED)
         if self.read_only:
             raise CorruptStore(f"{self.catalog_file}: {problem}; open the store for writing to rebuild it")
         return self._rebuild()
@@ -123,19 +123,19 @@ class Opening:
         scan = catalog.scan()
         numbers = segment_numbers(self.fs, self.segment_directory)
         if scan.damaged:
-            self.metrics.add("damaged_entries", len(scan.damaged))
+            self.metrics.add(Metric.DAMAGED_ENTRIES, len(scan.damaged))
             if not self.read_only:
                 mended = recover_entries(self.fs, self.segment_directory, numbers, scan, catalog.namespaces())
                 catalog.purge(scan.damaged)
                 catalog.commit(mended)
-                self.metrics.add("mended_entries", len(mended))
+                self.metrics.add(Metric.MENDED_ENTRIES, len(mended))
                 scan = catalog.scan()
         rows = scan.entries
         ends = (rows["page"].astype(np.uint64) + rows["pages"]) * PAGE_BYTES
         sound = (ends <= self.config.segment_bytes) & (rows["page"] > 0) & (rows["pages"] > 0)
         sound &= np.isin(rows["segment"], np.array(numbers, dtype=np.uint32))
         if not sound.all():
-            self.metrics.add("lost_entries", int((~sound).sum()))
+            self.metrics.add(Metric.LOST_ENTRIES, int((~sound).sum()))
             if not self.read_only:
                 catalog.purge([int(r).to_bytes(8, "big") for r in rows["record"][~sound]])
         scan = scan.subset(sound)
@@ -151,9 +151,9 @@ class Opening:
         used = {int(n): (int(e), int(b)) for n, e, b in zip(numbers, ends, live, strict=True)}
         damaged = segments.open_existing(used, not self.read_only)
         if damaged:
-            self.metrics.add("damaged_segments", len(damaged))
+            self.metrics.add(Metric.DAMAGED_SEGMENTS, len(damaged))
         if not segments.direct:
-            self.metrics.add("fallback_buffered_io")
+            self.metrics.add(Metric.FALLBACK_BUFFERED_IO)
 
     def _rebuild(self) -> Catalog:
         if self._is_there(self._damaged_file):
@@ -171,9 +171,9 @@ class Opening:
             self.config.segment_bytes,
             self.new_catalog,
         )
-        self.metrics.add("catalog_rebuilt")
-        self.metrics.add("catalog_rebuilt_records", found.records)
-        self.metrics.add("catalog_rebuilt_sessions", found.sessions)
+        self.metrics.add(Metric.CATALOG_REBUILT)
+        self.metrics.add(Metric.CATALOG_REBUILT_RECORDS, found.records)
+        self.metrics.add(Metric.CATALOG_REBUILT_SESSIONS, found.sessions)
         if self._is_there(self._damaged_file):
             self.fs.unlink(self._damaged_file)
         return catalog

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
 from kvstore.core.guard import DISK, DISK_WRITE, Guard
 from kvstore.errors import KVStoreError
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.catalog import Catalog, CatalogError
 from kvstore.tiers.disk.entry import Entry
@@ -68,7 +68,7 @@ class DiskSpace:
         try:
             return self.catalog.get(records)
         except CatalogError:
-            self.metrics.add("catalog_errors")
+            self.metrics.add(Metric.CATALOG_ERRORS)
             return [None] * len(records)
 
     def _reopen_catalog(self) -> None:
@@ -77,9 +77,9 @@ class DiskSpace:
             self.catalog.close()
             try:
                 self.catalog = self._opening.new_catalog()
-                self.metrics.add("catalog_reopened")
+                self.metrics.add(Metric.CATALOG_REOPENED)
             except KVStoreError:
-                self.metrics.add("catalog_lost")
+                self.metrics.add(Metric.CATALOG_LOST)
 
     def _settle_writes(self, extents: Iterable[Extent]) -> None:
         with self._lock:
@@ -102,10 +102,10 @@ class DiskSpace:
     def _reclaim(self) -> None:
         """Makes a free segment: evicts what the index gives up, then moves what still lives in the emptiest
         segment into the reserve. Raises `OutOfSpace` where that did not help."""
-        self.metrics.add("disk_reclaims")
+        self.metrics.add(Metric.DISK_RECLAIMS)
         evicted = self._victims(1)
         self._commit_moves((), evicted)
-        self.metrics.add("disk_evicted_records", len(evicted))
+        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
         if self.segments.available() <= 1:
             self._empty_a_segment()
 
@@ -118,7 +118,7 @@ class DiskSpace:
         if not nbytes or nbytes <= room:
             return []
         evicted = self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
-        self.metrics.add("disk_evicted_records", len(evicted))
+        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
         return evicted
 
     def _victims(self, wanted: int) -> list[Entry]:
@@ -166,8 +166,8 @@ class DiskSpace:
             self._settle_writes(placed)
             with self._lock:
                 self.segments.release(segment.number)
-        self.metrics.add("disk_moved_records", len(moved))
-        self.metrics.add("disk_lost_records", len(lost))
+        self.metrics.add(Metric.DISK_MOVED_RECORDS, len(moved))
+        self.metrics.add(Metric.DISK_LOST_RECORDS, len(lost))
         for entry in lost:
             self._lost(entry.record)
 
@@ -177,7 +177,7 @@ class DiskSpace:
         try:
             self.catalog.commit(added, removed)
         except CatalogError as error:
-            self.metrics.add("catalog_errors")
+            self.metrics.add(Metric.CATALOG_ERRORS)
             # What was to go is no longer in the index: it must be tried again, or its space would be lost.
             self._orphans += [entry.record for entry in removed] if not added else []
             self._reopen_catalog()

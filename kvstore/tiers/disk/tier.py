@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
@@ -129,7 +129,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             try:
                 entries = self.catalog.get(records)
             except CatalogError:
-                self.metrics.add("catalog_errors")
+                self.metrics.add(Metric.CATALOG_ERRORS)
                 return [None] * len(records)
             return [e if e is not None and self._hold(e.extent.segment) else None for e in entries]
 
@@ -231,7 +231,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 for digest in {record.header.namespace for record in sealed}:
                     self.namespace(digest)
             except CatalogError:
-                self.metrics.add("catalog_errors")
+                self.metrics.add(Metric.CATALOG_ERRORS)
                 self._reopen_catalog()
                 return None
             placed = self._write_records(sealed)
@@ -255,8 +255,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                     return None
             finally:
                 self._settle_writes(extent for _, extent in placed)
-            self.metrics.add("disk_written_records", len(written))
-            self.metrics.add("disk_written_bytes", sum(extent.nbytes for _, extent in placed))
+            self.metrics.add(Metric.DISK_WRITTEN_RECORDS, len(written))
+            self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(extent.nbytes for _, extent in placed))
             return written
 
     def remove(self, records: Sequence[int]) -> int:
@@ -294,7 +294,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         orphaned = [r for r, e in entries.items() if not stored.union(entries).issuperset(e.donors)]
         for record in orphaned:
             del entries[record]
-            self.metrics.add("dropped_members")
+            self.metrics.add(Metric.DROPPED_MEMBERS)
 
     def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
         placed: list[tuple[SealedRecord, Extent]] = []
@@ -302,15 +302,15 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         for record in sealed:
             extent = self._place(padded(record.header.record_bytes))
             if extent is None:
-                self.metrics.add("dropped_no_space")
+                self.metrics.add(Metric.DROPPED_NO_SPACE)
             else:
                 placed.append((record, extent))
         try:
             self.segments.write([e for _, e in placed], [d.buffer.view for d, _ in placed])
             self.segments.sync({e.segment for _, e in placed})
         except OSError:
-            self.metrics.add("disk_write_errors")
-            self.metrics.add("dropped_write_error", len(placed))
+            self.metrics.add(Metric.DISK_WRITE_ERRORS)
+            self.metrics.add(Metric.DROPPED_WRITE_ERROR, len(placed))
             with self._lock:
                 self.segments.abandon_current()
             self._settle_writes(extent for _, extent in placed)
@@ -328,10 +328,10 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 continue
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    self.metrics.add("disk_write_errors")  # a failing disk is no reason to evict anything
+                    self.metrics.add(Metric.DISK_WRITE_ERRORS)  # a failing disk is no reason to evict anything
                     return None
                 # The disk itself is full before the budget is: live with the segments there are.
-                self.metrics.add("disk_full")
+                self.metrics.add(Metric.DISK_FULL)
                 self.segments.max_segments = len(self.segments.by_number)
         return None
 
@@ -344,8 +344,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         try:
             self.catalog.commit(entries, gone, sessions)
         except CatalogError:
-            self.metrics.add("catalog_errors")
-            self.metrics.add("dropped_catalog_error", len(entries))
+            self.metrics.add(Metric.CATALOG_ERRORS)
+            self.metrics.add(Metric.DROPPED_CATALOG_ERROR, len(entries))
             self._reopen_catalog()
             return False
         self._settle(entries, [*gone, *before])

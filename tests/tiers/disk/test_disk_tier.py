@@ -15,7 +15,7 @@ from kvstore.config import KIB, MIN_SEGMENTS, PAGE_BYTES
 from kvstore.core.keys import chain_key
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded, seal
 from kvstore.errors import CorruptStore, IdentityMismatch
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
 from kvstore.tiers.disk.entry import Scan
@@ -252,7 +252,7 @@ def test_ten_times_the_budget_stays_within_budget_and_one_segment(opened: Open) 
         assert h.payload(number)[:3000] == payload(number, 3000)
     assert h.tier.stats()["records"] == len(h.order)
     assert len(h.order) > 8 * 15 // 2  # most of the budget is in use
-    assert h.metrics["disk_evicted_records"] > 0
+    assert h.metrics[Metric.DISK_EVICTED_RECORDS] > 0
 
 
 def test_the_oldest_records_are_evicted(opened: Open) -> None:
@@ -269,7 +269,7 @@ def test_pinned_records_survive_any_number_of_others(opened: Open) -> None:
     for number in range(1, 400):
         h.write(number)
     assert all(h.payload(number)[:3000] == payload(number, 3000) for number in h.pinned)
-    assert h.metrics["disk_moved_records"] > 0
+    assert h.metrics[Metric.DISK_MOVED_RECORDS] > 0
 
 
 def test_a_disk_full_of_pinned_records_drops_and_counts(opened: Open) -> None:
@@ -278,7 +278,7 @@ def test_a_disk_full_of_pinned_records_drops_and_counts(opened: Open) -> None:
     written = [number for number in range(1, 200) if h.write(number)]
     assert written == list(range(1, len(written) + 1))
     assert len(written) >= 3 * 15 - 15
-    assert h.metrics["dropped_no_space"] == 199 - len(written)
+    assert h.metrics[Metric.DROPPED_NO_SPACE] == 199 - len(written)
     assert all(h.payload(number)[:3000] == payload(number, 3000) for number in written)
     assert h.tier.stats()["file_bytes"] <= (MIN_SEGMENTS + 1) * SEGMENT
 
@@ -301,7 +301,7 @@ def test_space_of_removed_records_is_used_again(opened: Open) -> None:
     for number in range(1, 2000, 10):
         h.write(*range(number, number + 10))
         h.tier.remove(range(number, number + 10))
-    assert h.metrics["disk_evicted_records"] == 0
+    assert h.metrics[Metric.DISK_EVICTED_RECORDS] == 0
     assert h.tier.stats()["segments"] <= 2
 
 
@@ -349,7 +349,7 @@ def test_a_lost_segment_loses_its_records_alone(opened: Open, tmp_path: Path) ->
     (tmp_path / "segments" / "00000001.seg").unlink()
     again = opened()
     assert [n for n in range(1, 20) if again.tier.holds(n)] == list(range(16, 20))
-    assert again.metrics["lost_entries"] == 15
+    assert again.metrics[Metric.LOST_ENTRIES] == 15
     assert again.payload(17)[:3000] == payload(17, 3000)
 
 
@@ -360,7 +360,7 @@ def test_a_damaged_catalog_is_rebuilt_with_every_record(opened: Open, tmp_path: 
     (tmp_path / "catalog" / "data.mdb").write_bytes(b"no lmdb")
     again = opened()
     assert all(again.payload(n)[:3000] == payload(n, 3000) for n in range(1, 20))
-    assert (again.metrics["catalog_rebuilt"], again.metrics["catalog_rebuilt_records"]) == (1, 19)
+    assert (again.metrics[Metric.CATALOG_REBUILT], again.metrics[Metric.CATALOG_REBUILT_RECORDS]) == (1, 19)
     assert not (tmp_path / "catalog" / "data.mdb.damaged").exists()
 
 
@@ -387,5 +387,5 @@ def test_a_catalog_that_breaks_while_it_is_mended_is_rebuilt(opened: Open, monke
     monkeypatch.setattr(Catalog, "scan", breaks_once)
     again = opened()
     assert not broken
-    assert again.metrics["catalog_rebuilt"] == 1
-    assert again.metrics["catalog_rebuilt_records"] == 3
+    assert again.metrics[Metric.CATALOG_REBUILT] == 1
+    assert again.metrics[Metric.CATALOG_REBUILT_RECORDS] == 3
