@@ -1,5 +1,5 @@
-// The lossy mode of the predictive codec (FORMAT.md, "predictive"): decoding. codecs/predictive/lossy.py is the definition, and
-// the encoder.
+// The lossy mode of the predictive codec (FORMAT.md, "predictive"): decoding. The definition, and the encoder, is
+// codecs/predictive/lossy_reference.py.
 #pragma once
 
 #include <cstddef>
