@@ -1,4 +1,7 @@
-"""Calibration: what a model does to text, and what is fitted to it. Writes the profiles that codecs read.
+"""Calibration: a model and text come in, a profile that codecs read goes out.
 
-Imports without torch and transformers; their parts import what they need.
+`calibrate` is the whole run, `dump` the model's caches in files, `sections` the parts of a profile; the folders fit one
+codec each. Stands above the store; needs only codecs and
+core of it. Nothing here is needed to run a store. This
+package imports without torch and transformers; its modules import what they need.
 """
