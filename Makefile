@@ -43,8 +43,8 @@ $(BUILT): | $(INSTALLED)
 demo: setup
 	@$(PY) -m benchmarks.demo
 
-# The project's own check: style, then every test. Chance follows from KVSTORE_SEED; it is 0 here, so that every run does
-# the same.
+# The project's own check: style, then every test. Chance follows from KVSTORE_SEED; it is 0 here, so that every run
+# does the same.
 RUN := PYTHONHASHSEED=0 KVSTORE_SEED=$(or $(KVSTORE_SEED),0) $(PYTEST) -q -n $(JOBS) --dist worksteal
 test: style
 	$(RUN)
@@ -88,8 +88,8 @@ bench: setup
 	mkdir -p build/bench
 	for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json build/bench/$$name.json; done
 
-# Lint and types. mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow the standard
-# library's module.
+# Lint and types. mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow
+# the standard library's module.
 style: setup
 	$(PY) -m ruff check .
 	mkdir -p build/typecheck && ln -sfn ../../kvstore build/typecheck/kvstore
