@@ -2,7 +2,8 @@
 
 A codec is a folder here (raw and zstd are short: one file) and a row in `registry`, the closed list of numbers that
 stand on disk. `base` says what a codec promises, `delta` the same of codecs that need other blocks; `view` is the
-tensors of a block, `profile` what was fitted to a model. Codecs may import core and each other's parts; they know layouts and tensors, never tiers or stores.
+tensors of a block, `profile` what was fitted to a model. Codecs may import core and each other's parts; they know
+layouts and tensors, never tiers or stores.
 """
 
 from kvstore.codecs.base import BlockInfo, Codec
