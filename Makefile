@@ -19,6 +19,7 @@ BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 .PHONY: setup demo test test-long test-repeat test-asan test-faults bench style docs clean
 .DEFAULT_GOAL := test
 
+# What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
 setup: $(BUILT)
 
 $(PY):
@@ -38,15 +39,17 @@ $(BUILT): | $(INSTALLED)
 	test -f $@ || { rm -f $(VENV)/.built-*; $(PY) setup.py -q build_ext --inplace; }
 	touch $@
 
+# Real conversations with a small model; the process is killed and the conversations are resumed.
 demo: setup
 	@$(PY) -m benchmarks.demo
 
-# What tests leave to chance follows from KVSTORE_SEED: it is 0 here, so that every run does the same.
+# The project's own check: style, then every test. Chance follows from KVSTORE_SEED; it is 0 here, so that every run
+# does the same.
 RUN := PYTHONHASHSEED=0 KVSTORE_SEED=$(or $(KVSTORE_SEED),0) $(PYTEST) -q -n $(JOBS) --dist worksteal
 test: style
 	$(RUN)
 
-# All tests at full length, with a new seed, which is printed: `make test-long KVSTORE_SEED=...` makes a run again.
+# All tests at full length, with a new seed. It is printed, and `make test-long KVSTORE_SEED=...` repeats the run.
 NEW_SEED = $(or $(KVSTORE_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-long: setup
 	@KVSTORE_FAULTS=full SEED=$(NEW_SEED); export KVSTORE_FAULTS; echo "KVSTORE_SEED=$$SEED makes this run again"; \
@@ -56,8 +59,8 @@ test-long: setup
 test-faults: setup
 	KVSTORE_FAULTS=full $(RUN) -m faults
 
-# The tests that depend on chance, threads or processes, N times, until one fails. LOAD=1: beside a busy loop on every
-# core. FRESH=1: every run with a seed of its own.
+# The tests that depend on chance, threads or processes, N times, until one fails. LOAD=1 keeps every core busy beside
+# them. FRESH=1 gives every run a seed of its own.
 N ?= 30
 TESTS ?= tests
 test-repeat: setup
@@ -79,21 +82,24 @@ test-asan: setup
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  PYTHONHASHSEED=0 $(abspath $(PY)) -m pytest -q -n $(JOBS) --dist worksteal $(ASAN_TESTS)
 
+# Every benchmark, with the rivals that can be installed; rows go to build/bench. benchmarks/results has kept ones.
 bench: setup
 	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[bench]"
 	mkdir -p build/bench
 	for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json build/bench/$$name.json; done
 
-# mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow the standard
-# library's module.
+# Lint and types. mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow
+# the standard library's module.
 style: setup
 	$(PY) -m ruff check .
 	mkdir -p build/typecheck && ln -sfn ../../kvstore build/typecheck/kvstore
 	cd build/typecheck && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p kvstore
 
+# What the documents say of paths, commands and bytes, and every example in them.
 docs: setup
 	$(PYTEST) -q tests/test_docs.py $(wildcard tests/test_format*.py)
 
+# Everything that was built, and $(VENV).
 clean:
 	rm -rf build dist *.egg-info $(VENV)
 	find kvstore trie codecs -name '*.so' -delete

@@ -1,4 +1,10 @@
-"""Codecs: a block of keys and values to bytes and back. They know layouts and tensors, never tiers or stores."""
+"""Codecs: a block of keys and values to bytes and back.
+
+A codec is a folder here (raw and zstd are short: one file) and a row in `registry`, the closed list of numbers that
+stand on disk. `base` says what a codec promises, `delta` the same of codecs that need other blocks; `view` is the
+tensors of a block, `profile` what was fitted to a model. Codecs may import core and each other's parts; they know
+layouts and tensors, never tiers or stores.
+"""
 
 from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.profile import Profile

@@ -1,7 +1,8 @@
 """kvstore: an embedded, persistent, tiered store for the KV caches of language models.
 
-Names are imported when they are first used, so that `kvstore.codecs` and `kvstore.trie` work where neither lmdb nor
-transformers is installed.
+A program calls `KVStore(path, identity, config)`, `put` and `get`; README.md shows it, ARCHITECTURE.md says which
+folder does what. Names are imported when they are first used, so that `kvstore.codecs` and `kvstore.trie` work where
+neither lmdb nor transformers is installed.
 """
 
 from __future__ import annotations

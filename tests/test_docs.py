@@ -1,9 +1,13 @@
-"""What the documents point at exists: files, sections, make targets, benchmarks. What docstrings show is so."""
+"""What the documents point at exists: files, sections, make targets, benchmarks, modules. What they and docstrings show
+is so."""
 
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +15,18 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.codecs import codec_by_name, codec_names
+from kvstore.codecs.registry import REGISTRY
 from kvstore.integrations.transformers import cache, logprobs, recompute
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}
-DOCUMENTS = sorted(path.name for path in ROOT.glob("*.md"))
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/results/README.md")
+    for path in ROOT.glob(pattern)
+)
+ENDINGS = "py|pyi|md|h|cc|json|bin|txt|toml|sh|png"
 
 
 def _anchors(text: str) -> set[str]:
@@ -45,10 +56,49 @@ def test_links_and_headings_are_found() -> None:
 def test_links_resolve(name: str) -> None:
     for target in _links((ROOT / name).read_text()):
         path, _, anchor = target.partition("#")
-        linked = ROOT / (path or name)
+        linked = (ROOT / name).parent / path if path else ROOT / name
         assert linked.exists(), f"{name}: {target} does not exist"
         if anchor:
             assert anchor in _anchors(linked.read_text()), f"{name}: {target} names no heading"
+
+
+def _paths(text: str) -> set[str]:
+    """What is named in backticks as a file or a folder of this project: it has a slash, and an ending that is known or
+    a slash at its end."""
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)))
+    return set(re.findall(rf"(?<![\w./:-])\w[\w.-]*(?:/[\w.-]+)+\.(?:{ENDINGS})\b|\b\w+/(?:[\w.-]+/)*(?=\s|$)", quoted))
+
+
+def test_paths_in_backticks_are_found() -> None:
+    text = "`a/b.py` a/no.py `c.py` `python x/y.py --json d/e-f.json`, `k/l/` `[a]/b.py` `http://a/b.md`\n```\n`p/q.py`\n```"
+    assert _paths(text) == {"a/b.py", "x/y.py", "d/e-f.json", "k/l/"}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_paths_exist(name: str) -> None:
+    assert not {path for path in _paths((ROOT / name).read_text()) if not (ROOT / path).exists()}
+
+
+def test_modules_that_moved_are_where_the_changelog_says() -> None:
+    rows = re.findall(r"^\| `kvstore.*?\| (.+) \|$", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    named = {module for row in rows for module in re.findall(r"`(kvstore[\w.]+)`", row)}
+    assert len(named) > 20
+    assert not {module for module in named if importlib.util.find_spec(module) is None}
+
+
+def test_every_codec_has_a_page() -> None:
+    """One codec: one folder or file, one row of the registry, one page, which names its number and its code."""
+    registered = {number: delta.name for number, delta in REGISTRY.deltas.items()}
+    registered |= {family.id: family.name for family in REGISTRY.families.values()}
+    registered |= {codec_by_name(name).id: name for name in codec_names()}
+    pages = {path.stem for path in (ROOT / "docs/codecs").glob("*.md")}
+    assert pages == set(registered.values())
+    for number, name in registered.items():
+        page = (ROOT / f"docs/codecs/{name}.md").read_text()
+        assert f"Codec {number} " in page
+        assert any(f"`codecs/{name}{place}" in page for place in ("/", ".py"))
+        assert "(../../FORMAT.md#" in page
+        assert f"docs/codecs/{name}.md" in (ROOT / "ARCHITECTURE.md").read_text()
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -66,6 +116,31 @@ def test_commands_exist(name: str) -> None:
         if not (ROOT / f"benchmarks/{bench}.py").exists()
     }
     assert not missing
+
+
+def _programs(text: str) -> list[str]:
+    """The Python programs that a document shows."""
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand there. Of the one that loads a model, only the names that it imports are looked up: this machine
+    may have no model, and tests/integrations runs the same calls with small ones."""
+    monkeypatch.chdir(tmp_path)
+    programs = _programs((ROOT / "README.md").read_text())
+    with_model = [program for program in programs if "from_pretrained" in program]
+    assert len(programs) == 2
+    assert len(with_model) == 1
+    for program in programs:
+        compile(program, "README.md", "exec")
+        lines = program if program not in with_model else "\n".join(re.findall(r"^from .*", program, flags=re.M))
+        subprocess.run([sys.executable, "-c", lines], check=True, timeout=120)
+
+
+def test_the_readme_names_every_call() -> None:
+    text = (ROOT / "README.md").read_text()
+    calls = {name for name, value in vars(kvstore.KVStore).items() if callable(value) and not name.startswith("_")}
+    assert not {name for name in calls if not re.search(rf"`(get\(\.\.\.|{name}\()", text)}
 
 
 def _with_examples() -> Iterator[str]:

@@ -18,7 +18,7 @@ from once import once
 import kvstore
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ["kvstore", "trie", "codecs", "csrc", "ci", "tests", "benchmarks"]
+SOURCES = ["kvstore", "trie", "codecs", "csrc", "ci", "tests", "benchmarks", "docs"]
 FILES = [
     "setup.py",
     "pyproject.toml",
@@ -112,6 +112,7 @@ def test_the_sdist_holds_all_sources(dist: Path, source: Path) -> None:
                 ("kvstore", "codecs"),
             ):
                 wanted.add(inner.as_posix())
+    wanted |= {path.relative_to(source).as_posix() for path in (source / "docs").rglob("*.md")}
     assert wanted | set(FILES) <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 

@@ -1,0 +1,1 @@
+"""Draws the figures of the documents from the rows in `benchmarks/results`; needs matplotlib."""

@@ -1,4 +1,6 @@
-"""Calibration: what a model does to text, and what is fitted to it. Writes the profiles that codecs read.
+"""Calibration: a model and text come in, a profile that codecs read goes out.
 
-Imports without torch and transformers; their parts import what they need.
+`calibrate` is the whole run, `dump` the model's caches in files, `sections` the parts of a profile; the folders fit one
+codec each. It stands above the store, and nothing here is needed to run one. This package imports without torch and
+transformers; its modules import what they need.
 """

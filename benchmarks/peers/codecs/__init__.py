@@ -1,0 +1,1 @@
+"""Lossless codecs of others behind one interface (`base`); a file for each library."""

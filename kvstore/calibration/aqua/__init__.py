@@ -1,1 +1,2 @@
-"""Fits AQUA-KV's predictors."""
+"""Fits AQUA-KV's predictors to a dump (`fit`) and measures them on held-out windows (`quality`). The codec is
+`codecs/aqua`."""
