@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,37 +11,12 @@ from typing import Any
 import family_stores
 import pytest
 import small_stores
-from family_stores import BLOCK, IDENTITY, behind, config, counter, members, passage, stored
+from family_stores import BLOCK, behind, counter, members, stored
+from two_families import MEMBER, OTHER, TEXT, UNHARMED, built, opened
 
 from kvstore import KVStore
 from kvstore.core.record import parse, seal
 from kvstore.tiers.disk.catalog import Catalog
-
-TEXT, OTHER = passage(1), passage(2)
-MEMBER, UNHARMED = behind(10, TEXT), behind(11, OTHER)
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
-
-
-def built(path: Path) -> dict[int, Any]:
-    """A closed store with two families. Returns the donors' entries of the first one, by position in `TEXT`."""
-    with KVStore(path, IDENTITY, config()) as store:
-        family_stores.put(store, TEXT)
-        family_stores.put(store, OTHER)
-        store.flush()
-        family_stores.put(store, MEMBER)
-        family_stores.put(store, UNHARMED)
-        store.flush()
-        assert members(store) == 8
-        return {entry.start: entry for entry in small_stores.catalog_entries(store) if entry.record <= 4}
-
-
-def opened(path: Path, **settings: Any) -> KVStore:
-    return KVStore(path, IDENTITY, config(**settings))
 
 
 def segment_of(path: Path, entry: Any) -> Path:

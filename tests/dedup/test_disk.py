@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ from kvstore.codecs import Profile
 TEXT = passage(1)
 MEMBER = behind(10, TEXT)
 ROUNDS = 400 if os.environ.get("KVSTORE_FAULTS") == "full" else 60
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
 
 
 # ---- a small budget ----------------------------------------------------------------------------------------------

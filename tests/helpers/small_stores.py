@@ -116,6 +116,15 @@ def catalog_entries(store: KVStore) -> list[Any]:
     return [entry for entry in disk.catalog.get(records) if entry is not None]
 
 
+def flip(file: Path, offset: int, mask: int) -> None:
+    """Flips the bits of `mask` in one byte of a file."""
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ mask]))
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A directory in memory where there is such a file system, for suites that open thousands of stores."""

@@ -11,6 +11,7 @@ import seeds
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from oracles import both, u32, u64
 
 from kvstore.trie._content import ContentIndex
 from kvstore.trie.reference.content import ReferenceContent
@@ -21,14 +22,6 @@ TOKENS = st.one_of(
     st.lists(st.integers(0, 9), max_size=24),
     st.tuples(st.integers(0, 30), st.lists(st.integers(0, 2), max_size=8)).map(lambda x: [7] * x[0] + x[1]),
 )
-
-
-def u32(values: Any) -> np.ndarray:
-    return np.array(values, np.uint32)
-
-
-def u64(values: Any) -> np.ndarray:
-    return np.array(values, np.uint64)
 
 
 class ContentMachine(RuleBasedStateMachine):
@@ -46,18 +39,7 @@ class ContentMachine(RuleBasedStateMachine):
         self.next_record = 1
 
     def both(self, name: str, *arguments: Any) -> Any:
-        """Calls both; equal results, or a ValueError from both."""
-        outcomes = []
-        for index in (self.fast, self.slow):
-            try:
-                result = getattr(index, name)(*arguments)
-            except ValueError:
-                result = ValueError
-            if isinstance(result, tuple):
-                result = [column.tolist() for column in result]
-            outcomes.append(result)
-        assert outcomes[0] == outcomes[1], (name, arguments)
-        return outcomes[1]
+        return both(self.fast, self.slow, name, *arguments)
 
     def text(self, data: st.DataObject) -> list[int]:
         """Parts of what is stored and anything else, in any order."""

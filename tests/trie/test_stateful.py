@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from oracles import both, u32, u64
 
 from kvstore.trie._trie import Trie, machine_level
 from kvstore.trie.reference.trie import ReferenceTrie
@@ -21,14 +22,6 @@ TOKENS = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=14),
     st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2), min_size=1, max_size=6)).map(lambda x: [7] * x[0] + x[1]),
 )
-
-
-def u32(values: Any) -> np.ndarray:
-    return np.array(values, np.uint32)
-
-
-def u64(values: Any) -> np.ndarray:
-    return np.array(values, np.uint64)
 
 
 def close(value: Any) -> Any:
@@ -89,18 +82,7 @@ class TrieMachine(RuleBasedStateMachine):
                 break
 
     def both(self, name: str, *arguments: Any) -> Any:
-        """Calls both; equal results, or a ValueError from both."""
-        outcomes = []
-        for trie in (self.fast, self.slow):
-            try:
-                result = getattr(trie, name)(*arguments)
-            except ValueError:
-                result = ValueError
-            if isinstance(result, np.ndarray):
-                result = result.tolist()
-            outcomes.append(result)
-        assert outcomes[0] == outcomes[1], (name, arguments)
-        return outcomes[1]
+        return both(self.fast, self.slow, name, *arguments)
 
     def pick(self, data: st.DataObject) -> tuple[int, np.ndarray]:
         """A query: something inserted before, a prefix or an extension of it, or anything."""
