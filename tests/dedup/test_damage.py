@@ -42,6 +42,15 @@ def change_catalog(path: Path, change: Callable[[Catalog], None]) -> None:
     catalog.close()
 
 
+def entries_of(catalog: Catalog) -> list[Any]:
+    return [entry for entry in catalog.get(range(1, 30)) if entry is not None]
+
+
+def only_member_of(catalog: Catalog, donor: Any) -> Any:
+    (member,) = [entry for entry in entries_of(catalog) if entry.donors == (donor.record,)]
+    return member
+
+
 def heals(store: KVStore) -> None:
     """What was lost can be put again; nothing that is stored is wrong."""
     for tokens in (TEXT, OTHER, MEMBER, UNHARMED):
@@ -121,10 +130,7 @@ def test_a_member_whose_parent_and_donor_are_both_lost_is_removed_once(path: Pat
     donors = built(path)
 
     def change(catalog: Catalog) -> None:
-        entries = [entry for entry in catalog.get(range(1, 30)) if entry is not None]
-        parent = [entry for entry in entries if entry.donors == (donors[2 * BLOCK].record,)]
-        assert len(parent) == 1
-        catalog.commit(removed=[*parent, donors[3 * BLOCK]])
+        catalog.commit(removed=[only_member_of(catalog, donors[2 * BLOCK]), donors[3 * BLOCK]])
 
     change_catalog(path, change)
     with opened(path) as store:
@@ -154,9 +160,9 @@ def test_a_donors_number_that_another_block_has_makes_its_member_a_miss(path: Pa
     donors = built(path)
 
     def change(catalog: Catalog) -> None:
-        entries = [entry for entry in catalog.get(range(1, 30)) if entry is not None]
-        (needs,) = [entry for entry in entries if entry.donors == (donors[0].record,)]
-        usurper = 5 if other != "a member" else max(e.record for e in entries if e.donors and e is not needs)
+        needs = only_member_of(catalog, donors[0])
+        others = [e.record for e in entries_of(catalog) if e.donors and e.record != needs.record]
+        usurper = 5 if other != "a member" else max(others)
         catalog.commit(added=[replace(needs, donors=(usurper,))], removed=[needs])
 
     change_catalog(path, change)
@@ -189,8 +195,7 @@ def test_a_record_that_names_other_donors_than_the_catalog_is_a_miss(path: Path)
     donors = built(path)
 
     def change(catalog: Catalog) -> None:
-        entries = [entry for entry in catalog.get(range(1, 30)) if entry is not None]
-        (needs,) = [entry for entry in entries if entry.donors == (donors[0].record,)]
+        needs = only_member_of(catalog, donors[0])
         catalog.commit(added=[replace(needs, donors=(donors[0].record, donors[BLOCK].record))], removed=[needs])
 
     change_catalog(path, change)

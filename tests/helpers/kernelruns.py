@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ FOLDER = Path(__file__).parents[1] / "kernels"
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 HANGS_S = 3000.0  # what no machine takes, however loaded
 
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
 def u32(values: Any) -> np.ndarray:
@@ -32,3 +34,24 @@ def both(fast: Any, slow: Any, name: str, *arguments: Any) -> Any:
             outcomes.append(ValueError)
     assert outcomes[0] == outcomes[1], (name, arguments)
     return outcomes[1]
+
+
+def same_stats(fast: Any, slow: Any) -> dict[str, int]:
+    """Checks that `fast` says of itself what `slow` does; returns all that it says."""
+    found, want = fast.stats(), slow.stats()
+    assert {name: found[name] for name in want} == want
+    stats: dict[str, int] = found
+    return stats
+
+
+def run_machine(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
+    """Runs so many histories of a state machine, of at most so many steps each."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore import Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import Hit, KVLayout, KVStore, ModelIdentity, Session, StoreConfig, TierConfig
 from kvstore.config import KIB
 
 BLOCK = 4
@@ -101,6 +101,26 @@ def disk_use(path: str | os.PathLike[str]) -> int:
             if entry.name != "lock.mdb":
                 total += entry.stat().st_size
     return total
+
+
+def every_call(store: KVStore, session: Session, tokens: np.ndarray) -> dict[str, Callable[[], Any]]:
+    """Every call of a store and of a session but `close`, by name, with arguments that are in order."""
+    return {
+        "put": lambda: put(store, tokens),
+        "get": lambda: store.get(tokens),
+        "contains": lambda: store.contains(tokens),
+        "prefetch": lambda: store.prefetch(tokens),
+        "delete": lambda: store.delete(tokens),
+        "flush": store.flush,
+        "stats": store.stats,
+        "session": lambda: store.session("t"),
+        "sessions": store.sessions,
+        "save": lambda: session.save(tokens, kv_of(tokens)),
+        "resume": session.resume,
+        "fork": lambda: session.fork("t"),
+        "session.delete": session.delete,
+        "session.tokens": lambda: session.tokens,
+    }
 
 
 def all_is_well(store: KVStore, deep: bool = False) -> None:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from compiling import ARCHITECTURES, arguments, compile_kernel, fresh_cache, report, resources
+from compiling import ARCHITECTURES, arguments, compile_kernel, counts, fresh_cache, report, resources
 
 from kvstore.codecs.splitzip.kernels.decode import decode_kernel
 from kvstore.codecs.splitzip.kernels.encode import encode_kernel
@@ -29,6 +28,13 @@ LAYOUTS = {
 }
 
 
+INSTRUCTIONS = {
+    "wide_loads": r"ld\.global\.v4\.b32",
+    "wide_stores": r"st\.global\.v4\.b32",
+    "polls": r"ld\.volatile\.global\.b64",
+}
+
+
 def cases(few: bool) -> list[tuple[str, str, str, int]]:
     """(kernel, dtype, layout, architecture). few: one layout for the other architectures."""
     chosen = [("bfloat16", layout, 90) for layout in LAYOUTS]
@@ -44,13 +50,8 @@ def compile_for(kernel: str, dtype: str, layout: str, arch: int, **changes: Any)
     dim, aligned = LAYOUTS[layout]
     values = constants(dtype, dim, aligned) | ({"LOOK": 32 * WARPS} if kernel == "encode" else {})
     compiled = compile_kernel(function, pointers, values, list(pointers), arch, options(dtype, dim, aligned) | changes)
-    ptx = compiled.asm["ptx"]
     row = {"kernel": f"splitzip/{kernel}", "dtype": dtype, "layout": layout, "arch": f"sm_{arch}"}
-    row |= resources(compiled, arch)
-    row["wide_loads"] = len(re.findall(r"ld\.global\.v4\.b32", ptx))
-    row["wide_stores"] = len(re.findall(r"st\.global\.v4\.b32", ptx))
-    row["polls"] = len(re.findall(r"ld\.volatile\.global\.b64", ptx))
-    return row
+    return {**row, **resources(compiled, arch), **counts(compiled.asm["ptx"], **INSTRUCTIONS)}
 
 
 def main() -> None:

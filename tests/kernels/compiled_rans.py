@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from compiling import ARCHITECTURES, arguments, compile_kernel, fresh_cache, report, resources
+from compiling import ARCHITECTURES, arguments, compile_kernel, counts, fresh_cache, report, resources
 
 from kvstore.codecs.rans.kernels.decode import decode_kernel
 from kvstore.codecs.rans.kernels.encode import encode_kernel
@@ -29,6 +28,14 @@ SIGNATURES = {
 }
 
 
+INSTRUCTIONS = {
+    "barriers": r"\bbar\.sync",
+    "warp_sums": r"\bredux\.sync\.add",
+    "bit_counts": r"\bpopc\.b32",
+    "divisions": r"\b(?:div|rem)\.[us]",
+}
+
+
 def compile_for(kernel: str, bits: int, arch: int, ptx_folder: Path | None = None, **changes: Any) -> dict[str, Any]:
     """One row. changes: options of the compiler beside the launch code's."""
     function, types = SIGNATURES[kernel]
@@ -39,11 +46,7 @@ def compile_for(kernel: str, bits: int, arch: int, ptx_folder: Path | None = Non
         (ptx_folder / f"{kernel}-{bits}-sm_{arch}.ptx").write_text(ptx)
         (ptx_folder / f"{kernel}-{bits}-sm_{arch}.cubin").write_bytes(compiled.asm["cubin"])
     row = {"kernel": f"rans/{kernel}", "bits": bits, "arch": f"sm_{arch}", **resources(compiled, arch)}
-    row["barriers"] = len(re.findall(r"\bbar\.sync", ptx))
-    row["warp_sums"] = len(re.findall(r"\bredux\.sync\.add", ptx))
-    row["bit_counts"] = len(re.findall(r"\bpopc\.b32", ptx))
-    row["divisions"] = len(re.findall(r"\b(?:div|rem)\.[us]", ptx))
-    return row
+    return row | counts(ptx, **INSTRUCTIONS)
 
 
 def main() -> None:

@@ -55,6 +55,11 @@ def resources(compiled: Any, arch: int) -> dict[str, int]:
     return row | {"warps": compiled.metadata.num_warps}
 
 
+def counts(ptx: str, **patterns: str) -> dict[str, int]:
+    """How often each pattern occurs in the assembler text."""
+    return {name: len(re.findall(pattern, ptx)) for name, pattern in patterns.items()}
+
+
 def tool(name: str, content: bytes, *options: str) -> str:
     """What one of the tools that come with triton says of a cubin."""
     path = Path(triton.__file__).parent / "backends/nvidia/bin" / name

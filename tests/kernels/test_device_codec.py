@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kernelruns import on_a_gpu
+from kernelruns import needs_triton, on_a_gpu
 from kvcases import Layers, identity, same_kv, tokens
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
@@ -16,7 +15,7 @@ from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.config import KIB, MIB
 from kvstore.read.result import allocate
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 LAYOUT = KVLayout.uniform(6, 2, 64)
 COUNT = 200  # three blocks and a tail
 

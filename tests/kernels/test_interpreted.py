@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
-from kernelruns import run_script
+from kernelruns import needs_triton, run_script
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 # A script is imported once a row; rows are what two workers can share. The longest first.
 RUNS = [

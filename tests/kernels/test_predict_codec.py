@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
-from kernelruns import on_a_gpu
+from kernelruns import needs_triton, on_a_gpu
 from kvcases import same_kv
 from predictcases import VOCABULARY, block_of, model_of, view_of
 
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.predictive.codec import PredictiveCodec
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 
 def test_without_the_interpreter_the_cpu_is_no_device() -> None:

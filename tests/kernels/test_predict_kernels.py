@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
-from kernelruns import FULL, Compiled, on_a_gpu
+from kernelruns import FULL, Compiled, needs_triton, on_a_gpu
 from predictcases import VOCABULARY, block_of, encoded, model_of, native, view_of
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return Compiled.of("compiled_predict.py", tmp_path_factory)
+pytestmark = needs_triton
+SCRIPT = "compiled_predict.py"
 
 
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
-from kernelruns import FULL, Compiled, on_a_gpu
+from kernelruns import FULL, Compiled, needs_triton, on_a_gpu
 from ranscases import random_freqs, random_symbols
 
 from kvstore.codecs.rans.coder import RansTables
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return Compiled.of("compiled_rans.py", tmp_path_factory)
+pytestmark = needs_triton
+SCRIPT = "compiled_rans.py"
 
 
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:

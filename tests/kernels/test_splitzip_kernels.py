@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 
-import pytest
-from kernelruns import FULL, HANGS_S, Compiled
+from kernelruns import FULL, HANGS_S, Compiled, needs_triton
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return Compiled.of("compiled.py", tmp_path_factory)
+pytestmark = needs_triton
+SCRIPT = "compiled.py"
 
 
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import seeds
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from oracles import both, u32, u64
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from oracles import both, run_machine, same_stats, u32, u64
 
 from kvstore.trie._content import ContentIndex
 from kvstore.trie.reference.content import ReferenceContent
@@ -133,8 +132,7 @@ class ContentMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         if not hasattr(self, "fast"):
             return
-        found, want = self.fast.stats(), self.slow.stats()
-        assert {name: found[name] for name in want} == want
+        same_stats(self.fast, self.slow)
         assert len(self.fast) == len(self.slow) == len(self.known)
         for record, (_, tokens) in self.known.items():
             assert record in self.fast
@@ -143,15 +141,7 @@ class ContentMachine(RuleBasedStateMachine):
 
 @pytest.mark.native
 def test_the_index_agrees_with_the_oracle() -> None:
-    run_state_machine_as_test(
-        ContentMachine,
-        settings=settings(
-            max_examples=int(os.environ.get("KVSTORE_CONTENT_EXAMPLES", "150")),
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(ContentMachine, int(os.environ.get("KVSTORE_CONTENT_EXAMPLES", "150")), 30)
 
 
 @pytest.mark.native
@@ -188,8 +178,7 @@ def test_the_index_agrees_with_the_oracle_in_long_lives(seed: int) -> None:
             query, first, barred = u32(text), 25, u64([])
         found, want = (index.find(0, query, first, barred) for index in (fast, slow))
         assert [column.tolist() for column in found] == [column.tolist() for column in want]
-        stats = fast.stats()
-        assert {name: stats[name] for name in slow.stats()} == slow.stats()
+        same_stats(fast, slow)
         spans += len(found[0])
         runs += int((found[4] > 0).sum())
         cut += int(((found[3] > 0) & (found[4] > 0)).sum())

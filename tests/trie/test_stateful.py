@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from oracles import both, u32, u64
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from oracles import both, run_machine, same_stats, u32, u64
 
 from kvstore.trie._trie import Trie, machine_level
 from kvstore.trie.reference.trie import ReferenceTrie
@@ -247,8 +246,7 @@ class TrieMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         if not hasattr(self, "fast"):
             return
-        found, want = self.fast.stats(), self.slow.stats()
-        assert {name: found[name] for name in want} == want
+        found = same_stats(self.fast, self.slow)
         assert found["records"] == len(self.ids)
         assert found["arena_tokens"] - found["garbage_tokens"] == found["tokens"]
         assert [x.tolist() for x in self.fast.counts()] == [x.tolist() for x in self.slow.counts()]
@@ -265,12 +263,4 @@ def test_trie_agrees_with_the_oracle(level: str) -> None:
     if LEVELS.index(level) > LEVELS.index(machine_level()):
         pytest.skip(f"this machine has no {level}")
     machine = type(f"TrieMachine_{level}", (TrieMachine,), {"level": level})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=int(os.environ.get("KVSTORE_TRIE_EXAMPLES", "100")),
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, int(os.environ.get("KVSTORE_TRIE_EXAMPLES", "100")), 40)

@@ -105,7 +105,7 @@ def _peer(name: str, library: str, bits: int, context: Context) -> Method | None
             return None
     except ModuleNotFoundError:  # of a package in a namespace that is not there
         return None
-    made: Method = import_module(f"benchmarks.peers.stores.quality_{name}").make(bits)
+    made: Method = import_module(f"benchmarks.peers.quality.{name}").make(bits)
     return made
 
 
