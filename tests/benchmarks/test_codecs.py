@@ -15,8 +15,8 @@ from benchmodules import load
 
 from kvstore import KVLayout, LayerLayout
 
-codecs, plot = load("codecs"), load("plot")
-common, data, peers = load("common"), load("peers.codec_data"), load("peers.codec_peers")
+codecs, plot = load("codecs"), load("plots.codecs")
+common, data, peers = load("common"), load("peers.codecs.data"), load("peers.codecs.base")
 
 HEADS, KEY_DIM, VALUE_DIM, LAYERS = 2, 8, 4, 3
 BYTES_PER_TOKEN = LAYERS * HEADS * (KEY_DIM + VALUE_DIM) * 2

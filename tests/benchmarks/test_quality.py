@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmodules import load
 
-frontier, plot = load("peers.quality_frontier"), load("plot_quality")
+frontier, plot = load("peers.quality.frontier"), load("plots.quality")
 CURVE = [(0.2, 0.08), (0.4, 0.02), (0.8, 0.005)]
 
 

@@ -37,5 +37,5 @@ def codec_peer(name: str) -> CodecPeer | None:
     """The peer of this name, None where its library is not installed. Raises `KeyError` for an unknown name."""
     if find_spec(LIBRARIES[name]) is None:
         return None
-    peer: CodecPeer = import_module(f"benchmarks.peers.stores.codec_{name.replace('-', '_')}").make()
+    peer: CodecPeer = import_module(f"benchmarks.peers.codecs.{name.replace('-', '_')}").make()
     return peer
