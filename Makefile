@@ -70,10 +70,10 @@ test-repeat: setup
 # libstdc++ is preloaded with libasan so that exceptions thrown by extension modules are intercepted; leak checking is
 # off because the interpreter itself leaks by design.
 ASAN := build/asan
-ASAN_TESTS ?= $(wildcard $(addprefix tests/,trie codecs tiers store hostile stateful))
+ASAN_TESTS ?= $(addprefix tests/,core trie codecs tiers residency dedup read write store hostile stateful)
 test-asan: setup
 	rm -rf $(ASAN) && mkdir -p $(ASAN)/path
-	cp -a kvstore trie codecs csrc tests pyproject.toml setup.py README.md LICENSE $(ASAN)/
+	cp -a kvstore trie codecs csrc tests pyproject.toml setup.py README.md FORMAT.md LICENSE $(ASAN)/
 	find $(ASAN) -name '*.so' -delete
 	ln -s ../kvstore $(ASAN)/path/kvstore
 	cd $(ASAN) && KVSTORE_SANITIZE=1 $(abspath $(PY)) setup.py -q build_ext --inplace

@@ -11,16 +11,14 @@ approximation is exact here, for the table is linear in the distribution).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.common import Rows, arguments, scratch
-from benchmarks.conversations import load_model
-from benchmarks.peers.quality.data import calibration_text
+from benchmarks.common import Rows
+from benchmarks.peers.quality.data import dump_arguments, dumped
 from kvstore.calibration.dump import KVDump, floats
 from kvstore.calibration.predictive.fit import fit
 from kvstore.calibration.predictive.inputs import Wiring
@@ -66,16 +64,9 @@ class ExpectedTokens(KVDump):
 
 
 def main() -> None:
-    parser = arguments("Bits a value of the lossless predictor with one part removed at a time.")
-    parser.add_argument("--windows", type=int, help="of 1,024 tokens, an eighth of them held out (32)")
-    parser.add_argument("--dir", type=Path, help="where raw caches are kept meanwhile (default: build/scratch)")
-    args = parser.parse_args()
-    windows = args.windows or (8 if args.quick else 32)
+    args = dump_arguments("Bits a value of the lossless predictor with one part removed at a time.")
     rows = Rows("ablation", args.json)
-    model, tokenizer = load_model(args.model)
-    with scratch("ablation", args.dir) as folder:
-        text = calibration_text(args.text, None, windows)
-        dump = KVDump.make(model, tokenizer, text, folder / "dump", windows=windows)
+    with dumped(args, "ablation") as (model, dump):
         whole = 0.0
         for name, wiring in CASES.items():
             bits = bits_per_value(dump, fit(dump, wiring=wiring), dump.held_out)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Rows, arguments, scratch
-from benchmarks.conversations import load_model
-from benchmarks.peers.quality.data import calibration_text
+from benchmarks.common import Rows
+from benchmarks.peers.quality.data import dump_arguments, dumped
 from benchmarks.peers.quality.frontier import bits_at
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.lossy.costs import Arrays, Costs, attention_costs, balanced, gradient_costs
@@ -113,16 +111,10 @@ def rounding() -> Iterator[None]:
 
 
 def main() -> None:
-    parser = arguments("Bits a value of the lossy mode, at equal loss, with one part removed at a time.")
-    parser.add_argument("--windows", type=int, help="of 1,024 tokens, an eighth of them held out (32)")
-    parser.add_argument("--dir", type=Path, help="where raw caches are kept meanwhile (default: build/scratch)")
-    args = parser.parse_args()
-    windows = args.windows or (8 if args.quick else 32)
+    args = dump_arguments("Bits a value of the lossy mode, at equal loss, with one part removed at a time.")
     rows = Rows("ablation_lossy", args.json)
-    model, tokenizer = load_model(args.model)
-    with scratch("ablation_lossy", args.dir) as folder:
-        text = calibration_text(args.text, None, windows)
-        found = Ablation(model, KVDump.make(model, tokenizer, text, folder / "dump", windows=windows))
+    with dumped(args, "ablation_lossy") as of:
+        found = Ablation(*of)
         whole = found.curve(found.whole)
         middle = whole[len(STEPS) // 2]
         report(rows, "all", whole, middle)

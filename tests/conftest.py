@@ -8,10 +8,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
+import kinds
 import pytest
 import seeds
 import skips
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, settings
 
 # A limit of time, and the check that examples are made quickly, would fail on a loaded machine alone.
 settings.register_profile(
@@ -23,13 +24,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvstore")
-
-# A test is of a kind where its module names one of these.
-KINDS = {
-    "threads": {"threading", "Thread", "ThreadPoolExecutor", "GatedFS"},
-    "processes": {"subprocess", "trials", "run_script", "run_and_die"},
-    "random": {"seeds", "RuleBasedStateMachine"},
-}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,10 +53,8 @@ def pytest_report_header() -> str:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks what depends on chance, on threads or on processes, for `make test-repeat`."""
-    names = set(vars(getattr(item, "module", None) or object))
-    for kind, signs in KINDS.items():
-        if names & signs or (kind == "random" and is_hypothesis_test(getattr(item, "obj", None))):
-            item.add_marker(kind)
+    for kind in kinds.kinds_of(item):
+        item.add_marker(kind)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

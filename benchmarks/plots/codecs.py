@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.codecs.base import LIBRARIES
+from benchmarks.plots.canvas import plotting, save
 
 CASES = ("bf16/KV", "bf16/KV/store-blocks")
 WAYS = ("encode", "decode")
@@ -82,63 +83,67 @@ def _overlap(a: Box, b: Box) -> float:
 
 def draw(found: list[Point], ceiling: float | None, out: Path) -> None:
     """Writes the picture; the format is that of the name."""
-    import matplotlib
+    figure, axes = plotting().subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
+    for axis, way in zip(axes, WAYS, strict=True):
+        _draw_points(axis, way, found, ceiling)
+    axes[0].set_ylabel("GB/s of raw bytes, one thread")
+    _draw_legend(figure)
+    figure.draw_without_rendering()  # fixes the axes: only then is it known where a mark lies
+    figure.set_layout_engine("none")
+    for axis, way in zip(axes, WAYS, strict=True):
+        _draw_names(axis, way, found, figure.dpi)
+    save(figure, axes, out)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.lines import Line2D
+
+def _draw_points(axis: Any, way: str, found: list[Point], ceiling: float | None) -> None:
     from matplotlib.ticker import NullLocator
 
     speeds = [speed for point in found for speed in point.speeds.values()] + ([ceiling] if ceiling else [])
     bottom, top = min(speeds) / 1.6, max(speeds) * 1.6
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
-    for axis, way in zip(axes, WAYS, strict=True):
-        axis.set_yscale("log")
-        axis.set_ylim(bottom, top)
-        axis.set_xlim(0.9, max(point.ratio for point in found) + 0.15)
-        axis.set_yticks([tick for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if bottom <= tick <= top])
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_locator(NullLocator())
-        axis.set_title(way)
-        axis.set_xlabel("raw bytes / coded bytes")
-        axis.grid(color="#e4e4e4", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        if ceiling:
-            axis.axhline(ceiling, color=MEMCPY, linestyle="--", linewidth=1)
-            axis.annotate("memcpy", (1, ceiling), (0, 3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", ha="right", color=MEMCPY, fontsize=FONT)  # fmt: skip
-        for point in found:
-            color, marker = (OURS, "o") if point.ours else (PEERS, "s")
-            axis.plot(point.ratio, point.speeds[way], marker, color=color, markersize=7)
-    axes[0].set_ylabel("GB/s of raw bytes, one thread")
+    axis.set_yscale("log")
+    axis.set_ylim(bottom, top)
+    axis.set_xlim(0.9, max(point.ratio for point in found) + 0.15)
+    axis.set_yticks([tick for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if bottom <= tick <= top])
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.set_title(way)
+    axis.set_xlabel("raw bytes / coded bytes")
+    if ceiling:
+        axis.axhline(ceiling, color=MEMCPY, linestyle="--", linewidth=1)
+        axis.annotate("memcpy", (1, ceiling), (0, 3), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", ha="right", color=MEMCPY, fontsize=FONT)  # fmt: skip
+    for point in found:
+        color, marker = (OURS, "o") if point.ours else (PEERS, "s")
+        axis.plot(point.ratio, point.speeds[way], marker, color=color, markersize=7)
+
+
+def _draw_legend(figure: Any) -> None:
+    from matplotlib.lines import Line2D
+
     handles = [
         Line2D([], [], linestyle="", marker=marker, color=color, label=label)
         for marker, color, label in (("o", OURS, "codecs of this project"), ("s", PEERS, "other libraries"))
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-    figure.draw_without_rendering()  # fixes the axes: only then is it known where a mark lies
-    figure.set_layout_engine("none")
-    for axis, way in zip(axes, WAYS, strict=True):
-        pixels = axis.transData.transform([(point.ratio, point.speeds[way]) for point in found])
-        marks = [(float(x), float(y)) for x, y in pixels * 72 / figure.dpi]
-        boxes = place(marks, [0.62 * FONT * len(point.name) for point in found])
-        for point, (x, y), box in zip(found, marks, boxes, strict=True):
-            left = box[0] > x
-            offset = (box[0] - x if left else box[2] - x, (box[1] + box[3]) / 2 - y)
-            axis.annotate(
-                point.name,
-                (point.ratio, point.speeds[way]),
-                offset,
-                textcoords="offset points",
-                ha="left" if left else "right",
-                va="center",
-                color=OURS if point.ours else PEERS,
-                fontsize=FONT,
-            )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
-    pyplot.close(figure)
+
+
+def _draw_names(axis: Any, way: str, found: list[Point], dpi: float) -> None:
+    pixels = axis.transData.transform([(point.ratio, point.speeds[way]) for point in found])
+    marks = [(float(x), float(y)) for x, y in pixels * 72 / dpi]
+    boxes = place(marks, [0.62 * FONT * len(point.name) for point in found])
+    for point, (x, y), box in zip(found, marks, boxes, strict=True):
+        left = box[0] > x
+        offset = (box[0] - x if left else box[2] - x, (box[1] + box[3]) / 2 - y)
+        axis.annotate(
+            point.name,
+            (point.ratio, point.speeds[way]),
+            offset,
+            textcoords="offset points",
+            ha="left" if left else "right",
+            va="center",
+            color=OURS if point.ours else PEERS,
+            fontsize=FONT,
+        )
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots.canvas import plotting, save
+
 METRICS = {"kl": "KL, nats a token, all 512", "kl_first64": "KL, nats a token, the first 64"}
 OURS = "predictive"
 COLORS = ("#3b6ea5", "#5f8f3f", "#8a6d3b", "#7b4fa3", "#2f8f8f", "#777777")
@@ -34,11 +36,7 @@ def families(rows: list[dict[str, Any]], metric: str) -> Families:
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Writes the picture; the format is that of the name."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = plotting()
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True, layout="constrained")
     for axis, (metric, label) in zip(axes, METRICS.items(), strict=True):
         colors = iter(COLORS * 2)
@@ -57,13 +55,9 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("bits a value (bf16: 16)")
         axis.set_title(label)
-        axis.grid(color="#e4e4e4", linewidth=0.7)
-        axis.spines[["top", "right"]].set_visible(False)
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
-    pyplot.close(figure)
+    save(figure, axes, out)
 
 
 def main() -> None:

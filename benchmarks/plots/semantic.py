@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+
+from benchmarks.plots.canvas import plotting, save
 
 WAYS = {"zipnn": "#b9b9b9", "predictive": "#3b6ea5", "donor": "#b3261e"}
 WORKLOADS = ("near-synonym", "other-instruction", "edited-transcript", "retrieval", "sharegpt", "unrelated")
@@ -40,7 +41,7 @@ def lines(found: Values, case: str, which: str) -> list[tuple[float, float]]:
 
 
 def draw_ratio(found: Values, out: Path) -> None:
-    pyplot = _pyplot()
+    pyplot = plotting()
     figure, axis = pyplot.subplots(figsize=(9.5, 4.2), layout="constrained")
     ways = bars(found)
     for number, (way, heights) in enumerate(ways.items()):
@@ -50,11 +51,11 @@ def draw_ratio(found: Values, out: Path) -> None:
     axis.set_xticks(range(len(WORKLOADS)), WORKLOADS)
     axis.set_ylabel("raw bytes / stored bytes")
     axis.legend(frameon=False)
-    _save(figure, axis, out)
+    save(figure, [axis], out, dpi=110)
 
 
 def draw_seam(found: Values, out: Path) -> None:
-    pyplot = _pyplot()
+    pyplot = plotting()
     figure, axis = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
     for case, color in CASES.items():
         for which, style in (("k", "-"), ("v", "--")):
@@ -73,24 +74,7 @@ def draw_seam(found: Values, out: Path) -> None:
     axis.set_xlabel("tokens from the seam")
     axis.set_ylabel("variance that the donor does not explain")
     axis.legend(frameon=False, fontsize=8)
-    _save(figure, axis, out)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, axis: Any, out: Path) -> None:
-    axis.grid(color="#e4e4e4", linewidth=0.7)
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    figure.savefig(out, dpi=110)
+    save(figure, [axis], out, dpi=110)
 
 
 def main() -> None:

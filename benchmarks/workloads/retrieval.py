@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.workloads.arrival import Arrival
 from benchmarks.workloads.text import Text
@@ -13,8 +13,7 @@ SYSTEM = "Answer the question with what the passages say, and name the passage t
 QUESTION, FOLLOWING = 32, 256
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """passages: how many there are, of `tokens` each. chosen: of a prompt."""
 
     passages: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,37 +11,12 @@ from typing import Any
 import family_stores
 import pytest
 import small_stores
-from family_stores import BLOCK, IDENTITY, behind, config, counter, members, passage, stored
+from family_stores import BLOCK, behind, counter, members, stored
+from two_families import MEMBER, OTHER, TEXT, UNHARMED, built, opened
 
 from kvstore import KVStore
 from kvstore.core.record import parse, seal
 from kvstore.tiers.disk.catalog import Catalog
-
-TEXT, OTHER = passage(1), passage(2)
-MEMBER, UNHARMED = behind(10, TEXT), behind(11, OTHER)
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
-
-
-def built(path: Path) -> dict[int, Any]:
-    """A closed store with two families. Returns the donors' entries of the first one, by position in `TEXT`."""
-    with KVStore(path, IDENTITY, config()) as store:
-        family_stores.put(store, TEXT)
-        family_stores.put(store, OTHER)
-        store.flush()
-        family_stores.put(store, MEMBER)
-        family_stores.put(store, UNHARMED)
-        store.flush()
-        assert members(store) == 8
-        return {entry.start: entry for entry in small_stores.catalog_entries(store) if entry.record <= 4}
-
-
-def opened(path: Path, **settings: Any) -> KVStore:
-    return KVStore(path, IDENTITY, config(**settings))
 
 
 def segment_of(path: Path, entry: Any) -> Path:
@@ -65,6 +40,15 @@ def change_catalog(path: Path, change: Callable[[Catalog], None]) -> None:
     catalog = Catalog(str(path / "catalog"), 64 << 20, readonly=False)
     change(catalog)
     catalog.close()
+
+
+def entries_of(catalog: Catalog) -> list[Any]:
+    return [entry for entry in catalog.get(range(1, 30)) if entry is not None]
+
+
+def only_member_of(catalog: Catalog, donor: Any) -> Any:
+    (member,) = [entry for entry in entries_of(catalog) if entry.donors == (donor.record,)]
+    return member
 
 
 def heals(store: KVStore) -> None:
@@ -146,10 +130,7 @@ def test_a_member_whose_parent_and_donor_are_both_lost_is_removed_once(path: Pat
     donors = built(path)
 
     def change(catalog: Catalog) -> None:
-        entries = [entry for entry in catalog.get(range(1, 30)) if entry is not None]
-        parent = [entry for entry in entries if entry.donors == (donors[2 * BLOCK].record,)]
-        assert len(parent) == 1
-        catalog.commit(removed=[*parent, donors[3 * BLOCK]])
+        catalog.commit(removed=[only_member_of(catalog, donors[2 * BLOCK]), donors[3 * BLOCK]])
 
     change_catalog(path, change)
     with opened(path) as store:
@@ -179,9 +160,9 @@ def test_a_donors_number_that_another_block_has_makes_its_member_a_miss(path: Pa
     donors = built(path)
 
     def change(catalog: Catalog) -> None:
-        entries = [entry for entry in catalog.get(range(1, 30)) if entry is not None]
-        (needs,) = [entry for entry in entries if entry.donors == (donors[0].record,)]
-        usurper = 5 if other != "a member" else max(e.record for e in entries if e.donors and e is not needs)
+        needs = only_member_of(catalog, donors[0])
+        others = [e.record for e in entries_of(catalog) if e.donors and e.record != needs.record]
+        usurper = 5 if other != "a member" else max(others)
         catalog.commit(added=[replace(needs, donors=(usurper,))], removed=[needs])
 
     change_catalog(path, change)
@@ -214,8 +195,7 @@ def test_a_record_that_names_other_donors_than_the_catalog_is_a_miss(path: Path)
     donors = built(path)
 
     def change(catalog: Catalog) -> None:
-        entries = [entry for entry in catalog.get(range(1, 30)) if entry is not None]
-        (needs,) = [entry for entry in entries if entry.donors == (donors[0].record,)]
+        needs = only_member_of(catalog, donors[0])
         catalog.commit(added=[replace(needs, donors=(donors[0].record, donors[BLOCK].record))], removed=[needs])
 
     change_catalog(path, change)

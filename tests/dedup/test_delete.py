@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import family_stores
@@ -16,12 +15,6 @@ from kvstore import KVStore
 
 TEXT = passage(1)
 VARIANTS = [behind(10, TEXT), behind(11, TEXT, 13), join(TEXT[2 * BLOCK :], passage(12, 40))]
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
 
 
 def family(path: Path, host: int = 0, **settings: object) -> KVStore:

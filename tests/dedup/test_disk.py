@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,18 @@ import predictcases
 import pytest
 import seeds
 import small_stores
+from awaiting import calls_of
 from family_stores import BLOCK, IDENTITY, LAYOUT, behind, config, counter, join, members, passage, stored
 from faultfs import Fault, FaultFS
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.codecs import Profile
+from kvstore.metrics import Metric, Metrics
 
 TEXT = passage(1)
 MEMBER = behind(10, TEXT)
 ROUNDS = 400 if os.environ.get("KVSTORE_FAULTS") == "full" else 60
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
 
 
 # ---- a small budget ----------------------------------------------------------------------------------------------
@@ -123,10 +119,9 @@ def test_a_queued_member_of_a_donor_that_is_evicted_is_dropped_and_said_to_be(pa
         disk = store._residency.disk
         assert disk is not None
         # As when another group is being written, and needs room: by another thread, so without the order of locks.
-        with disk._write_lock._lock:
+        with disk._write_lock._lock, calls_of(store._residency._families, "add", 4) as planned:
             put = family_stores.put(store, MEMBER)
-            while store._residency.family_stats()["members"] < 4:  # until they are planned
-                threading.Event().wait(0.01)
+            assert planned.wait(HANGS_S)
             evicted = [record for batch in iter(store._residency.evict, []) for record in batch]
             assert sorted(evicted) == [1, 2, 3, 4]
             disk.remove(evicted)
@@ -153,7 +148,7 @@ def test_a_donor_whose_write_fails_takes_its_members_with_it(path: Path, call: s
     def before(name: str) -> None:
         if name == call and fs.fault is not None:
             started.set()
-            goes_on.wait(60)
+            assert goes_on.wait(HANGS_S)
 
     fs = FaultFS(before=before)
     roomy = config(host=host, segment_bytes=4 * small_stores.SEGMENT)  # no new segment is begun meanwhile
@@ -162,11 +157,11 @@ def test_a_donor_whose_write_fails_takes_its_members_with_it(path: Path, call: s
         store.flush()
         fs.fault = Fault(call, 1, code)
         donors = family_stores.put(store, TEXT)
-        assert started.wait(60)  # the first group is being written while the second is coded against it
-        new = family_stores.put(store, MEMBER)
+        assert started.wait(HANGS_S)  # the first group is being written while the second is coded against it
         # Coded, not only planned: a block whose donor goes before that stands alone, and is written.
-        while counter(store, "member_records") < 4:
-            threading.Event().wait(0.01)
+        with calls_of(Metrics, "add", 4, lambda _, metric, *__: metric == Metric.MEMBER_RECORDS) as coded:
+            new = family_stores.put(store, MEMBER)
+            assert coded.wait(HANGS_S)
         goes_on.set()
         flushed = store.flush()
         assert fs.fault.hits == 1

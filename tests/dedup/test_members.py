@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import family_stores
@@ -30,12 +29,6 @@ VARIANTS = {
     "passages reordered": join(OTHER, passage(10, 11), TEXT),
     "ends inside a block": behind(10, TEXT[:100], 20),
 }
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
 
 
 def filled(path: Path, **settings: object) -> KVStore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from kvstore.residency.residency import Residency
 
 TEXT = passage(1)
 VARIANTS = [behind(10, TEXT), behind(11, TEXT, 13), join(TEXT[2 * BLOCK :], passage(12, 40))]
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
 
 
 def pinned_stand_alone(store: KVStore) -> None:

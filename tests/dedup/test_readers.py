@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import family_stores
 import pytest
 import small_stores
+from child_writer import Writer
 from family_stores import IDENTITY, behind, config, counter, members, passage, stored
 
 from kvstore import KVStore
 
-HELPERS = Path(__file__).parent.parent / "helpers"
 TEXT, OTHER = passage(1), passage(2)
 MEMBER = behind(10, TEXT)
-WRITER = """
+PUTS = """
 import sys
 from family_stores import *
 def opened():
@@ -30,54 +27,12 @@ def puts(*sequences):
 TEXT, OTHER = passage(1), passage(2)
 MEMBER = behind(10, TEXT)
 store = opened()
-print("ready", flush=True)
-for line in sys.stdin:
-    exec(line)
-    print("done", flush=True)
-store.close()
 """
-
-
-class Writer:
-    """A process with the store open for writing that does as it is told, a line at a time."""
-
-    def __init__(self, path: Path, disk: int = 8 << 20) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(disk)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._expect("ready")
-
-    def do(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        self._expect("done")
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-        assert self.process.wait(60) == 0
-
-    def _expect(self, word: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == word
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
 
 
 @pytest.fixture
 def writer(path: Path) -> Iterator[Writer]:
-    one = Writer(path)
+    one = Writer(PUTS, path, 8 << 20)
     yield one
     one.end()
 
@@ -126,7 +81,7 @@ def test_a_reader_follows_a_family_through_its_life(path: Path, writer: Writer) 
 
 def test_a_reader_gets_nothing_wrong_while_donors_are_evicted(path: Path) -> None:
     disk = 6 * small_stores.SEGMENT
-    writer = Writer(path, disk)
+    writer = Writer(PUTS, path, disk)
     try:
         writer.do("puts(TEXT, OTHER)")
         with reader(path, disk=disk) as store:

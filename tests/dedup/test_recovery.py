@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import family_stores
-import pytest
 import small_stores
-from family_stores import IDENTITY, behind, config, counter, members, passage, stored
-
-from kvstore import KVStore
-
-TEXT, OTHER = passage(1), passage(2)
-MEMBER, UNHARMED = behind(10, TEXT), behind(11, OTHER)
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with small_stores.scratch() as folder:
-        yield folder / "store"
-
-
-def built(path: Path) -> None:
-    """A closed store with two families."""
-    with KVStore(path, IDENTITY, config()) as store:
-        family_stores.put(store, TEXT)
-        family_stores.put(store, OTHER)
-        store.flush()
-        family_stores.put(store, MEMBER)
-        family_stores.put(store, UNHARMED)
-        store.flush()
-        assert members(store) == 8
-
-
-def opened(path: Path, **settings: Any) -> KVStore:
-    return KVStore(path, IDENTITY, config(**settings))
+from family_stores import counter, members, stored
+from two_families import MEMBER, OTHER, TEXT, UNHARMED, built, opened
 
 
 def test_a_rebuilt_catalog_keeps_members_readable(path: Path) -> None:

@@ -27,24 +27,10 @@ def trial(name: str) -> Any:
 
 
 def a_forked_child_is_refused_by_every_call(path: Path) -> None:
-    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+    store = _opened(path)
     session = store.session("s")
     session.save(TOKENS, small_stores.kv_of(TOKENS))
-    calls: dict[str, Callable[[], Any]] = {
-        "put": lambda: small_stores.put(store, MORE),
-        "get": lambda: store.get(TOKENS),
-        "contains": lambda: store.contains(TOKENS),
-        "prefetch": lambda: store.prefetch(TOKENS),
-        "delete": lambda: store.delete(TOKENS),
-        "flush": store.flush,
-        "stats": store.stats,
-        "session": lambda: store.session("t"),
-        "sessions": store.sessions,
-        "save": lambda: session.save(TOKENS, small_stores.kv_of(TOKENS)),
-        "resume": session.resume,
-        "tokens": lambda: session.tokens,
-        "close": store.close,
-    }
+    calls = {**small_stores.every_call(store, session, MORE), "close": store.close}
 
     def child() -> list[str]:
         refused = []
@@ -62,9 +48,7 @@ def a_forked_child_is_refused_by_every_call(path: Path) -> None:
 
 
 def a_child_that_ends_normally_leaves_the_parent_unharmed(path: Path) -> None:
-    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
-    small_stores.put(store, TOKENS)
-    store.flush()
+    store = _with_tokens(path)
     pid = os.fork()
     if pid == 0:
         raise SystemExit(0)  # destructors and exit handlers run, on copies of the parent's objects
@@ -76,12 +60,10 @@ def a_child_that_ends_normally_leaves_the_parent_unharmed(path: Path) -> None:
 
 
 def a_child_may_open_the_store_for_reading(path: Path) -> None:
-    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
-    small_stores.put(store, TOKENS)
-    store.flush()
+    store = _with_tokens(path)
 
     def child() -> int:
-        with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
+        with _opened(path, read_only=True) as reader:
             return small_stores.stored(reader, TOKENS)
 
     assert _result(in_child(child)) == 10
@@ -90,7 +72,7 @@ def a_child_may_open_the_store_for_reading(path: Path) -> None:
 
 
 def closing_frees_the_lock_though_a_forked_child_lives(path: Path) -> None:
-    store = KVStore(path, small_stores.IDENTITY, small_stores.config())
+    store = _opened(path)
     small_stores.put(store, TOKENS)
     with _sleeping_child():
         store.close()
@@ -101,14 +83,12 @@ def the_lock_dies_with_the_writer_though_its_child_lives(path: Path) -> None:
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:
-        store = KVStore(path, small_stores.IDENTITY, small_stores.config())
-        small_stores.put(store, TOKENS)
-        store.flush()
-        child = os.fork()
-        if child == 0:
+        with _with_tokens(path):
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+            os.write(write, child.to_bytes(4, "little"))
             time.sleep(600)
-        os.write(write, child.to_bytes(4, "little"))
-        time.sleep(600)
     child = int.from_bytes(os.read(read, 4), "little")
     try:
         os.kill(parent, signal.SIGKILL)
@@ -119,11 +99,11 @@ def the_lock_dies_with_the_writer_though_its_child_lives(path: Path) -> None:
 
 
 def a_second_writer_process_is_refused_and_told_who_holds_the_store(path: Path) -> None:
-    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+    with _opened(path) as store:
         small_stores.put(store, TOKENS)
 
         def child() -> str:
-            return _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config()))
+            return _refusal(lambda: _opened(path))
 
         message = _result(in_child(child))
         assert message.startswith("StoreLocked"), message
@@ -134,21 +114,19 @@ def a_second_writer_process_is_refused_and_told_who_holds_the_store(path: Path) 
 
 
 def a_second_writer_in_the_same_process_is_refused(path: Path) -> None:
-    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+    with _opened(path) as store:
         small_stores.put(store, TOKENS)
         for _ in range(3):
-            assert _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config())).startswith(
-                "StoreLocked"
-            )
+            assert _refusal(lambda: _opened(path)).startswith("StoreLocked")
         _still_works(store)
     _is_whole(path)
 
 
 def a_reader_in_the_process_of_the_writer_is_refused(path: Path) -> None:
-    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+    with _opened(path) as store:
         small_stores.put(store, TOKENS)
         store.flush()
-        message = _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True))
+        message = _refusal(lambda: _opened(path, read_only=True))
         assert message.startswith("StoreLocked"), message
         _still_works(store)
     _is_whole(path)
@@ -156,9 +134,9 @@ def a_reader_in_the_process_of_the_writer_is_refused(path: Path) -> None:
 
 def a_writer_in_the_process_of_a_reader_is_refused_and_changes_nothing(path: Path) -> None:
     _fill(path)
-    with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
+    with _opened(path, read_only=True) as reader:
         before = (path / "catalog" / "data.mdb").stat().st_ino
-        message = _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config()))
+        message = _refusal(lambda: _opened(path))
         assert message.startswith("StoreLocked"), message
         assert (path / "catalog" / "data.mdb").stat().st_ino == before
         assert small_stores.stored(reader, TOKENS) == 10
@@ -167,8 +145,8 @@ def a_writer_in_the_process_of_a_reader_is_refused_and_changes_nothing(path: Pat
 
 def a_second_reader_in_the_same_process_is_refused(path: Path) -> None:
     _fill(path)
-    with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
-        message = _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True))
+    with _opened(path, read_only=True) as reader:
+        message = _refusal(lambda: _opened(path, read_only=True))
         assert message.startswith("StoreLocked"), message
         assert small_stores.stored(reader, TOKENS) == 10
     _is_whole(path)
@@ -186,19 +164,15 @@ def a_lock_file_full_of_rubbish_locks_nobody_out(path: Path) -> None:
         _fill(path)
         (path / "writer.lock").write_bytes(text)
         _is_whole(path)
-        with KVStore(path, small_stores.IDENTITY, small_stores.config()):
+        with _opened(path):
             (path / "writer.lock").write_bytes(text)  # whoever asks now must still be refused
-            assert _refusal(lambda: KVStore(path, small_stores.IDENTITY, small_stores.config())).startswith(
-                "StoreLocked"
-            )
+            assert _refusal(lambda: _opened(path)).startswith("StoreLocked")
 
 
 def a_process_that_never_closes_ends_cleanly(path: Path) -> None:
     pid = os.fork()
     if pid == 0:
-        store = KVStore(path, small_stores.IDENTITY, small_stores.config())
-        small_stores.put(store, TOKENS)
-        store.flush()
+        store = _with_tokens(path)
         small_stores.put(store, MORE)
         raise SystemExit(0)
     _, status = os.waitpid(pid, 0)
@@ -264,7 +238,7 @@ def a_writer_opens_while_readers_read(path: Path) -> None:
     _fill(path)
     with _reader(path) as ask:
         assert ask(1, 10) == 10
-        with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+        with _opened(path) as store:
             small_stores.put(store, MORE)
             store.flush()
             assert ask(2, 30) == 30
@@ -272,7 +246,7 @@ def a_writer_opens_while_readers_read(path: Path) -> None:
 
 def a_read_only_store_refuses_changes(path: Path) -> None:
     _fill(path)
-    with KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=True) as reader:
+    with _opened(path, read_only=True) as reader:
         session = reader.session("s")
         for call in (
             lambda: small_stores.put(reader, MORE),
@@ -291,13 +265,25 @@ def a_read_only_store_refuses_changes(path: Path) -> None:
 # ---- helpers -----------------------------------------------------------------------------------------------------
 
 
+def _opened(path: Path, read_only: bool = False) -> KVStore:
+    return KVStore(path, small_stores.IDENTITY, small_stores.config(), read_only=read_only)
+
+
+def _with_tokens(path: Path) -> KVStore:
+    """A store that is open for writing and has `TOKENS` on disk."""
+    store = _opened(path)
+    small_stores.put(store, TOKENS)
+    store.flush()
+    return store
+
+
 def _fill(path: Path) -> None:
-    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+    with _opened(path) as store:
         store.session("s").save(TOKENS, small_stores.kv_of(TOKENS))
 
 
 def _is_whole(path: Path) -> None:
-    with KVStore(path, small_stores.IDENTITY, small_stores.config()) as store:
+    with _opened(path) as store:
         assert small_stores.stored(store, TOKENS) == 10
         counters = store.stats()["counters"]
         assert not any(name.startswith(("damaged", "catalog_", "quarantined")) for name in counters), counters

@@ -218,9 +218,7 @@ def decoded(coder: _donor.Coder, case: Case, layers: list[bytes], level: str, wa
     del views
     if wrong is not None:
         raise CodecError(wrong)
-    for pair, mine in zip(tensors, block, strict=True):
-        for tensor, bits in zip(pair, mine, strict=True):
-            bits[:] = as_bits(tensor).transpose(1, 0, 2).reshape(bits.shape)
+    predictcases.fill(block, tensors)
     return block  # type: ignore[return-value]
 
 

@@ -159,10 +159,15 @@ def decoded(
     wrong = _predict.decode(coder, tokens, start, n, b"".join(layers), list(map(len, layers)), rows, wanted, level)
     if wrong is not None:
         raise CodecError(wrong)
+    fill(block, tensors)
+    return block  # type: ignore[return-value]
+
+
+def fill(block: Any, tensors: Any) -> None:
+    """The bits of keys and values `[heads, n, dim]`, into arrays `[n, heads * dim]`."""
     for pair, mine in zip(tensors, block, strict=True):
         for tensor, bits in zip(pair, mine, strict=True):
             bits[:] = as_bits(tensor).transpose(1, 0, 2).reshape(bits.shape)
-    return block  # type: ignore[return-value]
 
 
 def same(a: Block, b: Block, wanted: int | None = None) -> bool:

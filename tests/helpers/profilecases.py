@@ -80,8 +80,12 @@ def _aqua(layout: KVLayout) -> Arrays:
 
 
 def _lossy(layout: KVLayout) -> Arrays:
-    rng = np.random.default_rng(8)
-    base = PredictiveModel.from_arrays(layout, _lossless(layout))
+    return lossy_arrays(PredictiveModel.from_arrays(layout, _lossless(layout)), 8)
+
+
+def lossy_arrays(base: PredictiveModel, seed: int) -> Arrays:
+    """A section "lossy" to go with the exact model `base`."""
+    rng = np.random.default_rng(seed)
     uses = np.zeros((len(base.parts), 2), np.uint8)
     arrays: Arrays = {
         "levels": np.array([[-20, -20], [-8, -4]], np.int16),

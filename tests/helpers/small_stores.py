@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore import Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import Hit, KVLayout, KVStore, ModelIdentity, Session, StoreConfig, TierConfig
 from kvstore.config import KIB
 
 BLOCK = 4
@@ -103,6 +103,26 @@ def disk_use(path: str | os.PathLike[str]) -> int:
     return total
 
 
+def every_call(store: KVStore, session: Session, tokens: np.ndarray) -> dict[str, Callable[[], Any]]:
+    """Every call of a store and of a session but `close`, by name, with arguments that are in order."""
+    return {
+        "put": lambda: put(store, tokens),
+        "get": lambda: store.get(tokens),
+        "contains": lambda: store.contains(tokens),
+        "prefetch": lambda: store.prefetch(tokens),
+        "delete": lambda: store.delete(tokens),
+        "flush": store.flush,
+        "stats": store.stats,
+        "session": lambda: store.session("t"),
+        "sessions": store.sessions,
+        "save": lambda: session.save(tokens, kv_of(tokens)),
+        "resume": session.resume,
+        "fork": lambda: session.fork("t"),
+        "session.delete": session.delete,
+        "session.tokens": lambda: session.tokens,
+    }
+
+
 def all_is_well(store: KVStore, deep: bool = False) -> None:
     """Everything that the store says of itself agrees (`KVStore.check`)."""
     assert store.check(deep=deep).problems == ()
@@ -114,6 +134,15 @@ def catalog_entries(store: KVStore) -> list[Any]:
     assert disk is not None
     records = disk.catalog.scan().entries["record"].tolist()
     return [entry for entry in disk.catalog.get(records) if entry is not None]
+
+
+def flip(file: Path, offset: int, mask: int) -> None:
+    """Flips the bits of `mask` in one byte of a file."""
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        byte = opened.read(1)[0]
+        opened.seek(offset)
+        opened.write(bytes([byte ^ mask]))
 
 
 @contextmanager

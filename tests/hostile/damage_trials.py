@@ -126,7 +126,7 @@ def flip(built: Built, kind: str, seed: int) -> str:
     entry = rng.choice(built.entries)
     file, first, last = _target(built, kind, entry, rng)
     offset = rng.randrange(first, last)
-    _xor(file, offset, 1 << rng.randrange(8))
+    small_stores.flip(file, offset, 1 << rng.randrange(8))
     hit = built.owner(entry) if kind in RECORD_KINDS else None
     return _check(built, {hit: entry.start} if hit else {}, may_lose_a_session=kind == "catalog_leaf")
 
@@ -314,7 +314,7 @@ def random_catalog(built: Built, rng: random.Random) -> set[int]:
 def scattered_catalog(built: Built, rng: random.Random) -> set[int]:
     file = built.path / "catalog" / "data.mdb"
     for _ in range(60):
-        _xor(file, rng.randrange(file.stat().st_size), 1 << rng.randrange(8))
+        small_stores.flip(file, rng.randrange(file.stat().st_size), 1 << rng.randrange(8))
     built.sessions.clear()
     return set()
 
@@ -360,7 +360,7 @@ def no_superblocks(built: Built, rng: random.Random) -> set[int]:
 @_shape
 def both_superblocks_damaged(built: Built, rng: random.Random) -> set[int]:
     for name in ("store.json", "store.json.copy"):
-        _xor(built.path / name, rng.randrange((built.path / name).stat().st_size - 1), 1)
+        small_stores.flip(built.path / name, rng.randrange((built.path / name).stat().st_size - 1), 1)
     return set()
 
 
@@ -400,11 +400,3 @@ def _heals(store: KVStore, built: Built) -> str:
         if counters.get(sign):
             return sign
     return "fine"
-
-
-def _xor(file: Path, offset: int, mask: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        byte = opened.read(1)[0]
-        opened.seek(offset)
-        opened.write(bytes([byte ^ mask]))

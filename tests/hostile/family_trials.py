@@ -70,7 +70,7 @@ def flip(path: Path, entries: list[Any], kind: str, seed: int) -> str:
         return _check(path, {}, entries)
     file = path / "segments" / f"{hit.extent.segment:08x}.seg"
     first, last = _place(file.read_bytes()[hit.extent.offset :][: hit.extent.nbytes], kind.partition("_")[2])
-    _xor(file, hit.extent.offset + rng.randrange(first, last), 1 << rng.randrange(8))
+    small_stores.flip(file, hit.extent.offset + rng.randrange(first, last), 1 << rng.randrange(8))
     lost = {hit.record} | {e.record for e in entries if hit.record in e.donors}
     return _check(path, {e.record: e for e in entries if e.record in lost}, entries)
 
@@ -120,11 +120,3 @@ def _check(path: Path, lost: dict[int, Any], entries: list[Any]) -> str:
         family_stores.families_hold(store)
         small_stores.all_is_well(store)
     return outcome
-
-
-def _xor(file: Path, offset: int, mask: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        byte = opened.read(1)[0]
-        opened.seek(offset)
-        opened.write(bytes([byte ^ mask]))

@@ -19,20 +19,9 @@ from kvstore.errors import IdentityMismatch, UnsupportedCache
 from kvstore.integrations.transformers import cache_layers, generate
 from kvstore.integrations.transformers.cache import cache_from_layers
 
-MODELS = ["llama", "qwen3", "gpt2", "gemma3-full"]
 MIB = 1 << 20
 CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
-
-
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> Any:
-    return tiny(request.param)
-
-
-@pytest.fixture
-def llama() -> Any:
-    return tiny("llama")
 
 
 def _open(path: Path, model: Any) -> KVStore:

@@ -18,19 +18,8 @@ from kvstore.errors import LayoutMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import GrowingLayer, cache_from_layers
 from kvstore.integrations.transformers.recompute import check_model, recompute
 
-MODELS = ["llama", "qwen3", "gpt2", "gemma3-full"]
 TOKENS = 41
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> Any:
-    return tiny(request.param)
-
-
-@pytest.fixture
-def llama() -> Any:
-    return tiny("llama")
 
 
 def _ids(count: int = TOKENS, seed: int = 1) -> torch.Tensor:

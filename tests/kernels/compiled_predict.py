@@ -1,26 +1,17 @@
-"""Compiles the predictive codec's kernels for several GPUs, none of which is needed, and says what they take, as
-compiled.py does.
+"""Compiles the predictive codec's kernels for several GPUs, none of which is needed, and says what they take.
 
-`python tests/kernels/compiled_predict.py [--few] [--json FILE] [--ptx FOLDER]`. TRITON_INTERPRET must not be set.
+`python tests/kernels/compiled_predict.py [--few] [--json FILE] [--ptx FOLDER]`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import re
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import triton
 import triton.language as tl
-from compiled import ARCHITECTURES, spills, usage
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
-from triton.compiler import ASTSource
+from compiling import ARCHITECTURES, arguments, compile_kernel, fresh_cache, report, resources, tool
 
 from kvstore.codecs.predictive.kernels.copy import copy_kernel
 from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kernel, read_kernel
@@ -78,26 +69,15 @@ def compile_for(
 ) -> dict[str, Any]:
     """One row. changes: options of the compiler beside the launch code's."""
     function = KERNELS[kernel]
-    arguments = {name: POINTERS.get(name, "i32") for name in function.arg_names if name not in constants}
-    even = [name for name in arguments if name not in ODD]
-    compiled = triton.compile(
-        ASTSource(
-            fn=function,
-            signature={**arguments, **dict.fromkeys(constants, "constexpr")},
-            constexprs=constants,
-            attrs={(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in even},
-        ),
-        target=GPUTarget("cuda", arch, 32),
-        options={**(DENSE_OPTIONS if kernel == "dense" else OPTIONS), **changes},
-    )
+    types = {name: POINTERS.get(name, "i32") for name in function.arg_names if name not in constants}
+    even = [name for name in types if name not in ODD]
+    options = (DENSE_OPTIONS if kernel == "dense" else OPTIONS) | changes
+    compiled = compile_kernel(function, types, constants, even, arch, options)
     ptx = compiled.asm["ptx"]
     if ptx_folder is not None:
         name = "-".join(str(int(value)) for value in constants.values())
         (ptx_folder / f"{kernel}-{name}-sm_{arch}.ptx").write_text(ptx)
-    registers, stack, _, local = usage(compiled.asm["cubin"])
-    row = {"kernel": f"predict/{kernel}", **constants, "arch": f"sm_{arch}"}
-    row |= {"registers": registers, "stack_bytes": stack, "local_bytes": local, "spill_bytes": spills(ptx, arch)}
-    row |= {"shared_bytes": compiled.metadata.shared, "warps": compiled.metadata.num_warps}
+    row = {"kernel": f"predict/{kernel}", **constants, "arch": f"sm_{arch}", **resources(compiled, arch)}
     row["products"] = sorted(set(PRODUCT.findall(ptx)))
     row["fused"] = count_fused(compiled.asm["cubin"])
     row["flushed"] = len(re.findall(r"\.ftz\b", ptx))
@@ -108,12 +88,7 @@ def compile_for(
 
 def count_fused(cubin: bytes) -> int:
     """Multiplications and additions of fp32 in one, in the machine's own code."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [tool, "--print-code", file.name]
-        code = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    code = tool("nvdisasm", cubin, "--print-code")
     assert "EXIT" in code
     return len(re.findall(r"\bFFMA", code))
 
@@ -125,32 +100,17 @@ def fusing_kernel(source, target):
 
 
 def fused_control() -> int:
-    signature = {"source": "*fp32", "target": "*fp32"}
-    compiled = triton.compile(
-        ASTSource(fn=fusing_kernel, signature=signature, constexprs={}),
-        target=GPUTarget("cuda", 90, 32),
-        options={"enable_fp_fusion": True},
-    )
+    types = {"source": "*fp32", "target": "*fp32"}
+    compiled = compile_kernel(fusing_kernel, types, {}, [], 90, {"enable_fp_fusion": True})
     return count_fused(compiled.asm["cubin"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the predictive kernels take, compiled for several GPUs.")
-    parser.add_argument("--few", action="store_true", help="not all of them for all of the GPUs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write it to FILE")
-    parser.add_argument("--ptx", type=Path, metavar="FOLDER", help="keep the compiled kernels in FOLDER")
-    args = parser.parse_args()
-    # A cache elsewhere would hide that a kernel no longer compiles.
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
+    args = arguments("What the predictive kernels take, compiled for several GPUs.").parse_args()
+    with fresh_cache():
         rows = [compile_for(*case, args.ptx) for case in cases(args.few)]
         control = {**compile_for(*cases(args.few)[0], maxnreg=64), "fused": fused_control()}
-    assemblers = {f"sm_{arch}": get_ptxas(arch).version for arch in ARCHITECTURES}
-    versions = {"triton": triton.__version__, "ptxas": assemblers}
-    if args.json is not None:
-        lines = ",\n  ".join(json.dumps(row) for row in rows)
-        args.json.write_text(f'{{"versions": {json.dumps(versions)},\n "kernels": [\n  {lines}\n ]}}\n')
-    print(json.dumps({"versions": versions, "kernels": rows, "control": control}))
+    report(rows, control, args.json)
 
 
 if __name__ == "__main__":

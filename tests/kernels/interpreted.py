@@ -1,4 +1,4 @@
-"""The splitzip kernels in triton's interpreter against the reference: `python interpreted.py GROUP`, a process a group.
+"""The splitzip kernels in triton's interpreter against the reference: `python interpreted.py GROUP...`.
 
 The interpreter is chosen before triton is imported, for a whole process; its programs run one after the other.
 """
@@ -11,9 +11,12 @@ import os
 import struct
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+import kernelgroups
 import numpy as np
 import pytest
 import torch
@@ -239,7 +242,5 @@ def look_back() -> None:
             assert result.item() == int(own[:number].sum()), (number, known)
 
 
-GROUPS = {f.__name__: f for f in (lengths, contents, strides, dtypes, prefixes, hostile, look_back)}
-
 if __name__ == "__main__":
-    GROUPS[sys.argv[1]]()
+    kernelgroups.run({f.__name__: f for f in (lengths, contents, strides, dtypes, prefixes, hostile, look_back)})

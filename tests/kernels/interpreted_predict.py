@@ -1,4 +1,4 @@
-"""The predictive codec's kernels in triton's interpreter against the reference: `python interpreted_predict.py GROUP`.
+"""The predictive codec's kernels in triton's interpreter, against the reference: `interpreted_predict.py GROUP...`.
 
 The interpreter is chosen before triton is imported, for a whole process; its programs run one after the other.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+import kernelgroups
 import numpy as np
 import pytest
 import torch
@@ -322,9 +323,7 @@ def arguments() -> None:
         encode_blocks(model, [block], case.tokens, case.starts, [])
 
 
-GROUPS = {f.__name__: f for f in (shapes, wide, long, prefixes, refusals, hostile, views, arguments)}
-
 if __name__ == "__main__":
     # What is scaled beyond all numbers is clamped after that.
     with np.errstate(over="ignore"):
-        GROUPS[sys.argv[1]]()
+        kernelgroups.run({f.__name__: f for f in (shapes, wide, long, prefixes, refusals, hostile, views, arguments)})

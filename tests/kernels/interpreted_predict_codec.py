@@ -1,4 +1,4 @@
-"""The predictive codec on a device, in triton's interpreter: `python interpreted_predict_codec.py GROUP`.
+"""The predictive codec on a device, in triton's interpreter: `python interpreted_predict_codec.py GROUP...`.
 
 Tensors on the CPU pose as a device's: their views have no rows, so that nothing but torch and the kernels reads them.
 """
@@ -20,6 +20,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+import kernelgroups
 import numpy as np
 import pytest
 import torch
@@ -436,9 +437,9 @@ def counting() -> None:
             assert comes_back(store, kv, "disk")
 
 
-GROUPS = {f.__name__: f for f in (coding, refusing, trial, sample, once, waits, failures, stored, counting)}
-
 if __name__ == "__main__":
     # What is scaled beyond all numbers is clamped after that.
     with np.errstate(over="ignore"):
-        GROUPS[sys.argv[1]]()
+        kernelgroups.run(
+            {f.__name__: f for f in (coding, refusing, trial, sample, once, waits, failures, stored, counting)}
+        )

@@ -1,4 +1,4 @@
-"""The rANS kernels in triton's interpreter against the CPU's coder: `python interpreted_rans.py GROUP`.
+"""The rANS kernels in triton's interpreter against the CPU's coder: `python interpreted_rans.py GROUP...`.
 
 The interpreter is chosen before triton is imported, for a whole process; its programs run one after the other.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+import kernelgroups
 import numpy as np
 import pytest
 import torch
@@ -270,7 +271,5 @@ def arguments() -> None:
     assert DeviceDecoder(tables, data, rooms[:0]).parts(data[:40], places[:0], data[40:80]).shape == (0,)
 
 
-GROUPS = {f.__name__: f for f in (lengths, divisions, refusals, hostile, arguments)}
-
 if __name__ == "__main__":
-    GROUPS[sys.argv[1]]()
+    kernelgroups.run({f.__name__: f for f in (lengths, divisions, refusals, hostile, arguments)})

@@ -1,4 +1,4 @@
-"""The path from a device into the store and back, in triton's interpreter: `python interpreted_store.py GROUP`.
+"""The path from a device into the store and back, in triton's interpreter: `python interpreted_store.py GROUP...`.
 
 Tensors on the CPU pose as a device's: their views have no rows, so that nothing but torch and the kernels reads them.
 """
@@ -17,6 +17,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+import kernelgroups
 import numpy as np
 import pytest
 import torch
@@ -259,7 +260,5 @@ def control() -> None:
     blocks.works.cache_clear()
 
 
-GROUPS = {f.__name__: f for f in (control, encoding, decoding, hostile, tier, store)}
-
 if __name__ == "__main__":
-    GROUPS[sys.argv[1]]()
+    kernelgroups.run({f.__name__: f for f in (control, encoding, decoding, hostile, tier, store)})

@@ -1,16 +1,13 @@
-"""From a device into the store and back: interpreted without a GPU, and on one where there is one."""
+"""From a device into the store and back, on a GPU where there is one."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernelruns import needs_triton, on_a_gpu
 from kvcases import Layers, identity, same_kv, tokens
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
@@ -18,20 +15,9 @@ from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.config import KIB, MIB
 from kvstore.read.result import allocate
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+pytestmark = needs_triton
 LAYOUT = KVLayout.uniform(6, 2, 64)
 COUNT = 200  # three blocks and a tail
-
-
-@pytest.mark.parametrize("group", ["control", "encoding", "decoding", "hostile", "tier", "store"])
-def test_interpreted(group: str) -> None:
-    script = str(Path(__file__).with_name("interpreted_store.py"))
-    done = subprocess.run([sys.executable, script, group], env=os.environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-# ---- on a GPU ------------------------------------------------------------------------------------------------------
 
 
 def _kv(seed: int = 0) -> Layers:

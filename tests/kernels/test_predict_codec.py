@@ -1,33 +1,18 @@
-"""The predictive codec on the device that holds the tensors: interpreted, and on a GPU where there is one."""
+"""The predictive codec on the device that holds the tensors: on a GPU where there is one."""
 
 from __future__ import annotations
-
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from kernelruns import needs_triton, on_a_gpu
 from kvcases import same_kv
 from predictcases import VOCABULARY, block_of, model_of, view_of
 
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.predictive.codec import PredictiveCodec
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-GROUPS = ["sample", "coding", "refusing", "trial", "once", "waits", "failures", "stored", "counting"]
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted(group: str) -> None:
-    script = str(Path(__file__).with_name("interpreted_predict_codec.py"))
-    command = [sys.executable, "-W", "error", script, group]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
+pytestmark = needs_triton
 
 
 def test_without_the_interpreter_the_cpu_is_no_device() -> None:

@@ -1,65 +1,39 @@
-"""The predictive codec's kernels: interpreted against the reference, compiled for GPUs that are not there, and on one
-that is."""
+"""The predictive codec's kernels: compiled for GPUs that are not there, and on one that is."""
 
 from __future__ import annotations
-
-import importlib.util
-import os
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kernelruns import compiled_by, run_script
+from kernelruns import FULL, Compiled, needs_triton, on_a_gpu
 from predictcases import VOCABULARY, block_of, encoded, model_of, native, view_of
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
-GROUPS = ["shapes", "wide", "long", "prefixes", "refusals", "hostile", "views", "arguments"]
+pytestmark = needs_triton
+SCRIPT = "compiled_predict.py"
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_interpreted_kernels_give_the_reference_s_bytes_and_values(group: str) -> None:
-    run_script("interpreted_predict.py", group)
-
-
-def test_an_unknown_group_fails() -> None:
-    with pytest.raises(AssertionError, match="KeyError"):
-        run_script("interpreted_predict.py", "nothing")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return compiled_by(tmp_path_factory, "compiled_predict.py", *([] if FULL else ["--few"]))
-
-
-def test_compiled_kernels_keep_everything_in_registers(compiled: dict[str, Any]) -> None:
-    assert len(compiled["kernels"]) == (57 if FULL else 23)
-    for row in compiled["kernels"]:
-        assert (row["stack_bytes"], row["spill_bytes"], row["local_bytes"]) == (0, 0, 0), row
+def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
+    compiled.keep_everything_in_registers(57 if FULL else 23)
+    for row in compiled.rows:
         # Of 64 Ki registers, two programs of the product, and four of any other, have their share.
         assert row["registers"] <= (255 if row["kernel"] == "predict/dense" else 128), row
         assert row["shared_bytes"] <= 80 << 10, row
 
 
-def test_spills_and_fused_operations_would_be_seen(compiled: dict[str, Any]) -> None:
-    control = compiled["control"]
-    assert control["stack_bytes"] > 0
-    assert control["spill_bytes"] > 0
-    assert control["fused"] > 0
+def test_fused_operations_would_be_seen(compiled: Compiled) -> None:
+    assert compiled.control["fused"] > 0
 
 
-def test_products_of_bytes_are_made_by_the_matrix_units(compiled: dict[str, Any]) -> None:
+def test_products_of_bytes_are_made_by_the_matrix_units(compiled: Compiled) -> None:
     kinds = {"sm_80": ["mma.sync"], "sm_90": ["wgmma.mma_async"], "sm_100": ["tcgen05.mma"]}
-    for row in compiled["kernels"]:
+    for row in compiled.rows:
         product = row["kernel"] == "predict/dense" and not row["FIRST"]
         assert row["products"] == (kinds[row["arch"]] if product else []), row
 
 
-def test_every_floating_point_operation_is_rounded_by_itself(compiled: dict[str, Any]) -> None:
+def test_every_floating_point_operation_is_rounded_by_itself(compiled: Compiled) -> None:
     """As on the CPU: nothing fused, small numbers not flushed to zero."""
-    for row in compiled["kernels"]:
+    for row in compiled.rows:
         assert (row["fused"], row["flushed"]) == (0, 0), row
         if row["kernel"] in ("predict/dense", "predict/split", "predict/finish"):
             assert row["multiplications"] > 0, row

@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from child_writer import PUTS, Writer, environment
 from kvcases import kv_of, open_store, quick_directory, same_kv, tokens
 
 from kvstore import TierConfig
 from kvstore.errors import ConfigError, CorruptStore, ReadOnlyStore
 
-HELPERS = Path(__file__).parent.parent / "helpers"
-WRITER = """
-import sys
-from kvcases import *
-store = open_store(sys.argv[1], **eval(sys.argv[2]))
-def put(count, seed=0, **settings):
-    ids = tokens(count, seed)
-    return store.put(ids, kv_of(ids), **settings)
-print("ready", flush=True)
-for line in sys.stdin:
-    exec(line)
-    print("done", flush=True)
-store.close()
-"""
-
-
-class Writer:
-    """A process with the store open for writing that does as it is told, a line at a time."""
-
-    def __init__(self, path: Path, settings: str = "{}") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), settings],
-            env={**os.environ, "PYTHONPATH": str(HELPERS)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._expect("ready")
-
-    def do(self, line: str) -> None:
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        self._expect("done")
-
-    def end(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()
-        assert self.process.wait(60) == 0
-
-    def _expect(self, word: str) -> None:
-        assert self.process.stdout.readline().strip() == word
-
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Writer]:
-    one = Writer(tmp_path)
+    one = Writer(PUTS, tmp_path, "{}")
     yield one
     one.end()
 
@@ -112,7 +70,7 @@ def test_a_reader_misses_what_was_deleted(tmp_path: Path, writer: Writer) -> Non
 
 def test_a_reader_never_gives_wrong_bytes_while_space_is_reused() -> None:
     with quick_directory() as path:
-        writer = Writer(path, "{'disk': TierConfig(6 * 65536, 'raw')}")
+        writer = Writer(PUTS, path, "{'disk': TierConfig(6 * 65536, 'raw')}")
         try:
             writer.do("put(20); store.flush()")
             with open_store(path, read_only=True, host=TierConfig(0), disk=TierConfig(6 * 65536, "raw")) as reader:
@@ -165,7 +123,7 @@ def test_a_reader_without_any_writer_reads(tmp_path: Path) -> None:
         store.session("chat").save(tokens(20), kv_of(tokens(20)))
     with open_store(tmp_path, read_only=True) as reader:
         assert stored(reader, tokens(20)) == 20
-        assert reader.prefetch(tokens(20)).result(30) == 20
+        assert reader.prefetch(tokens(20)).result() == 20
         assert reader.session("chat").resume().tokens == 20
         assert reader.stats()["disk"]["records"] == 3
 
@@ -218,7 +176,7 @@ with open_store(sys.argv[1], read_only=True) as store:
         assert stored(reader, tokens(20)) == 20
         second = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(HELPERS)},
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=120,

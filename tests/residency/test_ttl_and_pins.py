@@ -33,6 +33,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return ahead
 
 
+def crowd(store: KVStore) -> None:
+    """Puts more than there is room for."""
+    for seed in range(1, 100):
+        put(store, tokens(20, seed))
+
+
 def put(store: KVStore, ids: np.ndarray, **settings: Any):
     result = store.put(ids, kv_of(ids), **settings)
     store.flush()
@@ -185,8 +191,7 @@ def test_a_ttl_that_is_no_positive_number_of_seconds_is_refused(tmp_path: Path, 
 def test_a_pinned_sequence_outlives_everything_else(tmp_path: Path, settings: dict) -> None:
     with open_store(tmp_path, **settings) as store:
         put(store, tokens(20), pin=True)
-        for seed in range(1, 100):
-            put(store, tokens(20, seed))
+        crowd(store)
         assert stored(store, tokens(20)) == 20
         assert stored(store, tokens(20, seed=1)) == 0
 
@@ -196,8 +201,7 @@ def test_a_pin_can_be_given_to_what_is_stored(tmp_path: Path, settings: dict) ->
     with open_store(tmp_path, **settings) as store:
         put(store, tokens(20))
         assert put(store, tokens(20), pin=True).new_blocks == 0
-        for seed in range(1, 100):
-            put(store, tokens(20, seed))
+        crowd(store)
         assert stored(store, tokens(20)) == 20
 
 
@@ -217,8 +221,7 @@ def test_a_pin_survives_a_restart(tmp_path: Path, later: bool) -> None:
         if later:
             put(store, tokens(20), pin=True)
     with open_store(tmp_path, **SMALL_DISK) as store:
-        for seed in range(1, 100):
-            put(store, tokens(20, seed))
+        crowd(store)
         assert stored(store, tokens(20)) == 20
 
 
@@ -233,8 +236,7 @@ def test_a_pin_given_in_the_same_group_as_the_put_survives_a_restart(tmp_path: P
         store.put(tokens(20), kv_of(tokens(20)), pin=True)
         fs.gate.set()
     with open_store(tmp_path, **SMALL_DISK) as store:
-        for seed in range(1, 100):
-            put(store, tokens(20, seed))
+        crowd(store)
         assert stored(store, tokens(20)) == 20
 
 
@@ -269,8 +271,7 @@ def test_a_pinned_beginning_stays_when_its_end_goes(tmp_path: Path) -> None:
     with open_store(tmp_path, **SMALL_DISK) as store:
         put(store, ids[:16], pin=True)
         put(store, ids)
-        for seed in range(1, 100):
-            put(store, tokens(20, seed))
+        crowd(store)
         assert stored(store, ids) == 16
 
 
@@ -279,8 +280,7 @@ def test_a_pinned_tail_stays_when_the_sequence_grows(tmp_path: Path) -> None:
     with open_store(tmp_path, **SMALL_DISK) as store:
         put(store, ids[:12], pin=True)
         put(store, ids)
-        for seed in range(1, 100):
-            put(store, tokens(20, seed))
+        crowd(store)
         assert stored(store, ids[:12]) == 12
     with open_store(tmp_path, **SMALL_DISK) as store:
         assert stored(store, ids[:12]) == 12

@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import family_stores
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
-from faultfs import Fault, FaultFS
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from small_stores import SEGMENT, all_is_well
+from hypothesis.stateful import initialize, rule
+from small_stores import SEGMENT
+from store_histories import HistoryMachine, Tokens, array
 
-from kvstore import KVStore
-
-Tokens = tuple[int, ...]
 _TEXTS = [tuple(family_stores.passage(n, 3 * family_stores.BLOCK).tolist()) for n in (1, 2)]
 _BEGINNINGS = [(), *(tuple(family_stores.passage(10 + n, 9 * n + 5).tolist()) for n in range(3))]
 BEGINNINGS = st.sampled_from(_BEGINNINGS)
@@ -38,33 +30,13 @@ ROOMY, TIGHT = 64 * SEGMENT, 4 * SEGMENT
 _FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 
 
-def array(tokens: Tokens) -> np.ndarray:
-    return np.array(tokens, np.uint32)
-
-
 @lru_cache(maxsize=256)
 def kv_of(tokens: Tokens, namespace: bytes) -> family_stores.Layers:
     return family_stores.kv_of(tokens, namespace)
 
 
-def shared(a: Tokens, b: Tokens) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-class FamilyMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.home = Path(tempfile.mkdtemp(prefix="kvstore-families-", dir=base))
-        self.path = self.home / "0"
-        self.lives = 0
-        self.fs = FaultFS()
-        self.must: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
-        self.may: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
-        self.ever: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
-        self.flushed: dict[bytes, set[Tokens]] = {b"": set(), b"other": set()}
-        self.store: KVStore | None = None
-        self.damaged = False  # bits flipped in records that nobody has read since
+class FamilyMachine(HistoryMachine):
+    identity = family_stores.IDENTITY
 
     @initialize(tight=st.booleans(), host=st.sampled_from([0, 0, 60_000]))
     def open_first(self, tight: bool, host: int) -> None:
@@ -72,44 +44,17 @@ class FamilyMachine(RuleBasedStateMachine):
         self.config = family_stores.config(host=host, disk=TIGHT if tight else ROOMY)
         self.open()
 
-    def open(self) -> None:
-        self.store = None
-        self.store = KVStore(self.path, family_stores.IDENTITY, self.config, fs=self.fs)
-
-    @property
-    def opened(self) -> KVStore:
-        assert self.store is not None
-        return self.store
-
-    def doubt(self) -> None:
-        """Something happened after which nothing is certain to be there."""
-        self.must = {name: set() for name in self.must}
-        self.flushed = {name: set() for name in self.flushed}
-
-    @invariant()
-    def everything_agrees(self) -> None:
-        if self.store is not None:
-            all_is_well(self.store)
-
     @rule(tokens=SEQUENCES, namespace=NAMESPACES, pin=st.sampled_from([False, False, False, True]))
     def put(self, tokens: Tokens, namespace: bytes, pin: bool) -> None:
         pin = pin and not self.tight
         self.opened.put(array(tokens), kv_of(tokens, namespace), namespace=namespace, pin=pin)
-        self.may[namespace].add(tokens)
-        self.ever[namespace].add(tokens)
-        if not self.tight and self.fs.fault is None:
-            self.must[namespace].add(tokens)
+        self.was_put(tokens, namespace)
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES, limit=st.none() | st.integers(1, 200))
     def get(self, tokens: Tokens, namespace: bytes, limit: int | None) -> None:
-        asked = tokens[:limit]
-        hit = self.opened.get(array(tokens), namespace=namespace, max_tokens=limit)
-        found = hit.tokens if hit is not None else 0
-        least = max((shared(asked, s) for s in self.must[namespace]), default=0)
-        most = max((shared(asked, s) for s in self.may[namespace]), default=0)
-        assert least <= found <= most, (least, found, most, self.opened.stats()["counters"])
+        hit = self.got(tokens, namespace, limit)
         if hit is not None:
-            want = kv_of(asked[:found], namespace)
+            want = kv_of(tokens[:limit][: hit.tokens], namespace)
             for pair, expected in zip(hit.layers, want, strict=True):
                 for a, b in zip(pair, expected, strict=True):
                     assert a[0].contiguous().view(torch.int16).equal(b.view(torch.int16))
@@ -125,10 +70,7 @@ class FamilyMachine(RuleBasedStateMachine):
         if self.fs.fault is not None:
             self.doubt()  # what was coded against it could not be written anew
         if whole:
-            for kept in (self.must, self.flushed):
-                kept[namespace] = {s for s in kept[namespace] if shared(s, tokens) < min(len(s), len(tokens))}
-            rest = {s for s in self.may[namespace] if s[: len(tokens)] != tokens} | {tokens[:-1]}
-            self.may[namespace] = rest - {()}
+            self.was_deleted(tokens, namespace)
 
     @rule()
     def flush(self) -> None:
@@ -138,12 +80,11 @@ class FamilyMachine(RuleBasedStateMachine):
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES)
     def prefetch(self, tokens: Tokens, namespace: bytes) -> None:
-        found = self.opened.prefetch(array(tokens), namespace=namespace).result()
-        assert found <= max((shared(tokens, s) for s in self.may[namespace]), default=0)
+        self.prefetched(tokens, namespace)
 
     @rule()
     def reopen(self) -> None:
-        self.opened.close()
+        self.close()
         self.fs.forget_failed_syncs()
         if self.fs.fault is not None:
             self.fs.fault = None
@@ -152,57 +93,10 @@ class FamilyMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The files as they are at this moment, in another directory, are what a kill would have left."""
-        self.lives += 1
-        copy = self.home / str(self.lives)
-        disk = self.opened._residency.disk
-        assert disk is not None
-        with disk._write_lock:
-            shutil.copytree(self.path, copy)
-        self.fs.fault = None
-        self.opened.close()
-        shutil.rmtree(self.path)
-        self.path = copy
-        self.fs.forget_failed_syncs()
-        self.must = {name: set(kept) for name, kept in self.flushed.items()}
-        self.open()
+        self.killed()
 
-    @rule(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), pick=st.integers(0, 3))
-    def damage(self, where: float, bit: int, pick: int) -> None:
-        """A bit flips in a segment or in the catalog while the store is closed."""
-        self.opened.close()
-        self.fs.fault = None
-        self.fs.forget_failed_syncs()
-        files = [self.path / "catalog" / "data.mdb", *sorted(self.path.glob("segments/*.seg"))]
-        file = files[pick % len(files)]
-        content = bytearray(file.read_bytes())
-        content[int(where * len(content))] ^= 1 << bit
-        self.damaged = True
-        file.write_bytes(content)
-        self.doubt()
-        self.may = {name: set(put) for name, put in self.ever.items()}
-        self.open()
-
-    @rule(code=st.sampled_from([errno.ENOSPC, errno.EIO, "short"]), call=st.sampled_from(["pwritev", "fdatasync"]))
-    @precondition(lambda self: self.fs.fault is None)
-    def disk_fails(self, code: Any, call: str) -> None:
-        self.fs.fault = Fault(call, 1, errno.EIO if call == "fdatasync" else code, sticky=True)
-        self.doubt()
-
-    @rule()
-    def disk_recovers(self) -> None:
-        self.fs.fault = None
-
-    def teardown(self) -> None:
-        try:
-            if self.store is not None:
-                self.fs.fault = None
-                self.store.flush()
-                family_stores.families_hold(self.store)
-                all_is_well(self.store, deep=not self.damaged)
-                self.store.close()
-        finally:
-            shutil.rmtree(self.home, ignore_errors=True)
+    def holds_at_the_end(self) -> None:
+        family_stores.families_hold(self.opened)
 
 
 class TestFamilyModel(FamilyMachine.TestCase):  # type: ignore[misc, name-defined]

@@ -213,23 +213,7 @@ def test_every_call_after_close_raises_store_closed(tmp_path: Path) -> None:
     session.save(TOKENS, small_stores.kv_of(TOKENS))
     store.close()
     store.close()
-    calls = {
-        "put": lambda: small_stores.put(store, TOKENS),
-        "get": lambda: store.get(TOKENS),
-        "contains": lambda: store.contains(TOKENS),
-        "prefetch": lambda: store.prefetch(TOKENS),
-        "delete": lambda: store.delete(TOKENS),
-        "flush": store.flush,
-        "stats": store.stats,
-        "session": lambda: store.session("t"),
-        "sessions": store.sessions,
-        "save": lambda: session.save(TOKENS, small_stores.kv_of(TOKENS)),
-        "resume": session.resume,
-        "fork": lambda: session.fork("t"),
-        "session.delete": session.delete,
-        "session.tokens": lambda: session.tokens,
-    }
-    for name, call in calls.items():
+    for name, call in small_stores.every_call(store, session, TOKENS).items():
         with pytest.raises(StoreClosed, match="open it anew"):
             print(name, call())
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as reopened:

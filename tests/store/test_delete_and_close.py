@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from awaiting import calls_of
 from kvcases import GatedFS, assert_hit, identity, kv_of, open_store, put, tokens
+from threadruns import HANGS_S
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.config import MIB
 from kvstore.errors import StoreClosed
+from kvstore.write.put import Intake
 
 # ---- delete, close -------------------------------------------------------------------------------------------------
 
@@ -37,14 +39,15 @@ def test_a_sequence_deleted_before_it_was_written_is_never_written(tmp_path: Pat
         store.flush()
         fs.shut()
         put(store, tokens(9, seed=4))  # holds up the writing thread
-        assert fs.waiting.wait(60)
+        assert fs.waiting.wait(HANGS_S)
         put(store, ids)
-        with ThreadPoolExecutor(1) as executor:
+        with ThreadPoolExecutor(1) as executor, calls_of(Intake, "delete", 1) as gone:
             deleted = executor.submit(store.delete, ids)  # durable on return: waits for the write under way
-            while store.contains(ids):
-                time.sleep(0.001)
+            assert gone.wait(HANGS_S)
+            assert store.contains(ids) == 0
+            assert not deleted.done()
             fs.gate.set()
-            assert deleted.result(60) == 3
+            assert deleted.result() == 3
         store.flush()
         assert store.stats()["disk"]["records"] == 4
     with open_store(tmp_path) as store:

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from child_writer import PUTS, environment
 from kvcases import GatedFS, kv_of, open_store, same_kv, tokens
 
 from kvstore import TierConfig
 from kvstore.config import MIB
 from kvstore.tiers.disk.fs import FileSystem
 
-HELPERS = Path(__file__).parent.parent / "helpers"
-PRELUDE = """
-import os, sys
-from kvcases import *
-store = open_store(sys.argv[1], **eval(sys.argv[2]))
-def put(count, seed=0, **settings):
-    ids = tokens(count, seed)
-    return store.put(ids, kv_of(ids), **settings)
-"""
-
 
 def run_and_die(path: Path, code: str, settings: str = "{}") -> str:
     """Runs code in a process that then ends without closing anything."""
-    script = PRELUDE + code + "\nsys.stdout.flush()\nos._exit(9)\n"
+    script = PUTS + code + "\nsys.stdout.flush()\nos._exit(9)\n"
     done = subprocess.run(
         [sys.executable, "-c", script, str(path), settings],
-        env={**os.environ, "PYTHONPATH": str(HELPERS)},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -30,7 +30,7 @@ def test_namespaces_share_nothing(tmp_path: Path) -> None:
         assert store.delete(ids, namespace=b"mine") == 3
         assert store.contains(ids, namespace=b"mine") == 0
         assert store.contains(ids, namespace=b"theirs") == 20
-        assert store.prefetch(ids, namespace=b"mine").result(30) == 0
+        assert store.prefetch(ids, namespace=b"mine").result() == 0
 
 
 def test_only_configured_namespaces_are_taken(tmp_path: Path) -> None:

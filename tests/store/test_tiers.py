@@ -96,7 +96,7 @@ def test_a_hit_says_how_many_tokens_came_from_where(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         put(store, ids)
     with open_store(tmp_path) as store:
-        store.prefetch(ids[:10]).result(30)  # the first two blocks
+        store.prefetch(ids[:10]).result()  # the first two blocks
         hit = store.get(ids)
         assert hit.tiers == {"host": 16, "disk": 12}
         assert_hit(hit, ids, 28)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import seeds
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from oracles import both, run_machine, same_stats, u32, u64
 
 from kvstore.trie._content import ContentIndex
 from kvstore.trie.reference.content import ReferenceContent
@@ -21,14 +21,6 @@ TOKENS = st.one_of(
     st.lists(st.integers(0, 9), max_size=24),
     st.tuples(st.integers(0, 30), st.lists(st.integers(0, 2), max_size=8)).map(lambda x: [7] * x[0] + x[1]),
 )
-
-
-def u32(values: Any) -> np.ndarray:
-    return np.array(values, np.uint32)
-
-
-def u64(values: Any) -> np.ndarray:
-    return np.array(values, np.uint64)
 
 
 class ContentMachine(RuleBasedStateMachine):
@@ -46,18 +38,7 @@ class ContentMachine(RuleBasedStateMachine):
         self.next_record = 1
 
     def both(self, name: str, *arguments: Any) -> Any:
-        """Calls both; equal results, or a ValueError from both."""
-        outcomes = []
-        for index in (self.fast, self.slow):
-            try:
-                result = getattr(index, name)(*arguments)
-            except ValueError:
-                result = ValueError
-            if isinstance(result, tuple):
-                result = [column.tolist() for column in result]
-            outcomes.append(result)
-        assert outcomes[0] == outcomes[1], (name, arguments)
-        return outcomes[1]
+        return both(self.fast, self.slow, name, *arguments)
 
     def text(self, data: st.DataObject) -> list[int]:
         """Parts of what is stored and anything else, in any order."""
@@ -151,8 +132,7 @@ class ContentMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         if not hasattr(self, "fast"):
             return
-        found, want = self.fast.stats(), self.slow.stats()
-        assert {name: found[name] for name in want} == want
+        same_stats(self.fast, self.slow)
         assert len(self.fast) == len(self.slow) == len(self.known)
         for record, (_, tokens) in self.known.items():
             assert record in self.fast
@@ -161,15 +141,7 @@ class ContentMachine(RuleBasedStateMachine):
 
 @pytest.mark.native
 def test_the_index_agrees_with_the_oracle() -> None:
-    run_state_machine_as_test(
-        ContentMachine,
-        settings=settings(
-            max_examples=int(os.environ.get("KVSTORE_CONTENT_EXAMPLES", "150")),
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(ContentMachine, int(os.environ.get("KVSTORE_CONTENT_EXAMPLES", "150")), 30)
 
 
 @pytest.mark.native
@@ -206,8 +178,7 @@ def test_the_index_agrees_with_the_oracle_in_long_lives(seed: int) -> None:
             query, first, barred = u32(text), 25, u64([])
         found, want = (index.find(0, query, first, barred) for index in (fast, slow))
         assert [column.tolist() for column in found] == [column.tolist() for column in want]
-        stats = fast.stats()
-        assert {name: stats[name] for name in slow.stats()} == slow.stats()
+        same_stats(fast, slow)
         spans += len(found[0])
         runs += int((found[4] > 0).sum())
         cut += int(((found[3] > 0) & (found[4] > 0)).sum())

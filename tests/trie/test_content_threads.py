@@ -2,18 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
+from threadruns import run_together
 
 from kvstore.trie.content import ContentIndex
 
 pytestmark = pytest.mark.native
 
 HERE = b"h" * 32
+
+
+class Readers:
+    """What each of two readers found, of blocks that are always there (`kept`) and of others that come and go."""
+
+    def __init__(self, index: ContentIndex, kept: np.ndarray, moving: np.ndarray) -> None:
+        self.index, self.kept, self.moving = index, kept, moving
+        self.done = threading.Event()
+        self.failures: list[str] = []
+        self.changed = threading.Condition()
+        self.seen: list[dict[bool, int]] = [{False: 0, True: 0} for _ in range(2)]
+
+    def read(self, seat: int) -> None:
+        order = np.random.default_rng(seat)
+        whole = [(64 + k * 64, 64, k + 1, k * 64) for k in range(len(self.kept))]
+        try:
+            while not self.done.is_set() or sum(self.seen[seat].values()) < 200:
+                block = self.moving[int(order.integers(len(self.moving)))]
+                spans = self.index.find(HERE, np.concatenate([block, self.kept.ravel()]), exclude=[10**9])
+                if [(x.start, x.length, x.record, x.run) for x in spans if x.record <= 20] != whole:
+                    self.failures.append(f"kept: {spans}")
+                passing = [x for x in spans if x.record > 20]
+                if [(x.start, x.length, x.donor_start, x.run) for x in passing] not in ([], [(0, 64, 0, 0)]):
+                    self.failures.append(f"moving: {passing}")
+                for span in passing:
+                    with contextlib.suppress(KeyError):  # removed meanwhile
+                        if self.index.tokens(span.record).tolist() != block.tolist():
+                            self.failures.append(f"tokens of {span.record}")
+                with self.changed:
+                    self.seen[seat][bool(passing)] += 1
+                    self.changed.notify_all()
+        finally:
+            with self.changed:
+                self.done.set()
+                self.changed.notify_all()
+
+    def wait_until_all_saw(self, there: bool) -> None:
+        """Returns when every reader has found a block that comes and goes there, or gone."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.done.is_set() or all(seen[there] for seen in self.seen))
+
+
+def write(index: ContentIndex, readers: Readers) -> None:
+    """Inserts all that comes and goes, half of it at once, and removes it, six times."""
+    record, half = 100, len(readers.moving) // 2
+    rest = readers.moving[half:]
+    zeros, counts = np.zeros(len(rest), np.uint32), np.full(len(rest), 64, np.uint32)
+    try:
+        for _ in range(6):
+            first = record
+            readers.wait_until_all_saw(there=False)
+            for block in readers.moving[:half]:
+                index.insert(HERE, record, 0, block)
+                record += 1
+            records = np.arange(record, record + len(rest), dtype=np.uint64)
+            index.insert_many([HERE], zeros, records, np.zeros(len(rest), np.uint64), counts, rest.ravel())
+            record += len(rest)
+            readers.wait_until_all_saw(there=True)
+            for old in range(first, record):
+                if not index.remove(old):
+                    readers.failures.append(f"{old} was not there")
+    finally:
+        readers.done.set()
 
 
 def test_readers_beside_a_writer_see_whole_operations() -> None:
@@ -23,71 +87,10 @@ def test_readers_beside_a_writer_see_whole_operations() -> None:
     kept = rng.integers(0, 50_000, (20, 64), dtype=np.uint32)
     for record, block in enumerate(kept, 1):
         index.insert(HERE, record, record - 1, block)
-    moving = rng.integers(50_000, 100_000, (1_500, 64), dtype=np.uint32)
-    done = threading.Event()
-    failures: list[str] = []
-    looked, gone_seen, there_seen = [0, 0], [0, 0], [0, 0]
-
-    def read(seat: int) -> None:
-        order = np.random.default_rng(seat)
-        while not done.is_set() or looked[seat] < 200:
-            i = int(order.integers(len(moving)))
-            spans = index.find(HERE, np.concatenate([moving[i], kept.ravel()]), exclude=[10**9])
-            if [(x.start, x.length, x.record, x.run) for x in spans if x.record <= 20] != [
-                (64 + k * 64, 64, k + 1, k * 64) for k in range(20)
-            ]:
-                failures.append(f"kept: {spans}")
-            passing = [(x.start, x.length, x.donor_start, x.run) for x in spans if x.record > 20]
-            if passing not in ([], [(0, 64, 0, 0)]):
-                failures.append(f"moving: {passing}")
-            (there_seen if passing else gone_seen)[seat] += 1
-            for span in spans:
-                if span.record > 20:
-                    try:
-                        found = index.tokens(span.record)
-                    except KeyError:
-                        continue  # removed meanwhile
-                    if found.tolist() != moving[i].tolist():
-                        failures.append(f"tokens of {span.record}")
-            looked[seat] += 1
-
-    def wait_until(seen: Callable[[], bool]) -> None:
-        """Until every reader has seen what there is to see now."""
-        deadline = time.monotonic() + 120
-        while not seen():
-            assert time.monotonic() < deadline, "the readers hang"
-            time.sleep(0.001)
-
-    def write() -> None:
-        try:
-            record = 100
-            for _ in range(6):
-                first = record
-                wait_until(lambda: all(gone_seen))
-                half = len(moving) // 2
-                for block in moving[:half]:
-                    index.insert(HERE, record, 0, block)
-                    record += 1
-                rest = moving[half:]
-                records = np.arange(record, record + len(rest), dtype=np.uint64)
-                zeros, counts = np.zeros(len(rest), np.uint32), np.full(len(rest), 64, np.uint32)
-                index.insert_many([HERE], zeros, records, np.zeros(len(rest), np.uint64), counts, rest.ravel())
-                record += len(rest)
-                wait_until(lambda: all(there_seen))
-                for old in range(first, record):
-                    if not index.remove(old):
-                        failures.append(f"{old} was not there")
-        finally:
-            done.set()
-
-    threads = [threading.Thread(target=read, args=(seat,)) for seat in range(2)] + [threading.Thread(target=write)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=300)
-    assert not any(thread.is_alive() for thread in threads)
-    assert failures == []
-    assert min(*gone_seen, *there_seen) > 0
+    readers = Readers(index, kept, rng.integers(50_000, 100_000, (1_500, 64), dtype=np.uint32))
+    run_together(partial(readers.read, 0), partial(readers.read, 1), partial(write, index, readers))
+    assert readers.failures == []
+    assert min(count for seen in readers.seen for count in seen.values()) > 0
     assert index.stats()["records"] == 20
 
 
@@ -101,11 +104,7 @@ def test_writers_beside_each_other_lose_nothing() -> None:
             if record % 3 == 0:
                 index.remove(record + 1)
 
-    threads = [threading.Thread(target=write, args=(seat,)) for seat in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=300)
+    run_together(*(partial(write, seat) for seat in range(4)))
     stats = index.stats()
     assert stats["namespaces"] == 8
     assert stats["records"] == sum(record % 3 != 0 for record in range(2_000))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from oracles import both, run_machine, same_stats, u32, u64
 
 from kvstore.trie._trie import Trie, machine_level
 from kvstore.trie.reference.trie import ReferenceTrie
@@ -21,14 +21,6 @@ TOKENS = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=14),
     st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2), min_size=1, max_size=6)).map(lambda x: [7] * x[0] + x[1]),
 )
-
-
-def u32(values: Any) -> np.ndarray:
-    return np.array(values, np.uint32)
-
-
-def u64(values: Any) -> np.ndarray:
-    return np.array(values, np.uint64)
 
 
 def close(value: Any) -> Any:
@@ -89,18 +81,7 @@ class TrieMachine(RuleBasedStateMachine):
                 break
 
     def both(self, name: str, *arguments: Any) -> Any:
-        """Calls both; equal results, or a ValueError from both."""
-        outcomes = []
-        for trie in (self.fast, self.slow):
-            try:
-                result = getattr(trie, name)(*arguments)
-            except ValueError:
-                result = ValueError
-            if isinstance(result, np.ndarray):
-                result = result.tolist()
-            outcomes.append(result)
-        assert outcomes[0] == outcomes[1], (name, arguments)
-        return outcomes[1]
+        return both(self.fast, self.slow, name, *arguments)
 
     def pick(self, data: st.DataObject) -> tuple[int, np.ndarray]:
         """A query: something inserted before, a prefix or an extension of it, or anything."""
@@ -265,8 +246,7 @@ class TrieMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         if not hasattr(self, "fast"):
             return
-        found, want = self.fast.stats(), self.slow.stats()
-        assert {name: found[name] for name in want} == want
+        found = same_stats(self.fast, self.slow)
         assert found["records"] == len(self.ids)
         assert found["arena_tokens"] - found["garbage_tokens"] == found["tokens"]
         assert [x.tolist() for x in self.fast.counts()] == [x.tolist() for x in self.slow.counts()]
@@ -283,12 +263,4 @@ def test_trie_agrees_with_the_oracle(level: str) -> None:
     if LEVELS.index(level) > LEVELS.index(machine_level()):
         pytest.skip(f"this machine has no {level}")
     machine = type(f"TrieMachine_{level}", (TrieMachine,), {"level": level})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=int(os.environ.get("KVSTORE_TRIE_EXAMPLES", "100")),
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, int(os.environ.get("KVSTORE_TRIE_EXAMPLES", "100")), 40)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.results import FlushResult
@@ -34,14 +35,17 @@ class Sink:
         self.gate.set()
         self.entered = threading.Event()
         self.ticks = threading.Event()
+        self.second = threading.Event()  # block 2 was encoded
 
     def encode(self, blocks: Sequence[Any]) -> list[SealedRecord]:
         self.encoded += [block.record for block in blocks]
+        if 2 in self.encoded:
+            self.second.set()
         return []
 
     def persist(self, group: Sequence[WriteBatch], encoded: Sequence[SealedRecord]) -> FlushResult:
         self.entered.set()
-        assert self.gate.wait(60)
+        assert self.gate.wait(HANGS_S)
         self.groups.append(list(group))
         return FlushResult(sum(len(batch.blocks) for batch in group), 0)
 
@@ -74,10 +78,9 @@ def stall(writer: WriteQueue, sink: Sink) -> None:
     sink.gate.clear()
     sink.entered.clear()
     writer.submit(batch(1))
-    assert sink.entered.wait(60)
+    assert sink.entered.wait(HANGS_S)
     writer.submit(batch(2))
-    while 2 not in sink.encoded:
-        sink.ticks.wait(0.001)
+    assert sink.second.wait(HANGS_S)
 
 
 def numbers(sink: Sink) -> list[list[int]]:
@@ -146,7 +149,7 @@ def test_whoever_waits_for_room_goes_on_when_there_is(make: Callable[..., WriteQ
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(writer.wait_for_room, 95, 60)
         sink.gate.set()
-        assert waiting.result(60) is not None
+        assert waiting.result() is not None
 
 
 def test_closing_writes_what_is_queued(make: Callable[..., WriteQueue], sink: Sink) -> None:
@@ -161,7 +164,7 @@ def test_closing_writes_what_is_queued(make: Callable[..., WriteQueue], sink: Si
 
 def test_the_tick_comes_without_any_job(make: Callable[..., WriteQueue], sink: Sink) -> None:
     make(tick_s=0.001)
-    assert sink.ticks.wait(60)
+    assert sink.ticks.wait(HANGS_S)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -187,7 +190,7 @@ def stalled(store: KVStore, fs: GatedFS) -> None:
     store.flush()
     fs.shut()
     put(store, tokens(8, seed=902))
-    assert fs.waiting.wait(60)
+    assert fs.waiting.wait(HANGS_S)
 
 
 def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) -> None:
@@ -222,10 +225,10 @@ def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pyt
         assert put(store, tokens(16)).dropped_blocks == 0
         with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(put, store, tokens(16, seed=1))
-            assert full.wait(60)
+            assert full.wait(HANGS_S)
             assert store.stats()["queue"]["bytes"] <= 30 * RAW
             fs.gate.set()
-            result = waiting.result(60)
+            result = waiting.result()
         assert (result.new_blocks, result.dropped_blocks) == (2, 0)
         assert result.waited_s > 0
         assert store.stats()["counters"]["put_wait_s"] >= result.waited_s

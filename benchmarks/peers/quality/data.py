@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.conversations import split_text
+from benchmarks.common import arguments, scratch
+from benchmarks.conversations import load_model, split_text
+from kvstore.calibration.dump import KVDump
 from kvstore.core.layout import KVLayout
 
 LENGTH = 1024  # tokens of a window
@@ -70,3 +74,22 @@ class MemoryDump:
         """K and V of a layer of a window, float32 `[length, heads * dim]`."""
         k, v = self._caches[window][layer]
         return k.float().transpose(0, 1).flatten(1), v.float().transpose(0, 1).flatten(1)
+
+
+def dump_arguments(description: str) -> argparse.Namespace:
+    """Arguments of a benchmark that fits something to a dump. windows: 32 where none are named, or 8 with --quick."""
+    parser = arguments(description)
+    parser.add_argument("--windows", type=int, help="of 1,024 tokens, an eighth of them held out (32)")
+    parser.add_argument("--dir", type=Path, help="where raw caches are kept meanwhile (default: build/scratch)")
+    args = parser.parse_args()
+    args.windows = args.windows or (8 if args.quick else 32)
+    return args
+
+
+@contextmanager
+def dumped(args: argparse.Namespace, name: str) -> Iterator[tuple[Any, KVDump]]:
+    """The model, and a dump of the text for calibration that is there until the end of the block."""
+    model, tokenizer = load_model(args.model)
+    with scratch(name, args.dir) as folder:
+        text = calibration_text(args.text, None, args.windows)
+        yield model, KVDump.make(model, tokenizer, text, folder / "dump", windows=args.windows)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import HQQQuantizedLayer
 
-from benchmarks.peers.quality.data import Pairs
+from benchmarks.peers.quality.each_tensor import EachTensor
 
 
-class Hqq:
+class Hqq(EachTensor):
     """bits: 4 or 2."""
 
     def __init__(self, bits: int) -> None:
@@ -17,16 +17,10 @@ class Hqq:
         self._layer.keys = torch.empty(0, dtype=torch.bfloat16)
         self._bits = bits
 
-    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
-        size, decoded = 0, []
-        for pair in pairs:
-            found = []
-            for tensor in pair:
-                coded, meta = self._layer._quantize(tensor[None].contiguous(), axis=0)
-                size += tensor.numel() * self._bits // 8 + meta["scale"].nbytes + meta["zero"].nbytes
-                found.append(self._layer._dequantize((coded, meta))[0].to(tensor.dtype))
-            decoded.append((found[0], found[1]))
-        return decoded, size
+    def coded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        coded, meta = self._layer._quantize(tensor[None].contiguous(), axis=0)
+        size = tensor.numel() * self._bits // 8 + meta["scale"].nbytes + meta["zero"].nbytes
+        return self._layer._dequantize((coded, meta))[0], size
 
 
 make = Hqq

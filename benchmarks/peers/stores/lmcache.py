@@ -11,8 +11,8 @@ import os
 import statistics
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.common import MIB, Rows, drop_page_cache, scratch
 from benchmarks.peers.stores.ours import PUT, Ours
@@ -20,8 +20,7 @@ from benchmarks.peers.stores.ours import PUT, Ours
 ROUNDS = 8
 
 
-@dataclass(frozen=True)
-class Speeds:
+class Speeds(NamedTuple):
     """Bytes per second: stores as acknowledged, stores with a sync at the end, loads with the page cache dropped,
     loads from the page cache."""
 
@@ -32,12 +31,7 @@ class Speeds:
 
     @classmethod
     def median(cls, runs: list[Speeds]) -> Speeds:
-        return cls(
-            *(
-                statistics.median(getattr(run, name) for run in runs)
-                for name in ("store", "store_synced", "load_cold", "load_warm")
-            )
-        )
+        return cls(*(statistics.median(of) for of in zip(*runs, strict=True)))
 
 
 def bench(executable: Path, folder: Path, record: int, batch: int) -> Speeds:
@@ -75,13 +69,18 @@ def acknowledged(path: Path, record: int) -> float:
     """Bytes per second of puts of a model's cache, whose tensors the store keeps instead of copying them."""
     ours = Ours(path, record, 1024 * MIB)
     ours.sequence(ROUNDS + 1)
+    seconds = time.perf_counter() - _put_all(ours)
+    ours.store.close()
+    return ROUNDS * PUT / seconds
+
+
+def _put_all(ours: Ours) -> float:
+    """A warm-up batch and then all the others. Returns when the others began."""
     ours.put()
     begin = time.perf_counter()
     for _ in range(ROUNDS):
         ours.put()
-    seconds = time.perf_counter() - begin
-    ours.store.close()
-    return ROUNDS * PUT / seconds
+    return begin
 
 
 def like_lmcache(path: Path, record: int) -> Speeds:
@@ -93,10 +92,7 @@ def like_lmcache(path: Path, record: int) -> Speeds:
     ours = Ours(path, record, 1024 * MIB, copied=True)
     ours.sequence(2 * ROUNDS)
     ours.write(ROUNDS * PUT)
-    ours.put()
-    begin = time.perf_counter()
-    for _ in range(ROUNDS):
-        ours.put()
+    begin = _put_all(ours)
     store_s = time.perf_counter() - begin
     ours.store.flush()
     synced_s = time.perf_counter() - begin

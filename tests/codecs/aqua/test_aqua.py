@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from damaged_layers import noticed
 from kvcases import mixed_layout, random_kv, same_kv
 
 from kvstore import KVLayout, LayerLayout
@@ -222,17 +223,17 @@ def test_unknown_settings_are_refused(arguments: tuple) -> None:
 def test_damaged_bytes_are_refused_or_decoded_and_never_fatal(codec: AquaCodec) -> None:
     info = info_of(16)
     payload, sizes = encode(codec, info, cache_of(smooth_rows(16)))
-    rng, noticed = np.random.default_rng(0), 0
-    starts = np.cumsum([0, *sizes[:-1]])
-    for trial in range(600):
-        damaged = bytearray(payload)
-        where = int(starts[trial % 3]) + trial % 9 if trial % 2 else int(rng.integers(len(payload)))
-        damaged[where] ^= int(rng.integers(1, 256))
-        try:
-            decode(codec, info, bytes(damaged), sizes)
-        except CodecError:
-            noticed += 1
-    assert noticed > 100
+    rng, starts = np.random.default_rng(0), np.cumsum([0, *sizes[:-1]])
+
+    def changed() -> Iterator[tuple[int, bytes]]:
+        for trial in range(600):
+            damaged = bytearray(payload)
+            where = int(starts[trial % 3]) + trial % 9 if trial % 2 else int(rng.integers(len(payload)))
+            damaged[where] ^= int(rng.integers(1, 256))
+            yield where, bytes(damaged)
+
+    refused = noticed(changed(), lambda bad: decode(codec, info, bad, sizes), lambda *_: True)
+    assert refused > 100
 
 
 def test_sizes_that_do_not_fit_are_refused(codec: AquaCodec) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from profilecases import lossy_arrays
 
 from kvstore import KVLayout, LayerLayout, ModelIdentity
 from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import BlockInfo, KVView, Profile, codec_by_name
 from kvstore.codecs.predictive.codec import PredictiveCodec
-from kvstore.codecs.predictive.lossy_model import CLASSES, ESCAPE, LARGEST, LossyModel, input_widths
+from kvstore.codecs.predictive.lossy_model import CLASSES, ESCAPE, LARGEST, LossyModel
 from kvstore.codecs.predictive.lossy_quantiser import Steps, choose, log2_sixteenths, scale_at
 from kvstore.codecs.predictive.lossy_reference import HEADER, MODE, Block, decode_blocks, encode_blocks, header
 from kvstore.codecs.predictive.lossy_rows import Engine, from_bits
@@ -63,37 +64,9 @@ def base_arrays(layout: KVLayout) -> Arrays:
     return arrays
 
 
-def lossy_arrays(base: PredictiveModel) -> Arrays:
-    rng = np.random.default_rng(1)
-    uses = np.zeros((len(base.parts), 2), np.uint8)
-    arrays: Arrays = {
-        "levels": np.array([[-20, -20], [-8, -4]], np.int16),
-        "ladder": np.array([[0.1, 0.2, 3, 0.001, 0.002], [0.4, 0.8, 1, 0.01, 0.03]], np.float32),
-        "uses": uses,
-        **laplace(),
-    }
-    for number, pair in enumerate(base.parts):
-        for which, part in enumerate(pair):
-            prefix, widths, c = f"{number}.{'kv'[which]}.", input_widths(base, number, which), part.width
-            uses[number, which] = sum(1 << kind for kind in widths if kind != 2)
-            if number:
-                inputs = sum(size for kind, size in widths.items() if kind != 2)
-                arrays[prefix + "weight"] = rng.integers(-20, 20, (inputs, c)).astype(np.int8)
-                arrays[prefix + "bias"] = rng.integers(-100, 100, c).astype(np.int32)
-                arrays[prefix + "out_scale"] = np.full(c, 1e-4, np.float32)
-            turn = np.linalg.qr(rng.standard_normal((c, c)))[0]
-            arrays[prefix + "basis"] = np.rint(127 * turn / np.abs(turn).max(1)[:, None]).astype(np.int8)
-            arrays[prefix + "component"] = (np.abs(turn).max(1) / 127).astype(np.float32)
-            arrays[prefix + "unit"] = np.full(c, 1.5, np.float32)
-            arrays[prefix + "scale"] = np.stack([np.arange(c) // -2] * 2).astype(np.int16)
-            arrays[prefix + "focus"] = (rng.standard_normal(sum(p.width for p in pair) + 1) / 4).astype(np.float32)
-            arrays[prefix + "adapt"] = np.array([200, 100, -3], np.int32)
-    return arrays
-
-
 def model_of(layout: KVLayout) -> LossyModel:
     base = PredictiveModel.from_arrays(layout, base_arrays(layout))
-    return LossyModel.from_arrays(base, lossy_arrays(base))
+    return LossyModel.from_arrays(base, lossy_arrays(base, 1))
 
 
 @pytest.fixture(scope="module", params=[LAYOUT, UNEQUAL], ids=["rope", "unequal"])
@@ -355,7 +328,7 @@ def _replace(name: str, value: Any) -> Callable[[Arrays], None]:
 )
 def test_arrays_that_cannot_be_are_refused_by_name(change: Callable[[Arrays], Any]) -> None:
     base = PredictiveModel.from_arrays(LAYOUT, base_arrays(LAYOUT))
-    arrays = lossy_arrays(base)
+    arrays = lossy_arrays(base, 1)
     LossyModel.from_arrays(base, arrays)
     change(arrays)
     with pytest.raises(ProfileError, match="lossy/"):
@@ -397,7 +370,7 @@ def test_steps_that_cannot_be_are_refused(step: float) -> None:
 def test_rows_that_are_worth_it_get_smaller_steps() -> None:
     """The same block with and without a focus on the rows whose first key is large."""
     base, count = PredictiveModel.from_arrays(UNEQUAL, base_arrays(UNEQUAL)), 32
-    arrays = lossy_arrays(base)
+    arrays = lossy_arrays(base, 1)
     errors = []
     for worth in (0.0, 1.0):
         for number, pair in enumerate(base.parts):

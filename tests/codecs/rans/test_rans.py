@@ -10,9 +10,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranscases import case
+from ranscases import HAVE, case
 
-from kvstore.codecs.rans import _rans
 from kvstore.codecs.rans import reference as rans_reference
 from kvstore.codecs.rans.coder import RansTables
 from kvstore.errors import CodecError
@@ -20,17 +19,7 @@ from kvstore.errors import CodecError
 pytestmark = pytest.mark.native
 
 U8 = npt.NDArray[np.uint8]
-LEVELS = ["scalar", "avx2", "avx512"]
-HAVE = LEVELS[: LEVELS.index(_rans.machine_level()) + 1]
 BITS = [11, 12]
-
-
-@pytest.fixture(params=LEVELS)
-def twin(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name not in HAVE:
-        pytest.skip(f"this machine has no {name}")
-    return name
 
 
 @pytest.fixture(params=BITS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranscases import U8, Freqs, random_freqs, random_symbols
+from ranscases import HAVE, U8, Freqs, random_freqs, random_symbols
 
 from kvstore.codecs.rans import _rans
 from kvstore.codecs.rans import reference as rans_reference
@@ -18,17 +18,7 @@ from kvstore.errors import CodecError
 
 pytestmark = pytest.mark.native
 
-LEVELS = ["scalar", "avx2", "avx512"]
-HAVE = LEVELS[: LEVELS.index(_rans.machine_level()) + 1]
 BITS = [11, 12]
-
-
-@pytest.fixture(params=LEVELS)
-def twin(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name not in HAVE:
-        pytest.skip(f"this machine has no {name}")
-    return name
 
 
 @dataclass

@@ -21,19 +21,14 @@ U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
 extents = st.builds(lambda segment, page, pages: Extent(segment, page * PAGE_BYTES, pages * PAGE_BYTES), U32, U32, U32)
 entries = st.builds(
     Entry,
-    record=U64,
-    parent=U64,
-    tag=U64,
-    parent_tag=U64,
+    **dict.fromkeys(("record", "parent", "tag", "parent_tag"), U64),
+    **dict.fromkeys(("start", "namespace"), U32),
+    **dict.fromkeys(("codec", "flags"), st.integers(0, 65535)),
     extent=extents,
-    start=U32,
-    namespace=U32,
-    codec=st.integers(0, 65535),
     tokens=st.lists(U32, max_size=70).map(lambda x: np.array(x, np.uint32)),
-    bits=st.floats(width=32, allow_nan=False),
-    flags=st.integers(0, 65535),
-    expiry=st.floats(allow_nan=False),
     donors=st.lists(U64, max_size=5).map(tuple),
+    bits=st.floats(width=32, allow_nan=False),
+    expiry=st.floats(allow_nan=False),
 )
 
 

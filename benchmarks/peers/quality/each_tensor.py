@@ -1,0 +1,22 @@
+"""A method that codes every tensor by itself."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.peers.quality.data import Pairs
+
+
+class EachTensor:
+    """A subclass gives `coded`: what comes back of one tensor `[heads, n, dim]`, and how many bytes it took."""
+
+    def coded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        raise NotImplementedError
+
+    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
+        size, decoded = 0, []
+        for k, v in pairs:
+            (new_k, k_bytes), (new_v, v_bytes) = self.coded(k), self.coded(v)
+            decoded.append((new_k.to(k.dtype), new_v.to(v.dtype)))
+            size += k_bytes + v_bytes
+        return decoded, size

@@ -1,0 +1,28 @@
+"""What all pictures share: matplotlib without a screen, light grids, open frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def plotting() -> Any:
+    """`matplotlib.pyplot`, which draws into files alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure: Any, axes: Iterable[Any], out: Path, dpi: int = 150) -> None:
+    """Adds grids to the axes and writes the picture; the format is that of the name."""
+    for axis in axes:
+        axis.grid(color="#e4e4e4", linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=dpi)
+    plotting().close(figure)

@@ -1,0 +1,33 @@
+"""All kernels in triton's interpreter, which needs no GPU: the interpreted*.py scripts, several groups a process."""
+
+from __future__ import annotations
+
+import pytest
+from kernelruns import needs_triton, run_script
+
+pytestmark = needs_triton
+
+# A script is imported once a row; rows are what two workers can share. The longest first.
+RUNS = [
+    ("interpreted_predict.py", "shapes"),
+    ("interpreted_predict.py", "wide prefixes views arguments"),
+    ("interpreted_predict.py", "long refusals hostile"),
+    ("interpreted_predict_codec.py", "counting"),
+    ("interpreted_predict_codec.py", "coding sample refusing"),
+    ("interpreted_predict_codec.py", "once trial waits failures stored"),
+    ("interpreted.py", "lengths contents strides dtypes prefixes hostile look_back"),
+    ("interpreted_rans.py", "lengths divisions refusals hostile arguments"),
+    ("interpreted_store.py", "control encoding decoding hostile tier store"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "groups"), RUNS, ids=[f"{script}: {groups}" for script, groups in RUNS])
+def test_kernels_do_what_the_reference_does(script: str, groups: str) -> None:
+    run_script(script, *groups.split())
+
+
+@pytest.mark.parametrize("script", sorted({script for script, _ in RUNS}))
+def test_an_unknown_group_fails(script: str) -> None:
+    with pytest.raises(AssertionError, match="KeyError"):
+        run_script(script, "nothing")
