@@ -36,6 +36,7 @@ class Metric(StrEnum):
     GET_HIT_TOKENS_HOST = "get_hit_tokens_host", "tokens returned from the host tier"
     GET_HIT_TOKENS_DISK = "get_hit_tokens_disk", "tokens returned from the disk tier"
     GET_HIT_TOKENS_DONORS = "get_hit_tokens_donors", "tokens that other sequences stood in for (approximate gets)"
+    GET_HIT_TOKENS_OTHER = "get_hit_tokens_other", "tokens returned from a tier that has no counter of its own"
     GET_APPROXIMATE = "get_approximate", "gets answered with an approximate cache"
     APPROXIMATE_FAILED = "approximate_failed", "approximate gets whose donors left meanwhile; answered exactly"
     PROMOTED_RECORDS = "promoted_records", "records from disk that the host tier took in"
@@ -126,8 +127,8 @@ class Metric(StrEnum):
 
 
 def hit_tokens(tier: str) -> Metric:
-    """The counter of tokens returned from `tier` ("device", "queue", "host", "disk" or "donors")."""
-    return Metric[f"GET_HIT_TOKENS_{tier.upper()}"]
+    """The counter of tokens returned from `tier` ("device", "queue", "host", "disk", "donors"; else another's)."""
+    return Metric.__members__.get(f"GET_HIT_TOKENS_{tier.upper()}", Metric.GET_HIT_TOKENS_OTHER)
 
 
 class Metrics:
