@@ -11,14 +11,14 @@ from kvstore.trie.semantic import Clusters
 
 
 @dataclass
-class Grouping:
+class ClusterIndex:
     """Clusters of one radius at a time, made when they are first asked for. Thread-safe."""
 
     residency: Residency
     _clusters: Clusters | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def groups(self, radius_bits: float, namespace: bytes | None) -> list[ClusterInfo]:
+    def clusters(self, radius_bits: float, namespace: bytes | None) -> list[ClusterInfo]:
         """The clusters, the one with most members first. namespace: a digest, None for all."""
         found = []
         for cluster in self._of(radius_bits).clusters():
@@ -29,7 +29,7 @@ class Grouping:
             if namespace is None or paths[0][0] == namespace:
                 members = tuple(tokens for _, tokens in paths)
                 found.append(ClusterInfo(members[0], members, cluster.radius_bits, cluster.shared_bits))
-        return sorted(found, key=lambda group: len(group.members), reverse=True)
+        return sorted(found, key=lambda cluster: len(cluster.members), reverse=True)
 
     def _of(self, radius_bits: float) -> Clusters:
         with self._lock:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.config import StoreConfig
 from kvstore.core.guard import RESIDENCY, Guard
@@ -23,7 +24,7 @@ from kvstore.residency.pins import Pins
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
 from kvstore.trie.content import ContentIndex
 
-Bits = np.ndarray[tuple[int], np.dtype[np.float32]] | float
+Bits = npt.NDArray[np.float32] | float
 
 
 @dataclass
@@ -276,6 +277,20 @@ class Ledger:
                 self._expiry.set(record, end)
             for member, listed in (donors or {}).items():
                 self._families.add(member, listed)
+
+    def load_content(
+        self,
+        namespaces: Sequence[bytes],
+        which: npt.NDArray[np.uint32],
+        records: npt.NDArray[np.uint64],
+        parents: npt.NDArray[np.uint64],
+        counts: npt.NDArray[np.uint32],
+        tokens: Tokens,
+    ) -> None:
+        """Lets others find these records as donors, at open: see `ContentIndex.insert_many`."""
+        with self._lock:
+            if self.content is not None:
+                self.content.insert_many(namespaces, which, records, parents, counts, tokens)
 
     def erase(self, namespace: bytes, tokens: Tokens) -> list[int]:
         """Takes a sequence that is stored in full out of the index: nobody finds its records any more, but those that

@@ -9,17 +9,17 @@ from types import TracebackType
 from kvstore.errors import StoreClosed, StoreForked
 
 
-class Gate:
+class CallGuard:
     """A context manager around every call of a store; calls run in parallel.
 
     Thread-safe: the condition `_left` guards `_inside` and every write of `_closed`. `check` reads `_closed` without
     it, which is one reference; `__enter__` checks again under it.
 
     Example:
-        >>> gate = Gate()
-        >>> with gate:
+        >>> calls = CallGuard()
+        >>> with calls:
         ...     pass  # a call
-        >>> gate.close(), gate.close()
+        >>> calls.close(), calls.close()
         (True, False)
     """
 
