@@ -1,4 +1,4 @@
-"""The clusters of alike sequences that a store shows."""
+"""Clusters of alike sequences, kept up to date while records come and go."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ from kvstore.trie.semantic import Clusters
 
 @dataclass
 class ClusterIndex:
-    """Clusters of one radius at a time, made when they are first asked for. Thread-safe."""
+    """Clusters of one radius at a time, made when they are first asked for.
+
+    Thread-safe: `_lock` guards `_clusters`, which has a lock of its own for what is in it.
+    """
 
     residency: Residency
     _clusters: Clusters | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clusters(self, radius_bits: float, namespace: bytes | None) -> list[ClusterInfo]:
-        """The clusters, the one with most members first. namespace: a digest, None for all."""
+        """Return the clusters, the one with the most members first.
+
+        Args:
+            radius_bits: see `KVStore.clusters`. Another radius than last time makes all clusters anew.
+            namespace: only of the namespace with this digest; None: of all.
+
+        Raises:
+            ValueError: the radius is not above 0.
+        """
         found = []
         for cluster in self._of(radius_bits).clusters():
             try:

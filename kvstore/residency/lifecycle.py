@@ -32,9 +32,9 @@ class CallGuard:
     def check(self) -> None:
         """Raise `StoreForked` or `StoreClosed` if a call may not begin."""
         if os.getpid() != self._pid:  # before any lock: another thread may have held it when the process forked
-            raise StoreForked("this store was opened in the parent process; open it anew in the child")
+            raise StoreForked("the store was opened in the parent process; open it again in this one")
         if self._closed:
-            raise StoreClosed("this store was closed; open it anew")
+            raise StoreClosed("the store is closed; open it again")
 
     def __enter__(self) -> None:
         self.check()

@@ -168,7 +168,7 @@ def test_the_tick_comes_without_any_job(make: Callable[..., WriteQueue], sink: S
 def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
     writer = WriteQueue(100, 30, lambda blocks: 1 / 0, sink.persist, sink.ticks.set)  # type: ignore[arg-type,return-value]
     writer.submit(batch(1))
-    with pytest.raises(RuntimeError, match="write-behind thread died") as error:
+    with pytest.raises(RuntimeError, match="thread that encodes blocks died") as error:
         writer.flush()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
     assert writer.wait_for_space(1 << 40, 60) is not None  # nobody waits for it any more
