@@ -111,14 +111,19 @@ def test_the_examples_of_a_module_are_so(name: str, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def _described(example: str, folder: Path) -> Iterator[dict[str, Any]]:
     """What the examples of the methods of a class take as given, as its docstring says."""
-    if not example.startswith("kvstore.store.KVStore."):
+    if not example.startswith(("kvstore.store.KVStore.", "kvstore.session.Session.")):
         yield {}
         return
     identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
     kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
     with KVStore(folder, identity) as store:
-        store.put([11, 12, 13], kv)
-        yield {"store": store, "kv": kv}
+        if example.startswith("kvstore.store."):
+            store.put([11, 12, 13], kv)
+            yield {"store": store, "kv": kv}
+        else:
+            session = store.session("alice")
+            session.save([11, 12, 13], kv)
+            yield {"session": session, "kv": kv}
 
 
 @pytest.mark.parametrize(

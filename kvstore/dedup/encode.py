@@ -29,7 +29,7 @@ class DonorCoding:
     """Codes blocks against others. Thread-safe.
 
     Attributes:
-        matcher: is told of a block that stands alone after all.
+        matcher: takes blocks that stand alone after all out of their families.
         reader: gives the donors.
         codec: codes against donors.
         plain: what the disk tier codes blocks with that stand alone.

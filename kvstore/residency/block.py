@@ -80,7 +80,7 @@ class Block(TensorSource):
         return self
 
     def info(self) -> BlockInfo:
-        """Return what a codec is told about the block."""
+        """Return what a codec must know of the block."""
         return BlockInfo(self.view.layout, self.tokens, self.start)
 
     def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:

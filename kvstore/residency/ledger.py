@@ -29,9 +29,21 @@ Bits = npt.NDArray[np.float32] | float
 
 @dataclass
 class Ledger:
-    """Thread-safe.
+    """Keeps what is known of every record but its bytes, and changes the index with it. Thread-safe.
 
-    content: of the blocks that others may be coded against, None where none may; others only look things up in it.
+    Attributes:
+        config: the settings of the store.
+        index: names the records by their tokens.
+        content: finds blocks that others may be coded against; None if none may. Everybody else only looks things up
+            in it.
+
+    Example:
+        >>> ledger = Ledger(StoreConfig(), TrieIndex(64), Metrics())
+        >>> block = StoredBlock(7, 0, b"n" * 32, start=0, tokens=np.arange(3, dtype=np.uint32), expiry=0.0)
+        >>> ledger.arrive(block.tokens, [block])
+        []
+        >>> ledger.path(7), ledger.is_kept(7)
+        ([7], False)
 
     One lock, `_lock`, guards what is said so below: whoever changes any of it holds the lock, so that every change is
     seen whole. Reading one record's entry of a dict or a set is a single step and needs no lock. The index, the
@@ -57,23 +69,23 @@ class Ledger:
         self._pins = Pins(self._path_with_holes)  # guarded by _lock
         self._expiry = Expiry()  # guarded by _lock
         self._families = Families()  # changed under _lock; it has its own for readers
-        # Told of every record that is put, and that is gone; after _lock is released. Replaced as a whole.
+        # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
         self._arrived: tuple[Callable[[int], None], ...] = ()
         self._forgotten: tuple[Callable[[int], None], ...] = ()
 
     def listen(
         self, arrived: Callable[[int], None] | None = None, forgotten: Callable[[int], None] | None = None
     ) -> None:
-        """From now on these are told of every record that arrives, and that is gone; in any order, on any thread."""
+        """Call these from now on with every record that arrives, and that is gone; in any order, on any thread."""
         with self._lock:
             self._arrived += (arrived,) if arrived else ()
             self._forgotten += (forgotten,) if forgotten else ()
 
     def unlisten(self, arrived: Callable[[int], None], forgotten: Callable[[int], None]) -> None:
-        """Ends `listen`; a call under way may still come."""
+        """End `listen`; a call that is under way may still come."""
         with self._lock:
-            self._arrived = tuple(told for told in self._arrived if told != arrived)
-            self._forgotten = tuple(told for told in self._forgotten if told != forgotten)
+            self._arrived = tuple(listener for listener in self._arrived if listener != arrived)
+            self._forgotten = tuple(listener for listener in self._forgotten if listener != forgotten)
 
     def path(self, record: int) -> list[int]:
         """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
@@ -335,8 +347,8 @@ class Ledger:
     @staticmethod
     def _tell(listeners: Iterable[Callable[[int], None]], records: Iterable[int]) -> None:
         for record in records:
-            for told in listeners:
-                told(record)
+            for listener in listeners:
+                listener(record)
 
     def census(self) -> Census:
         """What the ledger says at one moment."""

@@ -58,7 +58,7 @@ class CallGuard:
         """Let no call begin any more, and return when the last one has ended.
 
         Returns:
-            False if the gate was closed already.
+            False if it was closed already.
 
         Raises:
             StoreForked: this is a forked child; the parent owns the store.

@@ -27,11 +27,25 @@ from kvstore.trie.index import NO_LIMIT
 
 @dataclass
 class Residency(Ledger):
-    """All tiers of one store, and its `Ledger` of records. Thread-safe: the ledger's lock guards what the ledger says;
-    each tier has its own lock, which is taken below that one.
+    """All tiers of one store, and its `Ledger` of records.
 
-    The tiers are constant. open_disk: opens the disk tier of this residency, which the tier asks for what may go when
-    space runs out; None for a store in memory. What it raises leaves nothing open.
+    Thread-safe: the tiers are constant; the ledger's lock guards what the ledger says, and each tier has its own lock,
+    which is taken below that one.
+
+    Args:
+        open_disk: opens the disk tier of this residency, which the tier asks what may go when space runs out; None for
+            a store in memory. If it raises, nothing is left open.
+
+    Attributes:
+        device, host, disk: the tiers; `disk` is None for a store in memory.
+        host_admission: decides which records that were read from disk the host tier keeps.
+
+    Example:
+        >>> from kvstore import StoreConfig
+        >>> from kvstore.metrics import Metrics
+        >>> from kvstore.trie import TrieIndex
+        >>> Residency(StoreConfig(), TrieIndex(64), Metrics()).find([7])
+        [None]
     """
 
     open_disk: InitVar[Callable[[Residency], DiskTier] | None] = None
@@ -50,7 +64,7 @@ class Residency(Ledger):
         self.disk: DiskTier | None = None if open_disk is None else open_disk(self)
 
     def close(self) -> None:
-        """Closes the disk tier, and gives back the memory of the others. Idempotent."""
+        """Close the disk tier, and give back the memory of the others. Idempotent."""
         if self.disk is not None:
             self.disk.close()
         self.host.clear()

@@ -106,7 +106,7 @@ class PutPath:
     def _take(
         self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> tuple[PutResult, list[Block]]:
-        """Everything but the waiting: (what is told the caller, the blocks that were queued)."""
+        """Everything up to the queue: (the result for the caller, the blocks that were queued)."""
         residency, count = self.residency, len(request.tokens)
         residency.expire()
         match = self._match(request)
