@@ -9,7 +9,6 @@ from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
-from kvstore.core.arguments import as_floats, end_of_life
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
 from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
@@ -23,7 +22,6 @@ from kvstore.residency.check import CheckReport
 from kvstore.residency.lifecycle import CallGuard
 from kvstore.session import Session, SessionStore
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.trie import UNIFORM_BITS_PER_TOKEN, bits_from_logprobs
 from kvstore.write.plan import PutRequest
 from kvstore.write.put import PutPath
 
@@ -141,11 +139,9 @@ class KVStore:
             raise UnsupportedCache(
                 "kv: the cache is approximate, and only exact caches are stored; compute the whole sequence to store it"
             )
-        ids = as_tokens(tokens)
-        layout = self.identity.layout
-        layers, mutable = layout.layers_of(kv, len(ids))
-        bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(as_floats(logprobs), len(ids))
-        request = PutRequest(layout, self._lookup.root(digest), digest, ids, bits, end_of_life(ttl), bool(pin))
+        layout, root = self.identity.layout, self._lookup.root(digest)
+        request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin)
+        layers, mutable = layout.layers_of(kv, len(request.tokens))
         with self._calls:
             return put_path.put(request, layers, mutable, session)
 

@@ -38,7 +38,7 @@ FLOOR = 0.0012
 SLOPE = 0.19
 WORTH = (0.3, 0.15, 0.075)
 """A position with at least this error is recomputed. The first value is tried first; the next ones if that does not
-reach the KL that was asked for. A recomputed position costs about as much as a token of a prefill, so the first value is
+reach the KL that was asked for. A recomputed position costs about as much as a token of a prefill; the first value is
 where the curve flattens."""
 LEAST_SHARE = 0.5
 """Share of the tokens beyond the exact prefix that reuse must save; below it a plain prefill is not much slower."""

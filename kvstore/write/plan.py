@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs.view import KVView
+from kvstore.core.arguments import as_floats, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
-from kvstore.core.tokens import Tokens
+from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
-from kvstore.trie import Match
+from kvstore.trie import UNIFORM_BITS_PER_TOKEN, Match, bits_from_logprobs
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,19 @@ class PutRequest:
     bits: npt.NDArray[np.float32] | float
     expiry: float
     pin: bool
+
+    @classmethod
+    def of(
+        cls, layout: KVLayout, root: bytes, namespace: bytes, tokens: Any, logprobs: Any, ttl: float | None, pin: bool
+    ) -> PutRequest:
+        """Check the arguments of `KVStore.put`.
+
+        Raises:
+            ValueError: an argument is malformed.
+        """
+        ids = as_tokens(tokens)
+        bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(as_floats(logprobs), len(ids))
+        return cls(layout, root, namespace, ids, bits, end_of_life(ttl), bool(pin))
 
     def bits_between(self, start: int, end: int) -> float:
         """Return the information in tokens [start, end)."""

@@ -159,8 +159,8 @@ def cache_layers(cache: Any) -> KVLayers:
 
 
 def _begins(part: torch.Tensor, reserve: torch.Tensor, states: torch.Tensor) -> bool:
-    """Whether `part` is the first tokens of `reserve`, in which `states` may be written as they are (an inference tensor
-    cannot be outside of inference mode)."""
+    """Whether `part` is the first tokens of `reserve`, into which `states` may be written as they are. Outside of
+    inference mode nothing may be written into an inference tensor."""
     return (
         part.data_ptr() == reserve.data_ptr()
         and part.shape[:-2] == reserve.shape[:-2]

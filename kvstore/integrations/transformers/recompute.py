@@ -78,7 +78,7 @@ def recompute(
 
     Args:
         model: a transformers model in evaluation mode.
-        layers: `hit.cache()`, which has a reserve for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`. The rows at
+        layers: `hit.cache()`, with a reserve for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`. The rows at
             `positions` are **overwritten** either way, no other row is. Rows that hold nothing yet must be among them;
             their contents are not read.
         tokens: all token ids, n or more.
