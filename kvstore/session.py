@@ -1,4 +1,4 @@
-"""Sessions: a name for a sequence of tokens that goes on after eviction, close, restart and kill."""
+"""Sessions: a name for a sequence of tokens, which outlives eviction, close, restart and kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class Session:
     """A handle on a session, made by `KVStore.session`.
 
     Holds no state of its own, so any number of handles on one session may exist. Thread-safe: all state is in the
-    store, under its locks. Of two `save` at the same time one is kept whole.
+    store, under its locks. Of two `save` at the same time one is kept whole. In the examples of the methods `session`
+    and `kv` are those of the example below.
+
+    Raises:
+        StoreClosed: a method was called after the store was closed.
 
     Example:
         >>> import tempfile, torch
@@ -84,6 +88,10 @@ class Session:
 
         Raises:
             The errors of `KVStore.put`; the session stays as it was then.
+
+        Example:
+            >>> session.save([11, 12, 13], kv).tokens
+            3
         """
         ids = as_tokens(tokens)
         now = time.time()
@@ -106,6 +114,10 @@ class Session:
 
         Raises:
             The errors of `KVStore.get`.
+
+        Example:
+            >>> session.resume(max_tokens=2).tokens
+            2
         """
         record = self._record()
         if record is None:
@@ -126,6 +138,11 @@ class Session:
         Raises:
             KeyError: this session does not exist.
             ValueError: `new_id` is not text of 1 to 400 bytes.
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> session.fork("bob").tokens
+            array([11, 12, 13], dtype=uint32)
         """
         record = self._record()
         if record is None:
@@ -143,6 +160,13 @@ class Session:
 
         Returns:
             False if the session does not exist.
+
+        Raises:
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> session.delete(), session.exists
+            (True, False)
         """
         if self._record() is None:
             return False

@@ -1,16 +1,12 @@
-"""`KVStore`: put, get, and everything a program calls."""
+"""`KVStore`: put, get, and everything a program calls. What it is made of is in `open`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from kvstore.approximate.assemble import Assembler
-from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
 from kvstore.core.identity import ModelIdentity
@@ -18,41 +14,17 @@ from kvstore.core.keys import namespace_digest
 from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
-from kvstore.dedup.donor_cache import DonorReader
-from kvstore.dedup.encode import DonorCoding
-from kvstore.dedup.match import Matchmaker
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
 from kvstore.metrics import Metric, Metrics
-from kvstore.read.decode import BlockDecoder
-from kvstore.read.fetch import Fetcher
-from kvstore.read.get import GetRequest, Getter
-from kvstore.read.lookup import Lookup
-from kvstore.read.placement import Placement
-from kvstore.read.result import is_on_cpu
-from kvstore.residency.check import Checker, CheckReport
-from kvstore.residency.clusters import Grouping
-from kvstore.residency.lifecycle import Gate
-from kvstore.residency.load import load_index, save_traffic
-from kvstore.residency.record_check import RecordCheck
-from kvstore.residency.residency import Residency
-from kvstore.residency.sessions import SessionTable
+from kvstore.open import open_engine
+from kvstore.read.get import GetRequest
+from kvstore.residency.check import CheckReport
+from kvstore.residency.lifecycle import CallGuard
 from kvstore.session import Session, SessionStore
-from kvstore.tiers.base import Tier
-from kvstore.tiers.buffers import BufferPool
-from kvstore.tiers.codecs import TierCodecs
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.tier import DiskTier
-from kvstore.tiers.profiles import Profiles
-from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex, bits_from_logprobs
-from kvstore.trie.content import ContentIndex
-from kvstore.write.commit import GroupCommit
-from kvstore.write.encode import Encoder
 from kvstore.write.plan import PutRequest
-from kvstore.write.put import Intake
-from kvstore.write.queue import WriteQueue
-from kvstore.write.standalone import Recoder
+from kvstore.write.put import PutPath
 
-_MOST_RESERVE = 1 << 24
 # About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.
 _RADIUS_BITS = 256.0
 
@@ -60,12 +32,23 @@ _RADIUS_BITS = 256.0
 class KVStore:
     """A persistent, tiered store of KV caches. Thread-safe; a context manager.
 
-    path: a directory (made where it is missing). identity: whose caches; a store holds those of one model.
-    config: budgets and settings. read_only: any number of processes may read while one writes.
-    fs: the file system, for tests that make it fail.
+    One process writes; any number of processes may read the same store meanwhile. In the examples of the methods
+    `store` and `kv` are those of the example below.
 
-    Raises `StoreLocked` where another writer has it open, `IdentityMismatch`, `FormatVersion`, `CorruptStore`,
-    `ConfigError`, `ProfileError`. Damaged entries are dropped and counted, never raised.
+    Args:
+        path: a directory; it is made if it is missing.
+        identity: whose caches; a store holds those of one model.
+        config: budgets and settings; default is `StoreConfig()`.
+        read_only: open for reading only. Everything that changes the store raises `ReadOnlyStore` then.
+        fs: the file system, for tests that make it fail.
+
+    Raises:
+        StoreLocked: another process has the store open for writing.
+        IdentityMismatch: the store holds the caches of another model.
+        FormatVersion: another version of kvstore wrote the store.
+        CorruptStore: a file is damaged beyond repair. Damaged entries alone are dropped and counted.
+        ConfigError: a setting does not fit.
+        ProfileError: the codecs need a profile that is missing, damaged or another model's.
 
     Example:
         >>> import tempfile, torch
@@ -89,84 +72,15 @@ class KVStore:
     ) -> None:
         self.path = os.fspath(path)
         self.identity = identity
-        self.config = config = config or StoreConfig()
+        self.config = config or StoreConfig()
         self.metrics = Metrics()
         self.read_only = read_only
-        self._gate = Gate()
-        if read_only and not config.disk.bytes:
-            raise ConfigError("read_only: a store without a disk tier has nothing to read")
-        fs = fs or FileSystem()
-        given = None if config.profile is None else Profile.load(config.profile, identity)
-        profiles = Profiles(fs, self.path if config.disk.bytes else None, identity, self.metrics, given)
-        codecs = TierCodecs.of(config, identity, profiles)
-
-        index = TrieIndex(config.block_tokens)
-        content = ContentIndex() if config.donors and config.disk.bytes else None
-        self._residency = Residency(config, index, self.metrics, content)
-        self._pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=_cuda_is_there())
-        next_record = 1
-        if config.disk.bytes:
-            self._residency.disk = DiskTier(
-                fs,
-                self.path,
-                identity,
-                config,
-                read_only,
-                self.metrics,
-                self._pool,
-                evict=self._residency.evict,
-                alive=self._residency.is_pending,
-                lost=self._residency.quarantine,
-            )
-            try:
-                next_record = load_index(self._residency)
-                if not read_only:
-                    codecs = codecs.kept(profiles, self.metrics)
-            except BaseException:
-                self._residency.disk.close()  # or the lock would outlive the failure
-                raise
-        # One more than may compute, so that one can wait for the disk.
-        self._executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
-        self._background = ThreadPoolExecutor(1, "kvstore-prefetch")
-        exact = identity.codec_family == "exact"
-        self._donors = DonorReader(self._residency, self._pool, profiles, self.metrics, identity.layout, exact)
-        self._residency.listen(forgotten=self._donors.forget)
-        decoder = BlockDecoder(self._residency, profiles, self._donors)
-        self._fetcher = Fetcher(self._residency, self._pool, self._executor, config.threads, decoder)
-        self._sessions = SessionTable(self._residency.disk)
-        self._lookup = Lookup(self._residency, identity, config.block_tokens, follows=read_only)
-        self._placement = Placement(identity.layout, codecs, profiles, self.metrics)
-        self._getter = Getter(self._lookup, self._placement, self._fetcher, identity.layout, self.metrics)
-        self._assembler = Assembler(self._residency, self._donors, self._getter, self.metrics)
-        self._grouping = Grouping(self._residency)
-        self._intake: Intake | None = None
-        if not read_only:
-            matchmaker = against = None
-            if content is not None:
-                members = codecs.donor is not None
-                matchmaker = Matchmaker(self._residency, content, config.block_tokens, members, stored_only=not exact)
-            if matchmaker is not None and codecs.donor is not None:
-                against = DonorCoding(matchmaker, self._donors, codecs.donor, codecs.disk, self._pool, self.metrics)
-            encoder = Encoder(self._residency, self._pool, self._executor, codecs, matchmaker, against)
-            writer = WriteQueue(
-                config.write_queue_bytes,
-                _group_bytes(config),
-                encoder.encode,
-                GroupCommit(self._residency, self._sessions).commit,
-                self._residency.expire,
-            )
-            recoder = Recoder(
-                self._residency,
-                self._fetcher,
-                self._pool,
-                identity.layout,
-                config.block_tokens,
-                self._lookup.root,
-                exact,
-            )
-            self._intake = Intake(
-                self._residency, writer, self._sessions, self._pool, self.metrics, recoder, next_record
-            )
+        if read_only and not self.config.disk.bytes:
+            raise ConfigError("read_only: a store without a disk tier has nothing to read; set disk.bytes")
+        self._calls = CallGuard()
+        self._engine = open_engine(self.path, identity, self.config, self.metrics, read_only=read_only, fs=fs)
+        self._residency = self._engine.residency
+        self._lookup = self._engine.getter.lookup
 
     # ---- the main job --------------------------------------------------------------------------------------------
 
@@ -180,18 +94,33 @@ class KVStore:
         ttl: float | None = None,
         pin: bool = False,
     ) -> PutResult:
-        """Stores the cache of a sequence: the blocks of it that are not stored yet.
+        """Store the cache of a sequence: the blocks of it that are not stored yet.
 
-        tokens: `[n]` ids < 2^32. kv: a transformers cache, or per layer (K, V), `[1, heads, n, dim]` or
-        `[heads, n, dim]`, K after the rotary embedding. namespace: sequences of different namespaces never share.
-        logprobs: `[n]` natural log-probabilities of the tokens, for the trie. ttl: seconds after which it is gone.
-        pin: never evict it.
+        Returns as soon as the blocks are queued; `get` finds them from then on. They are durable after `flush()`, or on
+        return with durability "put". After a kill or a power cut a put is stored whole or not at all; only a disk that
+        fills up in the middle of a put may keep the beginning of it.
 
-        Returns when the blocks are taken and can be got; they are written behind, and durable after `flush()` (or on
-        return with durability "put"). Takes references to a transformers cache's tensors, copies others. Waits up to
-        `put_timeout_s` for room in the write queue, then drops the blocks and says so. A kill or a power cut leaves
-        a put whole or not at all; a disk that fills up in the middle of one may keep its beginning.
-        Raises `ValueError` for bad tokens, `LayoutMismatch` for a bad kv; nothing is changed then.
+        Args:
+            tokens: token ids `[n]`, 1-D integers in [0, 2**32), any array-like.
+            kv: a transformers cache, or per layer (K, V), `[1, heads, n, dim]` or `[heads, n, dim]`, K after the rotary
+                embedding. The tensors of a transformers cache are referenced, others are copied.
+            namespace: sequences of different namespaces never share blocks.
+            logprobs: natural log-probabilities of the tokens, `[n]`, for the trie.
+            ttl: seconds after which the sequence is removed.
+            pin: never evict the sequence.
+
+        Returns:
+            What was new. If the write queue stays full for `put_timeout_s`, the blocks are dropped; the result says so.
+
+        Raises:
+            ValueError: tokens, logprobs, ttl or namespace are malformed. Nothing is changed then, nor below.
+            LayoutMismatch: the tensors do not have the layout of the store's identity.
+            UnsupportedCache: the cache has layers that cannot be stored, or is approximate.
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> store.put([11, 12, 13], kv).tokens
+            3
         """
         return self._put(tokens, kv, self._digest(namespace), logprobs, ttl, pin)
 
@@ -205,19 +134,16 @@ class KVStore:
         pin: bool,
         session: tuple[bytes, SessionRecord] | None = None,
     ) -> PutResult:
-        intake = self._check_writable()
+        put_path = self._put_path()
         if getattr(kv, "is_approximate", False):
             raise UnsupportedCache(
-                "kv: this cache began as an approximate one, which is never stored as exact; compute the sequence anew "
-                "to store it"
+                "kv: the cache is approximate, and only exact caches are stored; compute the whole sequence to store it"
             )
-        ids = as_tokens(tokens)
-        layout = self.identity.layout
-        layers, mutable = layout.layers_of(kv, len(ids))
-        bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(_array(logprobs), len(ids))
-        request = PutRequest(layout, self._lookup.root(digest), digest, ids, bits, _expiry(ttl), bool(pin))
-        with self._gate:
-            return intake.put(request, layers, mutable, session)
+        layout, root = self.identity.layout, self._lookup.root(digest)
+        request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin)
+        layers, mutable = layout.layers_of(kv, len(request.tokens))
+        with self._calls:
+            return put_path.put(request, layers, mutable, session)
 
     def get(
         self,
@@ -229,17 +155,32 @@ class KVStore:
         reserve: int | None = None,
         approximate: Approximate | None = None,
     ) -> Hit | None:
-        """The cache of the longest stored prefix of `tokens`, exact to the token; None where nothing is stored.
+        """Return the cache of the longest stored prefix of `tokens`.
 
-        max_tokens: return at most so many tokens. device: where the tensors go (default: the CPU).
-        reserve: room behind the tensors, in tokens, so that `Hit.cache()` appends to them instead of copying them;
-        by default for the tokens that did not match, but no more than matched, and 64; 0 for contiguous tensors.
-        There is none on other devices.
-        approximate: where other sequences hold tokens that follow the stored prefix, give their keys and values for
-        them too, keys turned to the new positions, as far as the request allows; `Hit` says which these are and which
-        positions to compute anew. Needs `StoreConfig.donors`.
-        What comes back otherwise is bit-identical to what was put (with exact codecs). Damaged, lost and evicted blocks
-        make the prefix shorter, never wrong. Raises `ValueError` for bad arguments, nothing for any state of the store.
+        Args:
+            tokens: token ids, 1-D integers in [0, 2**32), any array-like.
+            namespace: that of the put.
+            max_tokens: return at most this many tokens.
+            device: where the tensors go; default is the CPU.
+            reserve: space to reserve behind the tensors, in tokens, so that `Hit.cache()` appends to them instead of
+                copying them. Default: the number of tokens that did not match, but no more than matched, and 64. 0
+                gives contiguous tensors. On other devices than the CPU nothing is reserved.
+            approximate: if other sequences hold the tokens that follow the stored prefix, return their keys and values,
+                too, with the keys rotated to the new positions, as far as this request allows. `Hit` says which tokens
+                these are, and which positions to compute anew. Needs `StoreConfig.donors`.
+
+        Returns:
+            A `Hit`, or None if nothing is stored. With exact codecs the tensors are bit-identical to what was put,
+            unless an approximate cache was asked for.
+
+        Raises:
+            ValueError: an argument is malformed. The state of the store never raises: damaged, lost and evicted blocks
+                make the prefix shorter.
+
+        Example:
+            >>> hit = store.get([11, 12, 13, 14])
+            >>> hit.tokens, hit.layers[0][0].shape
+            (3, torch.Size([1, 2, 3, 8]))
         """
         return self._get(tokens, self._digest(namespace), max_tokens, device, reserve, approximate)
 
@@ -252,160 +193,181 @@ class KVStore:
         reserve: int | None = None,
         approximate: Approximate | None = None,
     ) -> Hit | None:
-        self._check_open()
-        begin = time.perf_counter()
-        ids = as_tokens(tokens)
-        wanted = ids[: _positive("max_tokens", max_tokens, 1)]
-        _positive("reserve", reserve, 0, _MOST_RESERVE)
+        self._calls.check()
+        request = GetRequest.of(tokens, digest, max_tokens, device, reserve)
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
-        request = GetRequest(digest, wanted, len(ids), device, is_on_cpu(device), reserve, begin)
-        self.metrics.add(Metric.GET_TOKENS, len(wanted))
-        with self._gate:
+        self.metrics.add(Metric.GET_TOKENS, len(request.tokens))
+        with self._calls:
             if approximate is not None:
-                return self._assembler.get(approximate, request)
-            return self._getter.get(request)
+                return self._engine.assembler.get(approximate, request)
+            return self._engine.getter.get(request)
 
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
-        """How many leading tokens are stored, by the index alone: nothing is read, nothing counts as used."""
-        self._check_open()
+        """Return how many leading tokens are stored. Reads nothing but the index, and counts as no use.
+
+        Raises:
+            ValueError: tokens or namespace are malformed.
+
+        Example:
+            >>> store.contains([11, 12, 99])
+            2
+        """
+        self._calls.check()
         ids, digest = as_tokens(tokens), self._digest(namespace)
-        with self._gate:
+        with self._calls:
             return self._lookup.depth(digest, ids)
 
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
-        """Brings the stored prefix from disk into the host tier, in the background.
+        """Bring the stored prefix from disk into the host tier, in the background.
 
-        The future gives the leading tokens that are in memory when it is done.
+        Returns:
+            A future of the number of leading tokens that are in memory when it is done.
+
+        Raises:
+            ValueError: tokens or namespace are malformed.
+
+        Example:
+            >>> store.prefetch([11, 12, 13]).result()
+            3
         """
-        self._check_open()
+        self._calls.check()
         ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
-        with self._gate:
-            return self._background.submit(self._getter.prefetch, digest, ids)
+        with self._calls:
+            return self._engine.background.submit(self._engine.getter.prefetch, digest, ids)
 
     def delete(self, tokens: Any, *, namespace: bytes = b"") -> int:
-        """Removes a stored sequence: the block of its last token, everything that continues it, and the blocks before
-        that no other sequence shares (pinned ones stay). Returns how many blocks went. Durable on return.
+        """Remove a stored sequence, durably on return.
 
-        A sequence that is not stored in full removes nothing. Raises `DiskError` where the catalog cannot be written;
-        the sequence is gone from this process all the same.
+        This removes the block of its last token, every block that continues it, and the blocks before that no other
+        sequence shares; pinned blocks stay. A sequence that is not stored in full is left as it is.
+
+        Returns:
+            How many blocks were removed.
+
+        Raises:
+            ValueError: tokens or namespace are malformed.
+            DiskError: the catalog cannot be written. The sequence is gone from this process all the same.
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> store.delete([11, 12, 13]), store.contains([11, 12, 13])
+            (1, 0)
         """
-        intake, ids, digest = self._check_writable(), as_tokens(tokens), self._digest(namespace)
-        with self._gate:
-            count, records = intake.delete(digest, ids)
-            if self._residency.disk is not None and records:
-                # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
-                intake.writer.wait()
-                self._residency.disk.remove(records)
-        self.metrics.add(Metric.DELETED_RECORDS, count)
-        return count
+        put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
+        with self._calls:
+            return put_path.delete(digest, ids)
 
     def flush(self) -> FlushResult:
-        """Returns when every put and session change made before is durable, or was dropped and counted."""
-        intake = self._check_writable()
-        with self._gate:
-            return intake.writer.flush()
+        """Return when every put and session change made before is durable, or was dropped and counted.
 
-    # ---- sessions ------------------------------------------------------------------------------------------------
+        Raises:
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> store.flush()
+            FlushResult(durable_blocks=1, dropped_blocks=0)
+        """
+        put_path = self._put_path()
+        with self._calls:
+            return put_path.flush()
+
+    # ---- sessions and clusters -----------------------------------------------------------------------------------
 
     def session(self, name: str, *, namespace: bytes = b"") -> Session:
-        """A handle on the session with this id, which may not exist yet. Raises `ValueError` for a bad one."""
-        self._check_open()
+        """Return a handle on the session with this name, which need not exist yet.
+
+        Raises:
+            ValueError: the name is not text of 1 to 400 bytes, or the namespace is malformed.
+
+        Example:
+            >>> store.session("alice").exists
+            False
+        """
+        self._calls.check()
         calls = SessionStore(self.read_only, self._put, self._get, self._note_session, self._session_record)
         return Session(calls, name, self._digest(namespace))
 
     def sessions(self) -> list[SessionInfo]:
-        """All saved sessions, the last used first."""
+        """Return all saved sessions, the last used first.
+
+        Example:
+            >>> saved = store.session("alice").save([11, 12, 13], kv)
+            >>> [(session.id, session.tokens) for session in store.sessions()]
+            [('alice', 3)]
+        """
         width = self.identity.layout.bytes_per_token
-        with self._gate:
-            rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in self._sessions.all()]
+        with self._calls:
+            records = self._engine.sessions.all()
+        rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in records]
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
     def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
-        """Stored sequences that are alike, the largest group first: those within `radius_bits` of the most probable one
-        of them, in bits of what the two have not in common, by the probabilities of the trie (docs/semantic.md).
+        """Return groups of stored sequences that are alike, the largest group first.
 
-        namespace: only of this one. The first call with a radius looks at everything; from then on they are kept up
-        to date. Raises `ValueError` for a radius that is not above 0.
+        The first call with a radius looks at all sequences; from then on the groups are kept up to date.
+
+        Args:
+            radius_bits: how far a sequence may be from the most probable one of its group, in bits of what the two do
+                not have in common, by the probabilities of the trie (docs/semantic.md).
+            namespace: only sequences of this one; default is all.
+
+        Raises:
+            ValueError: the radius is not above 0, or the namespace is malformed.
+
+        Example:
+            >>> [len(cluster.members) for cluster in store.clusters()]
+            [1]
         """
-        self._check_open()
+        self._calls.check()
         digest = None if namespace is None else self._digest(namespace)
-        with self._gate:
-            return self._grouping.groups(float(radius_bits), digest)
+        with self._calls:
+            return self._engine.clusters.clusters(float(radius_bits), digest)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Sizes and counters as plain numbers: `index`, one entry per tier, `queue`, and `counters` (which only
-        grow; see ARCHITECTURE.md for their meaning). Every drop, fallback and damaged entry is there."""
-        with self._gate:
-            return self._stats()
+        """Return sizes and counters as plain numbers.
 
-    def _stats(self) -> dict[str, Any]:
-        residency = self._residency
-        tiers: list[Tier[Any]] = [residency.device, residency.host, *residency.storage.values()]
-        return {
-            "index": residency.index.stats(),
-            "families": residency.family_stats(),
-            "content": residency.content.stats() if residency.content is not None else {},
-            **{tier.name: tier.stats() for tier in tiers},
-            "queue": {
-                "bytes": self._intake.writer.pending_bytes if self._intake else 0,
-                "records": residency.queued_records(),
-            },
-            "buffers": {"free_bytes": self._pool.free_bytes},
-            "counters": self.metrics.snapshot(),
-        }
-
-    def check(self, deep: bool = False) -> CheckReport:
-        """Looks whether everything that the store says of itself agrees: index, tiers, catalog, segments, families,
-        pins, ends of life, sessions. Repairs nothing.
-
-        deep: also read every record on disk and verify checksums, keys and tokens. Takes time in proportion to the
-        number of records, deep to their bytes. Other calls go on; a put or delete waits while one look is taken, and
-        what is only under way is looked at again before it is reported.
+        Returns:
+            "index", "families", "content", "queue", "buffers", one entry for each tier, and "counters", which only
+            grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry is counted.
 
         Example:
-            >>> import tempfile
-            >>> from kvstore import KVLayout
-            >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
-            >>> with tempfile.TemporaryDirectory() as folder, KVStore(folder, identity) as store:
-            ...     store.check(deep=True).problems
+            >>> store.stats()["counters"]["put_tokens"]
+            3
+        """
+        with self._calls:
+            return self._engine.stats()
+
+    def check(self, deep: bool = False) -> CheckReport:
+        """Compare everything that the store says of itself: index, tiers, catalog, segments, families, pins, sessions.
+
+        Repairs nothing. Other calls go on; a put or delete waits while one look is taken, and what is only under way is
+        looked at again before it is reported.
+
+        Args:
+            deep: also read every record on disk and verify its checksums, keys and tokens. Takes time in proportion to
+                the bytes on disk; otherwise to the number of records.
+
+        Returns:
+            What was found; `problems` is empty if all is well.
+
+        Example:
+            >>> store.check(deep=True).problems
             ()
         """
-        self._check_open()
-        with self._gate:
-            return self._checker().check(deep)
-
-    def _checker(self) -> Checker:
-        residency, intake = self._residency, self._intake
-        records = RecordCheck(self._pool, self._lookup.root, residency.whole_path, self.config.block_tokens)
-        paused = intake.paused if intake is not None else contextlib.nullcontext
-        return Checker(residency, records, paused, self._is_idle)
-
-    def _is_idle(self) -> bool:
-        """Whether no other call is under way, and no prefetch."""
-        if self._gate.inside > 1:
-            return False
-        self._background.submit(int).result()  # prefetches come one after the other: all before this one are done
-        return self._gate.inside == 1
+        self._calls.check()
+        with self._calls:
+            return self._engine.checker(self._calls).check(deep)
 
     def close(self) -> None:
-        """Waits for the calls of other threads, writes what is queued, closes files and ends threads. Idempotent;
-        everything else raises `StoreClosed` from now on."""
-        if not self._gate.close():
-            return
-        self._background.shutdown(cancel_futures=True)
-        if self._intake is not None:
-            self._intake.writer.close()
-        self._executor.shutdown()
-        if self._residency.disk is not None:
-            if not self.read_only:
-                save_traffic(self._residency)
-            self._residency.disk.close()
-        self._donors.clear()
-        self._residency.host.clear()
-        self._residency.device.clear()
+        """Write what is queued, durably, and close the store; waits for the calls of other threads.
+
+        Idempotent. Everything else raises `StoreClosed` from then on.
+        """
+        if self._calls.close():
+            self._engine.close()
 
     def __enter__(self) -> KVStore:
         return self
@@ -418,22 +380,19 @@ class KVStore:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _note_session(self, key: bytes, record: SessionRecord | None) -> None:
-        intake = self._check_writable()
-        with self._gate:
-            intake.note(key, record)
+        put_path = self._put_path()
+        with self._calls:
+            put_path.note(key, record)
 
     def _session_record(self, key: bytes) -> SessionRecord | None:
-        self._check_open()
-        return self._sessions.get(key)
+        self._calls.check()
+        return self._engine.sessions.get(key)
 
-    def _check_open(self) -> None:
-        self._gate.check()
-
-    def _check_writable(self) -> Intake:
-        self._check_open()
-        if self._intake is None:
-            raise ReadOnlyStore("this store was opened with read_only=True; open it for writing in one process")
-        return self._intake
+    def _put_path(self) -> PutPath:
+        self._calls.check()
+        if self._engine.put_path is None:
+            raise ReadOnlyStore("the store was opened with read_only=True; open it for writing in one process")
+        return self._engine.put_path
 
     def _digest(self, namespace: bytes) -> bytes:
         digest = namespace_digest(namespace)
@@ -441,34 +400,3 @@ class KVStore:
         if allowed and bytes(namespace) not in allowed:
             raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
         return digest
-
-
-def _group_bytes(config: StoreConfig) -> int:
-    # A group is all held until its commit: it must leave room for what is evicted meanwhile.
-    return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8))
-
-
-def _positive(name: str, value: int | None, least: int, most: int | None = None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ValueError(f"{name}: expected an integer of at least {least}, found {value!r}")
-    if value is not None and most is not None and value > most:
-        raise ValueError(f"{name}: expected at most {most}, found {value}")
-    return value
-
-
-def _expiry(ttl: float | None) -> float:
-    if ttl is None:
-        return 0.0
-    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < float("inf"):
-        raise ValueError(f"ttl: expected seconds > 0, found {ttl!r}")
-    return time.time() + ttl
-
-
-def _array(values: Any) -> Any:
-    return values.detach().float().cpu().numpy() if hasattr(values, "detach") else values
-
-
-def _cuda_is_there() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())

@@ -39,7 +39,8 @@ LAYERS = [
     {"kvstore.write"},
     {"kvstore.approximate"},
     {"kvstore.session"},
-    {"kvstore.store", "kvstore.open"},
+    {"kvstore.open"},
+    {"kvstore.store"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.integrations"},
     {"kvstore.calibration"},

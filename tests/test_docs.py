@@ -3,6 +3,7 @@ is so."""
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib.util
 import re
@@ -11,10 +12,13 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import kvstore
+from kvstore import KVLayout, KVStore, ModelIdentity
 from kvstore.codecs import codec_by_name, codec_names
 from kvstore.codecs.registry import REGISTRY
 from kvstore.integrations.transformers import cache, logprobs, recompute
@@ -170,11 +174,31 @@ def test_examples_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", list(_with_examples()))
-def test_the_examples_of_a_module_are_so(name: str) -> None:
+def test_the_examples_of_a_module_are_so(name: str, tmp_path: Path) -> None:
     found = [example for example in doctest.DocTestFinder().find(import_module(name)) if example.examples]
     assert found, f"{name}: an example stands where no docstring is"
-    for example in found:
-        assert not _run(example)
+    for number, example in enumerate(found):
+        with _described(example.name, tmp_path / str(number)) as names:
+            example.globs.update(names)
+            assert not _run(example)
+
+
+@contextlib.contextmanager
+def _described(example: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """What the examples of the methods of a class take as given, as its docstring says."""
+    if not example.startswith(("kvstore.store.KVStore.", "kvstore.session.Session.")):
+        yield {}
+        return
+    identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
+    kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
+    with KVStore(folder, identity) as store:
+        if example.startswith("kvstore.store."):
+            store.put([11, 12, 13], kv)
+            yield {"store": store, "kv": kv}
+        else:
+            session = store.session("alice")
+            session.save([11, 12, 13], kv)
+            yield {"session": session, "kv": kv}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ from kvstore.residency.residency import Residency
 
 @dataclass(frozen=True)
 class Assembler:
-    """Thread-safe: has no state of its own."""
+    """Serves approximate gets: an exact prefix, and behind it rows of donors. Thread-safe: has no state of its own.
+
+    Attributes:
+        reader: gives the donors.
+        getter: serves the exact prefix, and the whole get if nothing can be reused.
+    """
 
     residency: Residency
     reader: DonorReader
@@ -34,8 +39,10 @@ class Assembler:
     metrics: Metrics
 
     def get(self, approximate: Approximate, request: GetRequest) -> Hit | None:
-        """The cache of the longest stored prefix, and behind it an approximate one where that keeps to what
-        `approximate` allows; otherwise as `Getter.get`."""
+        """Return the cache of the longest stored prefix, and behind it what may be reused under `approximate`.
+
+        If nothing may be reused, this is `Getter.get`.
+        """
         reads = self.getter.lookup.reads(request.namespace, request.tokens)
         exact = reads[-1].end if reads else 0
         planned = self.plan(approximate, request.namespace, request.tokens, exact)
@@ -44,7 +51,7 @@ class Assembler:
         return self.assemble(planned, request, reads) or self.getter.get(request)
 
     def plan(self, request: Approximate, namespace: bytes, tokens: Tokens, exact: int) -> Plan | None:
-        """What could stand behind the first `exact` tokens, which are stored; None where it does not pay."""
+        """Plan what stands behind the first `exact` tokens, which are stored; None if it does not pay."""
         content = self.residency.content
         if content is None or exact >= len(tokens):
             return None
@@ -60,8 +67,11 @@ class Assembler:
         return plan(request, exact, len(tokens), candidates) if candidates else None
 
     def assemble(self, planned: Plan, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
-        """The cache of the plan behind the exact blocks, whose sources it releases; None, which is counted, where a
-        block left since."""
+        """Return the cache of a plan behind the exact blocks, whose sources are released.
+
+        Returns:
+            A `Hit`, or None, which is counted, if a block left since the plan was made.
+        """
         exact = reads[-1].end if reads else 0
         try:
             out = allocate(self.reader.layout, planned.tokens, request.reserve_behind(planned.tokens))
@@ -88,8 +98,8 @@ class Assembler:
         )
 
     def _fill(self, planned: Plan, tokens: Tokens, end: int, out: KVView) -> bool:
-        """Writes the rows of the plan's spans into `out`, which begins at position 0, and zeros behind `end` where
-        there are none, which are to be recomputed. False where a donor left since the plan was made."""
+        """Writes the rows of the plan's spans into `out`, which begins at position 0. What is behind `end` and in no
+        span is to be recomputed, and gets zeros. Returns False if a donor left since the plan was made."""
         records = list(dict.fromkeys(span.donor for span in planned.spans))
         self.residency.use_donors(records)
         blocks = dict(zip(records, self.getter.fetcher.executor.map(self._block, records), strict=True))
@@ -124,7 +134,7 @@ def _clear(out: KVView, start: int, end: int) -> None:
 
 
 def _moves(spans: Sequence[ReusedSpan]) -> list[tuple[int, int, int]]:
-    """(start, count, shift) of runs that move together."""
+    """(start, count, shift) of neighbouring spans that move together."""
     moves: list[tuple[int, int, int]] = []
     for span in spans:
         start, count, shift = moves[-1] if moves else (-1, 0, 0)

@@ -1,6 +1,6 @@
 """Reuse beyond the prefix: what a cache assembled from donors is worth, and which positions to compute anew.
 
-A donor is a stored block that holds the same tokens behind another prefix. Its keys are turned to the new positions;
+A donor is a stored block that holds the same tokens behind another prefix. Its keys are rotated to the new positions;
 what remains is that its tokens attended to another context. That error is largest right behind the *seam*, where the
 common tokens begin, and falls with the distance from it: the nearer a token, the more it attends to it.
 
@@ -37,14 +37,15 @@ FALL = 1.45
 FLOOR = 0.0012
 SLOPE = 0.19
 WORTH = (0.3, 0.15, 0.075)
-"""Errors from which on a position is recomputed: the first where that is enough for the KL asked for. Each is a row of
-the model's pass, at about the price of a token of a prefill, so the first is where the curve flattens."""
+"""A position with at least this error is recomputed. The first value is tried first; the next ones if that does not
+reach the KL that was asked for. A recomputed position costs about as much as a token of a prefill; the first value is
+where the curve flattens."""
 LEAST_SHARE = 0.5
-"""Of the tokens beyond the exact prefix that are not computed, below which a plain prefill is not much slower."""
+"""Share of the tokens beyond the exact prefix that reuse must save; below it a plain prefill is not much slower."""
 SPREAD = 4.0
-"""How far measured errors may move an estimate, up or down."""
+"""The largest factor by which measured errors may correct an estimate, up or down."""
 PRIOR = 16.0
-"""Weight, in errors summed up, of the estimate beside what was found at a seam."""
+"""Weight of the estimate beside what was measured at a seam, as a sum of errors."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -52,8 +53,10 @@ Floats = npt.NDArray[np.float64]
 class Candidate:
     """A stored block that has the tokens [start, start + count): its rows from `donor_start` on.
 
-    run: tokens of the same chain of donors matched directly before, 0 at a seam. shift: position here less position
-    there. donor: number of the record.
+    Attributes:
+        run: tokens of the same chain of donors that matched directly before; 0 at a seam.
+        shift: position here less position there.
+        donor: number of the record.
     """
 
     start: int
@@ -69,9 +72,14 @@ Estimated = tuple[Candidate, Floats]  # with the errors of its rows
 
 @dataclass(frozen=True)
 class Plan:
-    """tokens: how far the cache reaches: each position is exact, in a span or in `recompute`. spans: disjoint, rising.
-    recompute: positions, rising: all that are in no span, and the worst of those that are. kl: estimated, nats a token,
-    once they are recomputed."""
+    """What to assemble. Each position is exact, in a span or in `recompute`.
+
+    Attributes:
+        tokens: how far the cache reaches.
+        spans: what to take from donors; disjoint, rising.
+        recompute: positions, rising: all that are in no span, and the worst of those that are.
+        kl: estimated KL divergence, nats a token, once these positions are recomputed.
+    """
 
     tokens: int
     spans: tuple[ReusedSpan, ...]
@@ -80,7 +88,17 @@ class Plan:
 
 
 def errors_at(distance: Any, changed: int) -> Floats:
-    """Estimated relative errors of donors' rows at these distances from a seam before which `changed` tokens differ."""
+    """Return the estimated relative errors of donors' rows.
+
+    Args:
+        distance: tokens since the seam, a number or an array.
+        changed: tokens before the seam that differ.
+
+    Example:
+        >>> errors = errors_at([0, 100], changed=1000)
+        >>> bool(errors[0] > errors[1])
+        True
+    """
     reach = REACH * changed / (REACH + changed)
     if reach <= 0:
         return np.zeros(np.shape(distance))
@@ -93,11 +111,27 @@ def plan(
     total_tokens: int,
     candidates: Sequence[Candidate | tuple[int, int, int, int, int, int]],
 ) -> Plan | None:
-    """What to assemble of the candidates for tokens [exact_tokens, total_tokens), or None where it does not pay.
+    """Plan a cache for tokens [exact_tokens, total_tokens).
 
-    It reaches as far as it saves most: to the end of the span up to which most tokens are neither computed before nor
-    to be computed, under the request's limits. Tokens behind that are the caller's to compute, as always.
-    Raises `ValueError` for spans that overlap, do not rise or lie outside.
+    It ends with the span at whose end the most tokens are saved, within the limits of the request. The caller computes
+    the tokens behind that, as always.
+
+    Args:
+        request: the limits.
+        exact_tokens: tokens of the exact prefix.
+        total_tokens: tokens of the sequence.
+        candidates: what donors hold, disjoint and rising.
+
+    Returns:
+        The plan, or None if it does not pay.
+
+    Raises:
+        ValueError: candidates overlap, do not rise, or lie outside.
+
+    Example:
+        >>> found = plan(Approximate(), 0, 512, [Candidate(start=0, count=512, run=0, shift=0, donor=7, donor_start=0)])
+        >>> found.tokens, len(found.spans)
+        (512, 1)
     """
     spans = [x if isinstance(x, Candidate) else Candidate(*x) for x in candidates]
     _check(exact_tokens, total_tokens, spans)
@@ -120,7 +154,9 @@ def _check(exact_tokens: int, total_tokens: int, spans: Sequence[Candidate]) -> 
         raise ValueError(f"exact_tokens: expected 0 to {total_tokens}, found {exact_tokens}")
     for span in spans:
         if span.start < end or span.count < 1 or span.start + span.count > total_tokens:
-            raise ValueError(f"candidates: {span} overlaps the one before, or is not within {end} to {total_tokens}")
+            raise ValueError(
+                f"candidates: {span} overlaps the one before it, or lies outside of {end} to {total_tokens}"
+            )
         if not 0 <= span.run <= span.start or span.start - span.shift < 0:
             raise ValueError(f"candidates: {span} begins before its sequence does")
         end = span.start + span.count
@@ -180,10 +216,15 @@ def _assembled(kept: Sequence[Estimated], exact_tokens: int, budget: int, worth:
 
 
 def sharpened(spans: Sequence[ReusedSpan], positions: Any, errors: Any) -> float:
-    """The estimate of a plan's KL, corrected by what was found at positions that were recomputed.
+    """Return the estimate of a plan's KL, corrected by what was measured at the positions that were recomputed.
 
-    errors: float [p], of the donors' rows at `positions`, in the measure of `ReusedSpan.error`. Each seam is corrected
-    by how much worse, or better, its own rows were than estimated; those that have none, by the others.
+    Each seam is corrected by how much worse, or better, its own rows were than estimated; a seam without such rows is
+    corrected by the others.
+
+    Args:
+        spans: those of the plan.
+        positions: the recomputed positions, `[p]`.
+        errors: float `[p]`, of the donors' rows there, in the measure of `ReusedSpan.error`.
     """
     where, found = np.asarray(positions, np.int64), np.asarray(errors, np.float64)
     seams: list[tuple[float, float, float]] = []  # share of the KL, errors found, errors estimated

@@ -54,34 +54,51 @@ def calibrate(
         ConfigError: a bad argument, or too little text.
         OSError: a file cannot be read or written.
     """
-    if not parts:
-        raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found nothing")
-    fits = {name: section(name) for name in sorted(parts, key=[*NAMES, *parts].index)}
-    if "lossy" in fits and "lossless" not in fits:
-        raise ConfigError("parts: lossy needs lossless as well, which it stands on")
+    chosen = _chosen(parts)
     identity = ModelIdentity.from_transformers(model, tokenizer)
     folder = work or out.with_name(out.name + ".work")
     dump = KVDump.make(
         model, tokenizer, text, folder, windows=windows, length=length, identity=identity, progress=progress
     )
+    sections, reports = _fit_all(chosen, dump, model, progress)
+    profile = Profile.new(identity, sections, _report(dump, model, sections, reports), _versions())
+    profile.save(out)
+    if work is None:
+        dump.remove()
+    return profile
+
+
+def _chosen(names: Sequence[str]) -> dict[str, ProfileSection | None]:
+    """The sections by name, in the order in which they stand on each other; None for one that is not installed."""
+    if not names:
+        raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found nothing")
+    found = {name: section(name) for name in sorted(names, key=[*NAMES, *names].index)}
+    if "lossy" in found and "lossless" not in found:
+        raise ConfigError("parts: lossy needs lossless as well, because it builds on that; add lossless")
+    return found
+
+
+def _fit_all(
+    chosen: Mapping[str, ProfileSection | None], dump: KVDump, model: Any, progress: Progress
+) -> tuple[dict[str, Arrays], dict[str, Any]]:
+    """(arrays by section, reports by section)."""
     sections: dict[str, Arrays] = {}
     reports = {}
-    for name, fitted in fits.items():
+    for name, fitted in chosen.items():
         if fitted is None:
             progress(f"{name}: not in this version of kvstore, left out", 0, 0)
         else:
             sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
-    report = {
+    return sections, reports
+
+
+def _report(dump: KVDump, model: Any, sections: Mapping[str, Arrays], reports: dict[str, Any]) -> dict[str, Any]:
+    return {
         "windows": {"fit": len(dump.fit_windows), "held_out": len(dump.held_out), "tokens": dump.length},
         "model_bytes": sum(tensor.nbytes for tensor in model.parameters()),
         "bytes": {name: sum(array.nbytes for array in arrays.values()) for name, arrays in sections.items()},
         "parts": reports,
     }
-    profile = Profile.new(identity, sections, report, _versions())
-    profile.save(out)
-    if work is None:
-        dump.remove()
-    return profile
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:

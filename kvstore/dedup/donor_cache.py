@@ -28,16 +28,23 @@ _CACHE_BYTES = 64 * MIB
 
 
 class DonorLost(Exception):
-    """A donor that is gone, damaged, or another block than it was. Internal: its member is a counted miss."""
+    """The donor is gone, damaged, or another block than it was. Internal: its member is a counted miss."""
 
 
 class DonorUnreadable(Exception):
-    """A donor that cannot be decoded here and now, for the profile that it needs is not here. Internal."""
+    """The donor cannot be decoded, because its profile is missing here. Internal."""
 
 
 @dataclass(frozen=True)
 class DonorBlock:
-    """A decoded donor: key of its block, position of its first token, tokens, keys and values on the CPU."""
+    """A decoded donor.
+
+    Attributes:
+        key: key of its block.
+        start: position of its first token.
+        tokens: its token ids, `[n]`.
+        view: its keys and values, on the CPU.
+    """
 
     key: bytes
     start: int
@@ -46,9 +53,13 @@ class DonorBlock:
 
 
 class DonorReader:
-    """Thread-safe. Keeps what it decoded last, for neighbours share their donors.
+    """Reads and decodes donors. Thread-safe; `_lock` guards the cache.
 
-    any_tier: all tiers hold the same values, as they do where caches are exact; otherwise those on disk count.
+    Keeps what it decoded last, because neighbouring members share their donors.
+
+    Args:
+        any_tier: all tiers hold the same values, because caches are exact; otherwise only the disk is read.
+        cache_bytes: raw bytes of decoded donors to keep; one is always kept.
     """
 
     def __init__(
@@ -72,18 +83,24 @@ class DonorReader:
         self._cache: OrderedDict[int, DonorBlock] = OrderedDict()
         self._cached = 0
 
-    def of(self, records: Sequence[int], told: Sequence[Donor] | None = None) -> list[DonorBlock]:
-        """The decoded donors. told: what the member says of them, to be compared with what they are.
+    def of(self, records: Sequence[int], expected: Sequence[Donor] | None = None) -> list[DonorBlock]:
+        """Return the decoded donors.
 
-        Raises `DonorLost`, after which a damaged donor is quarantined, and `DonorUnreadable`.
+        Args:
+            records: their numbers.
+            expected: what the member's record says of them; None: compare nothing.
+
+        Raises:
+            DonorLost: a donor is gone, damaged (it is quarantined then), or not the expected block.
+            DonorUnreadable: the profile of a donor is missing.
         """
         found = [self._block(record) for record in records]
-        if told is not None and [block.key for block in found] != [donor.key for donor in told]:
+        if expected is not None and [block.key for block in found] != [donor.key for donor in expected]:
             raise DonorLost("another block has the donor's number")
         return found
 
     def start(self, record: int) -> int | None:
-        """Position of the donor's first token; None where it is gone. Reads nothing."""
+        """Return the position of the donor's first token; None if it is gone. Reads no record."""
         queued, held = self._residency.queued(record), self._residency.host.get(record)
         if self._any_tier and queued is not None:
             return queued.start
@@ -93,13 +110,14 @@ class DonorReader:
         return None if entry is None else entry.start
 
     def forget(self, record: int) -> None:
-        """The record is gone."""
+        """Drop a donor that is gone from the cache."""
         with self._lock:
             block = self._cache.pop(record, None)
             if block is not None:
                 self._cached -= block.view.nbytes
 
     def clear(self) -> None:
+        """Give back the memory of the cache."""
         with self._lock:
             self._cache.clear()
             self._cached = 0
@@ -164,7 +182,7 @@ class DonorReader:
 
     def _decoded(self, record: int, header: RecordHeader, payload: memoryview) -> DonorBlock:
         if is_delta(header.codec) or header.donors:
-            raise DonorLost("a member has the donor's number")  # and is as good as any
+            raise DonorLost("a member has the donor's number")
         try:
             codec = self._profiles.decoder(header.codec, header.profile)
         except UnknownCodec:

@@ -1,4 +1,4 @@
-"""Codes a block against others where that pays."""
+"""Codes a block against its donors, if that makes the record clearly smaller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore.codecs.donor.spans import Span
 from kvstore.core.record import Donor
 from kvstore.core.rope import can_rotate
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
-from kvstore.dedup.match import Matchmaker
+from kvstore.dedup.match import DonorMatcher
 from kvstore.errors import CodecError
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
@@ -26,9 +26,16 @@ _WORTH = 0.8
 
 @dataclass(frozen=True)
 class DonorCoding:
-    """Thread-safe, but for its matchmaker. plain: what the disk tier codes blocks with that stand alone."""
+    """Codes blocks against others. Thread-safe.
 
-    matchmaker: Matchmaker
+    Attributes:
+        matcher: takes blocks that stand alone after all out of their families.
+        reader: gives the donors.
+        codec: codes against donors.
+        plain: what the disk tier codes blocks with that stand alone.
+    """
+
+    matcher: DonorMatcher
     reader: DonorReader
     codec: DeltaCodec
     plain: Codec
@@ -36,10 +43,19 @@ class DonorCoding:
     metrics: Metrics
 
     def encode(self, block: Block, spans: Sequence[DonorSpan]) -> HostRecord | None:
-        """The record of a member; None where it is to stand alone after all, which is noted where it must be."""
+        """Return the record of a member.
+
+        Args:
+            block: the block; it has joined the families of its donors.
+            spans: which of its tokens donors hold.
+
+        Returns:
+            The record, or None if the block is to stand alone: a donor left, or the record is not small enough. It has
+            left those families then, and others may be coded against it.
+        """
         record = self._encode(block, spans)
         if record is None:
-            self.matchmaker.stand_alone(block)
+            self.matcher.stand_alone(block)
             self.metrics.add(Metric.DONORS_REJECTED)
             return None
         self.metrics.add(Metric.MEMBER_RECORDS)
@@ -63,11 +79,11 @@ class DonorCoding:
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))
         view = block.fetched().view
-        room = int(_WORTH * self.plain.usual(info))
+        limit = int(_WORTH * self.plain.usual(info))
         return block.encode_by(
             self.codec,
-            lambda out: self.codec.encode(info, view, rows, out[:room]),  # which may be longer, to the end of a page
-            room,
+            lambda out: self.codec.encode(info, view, rows, out[:limit]),  # `out` may be longer, to the end of a page
+            limit,
             self.pool,
             lambda payload, _: self.codec.largest_error(info, payload),
             donors=[Donor(number, donor.key) for number, donor in zip(numbers, donors, strict=True)],

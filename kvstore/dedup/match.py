@@ -29,9 +29,23 @@ assert _MOST_SPANS <= MAX_SPANS
 
 
 @dataclass(frozen=True)
-class Matchmaker:
-    """`plan` is for one thread. members: whether blocks may be coded against others. stored_only: donors must be on
-    disk already."""
+class DonorMatcher:
+    """Finds donors for new blocks, and offers new blocks as donors. `plan` is for one thread at a time.
+
+    Attributes:
+        content: where donors are found by their tokens.
+        members: whether blocks may be coded against others; otherwise they are offered as donors only.
+        stored_only: donors must be on disk already.
+
+    Example:
+        >>> from kvstore import StoreConfig
+        >>> from kvstore.metrics import Metrics
+        >>> from kvstore.trie import TrieIndex
+        >>> content = ContentIndex()
+        >>> residency = Residency(StoreConfig(), TrieIndex(64), Metrics(), content)
+        >>> DonorMatcher(residency, content, 64, members=True, stored_only=False).plan([])
+        []
+    """
 
     residency: Residency
     content: ContentIndex
@@ -40,34 +54,36 @@ class Matchmaker:
     stored_only: bool
 
     def plan(self, blocks: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
-        """For each block the spans of it that donors hold, () where it stands alone; such a block is in the content
-        index on return. Members have joined their donors' families, so that these stay."""
+        """Return, for each block, the spans of it that donors hold; () for a block that stands alone.
+
+        On return a block that stands alone is in the content index, and a member has joined its donors' families, so
+        that these stay as long as it does.
+        """
         plans: list[tuple[DonorSpan, ...]] = []
-        run: list[Block] = []
+        chain: list[Block] = []
         for block in [*blocks, None]:
-            if block is None or (run and block.parent != run[-1].record):
-                plans += self._plan_run(run)
-                run = []
+            if block is None or (chain and block.parent != chain[-1].record):
+                plans += self._plan_chain(chain)
+                chain = []
             if block is not None:
-                run.append(block)
+                chain.append(block)
         return plans
 
     def stand_alone(self, block: Block) -> None:
-        """The block is coded without donors after all: it may be one."""
+        """Take a block that is coded without donors after all out of their families; it may be a donor now."""
         self.residency.leave_family(block)
 
-    def _plan_run(self, run: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
-        if not run:
+    def _plan_chain(self, chain: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
+        if not chain:
             return []
-        tokens = self._path(run) if self.members else None
+        tokens = self._path(chain) if self.members else None
         plans = []
-        for block in run:
+        for block in chain:
             spans: tuple[DonorSpan, ...] = ()
             if tokens is not None and block.end <= len(tokens) and self._may_join(block):
                 spans = self._match(block, tokens)
             if spans:
-                donors = list(dict.fromkeys(span.record for span in spans))
-                spans = spans if self.residency.join(block, donors) else ()
+                spans = spans if self.residency.join(block, _donors(spans)) else ()
             if not spans:
                 self.residency.offer(block)
             plans.append(spans)
@@ -76,10 +92,10 @@ class Matchmaker:
     def _may_join(self, block: Block) -> bool:
         return not block.alone and not self.residency.is_kept(block.record)
 
-    def _path(self, run: Sequence[Block]) -> Tokens | None:
+    def _path(self, chain: Sequence[Block]) -> Tokens | None:
         """All tokens of the sequence up to the end of the last block that is not replaced yet; None where there is
         none."""
-        for block in reversed(run):
+        for block in reversed(chain):
             with contextlib.suppress(KeyError):
                 _, tokens = self.residency.index.path(block.record)
                 return tokens

@@ -10,9 +10,15 @@ from kvstore.tiers.base import Source
 
 @dataclass(frozen=True)
 class BlockRead:
-    """The first `tokens` of a record, which stand at `start` of the sequence.
+    """A stored block that a get wants, or the beginning of one.
 
-    parent_key: key of the block before; a record from outside memory must prove with its own key that it follows it.
+    Attributes:
+        record: its number.
+        start: position of its first token in the sequence.
+        tokens: the wanted token ids, the first of the record.
+        parent_key: key of the block before; a record that is read from disk must prove with its own key that it
+            follows that block.
+        source: where the block is; must be released.
     """
 
     record: int
@@ -23,4 +29,5 @@ class BlockRead:
 
     @property
     def end(self) -> int:
+        """Position behind the last wanted token."""
         return self.start + len(self.tokens)

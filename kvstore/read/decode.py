@@ -1,4 +1,4 @@
-"""Brings one block into its slice of the result, and says what failed: nothing that a record holds raises."""
+"""Brings one block into its slice of the result. A damaged record raises nothing; it is counted and quarantined."""
 
 from __future__ import annotations
 
@@ -23,23 +23,27 @@ from kvstore.tiers.profiles import Profiles
 
 
 class _NoProfile(Exception):
-    """The record's profile is not here: with it the record can be read, so it stays."""
+    """The record's profile is missing here. With it the record can be read, so it stays."""
 
 
 @dataclass(frozen=True)
 class BlockDecoder:
-    """Thread-safe: has no state of its own. A block that fails is counted, and quarantined if it is damaged."""
+    """Decodes blocks of every codec, or copies those that have tensors. Thread-safe: has no state of its own.
+
+    A block that fails is counted, and quarantined if it is damaged.
+    """
 
     residency: Residency
     profiles: Profiles
     donors: DonorReader
 
     def copy(self, read: BlockRead, source: TensorSource, target: KVView) -> bool:
-        """Copies a block that has tensors into `target`; False if it is damaged."""
+        """Copy a block that has tensors into `target`; return False if it is damaged."""
         return self._succeeds(read, lambda: self._copy(source, target))
 
     def decode(self, read: BlockRead, header: RecordHeader, payload: memoryview, target: KVView) -> bool:
-        """Decodes a record that was checked into `target`; False if it is damaged or cannot be decoded here."""
+        """Decode a record, checked by `check_record`, into `target`; return False if it is damaged or its codec or
+        profile is missing here."""
         if is_delta(header.codec):
             return self._succeeds(read, lambda: self._decode_member(read, header, payload, target))
         return self._succeeds(read, lambda: self._decode(header, payload, target))
@@ -114,8 +118,13 @@ class BlockDecoder:
 
 
 def check_record(read: BlockRead, data: memoryview) -> RecordHeader:
-    """Parses a record and checks that it is whole, and exactly the block that was asked for: its parent's key, its
-    own key and the tokens themselves. Raises `DamagedRecord`."""
+    """Parse a record, and check that it is whole and exactly the block that was asked for.
+
+    Its parent's key, its own key, its position and the tokens themselves are compared.
+
+    Raises:
+        DamagedRecord: something does not agree.
+    """
     header = parse(data, len(data))
     check_payload(header, data)
     if (

@@ -1,7 +1,7 @@
 """Brings the blocks of a prefix together: reads those that are in storage, checks them, decodes all into the result.
 
 Every block goes straight into its slice of the result. Records that follow each other on disk are read with one
-call, and reading one run of them overlaps with decoding another.
+call, and reading some of them overlaps with decoding others.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.host import HostRecord
 
-# Larger runs read no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
-_RUN_BYTES = 2 * MIB
+# Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
+_READ_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Reads and decodes. Thread-safe: has no state of its own.
+    """Reads and decodes the blocks of a prefix. Thread-safe: has no state of its own.
 
-    executor: its threads read and decode; more of them than decode let reads overlap. threads: how many may decode.
     Records that are read a second time (see `SecondRead`) are kept in the host tier as they are, coded as in storage: a
     record names its codec, and decoding it again costs less than coding it anew.
+
+    Attributes:
+        executor: its threads read and decode; more of them than `threads` let reads overlap.
+        threads: how many may decode at once.
     """
 
     residency: Residency
@@ -42,11 +45,16 @@ class Fetcher:
     decoder: BlockDecoder
 
     def fetch(self, reads: Sequence[BlockRead], out: KVView | None, origin: int = 0) -> tuple[int, dict[str, int]]:
-        """Decodes the blocks into `out`, which begins at position `origin`. Without `out` it only reads and checks
-        them, and keeps them in the host tier.
+        """Decode the blocks into `out`, and release their sources.
 
-        Returns how many leading blocks are good, and tokens by tier of those. Never raises for damaged or lost
-        records: they are counted and quarantined. Releases the sources.
+        Args:
+            reads: blocks that continue each other, at least one.
+            out: where their tokens go; None: only read and check the blocks, and keep them in the host tier.
+            origin: position of the first token of `out`.
+
+        Returns:
+            How many leading blocks are good, and tokens by tier of those. Damaged and lost records never raise; they
+            are counted and quarantined.
         """
         ranges = self._ranges(reads)
         task = ReadTask(self, reads, out, origin)
@@ -61,14 +69,14 @@ class Fetcher:
         return good, tiers
 
     def _ranges(self, reads: Sequence[BlockRead]) -> list[range]:
-        """What to work on together: runs of neighbours in storage, and even shares of what is in memory."""
+        """What to work on together: neighbours in storage, and even shares of what is in memory."""
         share = max(1, -(-len(reads) // (2 * self.threads)))
         storage = self.residency.storage
         ranges: list[range] = []
         first = size = 0
         for i, read in enumerate(reads):
             if i > first and (
-                not _together(storage, reads[i - 1].source, read.source) or size >= _RUN_BYTES or i - first >= share
+                not _together(storage, reads[i - 1].source, read.source) or size >= _READ_BYTES or i - first >= share
             ):
                 ranges.append(range(first, i))
                 first, size = i, 0
@@ -79,7 +87,10 @@ class Fetcher:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Works on one range of blocks; returns the indexes of those that failed."""
+    """Reads and decodes a range of the blocks of one fetch. Thread-safe for ranges that do not overlap.
+
+    Calling it with a range of indexes returns the indexes of the blocks that failed.
+    """
 
     fetcher: Fetcher
     reads: Sequence[BlockRead]
@@ -113,7 +124,7 @@ class ReadTask:
             tier.read(sources, buffers)
             readable = [True] * len(sources)
         except OSError:
-            # One bad sector fails the whole run: find out whose it is.
+            # One bad sector fails the whole read: find out whose it is.
             fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS)
             readable = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
         finally:

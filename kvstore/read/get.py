@@ -7,27 +7,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvstore.core.arguments import check_integer
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.results import Hit
-from kvstore.core.tokens import Tokens
+from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
-from kvstore.read.result import OutputBuffers, allocate, to_device
+from kvstore.read.result import OutputBuffers, allocate, is_on_cpu, to_device
 
 # Reserved behind the tensors of a hit, for what is generated first.
 _RESERVE_TOKENS = 64
+_MOST_RESERVE = 1 << 24
 
 
 @dataclass(frozen=True)
 class GetRequest:
-    """What a caller asked for; checked.
+    """What a caller of `KVStore.get` asked for; checked.
 
-    namespace: its digest. tokens: of which the longest stored prefix is wanted. given: how many tokens the caller's
-    sequence has. device: where the tensors go; on_cpu: whether that is the CPU. reserve: tokens to reserve behind
-    them, None for as many as are likely to follow. begin: when the get began.
+    Attributes:
+        namespace: its digest.
+        tokens: the longest stored prefix of these is wanted.
+        given: how many tokens the caller's sequence has.
+        device: where the tensors go.
+        on_cpu: whether that is the CPU.
+        reserve: tokens to reserve behind the tensors; None for as many as are likely to follow.
+        begin: when the get began, by `time.perf_counter`.
     """
 
     namespace: bytes
@@ -38,8 +45,21 @@ class GetRequest:
     reserve: int | None
     begin: float
 
+    @classmethod
+    def of(cls, tokens: Any, namespace: bytes, max_tokens: int | None, device: Any, reserve: int | None) -> GetRequest:
+        """Check the arguments of `KVStore.get`.
+
+        Raises:
+            ValueError: an argument is malformed.
+        """
+        begin = time.perf_counter()
+        ids = as_tokens(tokens)
+        wanted = ids[: check_integer("max_tokens", max_tokens, 1)]
+        check_integer("reserve", reserve, 0, _MOST_RESERVE)
+        return cls(namespace, wanted, len(ids), device, is_on_cpu(device), reserve, begin)
+
     def reserve_behind(self, count: int) -> int:
-        """Tokens to reserve behind the first `count`; none on other devices than the CPU."""
+        """Return how many tokens to reserve behind the first `count`; 0 on other devices than the CPU."""
         if not self.on_cpu:
             return 0
         return min(self.given - count, count) + _RESERVE_TOKENS if self.reserve is None else self.reserve
@@ -47,7 +67,7 @@ class GetRequest:
 
 @dataclass(frozen=True)
 class Getter:
-    """Thread-safe: has no state of its own."""
+    """Serves exact gets and prefetches. Thread-safe: has no state of its own."""
 
     lookup: Lookup
     placement: Placement
@@ -56,11 +76,11 @@ class Getter:
     metrics: Metrics
 
     def get(self, request: GetRequest) -> Hit | None:
-        """The cache of the longest stored prefix, exact to the token; None where nothing is stored."""
+        """Return the cache of the longest stored prefix; None if nothing is stored."""
         return self.fetch(request, self.lookup.reads(request.namespace, request.tokens))
 
     def fetch(self, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
-        """The same for blocks that were looked up; releases their sources."""
+        """Return the cache of blocks that were looked up, and release their sources; None if the first is lost."""
         if not reads:
             self.metrics.add(Metric.GET_MISSES)
             return None
@@ -78,7 +98,12 @@ class Getter:
         return self.hit(request, out, out.layers(reads[good - 1].end), tiers)
 
     def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tiers: dict[str, int]) -> Hit:
-        """What is handed to the caller, and counted. layers: of `out`, as many tokens as are good."""
+        """Make the result for the caller, and count it.
+
+        Args:
+            layers: those of `out`, of as many tokens as are good.
+            tiers: tokens by where they came from.
+        """
         layers = to_device(layers, request.device)
         self.metrics.add(Metric.GET_HITS)
         for name, amount in tiers.items():
@@ -87,7 +112,7 @@ class Getter:
         return Hit(tokens, tiers, time.perf_counter() - request.begin, layers, _room=reserved)
 
     def prefetch(self, namespace: bytes, tokens: Tokens) -> int:
-        """Brings the stored prefix into the host tier; returns its leading tokens that are in memory then."""
+        """Bring the stored prefix into the host tier; return how many leading tokens are in memory then."""
         reads = self.lookup.reads(namespace, tokens)
         good = self.fetcher.fetch(reads, None)[0] if reads else 0
         in_memory = 0

@@ -9,29 +9,33 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import chain_keys, chain_root
 from kvstore.core.tokens import Tokens
 from kvstore.read.block_read import BlockRead
-from kvstore.residency.load import follow
+from kvstore.residency.follow import Follower
 from kvstore.residency.residency import Residency
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Thread-safe. follows: a writer process may change the store, so look for what it did first."""
+    """Finds the stored prefix of a sequence. Thread-safe.
+
+    Attributes:
+        follower: before each look, it takes in what a writer process did; None in the writer itself.
+    """
 
     residency: Residency
     identity: ModelIdentity
     block_tokens: int
-    follows: bool
+    follower: Follower | None
     _roots: dict[bytes, bytes] = field(default_factory=dict)
 
     def root(self, namespace: bytes) -> bytes:
-        """The key before the first block of a namespace (given by its digest)."""
+        """Return the key before the first block of a namespace, which is given by its digest."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = chain_root(self.identity.digest, namespace, self.block_tokens)
         return root
 
     def depth(self, namespace: bytes, tokens: Tokens) -> int:
-        """How many leading tokens are stored, by the index alone; counts as no use."""
+        """Return how many leading tokens are stored, by the index alone; counts as no use."""
         self._refresh()
         match = self.residency.index.match(namespace, tokens, touch=False)
         usable = match.usable(self.block_tokens) if len(match.records) else 0
@@ -41,9 +45,10 @@ class Lookup:
         return usable
 
     def reads(self, namespace: bytes, tokens: Tokens) -> list[BlockRead]:
-        """The blocks of the stored prefix with their sources, up to the first that is nowhere; counts as a use.
+        """Return the blocks of the stored prefix with their sources, up to the first that is nowhere.
 
-        The sources must be released: `Fetcher.fetch` does so, `Residency.release` if they are not fetched.
+        Counts as a use. The sources must be released: `Fetcher.fetch` does so, `Residency.release` if they are not
+        fetched.
         """
         self._refresh()
         residency, size = self.residency, self.block_tokens
@@ -67,10 +72,10 @@ class Lookup:
         return reads
 
     def in_memory(self, records: Sequence[int]) -> list[bool]:
-        """Whether each record can be had without reading the disk."""
+        """Return, for each record, whether it is in memory."""
         residency = self.residency
         return [r in residency.host or r in residency.device or residency.is_pending(r) for r in records]
 
     def _refresh(self) -> None:
-        if self.follows:
-            follow(self.residency)
+        if self.follower is not None:
+            self.follower.follow()

@@ -18,7 +18,12 @@ from kvstore.tiers.profiles import Profiles
 
 @dataclass(frozen=True)
 class Placement:
-    """Thread-safe: has no state of its own. codecs: of new records, profiles: of the others."""
+    """Decides where blocks are decoded. Thread-safe: has no state of its own.
+
+    Attributes:
+        codecs: those of new records.
+        profiles: give the codecs of the others.
+    """
 
     layout: KVLayout
     codecs: TierCodecs
@@ -26,8 +31,8 @@ class Placement:
     metrics: Metrics
 
     def decode_device(self, reads: Sequence[BlockRead], device: Any) -> torch.device | None:
-        """The device to decode on if the blocks are wanted on `device`: that, if it is a GPU which decodes them all;
-        None for the CPU."""
+        """Return where to decode blocks that are wanted on `device`: there, if it is a GPU that decodes all of them;
+        otherwise None, which is the CPU."""
         where = torch.device("cpu" if device is None else device)
         if where.type != "cuda":
             return None
@@ -35,9 +40,9 @@ class Placement:
         return where if self.all_decode(reads, where) else None
 
     def all_decode(self, reads: Sequence[BlockRead], device: torch.device) -> bool:
-        """Whether `device` (a GPU with its index) brings up all the blocks without the CPU.
+        """Return whether `device` (a GPU with its index) decodes or copies all the blocks without the CPU.
 
-        If they could all be decoded by kernels, and the device cannot run these, its records are counted.
+        If their codecs have kernels and the device cannot run these, the records are counted as a fallback.
         """
         numbers = []
         for read in reads:

@@ -19,26 +19,39 @@ _AT_ONCE_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class OutputBuffers:
-    """Memory for a prefix. tensors: per layer (K, V), each `[1, heads, capacity, dim]`, contents undefined; view: of
-    its tokens, without what is reserved."""
+    """Memory for a prefix, with undefined contents; `allocate` makes it.
+
+    Attributes:
+        tensors: per layer (K, V), each `[1, heads, capacity, dim]`.
+        view: of the tokens, without what is reserved behind them.
+    """
 
     tensors: KVLayers
     view: KVView
 
     @property
     def has_reserve(self) -> bool:
-        """Whether there is room behind the tokens."""
+        """Whether anything is reserved behind the tokens."""
         return int(self.tensors[0][0].shape[2]) > self.view.tokens
 
     def layers(self, tokens: int) -> KVLayers:
-        """The first `tokens` tokens of every tensor, without copying."""
+        """Return the first `tokens` tokens of every tensor, without copying."""
         if tokens == self.tensors[0][0].shape[2]:
             return self.tensors
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
 
 
 def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device | None = None) -> OutputBuffers:
-    """Memory for `tokens` tokens and `reserve` more, on `device`; None: on the CPU, pinned if there is CUDA."""
+    """Allocate memory for `tokens` tokens and `reserve` more.
+
+    Args:
+        device: where; None: on the CPU, pinned if there is CUDA.
+
+    Example:
+        >>> out = allocate(KVLayout.uniform(num_layers=1, heads=2, head_dim=8), tokens=3, reserve=5)
+        >>> out.layers(3)[0][0].shape, out.has_reserve
+        (torch.Size([1, 2, 3, 8]), True)
+    """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pinned = device is None and torch.cuda.is_available()
     first = layout.layers[0]
@@ -65,7 +78,7 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
 
 
 def to_device(layers: KVLayers, device: Any) -> KVLayers:
-    """The same tensors on `device` (None: as they are). All copies are under way before the first is waited for."""
+    """Return the same tensors on `device`; None: as they are. Starts all copies before it waits for the first."""
     if is_on_cpu(device):
         return layers
     moved = tuple((k.to(device, non_blocking=True), v.to(device, non_blocking=True)) for k, v in layers)
@@ -74,8 +87,15 @@ def to_device(layers: KVLayers, device: Any) -> KVLayers:
 
 
 def is_on_cpu(device: Any) -> bool:
-    """Whether tensors for `device` are to be on the CPU, as they are for None. Raises `ValueError` if `device` is not
-    a device."""
+    """Return whether `device` is the CPU, as None is.
+
+    Raises:
+        ValueError: `device` is not a torch device.
+
+    Example:
+        >>> is_on_cpu(None), is_on_cpu("cuda:0")
+        (True, False)
+    """
     if device is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""A block on its way to the tiers, and how it becomes a record."""
+"""A block that was put, and how it becomes a record; a block that is on disk already."""
 
 from __future__ import annotations
 
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Block(TensorSource):
-    """One block of one sequence, its keys and values still where the caller (or a copy) has them.
+    """A block that waits to be written. Its keys and values are still the caller's, or a copy. Immutable.
 
-    record: its number. parent: number of the block before it, 0 for none. key, parent_key: see `identity.chain_key`.
-    alone: not to be coded against others.
+    Attributes:
+        record: its number.
+        parent: number of the block before it, 0 for none.
+        key, parent_key: keys of the two, see `core.keys.chain_key`.
+        namespace: digest of the namespace.
+        start: position of its first token.
+        tokens: its token ids, `[n]`.
+        view: its keys and values.
+        bits: information in its tokens.
+        expiry: unix seconds; 0 for never.
+        pinned: a pinned sequence ends with it.
+        alone: it must not be coded against others.
     """
 
     record: int
@@ -44,6 +54,7 @@ class Block(TensorSource):
 
     @property
     def end(self) -> int:
+        """Position behind its last token."""
         return self.start + len(self.tokens)
 
     @property
@@ -69,33 +80,45 @@ class Block(TensorSource):
         return self
 
     def info(self) -> BlockInfo:
+        """Return what a codec must know of the block."""
         return BlockInfo(self.view.layout, self.tokens, self.start)
 
     def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:
-        """The block as a sealed record in a buffer of whole pages. lasting: it will be kept in memory."""
+        """Return the block as a sealed record in a buffer of whole pages.
+
+        Args:
+            pool: gives the buffer.
+            lasting: the record will be kept in memory.
+        """
         info = self.info()
-        for room in (codec.usual(info), codec.bound(info)):
+        for limit in (codec.usual(info), codec.bound(info)):
             record = self.encode_by(
-                codec, lambda out: codec.encode(info, self.view, out), room, pool, codec.error_bound, lasting
+                codec, lambda out: codec.encode(info, self.view, out), limit, pool, codec.error_bound, lasting
             )
             if record is not None:
                 return record
-        raise AssertionError("a block takes more than the codec's bound")
+        raise AssertionError(f"codec {codec.name}: a block takes more bytes than `bound` allows")
 
     def encode_by(
         self,
         codec: Codec | DeltaCodec,
         write: Callable[[memoryview], tuple[int, ...] | None],
-        room: int,
+        limit: int,
         pool: BufferPool,
         error: Callable[[memoryview, Sequence[int]], float],
         lasting: bool = False,
         donors: Sequence[Donor] = (),
     ) -> HostRecord | None:
-        """The same with a payload of at most `room` bytes that `write` writes in the manner of `codec`, against
-        `donors`; None where it does not fit. error: says its error bound."""
+        """Return the block as a sealed record with a payload of at most `limit` bytes; None if that is too little.
+
+        Args:
+            codec: the record names this codec.
+            write: writes the payload and returns the sizes of its layers, or None if it does not fit.
+            error: gives the error bound of a payload.
+            donors: what the payload is coded against.
+        """
         begin = payload_offset(len(self.view.layout.layers), len(self.tokens), len(donors))
-        buffer = pool.take(padded(begin + room), lasting)
+        buffer = pool.take(padded(begin + limit), lasting)
         sizes = write(buffer.view[begin:])
         if sizes is None:
             return None
@@ -126,8 +149,17 @@ class Block(TensorSource):
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """A block that is on disk already and becomes known here: see `Block` for what the fields mean. donors: the records
-    that it is coded against."""
+    """A block that is on disk already and becomes known here. Immutable.
+
+    Attributes:
+        donors: numbers of the records that it is coded against.
+        record, parent, namespace, start, tokens, expiry, pinned: see `Block`.
+
+    Example:
+        >>> import numpy as np
+        >>> StoredBlock(1, 0, b"n" * 32, start=64, tokens=np.arange(64, dtype=np.uint32), expiry=0.0).end
+        128
+    """
 
     record: int
     parent: int
@@ -145,4 +177,5 @@ class StoredBlock:
 
     @property
     def end(self) -> int:
+        """Position behind its last token."""
         return self.start + len(self.tokens)

@@ -1,4 +1,4 @@
-"""What a store knows of its records at one moment, copied out, to be looked at in peace."""
+"""What a store knows of its records at one moment, copied so that it does not change while it is compared."""
 
 from __future__ import annotations
 
@@ -12,9 +12,21 @@ from kvstore.residency.block import Block
 
 @dataclass(frozen=True)
 class Census:
-    """A copy of what a `Ledger` says. indexed: record numbers, rising. replaced: stored records that are to go when a
-    newer one is written, or next. paths: of each pinned record, those of its sequence. waiting: (end of life, record)
-    as they wait for their time. donors: by member. members: by donor."""
+    """A copy of what a `Ledger` says.
+
+    Attributes:
+        indexed: record numbers in the index, rising.
+        queued: blocks that wait to be written, by record.
+        unwritten: records whose write failed.
+        replaced: stored records that are to go when a newer one is written, or with the next commit.
+        pinned: the last records of pinned sequences.
+        kept: all records of those sequences.
+        paths: all records of the sequence that ends with a pinned record, by that record.
+        expiry: end of life in unix seconds, by record.
+        waiting: (end of life, record), as the queue of ends of life has them.
+        donors: by member.
+        members: by donor.
+    """
 
     indexed: npt.NDArray[np.uint64]
     queued: dict[int, Block]

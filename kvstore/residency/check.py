@@ -1,4 +1,4 @@
-"""`KVStore.check`: whether everything that a store says of itself agrees. Looks, and repairs nothing."""
+"""`KVStore.check`: compares everything that a store says of itself, and repairs nothing."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ _NONE: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 class CheckReport:
     """What `KVStore.check` found.
 
-    problems: in plain English, one a line; () where all is well. records: in the index. disk_records, host_records,
-    device_records, queued_records: in each tier. members: records that are coded against others. pinned: pinned
-    sequences. sessions: saved sessions. verified_records: records that were read from disk, with deep=True.
+    Attributes:
+        problems: one sentence each; () if all is well.
+        records: in the index.
+        disk_records, host_records, device_records, queued_records: in each tier, and in the write queue.
+        members: records that are coded against others.
+        pinned: pinned sequences.
+        sessions: saved sessions.
+        verified_records: records that were read from disk, with deep=True.
 
     Example:
         >>> CheckReport().ok
@@ -100,8 +105,13 @@ class _Look:
 
 @dataclass(frozen=True)
 class Checker:
-    """Thread-safe. paused: nobody puts or deletes inside of it. is_idle: whether no other call is under way; then
-    nobody may be holding a segment."""
+    """Holds a store against its invariants. Thread-safe.
+
+    Attributes:
+        records: verifies the records on disk.
+        paused: gives a context in which nobody puts or deletes.
+        is_idle: whether no other call is under way; nobody may hold a segment then.
+    """
 
     residency: Residency
     records: RecordCheck
@@ -150,7 +160,10 @@ class Checker:
         found += [*_tier_problems(residency.host, *host), *_tier_problems(residency.device, *device)]
         found += survey.problems if survey is not None else ()
         if survey is not None and survey.held and idle_before and self.is_idle():
-            found += [f"segment {number}: held by nobody, {reads} times" for number, reads in survey.held.items()]
+            found += [
+                f"segment {number}: {reads} reads hold it, and no call is under way"
+                for number, reads in survey.held.items()
+            ]
         if residency.disk is None or survey is not None:
             found += [*self._state_problems(look), *_family_problems(look), *offered]
         return found + _mark_problems(look.census), look
@@ -203,7 +216,7 @@ class Checker:
             is_unwritten=np.array([record in census.unwritten for record in indexed], bool),
         )
         bad = records[~good].tolist()
-        return found + [f"record {record} is offered as a donor, and may not be one" for record in bad]
+        return found + [f"record {record} is in the content index and may not be a donor" for record in bad]
 
     @staticmethod
     def _token_counts(look: _Look) -> dict[int, int]:
@@ -236,7 +249,7 @@ def _family_problems(look: _Look) -> Iterator[str]:
             yield f"member {member} is coded against a member"
     for donor in inverse.keys() | census.members.keys():
         if inverse.get(donor, set()) != census.members.get(donor, frozenset()):
-            yield f"donor {donor}: its members are not those that name it"
+            yield f"donor {donor}: the list of its members differs from the members that name it"
     if look.disk is None:
         return
     stored = look.disk.scan.donors
@@ -261,5 +274,5 @@ def _mark_problems(census: Census) -> list[str]:
         found.append(f"records {sorted(kept ^ census.kept)[:8]}: kept without a pin, or pinned and not kept")
     for record, end in census.expiry.items():
         if (end, record) not in census.waiting:
-            found.append(f"record {record} has an end of life that nobody waits for")
+            found.append(f"record {record} has an end of life that is not in the queue of ends")
     return found

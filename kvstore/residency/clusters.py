@@ -1,4 +1,4 @@
-"""The clusters of alike sequences that a store shows."""
+"""Clusters of alike sequences, kept up to date while records come and go."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ from kvstore.trie.semantic import Clusters
 
 
 @dataclass
-class Grouping:
-    """Clusters of one radius at a time, made when they are first asked for. Thread-safe."""
+class ClusterIndex:
+    """Clusters of one radius at a time, made when they are first asked for.
+
+    Thread-safe: `_lock` guards `_clusters`, which has a lock of its own for what is in it.
+    """
 
     residency: Residency
     _clusters: Clusters | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def groups(self, radius_bits: float, namespace: bytes | None) -> list[ClusterInfo]:
-        """The clusters, the one with most members first. namespace: a digest, None for all."""
+    def clusters(self, radius_bits: float, namespace: bytes | None) -> list[ClusterInfo]:
+        """Return the clusters, the one with the most members first.
+
+        Args:
+            radius_bits: see `KVStore.clusters`. Another radius than last time makes all clusters anew.
+            namespace: only of the namespace with this digest; None: of all.
+
+        Raises:
+            ValueError: the radius is not above 0.
+        """
         found = []
         for cluster in self._of(radius_bits).clusters():
             try:
@@ -29,7 +40,7 @@ class Grouping:
             if namespace is None or paths[0][0] == namespace:
                 members = tuple(tokens for _, tokens in paths)
                 found.append(ClusterInfo(members[0], members, cluster.radius_bits, cluster.shared_bits))
-        return sorted(found, key=lambda group: len(group.members), reverse=True)
+        return sorted(found, key=lambda cluster: len(cluster.members), reverse=True)
 
     def _of(self, radius_bits: float) -> Clusters:
         with self._lock:

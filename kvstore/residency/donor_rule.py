@@ -1,4 +1,4 @@
-"""Who may be a donor: the one rule, for one block and for the columns of a whole catalog alike."""
+"""Which blocks may be donors: the one rule, for one block and for the columns of a whole catalog."""
 
 from __future__ import annotations
 
@@ -22,10 +22,27 @@ def may_be_donor(
     is_indexed: Flag,
     is_unwritten: Flag = False,
 ) -> npt.NDArray[np.bool_]:
-    """Whether others may be coded against a block. Scalars, or arrays of one length; the result is 0-D or an array.
+    """Return whether others may be coded against a block.
 
-    record, parent: its number and that of the block before it. tokens: how many it has. is_indexed: whether it can be
-    found. is_unwritten: whether its write failed, so that it is in memory only.
+    Args are scalars, or arrays `[n]` of one length.
+
+    Args:
+        record: its number.
+        parent: number of the block before it.
+        tokens: how many tokens it has.
+        block_tokens: how many a whole block has.
+        expiry: unix seconds; 0 for never.
+        is_member: it is coded against others itself.
+        is_indexed: it can be found.
+        is_unwritten: its write failed, so it is in memory only.
+
+    Returns:
+        A 0-D bool array, or bools `[n]`.
+
+    Example:
+        >>> rule = dict(parent=6, tokens=64, block_tokens=64, expiry=0.0, is_member=False, is_indexed=True)
+        >>> bool(may_be_donor(record=7, **rule))
+        True
     """
     whole = np.equal(tokens, block_tokens)  # tails are replaced when a sequence grows
     lasting = np.equal(expiry, 0)  # it would have to keep its members alive beyond its own end

@@ -7,8 +7,16 @@ import time
 
 
 class Expiry:
-    """Ends of life by record, unix seconds. Guarded by the lock of `Residency`; `of` is a single look-up, which needs
-    no lock."""
+    """Ends of life by record, in unix seconds.
+
+    Guarded by the lock of `Residency`; `of` is a single look-up, which needs no lock.
+
+    Example:
+        >>> expiry = Expiry()
+        >>> expiry.set(7, 1.0)
+        >>> expiry.is_over(7), expiry.due()
+        (True, [7])
+    """
 
     def __init__(self) -> None:
         self._ends: dict[int, float] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.config import StoreConfig
 from kvstore.core.guard import RESIDENCY, Guard
@@ -23,14 +24,26 @@ from kvstore.residency.pins import Pins
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
 from kvstore.trie.content import ContentIndex
 
-Bits = np.ndarray[tuple[int], np.dtype[np.float32]] | float
+Bits = npt.NDArray[np.float32] | float
 
 
 @dataclass
 class Ledger:
-    """Thread-safe.
+    """Keeps what is known of every record but its bytes, and changes the index with it. Thread-safe.
 
-    content: of the blocks that others may be coded against, None where none may; others only look things up in it.
+    Attributes:
+        config: the settings of the store.
+        index: names the records by their tokens.
+        content: finds blocks that others may be coded against; None if none may. Everybody else only looks things up
+            in it.
+
+    Example:
+        >>> ledger = Ledger(StoreConfig(), TrieIndex(64), Metrics())
+        >>> block = StoredBlock(7, 0, b"n" * 32, start=0, tokens=np.arange(3, dtype=np.uint32), expiry=0.0)
+        >>> ledger.arrive(block.tokens, [block])
+        []
+        >>> ledger.path(7), ledger.is_kept(7)
+        ([7], False)
 
     One lock, `_lock`, guards what is said so below: whoever changes any of it holds the lock, so that every change is
     seen whole. Reading one record's entry of a dict or a set is a single step and needs no lock. The index, the
@@ -56,23 +69,23 @@ class Ledger:
         self._pins = Pins(self._path_with_holes)  # guarded by _lock
         self._expiry = Expiry()  # guarded by _lock
         self._families = Families()  # changed under _lock; it has its own for readers
-        # Told of every record that is put, and that is gone; after _lock is released. Replaced as a whole.
+        # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
         self._arrived: tuple[Callable[[int], None], ...] = ()
         self._forgotten: tuple[Callable[[int], None], ...] = ()
 
     def listen(
         self, arrived: Callable[[int], None] | None = None, forgotten: Callable[[int], None] | None = None
     ) -> None:
-        """From now on these are told of every record that arrives, and that is gone; in any order, on any thread."""
+        """Call these from now on with every record that arrives, and that is gone; in any order, on any thread."""
         with self._lock:
             self._arrived += (arrived,) if arrived else ()
             self._forgotten += (forgotten,) if forgotten else ()
 
     def unlisten(self, arrived: Callable[[int], None], forgotten: Callable[[int], None]) -> None:
-        """Ends `listen`; a call under way may still come."""
+        """End `listen`; a call that is under way may still come."""
         with self._lock:
-            self._arrived = tuple(told for told in self._arrived if told != arrived)
-            self._forgotten = tuple(told for told in self._forgotten if told != forgotten)
+            self._arrived = tuple(listener for listener in self._arrived if listener != arrived)
+            self._forgotten = tuple(listener for listener in self._forgotten if listener != forgotten)
 
     def path(self, record: int) -> list[int]:
         """The records of the prefix that ends with this one, root first; [] where the index does not know it."""
@@ -277,6 +290,20 @@ class Ledger:
             for member, listed in (donors or {}).items():
                 self._families.add(member, listed)
 
+    def load_content(
+        self,
+        namespaces: Sequence[bytes],
+        which: npt.NDArray[np.uint32],
+        records: npt.NDArray[np.uint64],
+        parents: npt.NDArray[np.uint64],
+        counts: npt.NDArray[np.uint32],
+        tokens: Tokens,
+    ) -> None:
+        """Lets others find these records as donors, at open: see `ContentIndex.insert_many`."""
+        with self._lock:
+            if self.content is not None:
+                self.content.insert_many(namespaces, which, records, parents, counts, tokens)
+
     def erase(self, namespace: bytes, tokens: Tokens) -> list[int]:
         """Takes a sequence that is stored in full out of the index: nobody finds its records any more, but those that
         are coded against them. Returns them; `forget` ends it. See `TrieIndex.erase`."""
@@ -320,8 +347,8 @@ class Ledger:
     @staticmethod
     def _tell(listeners: Iterable[Callable[[int], None]], records: Iterable[int]) -> None:
         for record in records:
-            for told in listeners:
-                told(record)
+            for listener in listeners:
+                listener(record)
 
     def census(self) -> Census:
         """What the ledger says at one moment."""

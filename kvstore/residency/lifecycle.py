@@ -9,17 +9,17 @@ from types import TracebackType
 from kvstore.errors import StoreClosed, StoreForked
 
 
-class Gate:
+class CallGuard:
     """A context manager around every call of a store; calls run in parallel.
 
     Thread-safe: the condition `_left` guards `_inside` and every write of `_closed`. `check` reads `_closed` without
     it, which is one reference; `__enter__` checks again under it.
 
     Example:
-        >>> gate = Gate()
-        >>> with gate:
+        >>> calls = CallGuard()
+        >>> with calls:
         ...     pass  # a call
-        >>> gate.close(), gate.close()
+        >>> calls.close(), calls.close()
         (True, False)
     """
 
@@ -32,9 +32,9 @@ class Gate:
     def check(self) -> None:
         """Raise `StoreForked` or `StoreClosed` if a call may not begin."""
         if os.getpid() != self._pid:  # before any lock: another thread may have held it when the process forked
-            raise StoreForked("this store was opened in the parent process; open it anew in the child")
+            raise StoreForked("the store was opened in the parent process; open it again in this one")
         if self._closed:
-            raise StoreClosed("this store was closed; open it anew")
+            raise StoreClosed("the store is closed; open it again")
 
     def __enter__(self) -> None:
         self.check()
@@ -58,7 +58,7 @@ class Gate:
         """Let no call begin any more, and return when the last one has ended.
 
         Returns:
-            False if the gate was closed already.
+            False if it was closed already.
 
         Raises:
             StoreForked: this is a forked child; the parent owns the store.

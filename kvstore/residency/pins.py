@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterable
 
 
 class Pins:
-    """Guarded by the lock of `Residency`; `is_pinned` and `is_kept` are single look-ups, which need no lock.
+    """The last records of pinned sequences, and all records that those keep.
 
-    path: the records of the prefix that ends with a record, root first, 0 where there is none; [] for an unknown one.
+    Guarded by the lock of `Residency`; `is_pinned` and `is_kept` are single look-ups, which need no lock.
+
+    Args:
+        path: gives the records of the prefix that ends with a record, root first, 0 for a missing one; [] if the record
+            is unknown.
+
+    Example:
+        >>> pins = Pins({2: [1, 2]}.__getitem__)
+        >>> pins.add(2)
+        >>> pins.is_pinned(1), pins.is_kept(1)
+        (False, True)
     """
 
     def __init__(self, path: Callable[[int], list[int]]) -> None:
@@ -18,17 +28,17 @@ class Pins:
         self._holes = False  # a record of a pinned sequence is missing: what fills the hole is kept too
 
     def add(self, record: int) -> None:
-        """Pins the sequence that ends with this record."""
+        """Pin the sequence that ends with this record."""
         self._pinned.add(record)
         self._keep(record)
 
     def load(self, records: Iterable[int]) -> None:
-        """Pins many, as when a store is opened."""
+        """Pin many sequences, as when a store is opened."""
         for record in records:
             self.add(record)
 
     def remove(self, record: int) -> None:
-        """The record is gone."""
+        """Note that the record is gone."""
         if record in self._pinned:
             self._pinned.discard(record)
             self._keep_all()
@@ -37,20 +47,20 @@ class Pins:
             self._holes = True
 
     def arrived(self) -> None:
-        """A record arrived: it may fill a hole in a pinned sequence."""
+        """Note that a record arrived; it may fill a hole in a pinned sequence."""
         if self._holes:
             self._keep_all()
 
     def is_pinned(self, record: int) -> bool:
-        """Whether a pinned sequence ends with the record."""
+        """Return whether a pinned sequence ends with the record."""
         return record in self._pinned
 
     def is_kept(self, record: int) -> bool:
-        """Whether the record, or one that continues it, is pinned."""
+        """Return whether the record, or one that continues it, is pinned."""
         return record in self._kept
 
     def snapshot(self) -> tuple[frozenset[int], frozenset[int]]:
-        """(pinned records, kept records)."""
+        """Return copies of (pinned records, kept records)."""
         return frozenset(self._pinned), frozenset(self._kept)
 
     def _keep(self, record: int) -> None:

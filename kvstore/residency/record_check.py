@@ -20,8 +20,14 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """Thread-safe. root: the key before the first block of a namespace. path: namespace and all tokens up to a record's
-    end, None where it is not in the index."""
+    """Verifies checksums, keys and tokens of all records on disk. Thread-safe.
+
+    Attributes:
+        pool: gives buffers to read into.
+        root: gives the key before the first block of a namespace.
+        path: gives namespace and all tokens up to a record's end; None if the record is not in the index.
+        block_tokens: tokens of a block.
+    """
 
     pool: BufferPool
     root: Callable[[bytes], bytes]
@@ -29,7 +35,7 @@ class RecordCheck:
     block_tokens: int
 
     def check(self, disk: DiskTier, survey: Survey) -> tuple[int, list[str]]:
-        """(records read, what is wrong with them). Records that left since the survey are passed over."""
+        """Return (records read, what is wrong with them). Records that left since the survey are skipped."""
         names = {number: digest for digest, number in survey.namespaces.items()}
         found: list[str] = []
         keys: dict[int, bytes] = {}
@@ -79,9 +85,9 @@ class RecordCheck:
             return "its key does not follow from its parent's key and its tokens"
         if header.namespace != namespace:
             return "its namespace is not the one of its catalog entry"
-        told = (entry.tag, entry.start, entry.codec, entry.extent.nbytes, len(entry.donors))
-        is_so = (key_tag(header.key), header.start, header.codec, padded(header.record_bytes), len(header.donors))
-        if told != is_so:
+        expected = (entry.tag, entry.start, entry.codec, entry.extent.nbytes, len(entry.donors))
+        found = (key_tag(header.key), header.start, header.codec, padded(header.record_bytes), len(header.donors))
+        if expected != found:
             return "key, position, codec, size or donors are not those of its catalog entry"
         if not np.array_equal(entry.tokens, header.tokens):
             return "its tokens are not those of its catalog entry"

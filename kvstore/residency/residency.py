@@ -7,7 +7,7 @@ A record that is in no tier any more is forgotten by the index too. `states` has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
@@ -27,13 +27,31 @@ from kvstore.trie.index import NO_LIMIT
 
 @dataclass
 class Residency(Ledger):
-    """All tiers of one store, and its `Ledger` of records. Thread-safe: the ledger's lock guards what the ledger says;
-    each tier has its own lock, which is taken below that one."""
+    """All tiers of one store, and its `Ledger` of records.
 
-    def __post_init__(self) -> None:
+    Thread-safe: the tiers are constant; the ledger's lock guards what the ledger says, and each tier has its own lock,
+    which is taken below that one.
+
+    Args:
+        open_disk: opens the disk tier of this residency, which the tier asks what may go when space runs out; None for
+            a store in memory. If it raises, nothing is left open.
+
+    Attributes:
+        device, host, disk: the tiers; `disk` is None for a store in memory.
+        host_admission: decides which records that were read from disk the host tier keeps.
+
+    Example:
+        >>> from kvstore import StoreConfig
+        >>> from kvstore.metrics import Metrics
+        >>> from kvstore.trie import TrieIndex
+        >>> Residency(StoreConfig(), TrieIndex(64), Metrics()).find([7])
+        [None]
+    """
+
+    open_disk: InitVar[Callable[[Residency], DiskTier] | None] = None
+
+    def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
-        # Constant once the store is open.
-        self.disk: DiskTier | None = None
         budgets = self.config
         policy: Callable[[], EvictionPolicy] = PriorGuided if budgets.eviction == "prior" else LeafFirstLRU
         self.device: DeviceTier = MemoryTier(
@@ -43,6 +61,14 @@ class Residency(Ledger):
         self.host: HostTier = MemoryTier(
             "host", budgets.host.bytes, policy(), self._may_leave_memory, self._left_memory
         )
+        self.disk: DiskTier | None = None if open_disk is None else open_disk(self)
+
+    def close(self) -> None:
+        """Close the disk tier, and give back the memory of the others. Idempotent."""
+        if self.disk is not None:
+            self.disk.close()
+        self.host.clear()
+        self.device.clear()
 
     # ---- finding -------------------------------------------------------------------------------------------------
 

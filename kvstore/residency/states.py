@@ -46,8 +46,23 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 @dataclass(frozen=True)
 class Marks:
-    """Where a record is, and what is known of it. in_memory: in the device or the host tier. replaced: a newer record
-    takes its place. unwritten: its write failed."""
+    """Where a record is, and what is known of it.
+
+    Attributes:
+        indexed: the index names it.
+        queued: it waits to be written.
+        on_disk: the catalog names it.
+        in_memory: it is in the device or the host tier.
+        unwritten: its write failed.
+        replaced: a newer record takes its place.
+        member: it is coded against others.
+        pinned: it, or one that continues it, is pinned.
+        expires: it has an end of life.
+
+    Example:
+        >>> Marks(indexed=True, on_disk=True).state(has_disk=True)
+        <State.DURABLE: 'durable'>
+    """
 
     indexed: bool = False
     queued: bool = False
@@ -60,7 +75,7 @@ class Marks:
     expires: bool = False
 
     def state(self, has_disk: bool) -> State:
-        """The state that these marks say. `problems` tells whether they contradict each other."""
+        """Return the state that these marks name. `problems` finds out whether they contradict each other."""
         if self.replaced:
             return State.REPLACED
         if self.queued:
@@ -109,7 +124,12 @@ _WORDS = {
 
 
 def problems(record: int, marks: Marks, has_disk: bool) -> list[str]:
-    """What is wrong with a record's marks, in words; [] where they fit its state."""
+    """Return what is wrong with a record's marks, in words; [] if they fit its state.
+
+    Example:
+        >>> problems(7, Marks(indexed=True, on_disk=True, unwritten=True), has_disk=True)
+        ['record 7 (durable) is marked as unwritten']
+    """
     state = marks.state(has_disk)
     found = []
     for name, words in _WORDS.items():

@@ -15,14 +15,23 @@ from kvstore.write.queue import WriteBatch
 
 @dataclass(frozen=True)
 class GroupCommit:
-    """Used by one thread."""
+    """Writes groups of puts, one after the other. For one thread."""
 
     residency: Residency
     sessions: SessionTable
 
     def commit(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> FlushResult:
-        """Writes a group; afterwards its blocks are no longer queued. sealed: the records of those of its blocks that
-        are still wanted."""
+        """Write a group with one commit; afterwards its blocks are no longer queued.
+
+        A full or failing disk drops blocks, which is counted.
+
+        Args:
+            group: the batches, the oldest first.
+            sealed: the records of those of their blocks that are still wanted.
+
+        Returns:
+            How many blocks are durable, and how many were dropped.
+        """
         residency = self.residency
         sessions = [session for batch in group for session in batch.sessions]
         written: set[int] = set()

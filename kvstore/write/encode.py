@@ -11,7 +11,7 @@ import torch
 from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.device import falls_back
 from kvstore.dedup.encode import DonorCoding
-from kvstore.dedup.match import Matchmaker
+from kvstore.dedup.match import DonorMatcher
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
@@ -28,24 +28,29 @@ _SLACK = 1.25
 
 @dataclass(frozen=True)
 class Encoder:
-    """Used by one thread, which encodes on those of `executor`.
+    """Encodes groups of blocks, one group after the other. For one thread, which encodes on those of `executor`.
 
-    matchmaker: finds blocks to code others against, None where nobody is to look for any. against: codes them so, None
-    where each is to stand alone.
+    Attributes:
+        codecs: what the host and the disk tier keep blocks in.
+        matcher: finds stored blocks to code new ones against; None if nothing is coded against others.
+        against: codes blocks so; None if each is to stand alone.
     """
 
     residency: Residency
     pool: BufferPool
     executor: Executor
     codecs: TierCodecs
-    matchmaker: Matchmaker | None
+    matcher: DonorMatcher | None
     against: DonorCoding | None
 
     def encode(self, blocks: Sequence[Block]) -> list[SealedRecord]:
-        """Encodes blocks for the disk; what the device and host tiers keep is in place on return."""
-        plans = self.matchmaker.plan(blocks) if self.matchmaker is not None else [()] * len(blocks)
+        """Return the records for the disk; what the device and the host tier keep is in place on return.
+
+        Blocks that were deleted or replaced since they were put have no record.
+        """
+        plans = self.matcher.plan(blocks) if self.matcher is not None else [()] * len(blocks)
         made = list(self.executor.map(self._encode, blocks, plans))
-        for first, last in _runs(blocks):
+        for first, last in _chains(blocks):
             self._keep(blocks[first:last], [host for host, _ in made[first:last]])
         self.residency.drop_late(block.record for block in blocks)
         return [
@@ -54,13 +59,13 @@ class Encoder:
             if disk is not None
         ]
 
-    def _keep(self, run: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
+    def _keep(self, chain: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
         """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its
         end is added: where memory ends, the end of the sequence is missing and not the beginning."""
         residency, host = self.residency, self.residency.host
-        path = residency.path(run[-1].record) or [block.record for block in run]
+        path = residency.path(chain[-1].record) or [block.record for block in chain]
         tight = host.nbytes + sum(record.nbytes for record in records if record is not None) > host.budget
-        for block, record in zip(run, records, strict=True):
+        for block, record in zip(chain, records, strict=True):
             if tight and block.record in path:
                 residency.touch(path[: path.index(block.record)])
             if record is not None and residency.is_pending(block.record) and not host.add(block.record, record):
@@ -121,7 +126,7 @@ class Encoder:
         return record
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
+def _chains(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
     """Index ranges of blocks that continue each other."""
     first = 0
     for i in range(1, len(blocks) + 1):

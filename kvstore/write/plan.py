@@ -1,32 +1,50 @@
-"""What a `put` still has to store of a sequence, as blocks. Pure but for the numbers it gives out."""
+"""What a put still has to store of a sequence, as blocks. Changes nothing; copies tensors where it must."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs.view import KVView
+from kvstore.core.arguments import as_floats, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
-from kvstore.core.tokens import Tokens
+from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
-from kvstore.trie import Match
+from kvstore.trie import UNIFORM_BITS_PER_TOKEN, Match, bits_from_logprobs
 
 
 @dataclass(frozen=True)
 class MissingBlocks:
-    """The blocks of a sequence that are not stored: their indexes, and the first token among them."""
+    """The blocks of a sequence that are not stored.
+
+    Attributes:
+        blocks: their indexes, rising.
+        first_token: position of the first token among them; the length of the sequence if there are none.
+
+    Example:
+        >>> MissingBlocks(blocks=[1, 2], first_token=64).blocks
+        [1, 2]
+    """
 
     blocks: list[int]
     first_token: int
 
 
 def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collection[int] = ()) -> MissingBlocks:
-    """The blocks of a sequence of `tokens` tokens that no record covers, or only one that is to be stored `again`."""
+    """Return the blocks of a sequence that no record covers, or only one that is to be stored `again`.
+
+    Args:
+        match: what the index knows of the sequence.
+        tokens: length of the sequence.
+        block_tokens: tokens of a block.
+        again: numbers of records that do not count as stored.
+    """
     count = -(-tokens // block_tokens)
     want = np.minimum((np.arange(count) + 1) * block_tokens, tokens)
     known = len(match.records)
@@ -40,8 +58,12 @@ def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collecti
 
 
 def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
-    """The keys and values from `first_token` on; copied (into memory of `pool`) where one is given, which is where
-    the caller may still write into them."""
+    """Return the keys and values from `first_token` on.
+
+    Args:
+        layers: `[heads, n, dim]` views of all tokens.
+        pool: copy them into memory of this pool, because the caller may still write into them; None: reference them.
+    """
     cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
     view = KVView.of_layers(layout, cut)
     if pool is None:
@@ -57,7 +79,16 @@ def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: Buffer
 
 @dataclass(frozen=True)
 class PutRequest:
-    """A sequence under `put`: chain root and digest of its namespace, tokens, bits per token, expiry, pin."""
+    """What a caller of `KVStore.put` asked for; checked.
+
+    Attributes:
+        root: the key before the first block of the namespace.
+        namespace: its digest.
+        tokens: token ids of the whole sequence, `[n]`.
+        bits: information of each token, `[n]`, or of every token.
+        expiry: unix seconds; 0 for never.
+        pin: never evict the sequence.
+    """
 
     layout: KVLayout
     root: bytes
@@ -67,7 +98,21 @@ class PutRequest:
     expiry: float
     pin: bool
 
+    @classmethod
+    def of(
+        cls, layout: KVLayout, root: bytes, namespace: bytes, tokens: Any, logprobs: Any, ttl: float | None, pin: bool
+    ) -> PutRequest:
+        """Check the arguments of `KVStore.put`.
+
+        Raises:
+            ValueError: an argument is malformed.
+        """
+        ids = as_tokens(tokens)
+        bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(as_floats(logprobs), len(ids))
+        return cls(layout, root, namespace, ids, bits, end_of_life(ttl), bool(pin))
+
     def bits_between(self, start: int, end: int) -> float:
+        """Return the information in tokens [start, end)."""
         if isinstance(self.bits, float):
             return self.bits * (end - start)
         return float(self.bits[start:end].sum(dtype=np.float64))
@@ -76,7 +121,11 @@ class PutRequest:
 def make_blocks(
     request: PutRequest, match: Match, missing: MissingBlocks, view: KVView, first_record: int, block_tokens: int
 ) -> Iterator[Block]:
-    """The missing blocks, numbered from `first_record`. view: keys and values from `missing.first_token` on."""
+    """Make the missing blocks, numbered from `first_record`, the first of the sequence first.
+
+    Args:
+        view: keys and values from `missing.first_token` on.
+    """
     keys = [request.root, *chain_keys(request.root, request.tokens, block_tokens)]
     records = dict(enumerate(match.records.tolist()))
     last = len(keys) - 2

@@ -1,4 +1,4 @@
-"""The way in: what `put` does with a sequence that was checked."""
+"""What `put` and `delete` do with a sequence that was checked, up to the write queue."""
 
 from __future__ import annotations
 
@@ -6,32 +6,38 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
-from kvstore.core.results import PutResult
+from kvstore.core.results import FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
+from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
-from kvstore.write.plan import PutRequest, make_blocks, missing_blocks, view_from
+from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.write.queue import WriteBatch, WriteQueue
 from kvstore.write.standalone import Recoder
 
+Change = tuple[int, float | None, bool]
+"""(record, expiry in unix seconds or None to keep it, pinned) of a stored record."""
+
 
 @dataclass
-class Intake:
-    """Takes blocks in: makes them findable and hands them to the write-behind threads. Thread-safe: one put at a time.
+class PutPath:
+    """Makes the missing blocks of a sequence findable, and hands them to the write queue.
 
-    recoder: makes members stand alone. next_record: the number that the next new block gets.
+    Thread-safe: one put, delete or change of a session at a time; the others wait for it.
+
+    Attributes:
+        recoder: makes members stand alone before their donors go.
+        next_record: the number that the next new block gets.
     """
 
     residency: Residency
-    writer: WriteQueue
+    queue: WriteQueue
     sessions: SessionTable
     pool: BufferPool
     metrics: Metrics
@@ -43,19 +49,51 @@ class Intake:
     def put(
         self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> PutResult:
-        """layers: the whole sequence's `[heads, n, dim]` views, copied where `mutable`. session: what is to stand for
-        this sequence from now on, durable together with it."""
+        """Store what is missing of a sequence. Durable as `KVStore.put` promises.
+
+        Args:
+            request: the sequence.
+            layers: its keys and values, `[heads, n, dim]` views.
+            mutable: whether the caller may write into them later; they are copied then.
+            session: key and record of the session that stands for this sequence from now on, durable together with it.
+        """
         with self._lock:
             result, blocks = self._take(request, layers, mutable, session)
         if self.residency.config.durability == "put":
-            self.writer.wait()  # not flush: the counts since the last one are the user's
-            disk = self.residency.disk
-            lost = sum(not disk.holds(block.record) for block in blocks) if disk is not None else 0
-            result = replace(result, dropped_blocks=result.dropped_blocks + lost)
+            result = replace(result, dropped_blocks=result.dropped_blocks + self._wait_until_durable(blocks))
         self.metrics.add(Metric.PUT_TOKENS, result.tokens)
         self.metrics.add(Metric.PUT_NEW_TOKENS, result.new_tokens)
         self.metrics.add(Metric.PUT_WAIT_S, result.waited_s)
         return result
+
+    def note(self, key: bytes, record: SessionRecord | None) -> None:
+        """Change a session, or delete it (None). Durable after `flush`."""
+        with self._lock:
+            self.queue.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
+
+    def delete(self, namespace: bytes, tokens: Tokens) -> int:
+        """Remove a sequence, durably on return; see `KVStore.delete`.
+
+        What was coded against its blocks stands alone on return; where that cannot be written, it is removed, too.
+
+        Returns:
+            How many records were removed.
+
+        Raises:
+            DiskError: the catalog cannot be written. In memory the sequence is gone all the same.
+        """
+        with self._lock:
+            count, entries = self._forget_sequence(namespace, tokens)
+        if self.residency.disk is not None and entries:
+            # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
+            self.queue.wait()
+            self.residency.disk.remove(entries)
+        self.metrics.add(Metric.DELETED_RECORDS, count)
+        return count
+
+    def flush(self) -> FlushResult:
+        """Return when everything that was put or changed before is durable, or dropped and counted."""
+        return self.queue.flush()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -63,102 +101,76 @@ class Intake:
         with self._lock:
             yield
 
-    def note(self, key: bytes, record: SessionRecord | None) -> None:
-        """Changes or (None) deletes a session."""
-        with self._lock:
-            self.writer.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
-
-    def delete(self, namespace: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> tuple[int, list[int]]:
-        """Forgets a sequence (see `KVStore.delete`) in memory; returns how many records went, and those whose entries
-        are to go. What was coded against them stands alone, durably, on return, or, where that cannot be written, is
-        among them."""
-        residency = self.residency
-        with self._lock:
-            records = residency.erase(namespace, tokens)
-            if self._members_of(records):
-                # Those on their way to the disk arrive there first: they can be read again only with their donors.
-                self.writer.wait()
-                members = self._members_of(records)
-                self._stand_alone(members)
-                self.writer.wait()
-                records += self._left(members)
-            return len(records), residency.forget(records)
-
-    def _left(self, members: list[int]) -> list[int]:
-        """Members that are still stored as they were, for nothing could be written in their place."""
-        disk = self.residency.disk
-        left = [member for member in members if disk is not None and disk.holds(member)]
-        if left:
-            self.metrics.add(Metric.DROPPED_MEMBERS, len(left))
-        return left
-
-    def _members_of(self, records: list[int]) -> list[int]:
-        """What is coded against these records and is none of them."""
-        gone = set(records)
-        return [member for member in self.residency.members_of(records) if member not in gone]
-
-    def _stand_alone(self, members: list[int]) -> None:
-        for job in self.recoder.alone(members, self._number):
-            # Or a donor of many would have all its members in memory at once.
-            self.writer.wait_for_room(job.nbytes, self.residency.config.put_timeout_s)
-            self.writer.submit(job)
-
-    def _number(self) -> int:
-        self.next_record += 1
-        return self.next_record - 1
+    # ---- the steps of a put --------------------------------------------------------------------------------------
 
     def _take(
         self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
     ) -> tuple[PutResult, list[Block]]:
-        residency, config = self.residency, self.residency.config
+        """Everything up to the queue: (the result for the caller, the blocks that were queued)."""
+        residency, count = self.residency, len(request.tokens)
         residency.expire()
-        count = len(request.tokens)
-        match = residency.index.match(request.namespace, request.tokens, touch=False)
-        members = [r for r in match.records.tolist() if residency.donors_of(r)] if request.pin else []
-        if members:
-            # A pinned record must not go with a donor that is not pinned.
-            self._stand_alone(members)
-            match = residency.index.match(request.namespace, request.tokens, touch=False)
-        missing = missing_blocks(match, count, config.block_tokens, residency.unwritten_among(match.records.tolist()))
-        layout = request.layout
-        raw = (count - missing.first_token) * layout.bytes_per_token
-        waited = self.writer.wait_for_room(raw, config.put_timeout_s) if missing.blocks else 0.0
+        match = self._match(request)
+        records: list[int] = match.records.tolist()
+        missing = missing_blocks(match, count, residency.config.block_tokens, residency.unwritten_among(records))
+        waited = self._wait_for_space(request, missing)
         sessions = [self.sessions.set(*session)] if session is not None else []
         if waited is None:
             if sessions:
-                self.writer.submit(WriteBatch(sessions=sessions))
+                self.queue.submit(WriteBatch(sessions=sessions))
             self.metrics.add(Metric.DROPPED_QUEUE_FULL, len(missing.blocks))
-            return PutResult(count, 0, 0, len(missing.blocks), config.put_timeout_s), []
-        blocks: list[Block] = []
-        if missing.blocks:
-            if any(residency.is_pinned(record) for record in match.records.tolist()[missing.blocks[-1] :]):
-                request = replace(request, pin=True)  # it is stored again, and stays pinned
-            view = view_from(layout, layers, missing.first_token, self.pool if mutable else None)
-            blocks = list(make_blocks(request, match, missing, view, self.next_record, config.block_tokens))
-            self.next_record += len(blocks)
-            end = blocks[-1].end
-            bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
-            residency.arrive(request.tokens[:end], blocks, bits)
-        else:
-            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
+            return PutResult(count, 0, 0, len(missing.blocks), residency.config.put_timeout_s), []
+        blocks = self._store_missing(request, match, missing, layers, mutable)
         changed = self._extend_lives(request, match, blocks)
-        residency.touch(match.records.tolist())
-        residency.use_donors_of(match.records.tolist())
+        residency.touch(records)
+        residency.use_donors_of(records)
         if blocks or changed or sessions:
-            self.writer.submit(WriteBatch(blocks, changed, sessions))
+            self.queue.submit(WriteBatch(blocks, changed, sessions))
         if request.pin:
             # A block that was queued may have become a member just before it was pinned.
-            match = residency.index.match(request.namespace, request.tokens, touch=False)
-            self._stand_alone([r for r in match.records.tolist() if residency.donors_of(r)])
+            self._stand_alone(self._members_among(records))
         return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
 
-    def _extend_lives(
-        self, request: PutRequest, match: Match, blocks: list[Block]
-    ) -> list[tuple[int, float | None, bool]]:
+    def _match(self, request: PutRequest) -> Match:
+        """What is stored of the sequence. Before it is pinned its members stand alone: a pinned record must not go
+        with a donor that is not pinned."""
+        index = self.residency.index
+        match = index.match(request.namespace, request.tokens, touch=False)
+        members = self._members_among(match.records.tolist()) if request.pin else []
+        if not members:
+            return match
+        self._stand_alone(members)
+        return index.match(request.namespace, request.tokens, touch=False)
+
+    def _wait_for_space(self, request: PutRequest, missing: MissingBlocks) -> float | None:
+        """Waits until the missing blocks fit the queue; the seconds that it took, None if it took too long."""
+        if not missing.blocks:
+            return 0.0
+        nbytes = (len(request.tokens) - missing.first_token) * request.layout.bytes_per_token
+        return self.queue.wait_for_space(nbytes, self.residency.config.put_timeout_s)
+
+    def _store_missing(
+        self, request: PutRequest, match: Match, missing: MissingBlocks, layers: KVLayers, mutable: bool
+    ) -> list[Block]:
+        """Makes the missing blocks and lets everybody find them; returns them."""
+        residency, size = self.residency, self.residency.config.block_tokens
+        if not missing.blocks:
+            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
+            return []
+        if any(residency.is_pinned(record) for record in match.records.tolist()[missing.blocks[-1] :]):
+            request = replace(request, pin=True)  # it is stored again, and stays pinned
+        view = view_from(request.layout, layers, missing.first_token, self.pool if mutable else None)
+        blocks = list(make_blocks(request, match, missing, view, self.next_record, size))
+        self.next_record += len(blocks)
+        end = blocks[-1].end
+        bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
+        residency.arrive(request.tokens[:end], blocks, bits)
+        return blocks
+
+    def _extend_lives(self, request: PutRequest, match: Match, blocks: list[Block]) -> list[Change]:
         """What changes for records that were stored already: a prefix lives as long as anything that continues it,
         and a pin on a stored sequence pins its last record. Returns the changes for the catalog."""
         residency = self.residency
-        changed: dict[int, tuple[int, float | None, bool]] = {}
+        changed: dict[int, Change] = {}
         records = [r for r in match.records.tolist() if r and r in residency.index]
         for record in records:
             expiry = residency.expiry(record)
@@ -170,3 +182,51 @@ class Intake:
             residency.pin(records[-1])
             changed[records[-1]] = (records[-1], residency.expiry(records[-1]), True)
         return list(changed.values())
+
+    def _wait_until_durable(self, blocks: list[Block]) -> int:
+        """Waits until the blocks are written; returns how many of them could not be."""
+        self.queue.wait()  # not flush: the counts since the last one are the user's
+        disk = self.residency.disk
+        return sum(not disk.holds(block.record) for block in blocks) if disk is not None else 0
+
+    # ---- the steps of a delete, and members ----------------------------------------------------------------------
+
+    def _forget_sequence(self, namespace: bytes, tokens: Tokens) -> tuple[int, list[int]]:
+        """Forgets a sequence in memory: (how many records went, those whose catalog entries are to go)."""
+        residency = self.residency
+        records = residency.erase(namespace, tokens)
+        if self._outside_members(records):
+            # Those on their way to the disk arrive there first: they can be read again only with their donors.
+            self.queue.wait()
+            members = self._outside_members(records)
+            self._stand_alone(members)
+            self.queue.wait()
+            records += self._left(members)
+        return len(records), residency.forget(records)
+
+    def _left(self, members: list[int]) -> list[int]:
+        """Members that are still stored as they were, for nothing could be written in their place."""
+        disk = self.residency.disk
+        left = [member for member in members if disk is not None and disk.holds(member)]
+        if left:
+            self.metrics.add(Metric.DROPPED_MEMBERS, len(left))
+        return left
+
+    def _members_among(self, records: list[int]) -> list[int]:
+        """Those of these records that are coded against others."""
+        return [record for record in records if self.residency.donors_of(record)]
+
+    def _outside_members(self, records: list[int]) -> list[int]:
+        """What is coded against these records and is none of them."""
+        gone = set(records)
+        return [member for member in self.residency.members_of(records) if member not in gone]
+
+    def _stand_alone(self, members: list[int]) -> None:
+        for batch in self.recoder.alone(members, self._number):
+            # Otherwise a donor of many would have all its members in memory at once.
+            self.queue.wait_for_space(batch.nbytes, self.residency.config.put_timeout_s)
+            self.queue.submit(batch)
+
+    def _number(self) -> int:
+        self.next_record += 1
+        return self.next_record - 1

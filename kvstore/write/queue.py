@@ -1,4 +1,4 @@
-"""Write-behind: blocks that `put` took are encoded and written by two threads of the store's own.
+"""The write queue: blocks that were put are encoded and written by two threads of the store's own.
 
 One thread encodes a group for the host tier and for the disk; the other writes and commits the group before it. A
 put is never split over two groups, so it is durable whole or not at all.
@@ -21,7 +21,17 @@ from kvstore.tiers.disk.tier import SealedRecord
 
 @dataclass(frozen=True)
 class WriteBatch:
-    """One put (or one change of a session). changed: (record, expiry or None to keep it, pinned) of stored records."""
+    """What one put, or one change of a session, leaves to be written; durable whole or not at all.
+
+    Attributes:
+        blocks: new blocks, each of which continues the one before.
+        changed: (record, expiry in unix seconds or None to keep it, pinned) of stored records.
+        sessions: changes of sessions.
+
+    Example:
+        >>> WriteBatch(changed=[(7, None, True)]).nbytes
+        0
+    """
 
     blocks: Sequence[Block] = ()
     changed: Sequence[tuple[int, float | None, bool]] = ()
@@ -29,6 +39,7 @@ class WriteBatch:
 
     @property
     def nbytes(self) -> int:
+        """Raw bytes of the blocks."""
         return sum(block.view.nbytes for block in self.blocks)
 
 
@@ -38,9 +49,28 @@ Tick = Callable[[], None]
 
 
 class WriteQueue:
-    """A bounded queue of batches. Thread-safe.
+    """A bounded queue of batches, and the two threads that encode and write them. Thread-safe.
 
-    encode, commit: the store's; they must not raise. tick: called about once a second and before each group.
+    The condition `_changed` guards every field that is not constant.
+
+    Args:
+        queue_bytes: raw bytes that may wait.
+        group_bytes: about this many raw bytes are written with one commit.
+        encode: makes the records of the blocks of a group. Must not raise.
+        commit: writes a group durably, and says what became of it. Must not raise.
+        tick: is called about every `tick_s` seconds and before each group.
+
+    Example:
+        >>> written = []
+        >>> def commit(group, sealed):
+        ...     written.extend(group)
+        ...     return FlushResult(durable_blocks=0, dropped_blocks=0)
+        >>> queue = WriteQueue(1 << 20, 1 << 16, lambda blocks: [], commit, lambda: None)
+        >>> queue.submit(WriteBatch())
+        >>> queue.wait()
+        >>> len(written)
+        1
+        >>> queue.close()
     """
 
     def __init__(
@@ -65,21 +95,23 @@ class WriteQueue:
 
     @property
     def pending_bytes(self) -> int:
-        """Raw bytes of blocks taken and not yet durable."""
+        """Raw bytes of blocks that were submitted and are not durable yet."""
         return self._bytes
 
-    def wait_for_room(self, nbytes: int, timeout_s: float) -> float | None:
-        """Waits until `nbytes` more fit the queue (more than the whole queue fits when it is empty).
+    def wait_for_space(self, nbytes: int, timeout_s: float) -> float | None:
+        """Wait until `nbytes` more fit the queue; if it is empty, any number fits.
 
-        Returns the seconds waited, None where it took longer than `timeout_s`.
+        Returns:
+            The seconds that it took, or None if it took longer than `timeout_s`.
         """
         begin = time.monotonic()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has_room(nbytes), timeout_s):
+            if not self._changed.wait_for(lambda: self._has_space(nbytes), timeout_s):
                 return None
         return time.monotonic() - begin
 
     def submit(self, batch: WriteBatch) -> None:
+        """Queue a batch, and return at once; see `wait_for_space`. Its blocks must not change from now on."""
         with self._changed:
             self._batches.append(batch)
             self._bytes += batch.nbytes
@@ -87,7 +119,11 @@ class WriteQueue:
             self._changed.notify_all()
 
     def flush(self) -> FlushResult:
-        """Returns when everything submitted before is durable or dropped; counts since the last flush."""
+        """Return when everything submitted before is durable or dropped: the counts since the last flush.
+
+        Raises:
+            RuntimeError: the encoding thread died, which no input should cause.
+        """
         with self._changed:
             self._wait()
             result = FlushResult(self._durable, self._dropped)
@@ -95,7 +131,7 @@ class WriteQueue:
             return result
 
     def wait(self) -> None:
-        """Returns when everything submitted before is durable or dropped."""
+        """Return when everything submitted before is durable or dropped. Raises as `flush` does."""
         with self._changed:
             self._wait()
 
@@ -103,17 +139,19 @@ class WriteQueue:
         target = self._submitted
         self._changed.wait_for(lambda: self._completed >= target or self._failure is not None)
         if self._failure is not None:
-            raise RuntimeError("the write-behind thread died; close the store and open it again") from self._failure
+            raise RuntimeError(
+                "the thread that encodes blocks died; close the store and open it again"
+            ) from self._failure
 
     def close(self) -> None:
-        """Writes what is queued, then ends the threads."""
+        """Write what is queued, then end the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
         self._disk.shutdown()
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _has_space(self, nbytes: int) -> bool:
         return self._bytes == 0 or self._bytes + nbytes <= self._queue_bytes or self._failure is not None
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Makes members stand alone, before what they are coded against goes."""
+"""Recodes members so that they stand alone, before the donors that they are coded against go."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.codecs import KVView
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayout
+from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
@@ -20,8 +21,12 @@ from kvstore.write.queue import WriteBatch
 
 @dataclass(frozen=True)
 class Recoder:
-    """The caller sees to it that nobody else puts meanwhile. root: the key before the first block of a namespace.
-    exact: every tier has the same values; else those on disk are read."""
+    """Recodes members of families. Not thread-safe: nobody else may put meanwhile.
+
+    Attributes:
+        root: gives the key before the first block of a namespace.
+        exact: whether every tier gives back the same values; otherwise those on disk are read.
+    """
 
     residency: Residency
     fetcher: Fetcher
@@ -32,10 +37,10 @@ class Recoder:
     exact: bool
 
     def alone(self, members: Iterable[int], next_record: Callable[[], int]) -> Iterator[WriteBatch]:
-        """Takes members in again as blocks that stand alone, found from here on under the numbers of `next_record`.
+        """Put members again as blocks that stand alone, under new numbers, which `next_record` gives.
 
-        Each is a batch that writes the new record and removes the old one in one commit: until then the old one and its
-        donors must stay on disk. A member that cannot be read is gone, which is counted.
+        Each batch writes the new record and removes the old one in one commit; until then the old one and its donors
+        must stay on disk. A member that cannot be read is forgotten and counted.
         """
         for member in members:
             batch = self._alone(member, next_record)
@@ -45,23 +50,17 @@ class Recoder:
 
     def _alone(self, member: int, next_record: Callable[[], int]) -> WriteBatch | None:
         residency, size = self.residency, self.block_tokens
-        try:
-            namespace, tokens = residency.index.path(member)
-        except KeyError:
+        path = residency.whole_path(member)
+        if path is None:
             return None
+        namespace, tokens = path
         start = (len(tokens) - 1) // size * size
         keys = [self.root(namespace), *chain_keys(self.root(namespace), tokens, size)]
         match = residency.index.match(namespace, tokens, touch=False)
         before = residency.index.match(namespace, tokens[:start], touch=False)
-        source = self._source(member)
-        if source is None:
-            residency.forget([member])
-            return None
         here = tokens[start:].copy()
-        room = self.pool.take(len(here) * self.layout.bytes_per_token)
-        view = KVView.packed(self.layout, len(here), room.address, room)
-        good, _ = self.fetcher.fetch([BlockRead(member, start, here, keys[-2], source)], view, origin=start)
-        if not good:
+        view = self._read(member, start, here, keys[-2])
+        if view is None:
             return None
         block = Block(
             record=next_record(),
@@ -79,6 +78,17 @@ class Recoder:
         )
         residency.arrive(tokens, [block])
         return WriteBatch([block])
+
+    def _read(self, member: int, start: int, tokens: Tokens, parent_key: bytes) -> KVView | None:
+        """The member's keys and values; None if it is gone or damaged, in which case it is forgotten."""
+        source = self._source(member)
+        if source is None:
+            self.residency.forget([member])
+            return None
+        buffer = self.pool.take(len(tokens) * self.layout.bytes_per_token)
+        view = KVView.packed(self.layout, len(tokens), buffer.address, buffer)
+        good, _ = self.fetcher.fetch([BlockRead(member, start, tokens, parent_key, source)], view, origin=start)
+        return view if good else None
 
     def _source(self, member: int) -> Source | None:
         residency = self.residency

@@ -207,7 +207,7 @@ def test_the_members_of_a_large_family_are_not_all_in_memory_at_once(path: Path)
             family_stores.put(store, tokens)
         store.flush()
         assert members(store) == len(sequences)
-        writer = store._intake.writer  # type: ignore[union-attr]
+        writer = store._engine.put_path.queue  # type: ignore[union-attr]
         submit, queued = writer.submit, []
 
         def counted(job: object) -> None:

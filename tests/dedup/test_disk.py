@@ -213,7 +213,7 @@ def test_a_donor_that_cannot_be_read_makes_members_misses(path: Path) -> None:
         family_stores.put(store, TEXT)
         family_stores.put(store, MEMBER)
         store.flush()
-        store._donors.clear()
+        store._engine.assembler.reader.clear()
         fs.fault = Fault("preadv", 3, errno.EIO, sticky=True)  # first the run of records, then donors
         found = stored(store, MEMBER)
         assert fs.fault.hits
@@ -241,7 +241,7 @@ def test_a_lossy_store_codes_against_what_is_on_disk_alone(path: Path) -> None:
         store.flush()
         assert members(store) >= 3
         store._residency.host.clear()
-        store._donors.clear()
+        store._engine.assembler.reader.clear()
         assert stored(store, MEMBER) == len(MEMBER)
         store.delete(join(TEXT, passage(30, 5), TEXT))
         store._residency.host.clear()
@@ -266,7 +266,7 @@ def test_members_need_the_profile_they_were_coded_with(path: Path, profile: Prof
         store.flush()
         found = members(store)
         assert found >= 3
-        store._donors.clear()
+        store._engine.assembler.reader.clear()
         assert stored(store, MEMBER) == len(MEMBER)
     (tmp_path / "profile").unlink()
     with KVStore(path, IDENTITY, config()) as store:  # with the store's own copy

@@ -13,7 +13,7 @@ from family_stores import BLOCK, IDENTITY, LAYOUT, behind, config, join, passage
 
 from kvstore.codecs import KVView
 from kvstore.core.keys import chain_keys, chain_root, namespace_digest
-from kvstore.dedup.match import _LEAST_SHARE, _MOST_SPANS, Matchmaker
+from kvstore.dedup.match import _LEAST_SHARE, _MOST_SPANS, DonorMatcher
 from kvstore.metrics import Metrics
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
@@ -26,15 +26,15 @@ Put = Callable[..., list[Block]]
 
 
 @pytest.fixture
-def matchmaker() -> Matchmaker:
+def matchmaker() -> DonorMatcher:
     content = ContentIndex(seed=1)
     residency = Residency(config(), TrieIndex(BLOCK), Metrics(), content)
-    return Matchmaker(residency, content, BLOCK, members=True, stored_only=False)
+    return DonorMatcher(residency, content, BLOCK, members=True, stored_only=False)
 
 
 @pytest.fixture
-def put(matchmaker: Matchmaker) -> Put:
-    """Enters a sequence in index and queue as `Intake` does; returns its blocks, which are not planned yet."""
+def put(matchmaker: DonorMatcher) -> Put:
+    """Enters a sequence in index and queue as `PutPath` does; returns its blocks, which are not planned yet."""
     numbers = iter(range(1, 1000))
 
     def enter(tokens: Tokens, namespace: bytes = b"", expiry: float = 0.0, alone: bool = False) -> list[Block]:
@@ -82,7 +82,7 @@ def check(blocks: list[Block], plans: list[tuple[DonorSpan, ...]], everything: d
             assert block.tokens[span.start : end].tolist() == theirs.tolist()
 
 
-def test_the_first_of_its_kind_stands_alone_and_the_next_is_a_member(matchmaker: Matchmaker, put: Put) -> None:
+def test_the_first_of_its_kind_stands_alone_and_the_next_is_a_member(matchmaker: DonorMatcher, put: Put) -> None:
     first = put(TEXT)
     assert matchmaker.plan(first) == [()] * 4
     second = put(behind(10, TEXT))
@@ -96,7 +96,7 @@ def test_the_first_of_its_kind_stands_alone_and_the_next_is_a_member(matchmaker:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_spans_are_right_for_any_mixture_of_passages(matchmaker: Matchmaker, put: Put, seed: int) -> None:
+def test_spans_are_right_for_any_mixture_of_passages(matchmaker: DonorMatcher, put: Put, seed: int) -> None:
     rng = np.random.default_rng(seeds.nth(seed))
     everything: dict[int, Block] = {}
     found = 0
@@ -122,39 +122,39 @@ def test_spans_are_right_for_any_mixture_of_passages(matchmaker: Matchmaker, put
     assert found > 3
 
 
-def test_blocks_of_one_plan_may_be_coded_against_each_other(matchmaker: Matchmaker, put: Put) -> None:
+def test_blocks_of_one_plan_may_be_coded_against_each_other(matchmaker: DonorMatcher, put: Put) -> None:
     first, second = put(TEXT), put(behind(10, TEXT))
     plans = matchmaker.plan([*first, *second])
     assert [bool(spans) for spans in plans] == [False] * 5 + [True] * 4
 
 
-def test_without_members_every_block_is_offered(matchmaker: Matchmaker, put: Put) -> None:
-    nobody = Matchmaker(matchmaker.residency, matchmaker.content, BLOCK, members=False, stored_only=False)
+def test_without_members_every_block_is_offered(matchmaker: DonorMatcher, put: Put) -> None:
+    nobody = DonorMatcher(matchmaker.residency, matchmaker.content, BLOCK, members=False, stored_only=False)
     blocks = put(TEXT) + put(behind(10, TEXT))
     assert nobody.plan(blocks) == [()] * 9
     assert all(block.record in matchmaker.content for block in blocks)
 
 
-def test_a_block_that_is_to_stand_alone_does(matchmaker: Matchmaker, put: Put) -> None:
+def test_a_block_that_is_to_stand_alone_does(matchmaker: DonorMatcher, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     blocks = put(behind(10, TEXT), alone=True)
     assert matchmaker.plan(blocks) == [()] * 5
     assert all(block.record in matchmaker.content for block in blocks)
 
 
-def test_what_was_pinned_meanwhile_stands_alone(matchmaker: Matchmaker, put: Put) -> None:
+def test_what_was_pinned_meanwhile_stands_alone(matchmaker: DonorMatcher, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     blocks = put(behind(10, TEXT))
     matchmaker.residency.pin(blocks[2].record)
     assert [bool(spans) for spans in matchmaker.plan(blocks)] == [False, False, False, True, True]
 
 
-def test_namespaces_never_meet(matchmaker: Matchmaker, put: Put) -> None:
+def test_namespaces_never_meet(matchmaker: DonorMatcher, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     assert matchmaker.plan(put(behind(10, TEXT), b"other")) == [()] * 5
 
 
-def test_tails_and_what_has_an_end_of_life_are_not_offered(matchmaker: Matchmaker, put: Put) -> None:
+def test_tails_and_what_has_an_end_of_life_are_not_offered(matchmaker: DonorMatcher, put: Put) -> None:
     mortal, tail = put(TEXT, expiry=1e12), put(passage(2, BLOCK + 20))
     matchmaker.plan(mortal)
     matchmaker.plan(tail)
@@ -163,12 +163,12 @@ def test_tails_and_what_has_an_end_of_life_are_not_offered(matchmaker: Matchmake
 
 
 @pytest.mark.parametrize("why", ["deleted", "unwritten", "mortal", "not on disk"])
-def test_donors_that_may_not_serve_do_not(matchmaker: Matchmaker, put: Put, why: str) -> None:
+def test_donors_that_may_not_serve_do_not(matchmaker: DonorMatcher, put: Put, why: str) -> None:
     donors = put(TEXT)
     matchmaker.plan(donors)
     residency = matchmaker.residency
     if why == "not on disk":
-        matchmaker = Matchmaker(residency, matchmaker.content, BLOCK, members=True, stored_only=True)
+        matchmaker = DonorMatcher(residency, matchmaker.content, BLOCK, members=True, stored_only=True)
     for block in donors:
         if why == "deleted":
             residency.index.remove(block.record)  # and not yet from the content index
@@ -179,7 +179,7 @@ def test_donors_that_may_not_serve_do_not(matchmaker: Matchmaker, put: Put, why:
     assert matchmaker.plan(put(behind(10, TEXT))) == [()] * 5
 
 
-def test_a_donor_that_is_deleted_while_it_is_chosen_gets_no_members(matchmaker: Matchmaker, put: Put) -> None:
+def test_a_donor_that_is_deleted_while_it_is_chosen_gets_no_members(matchmaker: DonorMatcher, put: Put) -> None:
     """A delete asks for members after it took the donor out of the index: who enters later must notice that."""
     donors = put(TEXT)
     matchmaker.plan(donors)
@@ -198,7 +198,7 @@ def test_a_donor_that_is_deleted_while_it_is_chosen_gets_no_members(matchmaker: 
     assert residency.family_stats()["members"] == 0
 
 
-def test_a_sequence_that_was_deleted_since_is_planned_all_the_same(matchmaker: Matchmaker, put: Put) -> None:
+def test_a_sequence_that_was_deleted_since_is_planned_all_the_same(matchmaker: DonorMatcher, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     blocks = put(behind(10, TEXT))
     matchmaker.residency.forget([block.record for block in blocks])
@@ -207,7 +207,7 @@ def test_a_sequence_that_was_deleted_since_is_planned_all_the_same(matchmaker: M
     assert matchmaker.residency.family_stats()["members"] == 0
 
 
-def test_a_member_that_stands_alone_after_all_is_offered(matchmaker: Matchmaker, put: Put) -> None:
+def test_a_member_that_stands_alone_after_all_is_offered(matchmaker: DonorMatcher, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     blocks = put(behind(10, TEXT))
     assert matchmaker.plan(blocks)[2]
@@ -216,7 +216,7 @@ def test_a_member_that_stands_alone_after_all_is_offered(matchmaker: Matchmaker,
     assert blocks[2].record in matchmaker.content
 
 
-def test_donors_were_used_when_a_member_is_planned(matchmaker: Matchmaker, put: Put) -> None:
+def test_donors_were_used_when_a_member_is_planned(matchmaker: DonorMatcher, put: Put) -> None:
     """So that they are not the next to be evicted."""
     residency = matchmaker.residency
     first, other = put(TEXT), put(passage(2))
@@ -226,5 +226,5 @@ def test_donors_were_used_when_a_member_is_planned(matchmaker: Matchmaker, put: 
     assert evicted == [block.record for block in reversed(other)]
 
 
-def test_nothing_is_planned_for_nobody(matchmaker: Matchmaker) -> None:
+def test_nothing_is_planned_for_nobody(matchmaker: DonorMatcher) -> None:
     assert matchmaker.plan([]) == []

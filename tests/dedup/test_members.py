@@ -234,7 +234,7 @@ def test_a_prefetched_member_is_decoded_against_its_donors(path: Path) -> None:
         assert hit is not None
         assert hit.tiers == {"host": len(tokens)}
         assert family_stores.is_exact(hit, tokens)
-        store._donors.clear()
+        store._engine.assembler.reader.clear()
         assert stored(store, tokens) == len(tokens)
 
 

@@ -12,7 +12,7 @@ import small_stores
 from family_stores import BLOCK, IDENTITY, behind, config, counter, join, members, passage, stored
 
 from kvstore import KVStore
-from kvstore.dedup.match import Matchmaker
+from kvstore.dedup.match import DonorMatcher
 from kvstore.residency.families import Families
 from kvstore.residency.residency import Residency
 
@@ -68,9 +68,9 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
 ) -> None:
     """The first block of the sequence has donors; it is held up where its donors are looked for."""
     planned, goes_on, joined = threading.Event(), threading.Event(), threading.Event()
-    match, pin, add = Matchmaker._match, Residency.pin, Families.add
+    match, pin, add = DonorMatcher._match, Residency.pin, Families.add
 
-    def slow_match(self: Matchmaker, block: Any, tokens: Any) -> Any:
+    def slow_match(self: DonorMatcher, block: Any, tokens: Any) -> Any:
         found = match(self, block, tokens)
         planned.set()
         assert goes_on.wait(60)
@@ -88,7 +88,7 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
     with KVStore(path, IDENTITY, config()) as store:
         family_stores.put(store, TEXT)
         store.flush()
-        monkeypatch.setattr(Matchmaker, "_match", slow_match)
+        monkeypatch.setattr(DonorMatcher, "_match", slow_match)
         if moment != "while it is planned":
             monkeypatch.setattr(Residency, "pin", late_pin)
             monkeypatch.setattr(Families, "add", seen_add)

@@ -370,21 +370,23 @@ def comes_back(store: KVStore, kv: Layers, tier: str) -> bool:
     """As a result on the device gets it."""
     room = random_kv(len(IDS), MODEL.layout, seed=4)
     reads = store._lookup.reads(store._digest(b""), IDS)
-    return store._fetcher.fetch(reads, posing(MODEL.layout, room)) == (3, {tier: 10}) and same_kv(room, kv)
+    return store._engine.getter.fetcher.fetch(reads, posing(MODEL.layout, room)) == (3, {tier: 10}) and same_kv(
+        room, kv
+    )
 
 
 def without_profile(store: KVStore) -> Placement:
     """As of a store that has other codecs and does not know which profile the records need."""
     profiles = Profiles(FileSystem(), None, store.identity, store.metrics, None)
-    return replace(store._placement, codecs=TierCodecs(RawCodec(), RawCodec()), profiles=profiles)
+    return replace(store._engine.getter.placement, codecs=TierCodecs(RawCodec(), RawCodec()), profiles=profiles)
 
 
 def decodes(store: KVStore, placement: Placement | None = None) -> bool:
     reads = store._lookup.reads(store._digest(b""), IDS)
     try:
-        return (placement or store._placement).all_decode(reads, CPU)
+        return (placement or store._engine.getter.placement).all_decode(reads, CPU)
     finally:
-        store._fetcher.fetch(reads, None)  # releases them
+        store._engine.getter.fetcher.fetch(reads, None)  # releases them
 
 
 def counted(store: KVStore) -> float:
@@ -427,7 +429,7 @@ def counting() -> None:
                 assert comes_back(store, kv, "disk")
             assert counted(store) == 3
         with opened() as store:
-            codec = store._placement.profiles.encoder("predictive")
+            codec = store._engine.getter.placement.profiles.encoder("predictive")
             assert isinstance(codec, PredictiveCodec)
             assert codec.codes_on(CPU, "bfloat16")
             with changed("encode_into", failing(error)):

@@ -226,7 +226,7 @@ def store() -> None:
                 # As a result on the device gets it.
                 reads = written._lookup.reads(written._digest(b""), ids)
                 room = random_kv(20, layout, seed=4)
-                assert written._fetcher.fetch(reads, posing(layout, room)) == (3, {name: 20})
+                assert written._engine.getter.fetcher.fetch(reads, posing(layout, room)) == (3, {name: 20})
                 assert same_kv(room, kv)
                 assert "fallback_device_codec" not in written.stats()["counters"]
             assert name != "disk" or _read_again(path, ids, kv)
@@ -236,7 +236,7 @@ def store() -> None:
         written.flush()
         room = random_kv(20, layout, seed=4)
         reads = written._lookup.reads(written._digest(b""), ids)
-        assert written._fetcher.fetch(reads, posing(layout, room)) == (3, {"host": 20})
+        assert written._engine.getter.fetcher.fetch(reads, posing(layout, room)) == (3, {"host": 20})
         assert same_kv(room, kv)
 
 

@@ -96,10 +96,10 @@ def test_a_result_on_the_gpu_is_decoded_there(tmp_path: Path, tier: str) -> None
         store.put(ids, kv)
         store.flush()
         reads = store._lookup.reads(store._digest(b""), ids)
-        where = store._placement.decode_device(reads, "cuda")
+        where = store._engine.getter.placement.decode_device(reads, "cuda")
         assert where == torch.device("cuda", torch.cuda.current_device())
         result = allocate(LAYOUT, COUNT, 0, where)
-        assert store._fetcher.fetch(reads, result.view) == (4, {tier: COUNT})
+        assert store._engine.getter.fetcher.fetch(reads, result.view) == (4, {tier: COUNT})
         assert same_kv(_to(result.layers(COUNT), "cpu"), _to(kv, "cpu"))
 
 
@@ -109,10 +109,10 @@ def test_a_result_that_the_cpu_must_decode_is_made_there(tmp_path: Path) -> None
         store.put(tokens(COUNT), _kv())
         store.flush()
         reads = store._lookup.reads(store._digest(b""), tokens(COUNT))
-        assert store._placement.decode_device(reads, "cuda") is None
+        assert store._engine.getter.placement.decode_device(reads, "cuda") is None
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
 def test_a_result_for_the_cpu_stays_there(tmp_path: Path, device: Any) -> None:
     with _open(tmp_path, host=TierConfig(16 * MIB)) as store:
-        assert store._placement.decode_device([], device) is None
+        assert store._engine.getter.placement.decode_device([], device) is None

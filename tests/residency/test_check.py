@@ -156,7 +156,7 @@ PLANTED: list[tuple[Callable[[Any], None], str]] = [
     (_disk_lost, "record 14 is in the index, and nowhere else"),
     (_unpinned, "kept without a pin, or pinned and not kept"),
     (_pin_left_over, "pinned record 99 is not in the index"),
-    (_nobody_waits, "has an end of life that nobody waits for"),
+    (_nobody_waits, "has an end of life that is not in the queue of ends"),
     (_expires_and_gone, "record 99 (gone) is marked with an end of life"),
     (_unwritten_and_durable, "record 14 (durable) is marked as unwritten"),
     (_replaced_and_indexed, "record 14 (replaced) is in the index"),
@@ -164,7 +164,7 @@ PLANTED: list[tuple[Callable[[Any], None], str]] = [
     (_over_budget, "more than its budget of 5"),
     (_held_and_unknown, "record 99 (unwritten) is not in the index"),
     (_dead_bytes, "live bytes, the catalog"),
-    (_held_segment, "held by nobody, 1 times"),
+    (_held_segment, "1 reads hold it, and no call is under way"),
     (_write_under_way, "1 writes and 0 reads are under way"),
     (_free_and_used, "is in use and free"),
     (_free_twice, "a segment is free twice"),
@@ -185,7 +185,7 @@ def test_each_planted_inconsistency_is_found(store: KVStore, plant: Any, words: 
 FAMILY: list[tuple[Callable[[Any], None], str]] = [
     (lambda r: r._families.remove(9), "the catalog names other donors than the families do"),
     (lambda r: r._families.add(4, [6]), "is coded against a member"),
-    (lambda r: r._families._members.clear(), "its members are not those that name it"),
+    (lambda r: r._families._members.clear(), "the list of its members differs from the members that name it"),
     (lambda r: r._families.add(99, [1]), "record 99 (gone) is a member of a family"),
     (lambda r: r.disk.remove(r._forget_without_members(1)), "is on disk without its donors [1]"),
     (
@@ -194,9 +194,9 @@ FAMILY: list[tuple[Callable[[Any], None], str]] = [
     ),
     (
         lambda r: r.content.insert(b"n" * 32, 9, 0, TEXT[: family_stores.BLOCK]),
-        "record 9 is offered as a donor, and may not",
+        "record 9 is in the content index and may not",
     ),
-    (lambda r: r.set_expiry(1, 1e12), "record 1 is offered as a donor, and may not be one"),
+    (lambda r: r.set_expiry(1, 1e12), "record 1 is in the content index and may not be a donor"),
 ]
 
 

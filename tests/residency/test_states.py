@@ -41,7 +41,7 @@ class Driven:
 
     def state(self, record: int) -> State:
         """Without the disk's write lock, which a write that is held up has: so in a look of its own."""
-        checker: Any = self.store._checker()
+        checker: Any = self.store._engine.checker(self.store._calls)
         if self.goes_on.is_set():
             found: State = checker.state_of(record)
             return found

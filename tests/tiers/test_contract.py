@@ -58,7 +58,7 @@ def tensors_of(store: KVStore, source: Source, tokens: int) -> Any:
     if record is not None:
         header, payload = record.header, record.payload
     else:
-        tier, buffer = store._residency.storage[source.tier], store._pool.take(source.nbytes)
+        tier, buffer = store._residency.storage[source.tier], store._engine.pool.take(source.nbytes)
         tier.read([source], [buffer])
         header = parse(buffer.view, len(buffer.view))
         payload = HostRecord(header, buffer).payload

@@ -103,7 +103,7 @@ def headers(store: KVStore) -> list[Any]:
     found = []
     for entry in entries:
         assert entry is not None
-        buffer = store._pool.take(entry.extent.nbytes)
+        buffer = store._engine.pool.take(entry.extent.nbytes)
         disk.read([entry], [buffer])
         found.append(parse(buffer.view, len(buffer.view)))
     disk.release([entry for entry in entries if entry is not None])
@@ -359,8 +359,8 @@ def test_a_damaged_note_of_the_newest_is_counted_and_records_are_read(note: byte
 def test_a_profile_without_what_a_record_needs_makes_it_a_miss(tmp_path: Path, given: Path) -> None:
     with opened(tmp_path / "store", given=given) as made:
         put(made)
-        made._fetcher.decoder.profiles._decoders.clear()
-        made._fetcher.decoder.profiles._loaded[profile().id] = Profile.new(EXACT, {})
+        made._engine.getter.fetcher.decoder.profiles._decoders.clear()
+        made._engine.getter.fetcher.decoder.profiles._loaded[profile().id] = Profile.new(EXACT, {})
         assert made.get(TOKENS) is None
         assert counters(made)["unknown_profile"] == 4
         assert "quarantined_records" not in counters(made)

@@ -132,22 +132,22 @@ def test_pending_bytes_are_those_not_yet_persisted(make: Callable[..., WriteQueu
 def test_there_is_room_up_to_the_last_byte(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=100)
     stall(writer, sink)
-    assert writer.wait_for_room(80, 0) is not None
-    assert writer.wait_for_room(81, 0) is None
+    assert writer.wait_for_space(80, 0) is not None
+    assert writer.wait_for_space(81, 0) is None
 
 
 def test_more_than_the_whole_queue_fits_when_it_is_empty(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=100)
-    assert writer.wait_for_room(1000, 0) is not None
+    assert writer.wait_for_space(1000, 0) is not None
     stall(writer, sink)
-    assert writer.wait_for_room(1000, 0) is None
+    assert writer.wait_for_space(1000, 0) is None
 
 
 def test_whoever_waits_for_room_goes_on_when_there_is(make: Callable[..., WriteQueue], sink: Sink) -> None:
     writer = make(queue_bytes=100)
     stall(writer, sink)
     with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(writer.wait_for_room, 95, 60)
+        waiting = executor.submit(writer.wait_for_space, 95, 60)
         sink.gate.set()
         assert waiting.result() is not None
 
@@ -171,10 +171,10 @@ def test_the_tick_comes_without_any_job(make: Callable[..., WriteQueue], sink: S
 def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
     writer = WriteQueue(100, 30, lambda blocks: 1 / 0, sink.persist, sink.ticks.set)  # type: ignore[arg-type,return-value]
     writer.submit(batch(1))
-    with pytest.raises(RuntimeError, match="write-behind thread died") as error:
+    with pytest.raises(RuntimeError, match="thread that encodes blocks died") as error:
         writer.flush()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
-    assert writer.wait_for_room(1 << 40, 60) is not None  # nobody waits for it any more
+    assert writer.wait_for_space(1 << 40, 60) is not None  # nobody waits for it any more
     writer.close()
 
 
@@ -211,7 +211,7 @@ def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) 
 
 def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = GatedFS()
-    full, has_room = threading.Event(), WriteQueue._has_room
+    full, has_room = threading.Event(), WriteQueue._has_space
 
     def seen_has_room(self: WriteQueue, nbytes: int) -> bool:
         found = has_room(self, nbytes)
@@ -219,7 +219,7 @@ def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pyt
             full.set()
         return found
 
-    monkeypatch.setattr(WriteQueue, "_has_room", seen_has_room)
+    monkeypatch.setattr(WriteQueue, "_has_space", seen_has_room)
     with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW) as store:
         stalled(store, fs)
         assert put(store, tokens(16)).dropped_blocks == 0

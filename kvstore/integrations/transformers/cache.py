@@ -1,7 +1,7 @@
 """A transformers cache that appends to the tensors it was restored into, instead of copying all of them every step.
 
 A `DynamicLayer` concatenates: its first step after a restore copies the whole cache into fresh memory, and so does
-every later one. A `GrowingLayer` has room behind its tensors. What was written once is never overwritten, so its
+every later one. A `GrowingLayer` has a reserve behind its tensors. What was written once is never overwritten, so its
 tensors may be referred to like a DynamicLayer's.
 """
 
@@ -16,16 +16,18 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, StaticLayer
 from kvstore.core.layout import KVLayers
 from kvstore.errors import UnsupportedCache
 
-_GROWTH = 8  # a layer that is full is copied once, with room for an eighth more...
-_LEAST_ROOM = 64  # ...or for so many tokens
+_GROWTH = 8  # a layer that is full is copied once, with space for an eighth more...
+_LEAST_RESERVE = 64  # ...or for so many tokens
 
 
 @dataclass
-class Room:
-    """Keys and values with free space behind them, `[batch, heads, capacity, dim]`.
+class Reserve:
+    """Keys and values with free space behind them.
 
-    used: tokens that were ever written. Of the layers that share a room, the first one to append takes the space; the
-    others copy.
+    Attributes:
+        keys, values: `[batch, heads, capacity, dim]`.
+        used: tokens that were ever written. Of the layers that share a reserve, the first one to append takes the
+            space; the others copy.
     """
 
     keys: torch.Tensor
@@ -49,79 +51,79 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
-        self._room: Room | None = None
+        self._reserve: Reserve | None = None
 
     @classmethod
     def of(
-        cls, keys: torch.Tensor, values: torch.Tensor, room: tuple[torch.Tensor, torch.Tensor] | None = None
+        cls, keys: torch.Tensor, values: torch.Tensor, reserve: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> GrowingLayer:
         """Make a layer that starts as `keys` and `values`, without copying them.
 
         Args:
             keys, values: `[batch, heads, tokens, dim]`.
-            room: the larger tensors that begin with `keys` and `values`. This layer alone may write into the rest.
+            reserve: the larger tensors that begin with `keys` and `values`. This layer alone may write into the rest.
         """
         layer = cls()
         layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
-        if room is not None:
-            layer._room = Room(*room, used=keys.shape[-2])
+        if reserve is not None:
+            layer._reserve = Reserve(*reserve, used=keys.shape[-2])
         return layer
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         begin = self.get_seq_length()
-        # What attention saved for a backward pass must not change, and slices of a room change with it.
+        # What attention saved for a backward pass must not change, and slices of a reserve change with it.
         if begin == 0 or torch.is_grad_enabled():
-            self._room = None
+            self._reserve = None
             return super().update(key_states, value_states, *args, **kwargs)
         end = begin + key_states.shape[-2]
-        if not self._has_room(begin, end, key_states, value_states):
-            self._room = self._larger(begin, end, key_states, value_states)
-        room = cast(Room, self._room)
-        room.keys[..., begin:end, :] = key_states
-        room.values[..., begin:end, :] = value_states
-        room.used = end
-        self.keys, self.values = room.keys[..., :end, :], room.values[..., :end, :]
+        if not self._has_space(begin, end, key_states, value_states):
+            self._reserve = self._larger(begin, end, key_states, value_states)
+        reserve = cast(Reserve, self._reserve)
+        reserve.keys[..., begin:end, :] = key_states
+        reserve.values[..., begin:end, :] = value_states
+        reserve.used = end
+        self.keys, self.values = reserve.keys[..., :end, :], reserve.values[..., :end, :]
         return self.keys, self.values
 
     def reset(self) -> None:
         # Dropped, never zeroed: others may refer to them.
-        self._room = self.keys = self.values = None
+        self._reserve = self.keys = self.values = None
         self.is_initialized = False
         super().reset()
 
-    def _has_room(self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
-        room = self._room
+    def _has_space(self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor) -> bool:
+        reserve = self._reserve
         return (
-            room is not None
-            and room.used == begin
-            and room.keys.shape[-2] >= end
-            and _begins(cast(torch.Tensor, self.keys), room.keys, key_states)
-            and _begins(cast(torch.Tensor, self.values), room.values, value_states)
+            reserve is not None
+            and reserve.used == begin
+            and reserve.keys.shape[-2] >= end
+            and _begins(cast(torch.Tensor, self.keys), reserve.keys, key_states)
+            and _begins(cast(torch.Tensor, self.values), reserve.values, value_states)
         )
 
-    def _larger(self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor) -> Room:
-        capacity = end + max(_LEAST_ROOM, end // _GROWTH)
+    def _larger(self, begin: int, end: int, key_states: torch.Tensor, value_states: torch.Tensor) -> Reserve:
+        capacity = end + max(_LEAST_RESERVE, end // _GROWTH)
         keys = _copied(cast(torch.Tensor, self.keys), key_states, capacity)
-        return Room(keys, _copied(cast(torch.Tensor, self.values), value_states, capacity), begin)
+        return Reserve(keys, _copied(cast(torch.Tensor, self.values), value_states, capacity), begin)
 
 
-def cache_from_layers(layers: KVLayers, room: KVLayers | None = None) -> Any:
+def cache_from_layers(layers: KVLayers, reserve: KVLayers | None = None) -> Any:
     """Make a transformers `DynamicCache` that starts as these layers, without copying them or writing into them.
 
     Args:
         layers: per layer (K, V), each `[1, heads, tokens, dim]`.
-        room: per layer, see `GrowingLayer.of`.
+        reserve: per layer, see `GrowingLayer.of`.
 
     Example:
         >>> cache_from_layers(((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),)).get_seq_length()
         3
     """
     cache = DynamicCache()
-    rooms = [None] * len(layers) if room is None else room
-    cache.layers.extend(GrowingLayer.of(k, v, own) for (k, v), own in zip(layers, rooms, strict=True))
+    reserves = [None] * len(layers) if reserve is None else reserve
+    cache.layers.extend(GrowingLayer.of(k, v, own) for (k, v), own in zip(layers, reserves, strict=True))
     return cache
 
 
@@ -156,24 +158,24 @@ def cache_layers(cache: Any) -> KVLayers:
     return tuple(pairs)
 
 
-def _begins(part: torch.Tensor, room: torch.Tensor, states: torch.Tensor) -> bool:
-    """Whether `part` is the first tokens of `room`, in which `states` may be written as they are (an inference tensor
-    cannot be outside of inference mode)."""
+def _begins(part: torch.Tensor, reserve: torch.Tensor, states: torch.Tensor) -> bool:
+    """Whether `part` is the first tokens of `reserve`, into which `states` may be written as they are. Outside of
+    inference mode nothing may be written into an inference tensor."""
     return (
-        part.data_ptr() == room.data_ptr()
-        and part.shape[:-2] == room.shape[:-2]
-        and part.stride() == room.stride()
-        and states.dtype == room.dtype
-        and states.device == room.device
-        and (torch.is_inference_mode_enabled() or not room.is_inference())
+        part.data_ptr() == reserve.data_ptr()
+        and part.shape[:-2] == reserve.shape[:-2]
+        and part.stride() == reserve.stride()
+        and states.dtype == reserve.dtype
+        and states.device == reserve.device
+        and (torch.is_inference_mode_enabled() or not reserve.is_inference())
     )
 
 
 def _copied(part: torch.Tensor, states: torch.Tensor, capacity: int) -> torch.Tensor:
-    """`part` with room for `capacity` tokens, in the dtype that concatenating both would have."""
+    """`part` with space for `capacity` tokens, in the dtype that concatenating both would have."""
     if part.device != states.device:
         raise RuntimeError(f"the cache is on {part.device}, but the new keys and values are on {states.device}")
     dtype = part.dtype if part.dtype == states.dtype else torch.promote_types(part.dtype, states.dtype)
-    room = torch.empty((*part.shape[:-2], capacity, part.shape[-1]), dtype=dtype, device=part.device)
-    room[..., : part.shape[-2], :] = part
-    return room
+    larger = torch.empty((*part.shape[:-2], capacity, part.shape[-1]), dtype=dtype, device=part.device)
+    larger[..., : part.shape[-2], :] = part
+    return larger

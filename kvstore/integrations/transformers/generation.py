@@ -48,10 +48,9 @@ def generate(
 ) -> Any:
     """Run `model.generate(input_ids, **kwargs)` from the longest stored prefix, and store the result.
 
-    Durable as the store's `put` is. The model's log-probabilities of the tokens are stored with them as far as
-    `model.generate` computes logits anyway: of every token of the answer, and of the prompt only if the model ignores
-    `logits_to_keep`, which asks for the last position alone. Logits of a whole prompt are not asked for, because they
-    may cost as much as several layers; tokens without a log-probability count 16 bits each.
+    Durable as the store's `put` is. The model's log-probabilities are stored with the tokens as far as `model.generate`
+    computes logits anyway: of the answer, and of the prompt only if the model ignores `logits_to_keep`. Logits of a
+    whole prompt may cost as much as several layers; tokens without a log-probability count 16 bits each.
 
     Args:
         model: a transformers model in evaluation mode.
@@ -59,9 +58,8 @@ def generate(
         store: all tokens that end up in the cache (the prompt and the answer without the last new token) are put here.
         session: store them as the state of this session, which replaces the former one.
         namespace: see `KVStore.put`.
-        approximate: if the prompt's prefix was not computed before but what follows was, behind another prefix, start
-            from that (see `KVStore.get`). The positions that `Hit` names are computed anew. The answer may differ from
-            the model's own, and nothing is stored then.
+        approximate: start from tokens that were computed behind another prefix, too (see `KVStore.get`); the positions
+            that `Hit` names are computed anew. The answer may differ from the model's own; nothing is stored then.
         kwargs: arguments of `model.generate`.
 
     Returns:
@@ -90,27 +88,41 @@ def generate(
     _check_arguments(model, input_ids, kwargs)
     _check_identity(model, store)
     prompt = input_ids[0].tolist()
-    cache = None
-    if len(prompt) > 1:
-        hit = store.get(prompt[:-1], namespace=namespace, device=model.device, approximate=approximate)
-        cache = None if hit is None else hit.cache()
-        if hit is not None and hit.approximate:
-            cache = recompute(model, cache, prompt[: hit.tokens], hit.recompute, hit.spans).cache
-    if cache is None:
-        cache = DynamicCache(config=model.config)
+    cache = _stored_cache(model, prompt, store, namespace, approximate)
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
     with Scores(model, cache) as scores:
         output = model.generate(input_ids, past_key_values=cache, **kwargs)
-    if getattr(cache, "is_approximate", False):
-        return output
-    sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    held = sequences[0, : cache_layers(cache)[0][0].shape[-2]].tolist()
+    if not getattr(cache, "is_approximate", False):
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        _store(store, sequences[0], cache, scores, namespace, session)
+    return output
+
+
+def _stored_cache(
+    model: Any, prompt: list[int], store: KVStore, namespace: bytes, approximate: Approximate | None
+) -> Any:
+    """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one."""
+    hit = None
+    if len(prompt) > 1:
+        hit = store.get(prompt[:-1], namespace=namespace, device=model.device, approximate=approximate)
+    if hit is None:
+        return DynamicCache(config=model.config)
+    cache = hit.cache()
+    if hit.approximate:
+        cache = recompute(model, cache, prompt[: hit.tokens], hit.recompute, hit.spans).cache
+    return cache
+
+
+def _store(
+    store: KVStore, sequence: torch.Tensor, cache: Any, scores: Scores, namespace: bytes, session: str | None
+) -> None:
+    """Puts what the cache holds of the sequence, `[n]` token ids, or saves it as the session."""
+    held = sequence[: cache_layers(cache)[0][0].shape[-2]].tolist()
     logprobs = scores.logprobs(len(held))
     if session is None:
         store.put(held, cache, namespace=namespace, logprobs=logprobs)
     else:
         store.session(session, namespace=namespace).save(held, cache, logprobs=logprobs)
-    return output
 
 
 def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None:
@@ -120,23 +132,23 @@ def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None
     if input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids: expected one sequence [1, tokens], found {list(input_ids.shape)}")
     if model.training:
-        raise ValueError("model: is in training mode, where dropout changes the cache; call model.eval()")
+        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
     config = kwargs.get("generation_config") or model.generation_config
     for name in ("num_beams", "num_return_sequences"):
         value = kwargs.get(name, getattr(config, name, None))
         if value is not None and value != 1:
             raise ValueError(f"{name}: only 1 is supported, found {value!r}")
     if kwargs.get("use_cache", getattr(config, "use_cache", True)) is False:
-        raise ValueError("use_cache: must not be False, the cache is what is stored")
+        raise ValueError("use_cache: False leaves nothing to store; remove this argument")
     for name in REFUSED_ARGUMENTS:
         if kwargs.get(name, getattr(config, name, None)) is not None:
-            raise ValueError(f"{name}: cannot be combined with a store")
+            raise ValueError(f"{name}: a store does not support this argument; remove it")
     mask = kwargs.get("attention_mask")
     if mask is not None and not bool((mask == 1).all()):
-        raise ValueError("attention_mask: must be all ones; padding cannot be stored")
+        raise ValueError("attention_mask: padding cannot be stored; pass a sequence without padding, or a mask of ones")
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor) and name != "attention_mask":
-            raise ValueError(f"{name}: input that the token ids do not show cannot be stored")
+            raise ValueError(f"{name}: the store knows a cache by its token ids alone; remove this input")
 
 
 def _check_identity(model: Any, store: KVStore) -> None:

@@ -78,7 +78,7 @@ def recompute(
 
     Args:
         model: a transformers model in evaluation mode.
-        layers: `hit.cache()`, which has room for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`. The rows at
+        layers: `hit.cache()`, with a reserve for the new tokens, or (K, V) per layer, `[1, heads, n, dim]`. The rows at
             `positions` are **overwritten** either way, no other row is. Rows that hold nothing yet must be among them;
             their contents are not read.
         tokens: all token ids, n or more.
@@ -109,19 +109,40 @@ def recompute(
         (4, True)
     """
     check_model(model)
-    given = tokens if isinstance(tokens, torch.Tensor) else torch.from_numpy(np.array(tokens, np.int64))
-    ids = given.reshape(-1).to(model.device, torch.int64)
     cache = layers if hasattr(layers, "layers") else cache_from_layers(tuple(layers))
     held = _held(model, cache)
+    ids, rows = _token_ids(model, tokens, held), _rows(model, positions, held)
+    if len(rows):
+        errors, logits = _overwrite(model, cache, ids, held, rows)
+    else:
+        errors = np.zeros(0)
+        logits = _run(model, cache, ids, held) if held < len(ids) else None
+    found = rows.cpu().numpy()
+    kl = sharpened(spans, found, errors) if spans else None
+    return Recomputed(cache, Deviation(found, errors, kl), logits)
+
+
+def _token_ids(model: Any, tokens: Any, held: int) -> torch.Tensor:
+    """The token ids on the model's device, int64 [n], at least those of the cache."""
+    given = tokens if isinstance(tokens, torch.Tensor) else torch.from_numpy(np.array(tokens, np.int64))
+    ids = given.reshape(-1).to(model.device, torch.int64)
     if len(ids) < held:
         raise ValueError(f"tokens: expected at least the {held} that the cache holds, found {len(ids)}")
+    return ids
+
+
+def _rows(model: Any, positions: Sequence[int], held: int) -> torch.Tensor:
+    """The positions on the model's device, int64 [rows], rising, each once."""
     rows = torch.tensor(sorted({int(x) for x in positions}), dtype=torch.int64, device=model.device)
     if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < held:
         raise ValueError(f"positions: expected 0 to {held - 1}, found {int(rows[0])} to {int(rows[-1])}")
-    found = rows.cpu().numpy()
-    if not len(rows):
-        logits = _run(model, cache, ids, held) if held < len(ids) else None
-        return Recomputed(cache, Deviation(found, np.zeros(0), sharpened(spans, [], []) if spans else None), logits)
+    return rows
+
+
+def _overwrite(
+    model: Any, cache: Any, ids: torch.Tensor, held: int, rows: torch.Tensor
+) -> tuple[Any, torch.Tensor | None]:
+    """Runs the model with a cache whose `rows` it overwrites: (errors of the rows, float64; logits of `_run`)."""
     cache.is_approximate = True  # as that of the hit is: no store takes it for what the model makes of its tokens
     plain = list(cache.layers)
     seams = [_SeamLayer(layer, rows) for layer in plain]
@@ -130,9 +151,7 @@ def recompute(
         logits = _run(model, cache, ids, held, rows)
     finally:
         cache.layers[:] = plain
-    errors = torch.stack([seam.errors for seam in seams]).mean(0).double().cpu().numpy()
-    kl = sharpened(spans, found, errors) if spans else None
-    return Recomputed(cache, Deviation(found, errors, kl), logits)
+    return torch.stack([seam.errors for seam in seams]).mean(0).double().cpu().numpy(), logits
 
 
 def check_model(model: Any) -> KVLayout:
@@ -147,12 +166,13 @@ def check_model(model: Any) -> KVLayout:
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise UnsupportedModel(
-            f"{name}: attention {attention} takes no mask for each query; load it with sdpa or eager"
+            f"{name}: attention {attention!r} takes no mask for each query; load the model with "
+            'attn_implementation="sdpa" or "eager"'
         )
     if "position_ids" not in _parameters(model):
-        raise UnsupportedModel(f"{name}: takes no position_ids, so a single token cannot be computed")
+        raise UnsupportedModel(f"{name}: the model takes no position_ids, so single positions cannot be recomputed")
     if model.training:
-        raise ValueError("model: is in training mode, where dropout changes the cache; call model.eval()")
+        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
     return layout
 
 
@@ -193,7 +213,7 @@ def _held(model: Any, cache: Any) -> int:
         # Others, and what is derived from a DynamicLayer, may keep their tensors in another form or order.
         if type(layer).__name__ not in ("DynamicLayer", "GrowingLayer") or layer.keys is None:
             raise UnsupportedCache(
-                f"layer {number} of the cache is a {type(layer).__name__} that cannot be written into"
+                f"layer {number} of the cache is a {type(layer).__name__} and cannot be overwritten; use a DynamicCache"
             )
     held = int(cache.layers[0].keys.shape[-2]) if cache.layers else 0
     check_model(model).layers_of(cache, held)

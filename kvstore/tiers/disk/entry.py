@@ -135,6 +135,11 @@ class Scan:
     damaged: list[bytes]
     donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def last_record(self) -> int:
+        """The highest record number; 0 if there is none."""
+        return int(self.entries["record"].max(initial=0))
+
     def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
         """The rows where `keep` is true."""
         if keep.all():

@@ -68,7 +68,6 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         self._alive = alive
         self._writer = WriterLock(fs, path)
         self._bytes_per_token = identity.layout.bytes_per_token
-        self.last_record = 0
         opening = self._opening
         superblock = opening.superblock(identity, self._writer)
         try:
@@ -91,12 +90,13 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         except BaseException:
             self._writer.release()
             raise
-        self.scan: Scan | None = scan
+        self._at_open: Scan | None = scan
+        self._last_record = scan.last_record
         self._records, self._tokens = len(scan.entries), len(scan.tokens)  # guarded by _lock
         self._live_at_open = self.segments.live_bytes
 
     def _scan(self, opening: Opening) -> Scan:
-        self.seen_version = self.catalog.version()
+        self._seen_version = self.catalog.version()
         scan = opening.scan(self.catalog, self.segments)
         self.namespaces = self.catalog.namespaces()
         return scan
@@ -120,6 +120,32 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
     def nbytes(self) -> int:
         """Pages of live records."""
         return self.segments.live_bytes
+
+    # ---- what is stored, for the index ---------------------------------------------------------------------------
+
+    def take_scan(self) -> Scan:
+        """The catalog as it was when the store was opened. It is large, so it is given away once."""
+        scan, self._at_open = self._at_open, None
+        assert scan is not None, "the scan was taken before"
+        return scan
+
+    def scan_new(self) -> Scan | None:
+        """What a writer process committed since the store was opened, or since the last call; None for nothing.
+
+        For a reader, from one thread at a time. Raises `CatalogError`; the next call gives it then.
+        """
+        version = self.catalog.version()
+        if version == self._seen_version:
+            return None
+        scan = self.catalog.scan(after=self._last_record)
+        self.namespaces = self.catalog.namespaces()
+        self._seen_version = version
+        self._last_record = max(self._last_record, scan.last_record)
+        return scan
+
+    def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+        """See `Catalog.traffic`. Raises `CatalogError`."""
+        return self.catalog.traffic(records)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 

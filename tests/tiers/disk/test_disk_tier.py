@@ -112,8 +112,7 @@ def test_a_group_is_there_after_reopening(opened: Open) -> None:
     h.tier.close()
     again = opened()
     assert again.payload(2)[:3000] == payload(2, 3000)
-    assert again.tier.scan is not None
-    assert again.tier.scan.entries["record"].tolist() == [1, 2]
+    assert again.tier.take_scan().entries["record"].tolist() == [1, 2]
 
 
 def test_neighbours_are_read_with_one_call(opened: Open) -> None:

@@ -1,0 +1,258 @@
+"""Opens a store: builds what it is made of, from the tiers up, and closes all of it in the reverse order."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvstore.approximate.assemble import Assembler
+from kvstore.codecs import Profile
+from kvstore.config import StoreConfig
+from kvstore.core.identity import ModelIdentity
+from kvstore.dedup.donor_cache import DonorReader
+from kvstore.dedup.encode import DonorCoding
+from kvstore.dedup.match import DonorMatcher
+from kvstore.metrics import Metrics
+from kvstore.read.decode import BlockDecoder
+from kvstore.read.fetch import Fetcher
+from kvstore.read.get import Getter
+from kvstore.read.lookup import Lookup
+from kvstore.read.placement import Placement
+from kvstore.residency.check import Checker
+from kvstore.residency.clusters import ClusterIndex
+from kvstore.residency.follow import Follower
+from kvstore.residency.lifecycle import CallGuard
+from kvstore.residency.load import load_index, save_traffic
+from kvstore.residency.record_check import RecordCheck
+from kvstore.residency.residency import Residency
+from kvstore.residency.sessions import SessionTable
+from kvstore.tiers.base import Tier
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.codecs import TierCodecs
+from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tiers.profiles import Profiles
+from kvstore.trie import TrieIndex
+from kvstore.trie.content import ContentIndex
+from kvstore.write.commit import GroupCommit
+from kvstore.write.encode import Encoder
+from kvstore.write.put import PutPath
+from kvstore.write.queue import WriteQueue
+from kvstore.write.standalone import Recoder
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an open store is made of. Thread-safe, as each of its members is; made by `open_engine`.
+
+    Attributes:
+        residency: the tiers, and where each record is.
+        pool: memory for records that are read or written.
+        getter: the way of a get; its `lookup` finds stored prefixes.
+        assembler: the way of an approximate get.
+        put_path: the way of a put; None in a store that is only read.
+        sessions: the saved sessions.
+        clusters: groups of alike sequences.
+        background: the thread of prefetches.
+    """
+
+    residency: Residency
+    pool: BufferPool
+    getter: Getter
+    assembler: Assembler
+    put_path: PutPath | None
+    sessions: SessionTable
+    clusters: ClusterIndex
+    background: ThreadPoolExecutor
+    _opened: contextlib.ExitStack
+
+    def close(self) -> None:
+        """Write what is queued, close files, end threads, give memory back. No call may be under way. Idempotent."""
+        self._opened.close()
+
+    def stats(self) -> dict[str, Any]:
+        """See `KVStore.stats`."""
+        residency = self.residency
+        tiers: list[Tier[Any]] = [residency.device, residency.host, *residency.storage.values()]
+        return {
+            "index": residency.index.stats(),
+            "families": residency.family_stats(),
+            "content": residency.content.stats() if residency.content is not None else {},
+            **{tier.name: tier.stats() for tier in tiers},
+            "queue": {
+                "bytes": self.put_path.queue.pending_bytes if self.put_path is not None else 0,
+                "records": residency.queued_records(),
+            },
+            "buffers": {"free_bytes": self.pool.free_bytes},
+            "counters": residency.metrics.snapshot(),
+        }
+
+    def checker(self, calls: CallGuard) -> Checker:
+        """Return what compares everything that the store says of itself, for one of its `calls`."""
+
+        def is_idle() -> bool:
+            if calls.inside > 1:
+                return False
+            self.background.submit(int).result()  # prefetches come one after the other: all before this one are done
+            return calls.inside == 1
+
+        residency = self.residency
+        records = RecordCheck(self.pool, self.getter.lookup.root, residency.whole_path, residency.config.block_tokens)
+        paused = self.put_path.paused if self.put_path is not None else contextlib.nullcontext
+        return Checker(residency, records, paused, is_idle)
+
+
+def open_engine(
+    path: str,
+    identity: ModelIdentity,
+    config: StoreConfig,
+    metrics: Metrics,
+    *,
+    read_only: bool = False,
+    fs: FileSystem | None = None,
+) -> Engine:
+    """Open the store at `path`, or make it where there is none. Nothing stays open if this fails.
+
+    Raises:
+        The errors of `KVStore`.
+    """
+    with contextlib.ExitStack() as opened:
+        base = _open_base(opened, path, identity, config, metrics, read_only, fs or FileSystem())
+        assembler = _open_reading(opened, base)
+        sessions = SessionTable(base.residency.disk)
+        put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
+        background = ThreadPoolExecutor(1, "kvstore-prefetch")
+        opened.callback(background.shutdown, cancel_futures=True)
+        return Engine(
+            residency=base.residency,
+            pool=base.pool,
+            getter=assembler.getter,
+            assembler=assembler,
+            put_path=put_path,
+            sessions=sessions,
+            clusters=ClusterIndex(base.residency),
+            background=background,
+            _opened=opened.pop_all(),
+        )
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What reading and writing both stand on: the tiers with what they hold, and the codecs of new records.
+
+    next_record: the number of the next new record.
+    """
+
+    identity: ModelIdentity
+    config: StoreConfig
+    metrics: Metrics
+    read_only: bool
+    pool: BufferPool
+    profiles: Profiles
+    codecs: TierCodecs
+    residency: Residency
+    next_record: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every tier gives back the same values, bit for bit."""
+        return self.identity.codec_family == "exact"
+
+
+def _open_base(
+    opened: contextlib.ExitStack,
+    path: str,
+    identity: ModelIdentity,
+    config: StoreConfig,
+    metrics: Metrics,
+    read_only: bool,
+    fs: FileSystem,
+) -> _Base:
+    """Opens the tiers, and fills the index from the catalog."""
+    given = None if config.profile is None else Profile.load(config.profile, identity)
+    profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given)
+    codecs = TierCodecs.of(config, identity, profiles)
+    pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=torch.cuda.is_available())
+
+    def open_disk(owner: Residency) -> DiskTier:
+        return DiskTier(
+            fs,
+            path,
+            identity,
+            config,
+            read_only,
+            metrics,
+            pool,
+            evict=owner.evict,
+            alive=owner.is_pending,
+            lost=owner.quarantine,
+        )
+
+    has_disk = config.disk.bytes > 0
+    content = ContentIndex() if config.donors and has_disk else None
+    residency = Residency(config, TrieIndex(config.block_tokens), metrics, content, open_disk if has_disk else None)
+    opened.callback(residency.close)
+    next_record = load_index(residency)
+    if has_disk and not read_only:
+        codecs = codecs.kept(profiles, metrics)
+    return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record)
+
+
+def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
+    """Everything that a get needs, approximate or not."""
+    config, residency, layout = base.config, base.residency, base.identity.layout
+    # One more than may compute, so that one can wait for the disk.
+    executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
+    opened.callback(executor.shutdown)
+    donors = DonorReader(residency, base.pool, base.profiles, base.metrics, layout, base.is_exact)
+    opened.callback(donors.clear)
+    residency.listen(forgotten=donors.forget)
+    decoder = BlockDecoder(residency, base.profiles, donors)
+    getter = Getter(
+        Lookup(residency, base.identity, config.block_tokens, Follower(residency) if base.read_only else None),
+        Placement(layout, base.codecs, base.profiles, base.metrics),
+        Fetcher(residency, base.pool, executor, config.threads, decoder),
+        layout,
+        base.metrics,
+    )
+    return Assembler(residency, donors, getter, base.metrics)
+
+
+def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembler, sessions: SessionTable) -> PutPath:
+    """Everything that a put needs; from here on the write queue has threads."""
+    config, residency, pool = base.config, base.residency, base.pool
+    fetcher, root = assembler.getter.fetcher, assembler.getter.lookup.root
+    queue = WriteQueue(
+        config.write_queue_bytes,
+        _group_bytes(config),
+        _encoder(base, assembler).encode,
+        GroupCommit(residency, sessions).commit,
+        residency.expire,
+    )
+    opened.callback(save_traffic, residency)  # after the queue is closed
+    opened.callback(queue.close)
+    recoder = Recoder(residency, fetcher, pool, base.identity.layout, config.block_tokens, root, base.is_exact)
+    return PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.next_record)
+
+
+def _encoder(base: _Base, assembler: Assembler) -> Encoder:
+    """What the write queue encodes with: against donors, if the codecs allow it."""
+    residency, codecs, pool = base.residency, base.codecs, base.pool
+    matcher = against = None
+    if residency.content is not None:
+        has_members = codecs.donor is not None
+        matcher = DonorMatcher(
+            residency, residency.content, base.config.block_tokens, has_members, stored_only=not base.is_exact
+        )
+    if matcher is not None and codecs.donor is not None:
+        against = DonorCoding(matcher, assembler.reader, codecs.donor, codecs.disk, pool, base.metrics)
+    return Encoder(residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against)
+
+
+def _group_bytes(config: StoreConfig) -> int:
+    # A group is all held until its commit: it must leave space for what is evicted meanwhile.
+    return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8))
