@@ -90,7 +90,7 @@ class StoreConfig:
     threads: int = 2
     profile: Path | None = None
     donors: bool = True
-    eviction: Literal["lru", "prior"] = "lru"
+    eviction: str = "lru"
     donor_step: float | None = None
 
     def __post_init__(self) -> None:
@@ -119,8 +119,8 @@ class StoreConfig:
             raise ConfigError(f"put_timeout_s: expected seconds >= 0, found {self.put_timeout_s!r}")
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
-        if self.eviction not in ("lru", "prior"):
-            raise ConfigError(f"eviction: expected 'lru' or 'prior', found {self.eviction!r}")
+        if not isinstance(self.eviction, str) or not self.eviction:
+            raise ConfigError(f"eviction: expected a policy's name, found {self.eviction!r}")
         if self.profile is not None and not isinstance(self.profile, Path):
             raise ConfigError(f"profile: expected a Path, found {self.profile!r}")
         if not isinstance(self.donors, bool):

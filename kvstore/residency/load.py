@@ -52,6 +52,9 @@ def load_index(residency: Residency) -> int:
         expiry={int(rows["record"][i]): float(rows["expiry"][i]) for i in np.flatnonzero(rows["expiry"]).tolist()},
     )
     lost += _load_families(residency, scan)
+    if not disk.read_only:  # a reader evicts nothing
+        durable = rows[~np.isin(rows["record"], lost)]
+        residency.load_order(zip(durable["record"].tolist(), durable["parent"].tolist(), strict=True))
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
     _load_content(residency, scan, names, which)

@@ -20,9 +20,10 @@ import numpy as np
 from faultfs import Fault, FaultFS
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from small_stores import IDENTITY, SEGMENT, all_is_well, config, disk_use, is_exact, kv_of, put
+from small_stores import IDENTITY, SEGMENT, all_is_well, config, disk_order_agrees, disk_use, is_exact, kv_of, put
 
 from kvstore import KVStore
+from kvstore.eviction import POLICIES
 
 # Few tokens and short blocks: prefixes meet, diverge inside blocks, grow, and come again.
 SEQUENCES = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=22).map(tuple)
@@ -64,10 +65,12 @@ class StoreMachine(RuleBasedStateMachine):
         tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "entropy", "zstd"]),
         host=st.sampled_from([0, 40_000, 1 << 20]),
         device=st.sampled_from([0, 4_000]),
+        eviction=st.sampled_from(sorted(POLICIES)),
     )  # fmt: skip
-    def open_first(self, tight: bool, codec: str, host: int, device: int) -> None:
+    def open_first(self, tight: bool, codec: str, host: int, device: int, eviction: str) -> None:
         self.tight = tight
-        self.config = config(host=host, disk=TIGHT if tight else ROOMY, device=device, codec=codec)
+        budget = TIGHT if tight else ROOMY
+        self.config = config(host=host, disk=budget, device=device, codec=codec, eviction=eviction)
         self.open()
 
     def open(self) -> None:
@@ -96,6 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
     def everything_agrees(self) -> None:
         if self.store is not None and self.is_open:
             all_is_well(self.store)
+            disk_order_agrees(self.store)
 
     # ---- what programs do ----
 
