@@ -10,9 +10,9 @@ trace's different blocks being the capacity: `hit_rate` (hit blocks / all blocks
 requests and of the second. The peer of `prior` is the best of the other policies; `of_belady` has the bound as its
 peer.
 
-Rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a store with a disk tier
-alone. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. Each request is
-got, put and flushed. The peer is `lru`, where the trie's own recency decides.
+Rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a store that has only a
+disk tier. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. Each request
+is got, put and flushed. The peer is `lru`, where the trie's own recency decides.
 
 The constants of `prior` were chosen with replays of both Mooncake traces, whole ones among them: neither half is held
 out. The made traces were not used for it. Small changes of the constants move the small capacities of
