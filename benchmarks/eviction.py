@@ -11,7 +11,7 @@ requests and of the second. The peer of `prior` is the best of the other policie
 peer.
 
 Rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a store that has only a
-disk tier. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. Each request
+disk tier. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. A request
 is got, put and flushed. The peer is `lru`, where the trie's own recency decides.
 
 The constants of `prior` were chosen with replays of both Mooncake traces, whole ones among them: neither half is held
