@@ -10,6 +10,10 @@ trace's different blocks being the capacity: `hit_rate` (hit blocks / all blocks
 requests and of the second. The peer of `prior` is the best of the other policies; `of_belady` has the bound as its
 peer.
 
+Rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a store that has only a
+disk tier. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. A request
+is got, put and flushed. The peer is `lru`, where the trie's own recency decides.
+
 The constants of `prior` were chosen with replays of both Mooncake traces, whole ones among them: neither half is held
 out. The made traces were not used for it. Small changes of the constants move the small capacities of
 `mooncake_synthetic` by some percent either way, and so do those of the capacity: of the hits of the best other policy
@@ -25,22 +29,18 @@ from __future__ import annotations
 import heapq
 import json
 import random
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 
-from benchmarks.common import Rows, arguments
-from kvstore.eviction import EvictionPolicy, LeafFirstLRU
-from kvstore.eviction.lfu import LeafFirstLFU
-from kvstore.eviction.prior import PriorGuided
-from kvstore.eviction.s3fifo import LeafFirstS3FIFO
+import numpy as np
+import torch
 
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
-    "lru": LeafFirstLRU,
-    "lfu": LeafFirstLFU,
-    "s3fifo": LeafFirstS3FIFO,
-    "prior": PriorGuided,
-}
+from benchmarks.common import Rows, arguments
+from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.eviction import POLICIES, EvictionPolicy
+
 PERCENT = (1, 5, 20)
+ON_DISK = 300  # requests of the replay through a store
 Trace = list[list[int]]  # of each request the records of its blocks, root first; records are positive
 
 
@@ -55,6 +55,7 @@ def main() -> None:
     for name, trace in traces.items():
         for percent in PERCENT:
             compare(rows, trace[:2000] if args.quick else trace, percent, name)
+        compare_on_disk(rows, trace[: ON_DISK // 3 if args.quick else ON_DISK], name)
     rows.main_exit()
 
 
@@ -78,6 +79,35 @@ def compare(rows: Rows, trace: Trace, percent: int, name: str) -> None:
         if metric == "hit_rate" and rates["belady"]:
             ratio = rates["prior"] / rates["belady"]
             rows.add(f"eviction/prior/{percent}pct/{name}", "of_belady", ratio, "of its hits", "belady", ratio)
+
+
+def compare_on_disk(rows: Rows, trace: Trace, name: str) -> None:
+    """The rows of one trace through the disk tier of a store."""
+    blocks = sum(map(len, trace))
+    rates = {policy: sum(replay_on_disk(policy, trace)) / blocks for policy in POLICIES}
+    for policy, rate in rates.items():
+        peer = ("lru", rate / rates["lru"]) if policy != "lru" and rates["lru"] else ()
+        rows.add(f"eviction/{policy}/disk/{name}", "hit_rate", rate, "of blocks", *peer)
+
+
+def replay_on_disk(policy: str, trace: Trace) -> list[int]:
+    """Hit blocks of each request, of a store whose disk has room for about a fifth of the trace's blocks."""
+    segment, page = 64 << 10, 4096
+    budget = max(8 * segment, unique(trace) // 5 * page)
+    disk = TierConfig(budget, "raw")
+    config = StoreConfig(host=TierConfig(0), disk=disk, block_tokens=1, segment_bytes=segment, eviction=policy)
+    identity = ModelIdentity("replay", "1", "", "", KVLayout.uniform(1, 1, 8))
+    zeros = torch.zeros(1, max(map(len, trace)), 8, dtype=torch.bfloat16)
+    hits = []
+    with tempfile.TemporaryDirectory() as folder, KVStore(folder, identity, config) as store:
+        for request in trace:
+            ids = np.array(request, np.uint32)
+            hit = store.get(ids)
+            hits.append(hit.tokens if hit is not None else 0)
+            values = zeros[:, : len(ids)]
+            store.put(ids, [(values, values)])
+            store.flush()
+    return hits
 
 
 def sessions(requests: int, scans: bool = False, seed: int = 0) -> Trace:

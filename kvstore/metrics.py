@@ -123,6 +123,7 @@ class Metric(StrEnum):
     FALLBACK_PROFILE = "fallback_profile", "opens that coded without the profile, for the disk had no room to keep it"
     FALLBACK_DEVICE_CODEC = "fallback_device_codec", "blocks on a device that the CPU coded or decoded instead of it"
     FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
+    FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
 
 

@@ -1,7 +1,28 @@
-"""Which record a tier gives up when its budget is full. Pure: no I/O; the tier that owns a policy guards it."""
+"""Eviction: which record a tier gives up when its budget is full.
+
+A policy is one file of this folder and one row of `POLICIES`; `StoreConfig(eviction=NAME)` chooses it. Policies do no
+I/O and take no locks: the owner of a policy guards it with a lock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from kvstore.eviction.base import EvictionPolicy
+from kvstore.eviction.lfu import LeafFirstLFU
 from kvstore.eviction.lru import LeafFirstLRU
 from kvstore.eviction.prior import PriorGuided
+from kvstore.eviction.s3fifo import LeafFirstS3FIFO
 
-__all__ = ["EvictionPolicy", "LeafFirstLRU", "PriorGuided"]
+__all__ = ["POLICIES", "EvictionPolicy", "LeafFirstLFU", "LeafFirstLRU", "LeafFirstS3FIFO", "PriorGuided"]
+
+POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
+    {
+        "lru": LeafFirstLRU,
+        "lfu": LeafFirstLFU,
+        "s3fifo": LeafFirstS3FIFO,
+        "prior": PriorGuided,
+    }
+)
+"""All policies by name. Each value makes a new, empty policy."""

@@ -1,4 +1,4 @@
-"""What an eviction policy is."""
+"""The contract of an eviction policy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,48 @@ from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
-    """Order of the records of one tier. Record ids are positive integers.
+    """The order in which one tier gives up its records.
 
-    A caller passes the ids of a path root first. Policies must name children before their parents, so that what
-    stays stored is always reachable from the root.
+    Records are named by their numbers, which are positive. A policy names a record only after all held records that
+    continue it, as far as it knows them. So a record that stays can always be reached from the root of its prefix.
+
+    Not thread-safe: whoever owns a policy calls it under one lock. A policy changes only itself, and nothing of it is
+    durable.
+
+    Example:
+        >>> from kvstore.eviction import POLICIES
+        >>> policy = POLICIES["lfu"]()
+        >>> for record in (1, 2):
+        ...     policy.add(record)
+        >>> for path in ([1], [2], [1]):
+        ...     policy.touch(path)
+        >>> next(policy.victims())
+        2
     """
 
-    def add(self, record_id: int) -> None:
-        """The tier now holds the record; a record that is held already is used again."""
+    def add(self, record_id: int, parent: int = 0) -> None:
+        """Hold a record. If it is held already, it is used again.
+
+        Args:
+            record_id: the record's number, > 0.
+            parent: the record before it in its prefix, if the caller knows it; 0 for none or unknown. A later `touch`
+                tells it too.
+        """
 
     def touch(self, path: Iterable[int]) -> None:
-        """The records of one prefix, root first, were used; ids that the tier does not hold are ignored."""
+        """Count a use of one prefix.
+
+        Args:
+            path: the records of the prefix, root first. Records that are not held are not taken in; 0 stands for a
+                missing one.
+        """
 
     def discard(self, record_id: int) -> None:
-        """The tier no longer holds the record."""
+        """Hold a record no longer. Does nothing if it is not held."""
 
     def victims(self) -> Iterator[int]:
-        """Records in the order in which to give them up. The caller stops where it has enough, and discards after."""
+        """Name all held records, the first to give up first.
+
+        The caller takes as many as it needs, and discards those that go only after it has stopped iterating. A record
+        that was named and not discarded is still held.
+        """

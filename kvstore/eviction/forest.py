@@ -1,4 +1,4 @@
-"""The records of one tier as a forest of prefixes, and those of them that may go: the ones without children."""
+"""The held records as a forest of prefixes. The leaves, records that no held record continues, may be evicted."""
 
 from __future__ import annotations
 
@@ -9,29 +9,45 @@ Key = tuple[float, float]
 
 
 class Leaves:
-    """Held records, who comes before whom, and queues of the records that have no held child. Not thread-safe.
+    """Held records, the parent of each, and queues of the leaves. Not thread-safe.
 
-    Each held record has a place: a queue and a key. The head of a queue is its leaf of the least key; a record gets
-    its turn only after its children went, whatever its key. With `both_ends` a queue has a tail too: its leaf of the
-    greatest key. `give` names a head as the next to go without changing
-    what is held, so that its parent can be next; `restore` takes back what was given and not dropped.
+    Each held record has a place: a queue and a key. The head of a queue is its leaf with the least key. A record can be
+    a head only when its children have left, whatever its key is. With `both_ends` a queue has a tail too: its leaf with
+    the greatest key.
 
-    Every operation is O(log n), amortised. Memory a record: its place, its parent, its parent's number of children,
-    and at most two entries of a queue (four with `both_ends`).
+    A policy names victims ahead of time. `give` marks a head as named: it is still held, but its parent can be the next
+    head. `restore` takes all marks back.
+
+    Every operation takes O(log n), amortised. Memory for each record: its place, its parent, its parent's number of
+    children, and at most two entries in a queue (four with `both_ends`).
+
+    Args:
+        both_ends: queues have tails.
+
+    Example:
+        >>> leaves = Leaves()
+        >>> for record, parent in [(1, 0), (2, 1), (3, 0)]:
+        ...     leaves.place(record, "queue", (record, 0))
+        ...     leaves.link(record, parent)
+        >>> leaves.head("queue")  # 1 has a child
+        2
+        >>> leaves.give(2)
+        >>> leaves.head("queue")
+        1
     """
 
     def __init__(self, both_ends: bool = False) -> None:
         self._both_ends = both_ends
         self._place: dict[int, tuple[Hashable, Key]] = {}
         self._parent: dict[int, int] = {}
-        self._children: dict[int, int] = {}  # held children of each record, which need not be held itself
+        self._children: dict[int, int] = {}  # number of held children of each record, held or not
         self._heaps: dict[Hashable, list[tuple[Key, int]]] = {}
         self._tails: dict[Hashable, list[tuple[Key, int]]] = {}  # the same with negated keys
         self._entries = 0
         self._aside: list[int] = []
         self._given: set[int] = set()
-        self._lost: dict[int, int] = {}  # how many of its children are given
-        self.in_use: frozenset[int] | set[int] = frozenset()  # never a head
+        self._lost: dict[int, int] = {}  # how many of its children are marked as named
+        self.in_use: frozenset[int] | set[int] = frozenset()  # these are never heads
 
     def __len__(self) -> int:
         return len(self._place)
@@ -43,26 +59,26 @@ class Leaves:
         return iter(self._place)
 
     def queue(self, record: int) -> Hashable:
-        """The queue of a held record."""
+        """Return the queue of a held record."""
         return self._place[record][0]
 
     def key(self, record: int) -> Key:
-        """The key of a held record."""
+        """Return the key of a held record."""
         return self._place[record][1]
 
     def queues(self) -> list[Hashable]:
-        """The queues that may have a head."""
+        """Return the queues that may have a head."""
         return [queue for queue, heap in self._heaps.items() if heap]
 
     def place(self, record: int, queue: Hashable, key: Key) -> None:
-        """Holds the record, or moves it to another place."""
+        """Hold a record at this place, or move it there."""
         if self._place.get(record) != (queue, key):
             self._place[record] = (queue, key)
-            if self._is_bare(record):  # given children count as gone: a policy may move what would follow them
+            if self._is_bare(record):  # children that are named count as gone: a policy may move their parent
                 self._push(record)
 
     def link(self, record: int, parent: int) -> None:
-        """A held record comes right after `parent`; 0 for none."""
+        """Say which record comes right before a held one; 0 for none. The parent need not be held."""
         before = self._parent.get(record, 0)
         if before == parent:
             return
@@ -74,21 +90,21 @@ class Leaves:
                 self._lost[parent] = self._lost.get(parent, 0) + 1
 
     def drop(self, record: int) -> None:
-        """Holds a held record no longer."""
+        """Hold a held record no longer. Its children stay."""
         del self._place[record]
         self._unlink(record, self._parent.get(record, 0))
         self._given.discard(record)
 
     def is_given(self, record: int) -> bool:
-        """Whether the record was given since `restore`."""
+        """Whether the record was marked as named since `restore`."""
         return record in self._given
 
     def head(self, queue: Hashable) -> int:
-        """The leaf of the least key of a queue that is neither in use nor given; 0 where there is none."""
+        """Return the leaf with the least key of a queue, neither in use nor marked as named; 0 for none."""
         return self._first(self._heaps, queue, 1)
 
     def tail(self, queue: Hashable) -> int:
-        """The same of the greatest key; only with `both_ends`."""
+        """Return the same for the greatest key; needs `both_ends`."""
         return self._first(self._tails, queue, -1)
 
     def _first(self, heaps: dict[Hashable, list[tuple[Key, int]]], queue: Hashable, sign: int) -> int:
@@ -108,7 +124,7 @@ class Leaves:
         return 0
 
     def give(self, record: int) -> None:
-        """The record, a head, is the next to go; its parent may follow."""
+        """Mark a head as named; its parent may be the next head."""
         self._given.add(record)
         parent = self._parent.get(record, 0)
         if parent:
@@ -117,14 +133,18 @@ class Leaves:
                 self._push(parent)
 
     def rest(self, path: Iterable[int]) -> Iterator[int]:
-        """What is left when no queue has a head: the path in use (given root first), its end first."""
+        """Name and mark what is left when no queue has a head: the path in use, its end first.
+
+        Args:
+            path: the path in use, root first.
+        """
         for record in reversed(list(path)):
             if record in self._place and record not in self._given:
                 self.give(record)
                 yield record
 
     def restore(self) -> None:
-        """What was given and not dropped is held as before."""
+        """Take all marks back: what was named and not dropped is held as before."""
         again = [*self._aside, *self._given]
         self._aside, self._given, self._lost = [], set(), {}
         for record in again:
@@ -158,7 +178,7 @@ class Leaves:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Without the entries of records that moved, went or have children."""
+        """Leave out the entries of records that moved, left or have children."""
         self._heaps, self._tails = {}, {}
         self._entries = 0
         aside = set(self._aside)

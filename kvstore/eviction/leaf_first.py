@@ -1,4 +1,4 @@
-"""What one use of a prefix is: the calls of a tier that belong together count once."""
+"""The common base of policies that evict leaf records first, and what they count as one use of a prefix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,33 @@ from kvstore.eviction.forest import Leaves
 
 
 class LeafFirst(ABC):
-    """An `EvictionPolicy` over `Leaves`: children before parents, and the prefix in use after all others.
+    """Base of an `EvictionPolicy`: children go before parents, and the prefix in use goes last.
 
-    A store touches a prefix several times for one get or put, and adds its records in between. As long as a touched
-    path begins with the one before it, or the other way round, it is the same use, and a record counts once in it
-    (the correlated references of LRU-K, SIGMOD 1993). Of the latest path the policy knows the order also of the
-    records that are not held yet; where a record is added before any path names it, the next touch tells its parent.
+    A store touches a prefix several times for one get or put, and adds records in between. Those calls are one use, and
+    each record counts once in it: a call belongs to the same use as long as its path begins with the path before it, or
+    the other way round (the correlated references of LRU-K, SIGMOD 1993).
 
-    Subclasses say where a record stands (`_used`) and which goes next (`_next`).
+    A subclass says where a used record stands (`_used`) and which record goes next (`_next`). Not thread-safe.
+
+    Args:
+        leaves: where the records stand; by default `Leaves()`.
+
+    Example:
+        First in, first out, for leaf records:
+
+        >>> class FIFO(LeafFirst):
+        ...     def _used(self, records, path):
+        ...         for record in records:
+        ...             if record not in self._leaves:
+        ...                 self._leaves.place(record, "", (len(self), 0))
+        ...
+        ...     def _next(self):
+        ...         return self._leaves.head("")
+        >>> policy = FIFO()
+        >>> for record, parent in [(1, 0), (2, 1), (3, 0)]:
+        ...     policy.add(record, parent)
+        >>> list(policy.victims())
+        [2, 1, 3]
     """
 
     def __init__(self, leaves: Leaves | None = None) -> None:
@@ -28,7 +47,8 @@ class LeafFirst(ABC):
     def __len__(self) -> int:
         return len(self._leaves)
 
-    def add(self, record_id: int) -> None:
+    def add(self, record_id: int, parent: int = 0) -> None:
+        """Hold a record; see `EvictionPolicy.add`. The path in use says better than `parent` what comes before it."""
         known = record_id in self._leaves
         if known and record_id in self._counted:
             return
@@ -37,9 +57,10 @@ class LeafFirst(ABC):
         self._counted.add(record_id)
         self._used([record_id], self._path)
         if not known:
-            self._leaves.link(record_id, self._parents.get(record_id, 0))
+            self._leaves.link(record_id, self._parents.get(record_id, parent))
 
     def touch(self, path: Iterable[int]) -> None:
+        """Count a use of one prefix, given root first, unless this path belongs to the use before it."""
         records = [record for record in path if record > 0]
         if not records:
             return
@@ -62,12 +83,14 @@ class LeafFirst(ABC):
             self._extended(held, self._path)
 
     def discard(self, record_id: int) -> None:
+        """Hold a record no longer. It counts as evicted if `victims` named it last time."""
         if record_id in self._leaves:
             self._gone(record_id, self._leaves.is_given(record_id))
             self._leaves.drop(record_id)
             self._counted.discard(record_id)
 
     def victims(self) -> Iterator[int]:
+        """Name all held records, the first to give up first; the prefix in use comes last, its end before its root."""
         self._leaves.restore()
         while record := self._next():
             self._leaves.give(record)
@@ -75,19 +98,37 @@ class LeafFirst(ABC):
         yield from self._leaves.rest(self._path)
 
     def _begin(self, path: Sequence[int]) -> None:  # noqa: B027
-        """A new use begins. path: what of the prefix is known, root first."""
+        """Note that a new use begins.
+
+        Args:
+            path: the part of the prefix that is known now, root first.
+        """
 
     def _extended(self, records: Sequence[int], path: Sequence[int]) -> None:  # noqa: B027
-        """The path of this use became longer; `records` are held, and counted in this use."""
+        """Note that the path of this use became longer.
+
+        Args:
+            records: those of the path that are held; each is counted in this use.
+            path: the part of the prefix that is known now, root first.
+        """
 
     @abstractmethod
     def _used(self, records: Sequence[int], path: Sequence[int]) -> None:
-        """Records, root first, were used (once each in one use); those that are not held are held from now on. path:
-        what of the prefix is known, root first."""
+        """Place each record by `Leaves.place`. It is called once for each record of a use.
+
+        Args:
+            records: the used records, root first. One that is not held yet is held from now on.
+            path: the part of the prefix that is known now, root first.
+        """
 
     @abstractmethod
     def _next(self) -> int:
-        """The head (`Leaves.head`) that goes next; 0 for none."""
+        """Return the head (`Leaves.head`) that goes next; 0 for none."""
 
     def _gone(self, record: int, evicted: bool) -> None:  # noqa: B027
-        """A record is about to be held no longer. evicted: it was named as a victim before."""
+        """Note that a record is about to be held no longer.
+
+        Args:
+            record: it is still held.
+            evicted: `victims` named it last time. Otherwise it was deleted, replaced or expired.
+        """

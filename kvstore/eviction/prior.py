@@ -1,4 +1,4 @@
-"""What is expected to save least goes first, by what the uses of prefixes say."""
+"""The policy "prior": the record with the least expected saving goes first, as learnt from past uses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from kvstore.eviction.forest import Leaves
 from kvstore.eviction.leaf_first import LeafFirst
 from kvstore.eviction.reuse_model import Cohort, Reuse
 
-# Records remembered after they went, for each one held: they must outlast the ages at which records still come back,
-# many lifetimes of a small tier.
+# Records that left are remembered ("ghosts"), so many for each record held. They must be remembered for as long as
+# records still come back: many lifetimes of a small tier.
 GHOSTS = 16
-FEW_GHOSTS = 1000  # as many more, for a tier of few records
-MOST_USES = 3  # octave from which on counts of uses are alike: four uses
-MOST_NEW = 8  # the same of new records in a use: 128
+FEW_GHOSTS = 1000  # remembered in addition, for a tier with few records
+MOST_USES = 3  # counts of uses are grouped by octave up to this one: four uses and more are alike
+MOST_NEW = 8  # the same for new records in a use: 128 and more are alike
 
 
 class _Known:
-    """What is remembered of a record, held or not."""
+    """What the policy knows of a record, held or not."""
 
     __slots__ = ("cohort", "depth", "uses")
 
@@ -27,20 +27,34 @@ class _Known:
 
 
 class PriorGuided(LeafFirst):
-    """The leaf of the least expected saving first: index of reuse x recompute cost / bytes.
+    """The leaf record with the least expected saving first: index of reuse x recompute cost / bytes.
 
-    `Reuse` learns when records come back, for kinds of records: whether it was the last of its path (what ends a
-    prompt is rarely continued block by block), how often it was used, and how many new records its last use brought
-    (none or few: a session that goes on; many: a new one). So the chance given the path is mixed with that of its
-    parents' kind. Of each kind the leaf used longest ago and the one used last are compared, for the index may rise
-    with age before it falls. Records that went are remembered, so that what is learnt does not depend on what was
-    held: at most `GHOSTS` for each record held and `FEW_GHOSTS` more.
+    An `EvictionPolicy`; see `LeafFirst` for what one use is. `Reuse` learns when records of one kind come back. Three
+    things make a kind:
 
-    saving: recompute cost / bytes of a record, given its id and how many records come before it; any unit, > 0. By
-    default all records save the same.
+    - whether the record was the last of its path (the end of a prompt is rarely continued block by block);
+    - how often it was used;
+    - how many new records its last use brought (none or few: a session that goes on; many: a new one).
 
-    Memory a record held: that of `Leaves` with both ends, 1 + `GHOSTS` records of what is known, and as much again
-    for `Reuse`: about 4 KB. A victim costs O(kinds + log n); there are at most 2 x 3 x 9 kinds.
+    Of each kind the policy compares the leaf used longest ago and the one used last, because the index may rise with
+    age before it falls. Records that left are remembered, so that what is learnt does not depend on what was held: at
+    most `GHOSTS` for each record held and `FEW_GHOSTS` more.
+
+    Memory: that of `Leaves` with both ends, and 1 + `GHOSTS` remembered records for each record held; about 4 KB a
+    record. Naming a victim takes O(kinds + log n); there are at most 2 x 3 x 9 kinds.
+
+    Args:
+        saving: recompute cost / bytes of a record, given its number and how many records come before it; any unit,
+            > 0. By default all records save the same.
+
+    Example:
+        >>> policy = PriorGuided(saving=lambda record, depth: 100.0 if record == 1 else 1.0)
+        >>> for path in ([1], [2], [3]):
+        ...     policy.touch(path)
+        ...     policy.add(path[0])
+        >>> policy.touch([4])
+        >>> list(policy.victims())[-1]
+        1
     """
 
     def __init__(self, saving: Callable[[int, int], float] | None = None) -> None:

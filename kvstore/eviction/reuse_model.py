@@ -1,4 +1,4 @@
-"""When records of a kind come back: learnt from the uses themselves. Pure; time is the count of touched records."""
+"""Learns from past uses when records of a kind come back. Time is counted in touched records."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ import numpy as np
 
 AGES = 32  # steps of age, half an octave each: from 16 to 740,000 touched records
 BOUNDS = [0, *(int(16 * 2 ** (i / 2)) for i in range(AGES))]
-# A kind's own records weigh as much as those of the kind above it when it has seen this many. Records come and go by
-# paths of some tens, so these are some tens of independent events.
+# With so many records of its own, a kind trusts them as much as the kind above it. Records come and go in paths of some
+# tens, so these are some tens of independent events.
 MIXTURE = 512.0
-AT_FIRST = 0.1  # the chance a step before anything was seen: the same for each octave, so the oldest goes first
-REFRESH = 1024  # touched records after which the indices are computed anew
-HALVE = 1 << 18  # touched records after which what was seen counts half: several lifetimes of a large tier
+AT_FIRST = 0.1  # the chance in a step before anything is known: equal for each step, so the oldest goes first
+REFRESH = 1024  # the indices are computed anew after so many touched records
+HALVE = 1 << 18  # counts are halved after so many touched records: several lifetimes of a large tier
 
 
 class Cohort:
-    """The records of one kind that were last used together, at `time`; `alive` are known and have not come back."""
+    """The records of one kind that were last used together.
+
+    Attributes:
+        kind: the number that `Reuse.kind` gave.
+        time: when they were used, in touched records.
+        alive: how many of them are still known and have not come back.
+
+    Example:
+        >>> Cohort(kind=0, time=640).alive
+        0
+    """
 
     __slots__ = ("alive", "kind", "time")
 
@@ -28,13 +38,31 @@ class Cohort:
 
 
 class Reuse:
-    """Chance of a next use by kind and age, and what it is worth to wait for it. Not thread-safe.
+    """The chance that a record is used again, by kind and age, and what it is worth to wait for it. Not thread-safe.
 
-    Of each kind is counted how many records reached a step of age without having come back, and how many came back in
-    it. The chance of a step is the Dirichlet mixture (came + a * prior) / (reached + a), its prior that of the kind
-    one name more general. The index of a record is the greatest ratio, over all times to give up waiting, of the
-    chance that it comes back before to the expected time it is held for that (Gittins' index; hit density in LHD,
-    NSDI 2018). Memory: at most two cohorts for each record counted, and two numbers for each kind and step.
+    For each kind and step of age it counts the records that reached the step without having come back, and those that
+    came back in it. The chance of a step is the Dirichlet mixture (came + a * prior) / (reached + a). Its prior is the
+    chance of the kind one name more general.
+
+    The index of a record compares all times at which one could give up waiting for it. It is the greatest ratio of the
+    chance that the record comes back before that time to the expected time that it is held (Gittins' index; hit density
+    in LHD, NSDI 2018). Memory: at most two cohorts for each record counted, and two numbers for each kind and step.
+
+    Example:
+        Records of one kind come back after 50 touched records, those of the other never:
+
+        >>> reuse = Reuse()
+        >>> good, bad = reuse.kind("good"), reuse.kind("bad")
+        >>> for now in range(0, 20000, 100):
+        ...     reuse.advance(now)
+        ...     for kind in (good, bad):
+        ...         cohort = reuse.cohort(kind, now)
+        ...         for _ in range(10):
+        ...             reuse.join(cohort)
+        ...             if kind == good:
+        ...                 reuse.came_back(cohort, now + 50)
+        >>> reuse.index(good, age=0) > reuse.index(bad, age=0)
+        True
     """
 
     def __init__(self) -> None:
@@ -50,7 +78,11 @@ class Reuse:
         self._halved = 0
 
     def kind(self, *names: Hashable) -> int:
-        """The number of a kind. names: from the general to the special."""
+        """Return the number of a kind; a new kind gets the next one.
+
+        Args:
+            names: what makes the kind, from the general to the special.
+        """
         found = self._kinds.get(names)
         if found is None:
             above = self.kind(*names[:-1]) if names else 0
@@ -62,7 +94,12 @@ class Reuse:
         return found
 
     def cohort(self, kind: int, now: int) -> Cohort:
-        """A new one, without records."""
+        """Return a new cohort without records.
+
+        Args:
+            kind: of its records.
+            now: the time of their use.
+        """
         made = Cohort(kind, now)
         self._waiting[0].append(made)
         self._cohorts += 1
@@ -72,28 +109,28 @@ class Reuse:
         return made
 
     def join(self, cohort: Cohort) -> None:
-        """A record was used; the cohort is of now."""
+        """Count a used record in a cohort of this moment."""
         self._alive += 1
         cohort.alive += 1
         self._reached[cohort.kind, 0] += 1
 
     def retract(self, cohort: Cohort) -> None:
-        """It did not join after all; the cohort is of now."""
+        """Undo `join` for one record, at the same moment."""
         self.forget(cohort)
         self._reached[cohort.kind, 0] -= 1
 
     def came_back(self, cohort: Cohort, now: int) -> None:
-        """A record of the cohort is used again."""
+        """Count that a record of the cohort is used again."""
         self.forget(cohort)
         self._came[cohort.kind, _step(now - cohort.time)] += 1
 
     def forget(self, cohort: Cohort) -> None:
-        """A record of the cohort is known no longer: whether it comes back is not to be seen."""
+        """Drop a record of the cohort: nobody will see whether it comes back."""
         self._alive -= 1
         cohort.alive -= 1
 
     def advance(self, now: int) -> None:
-        """Time goes on. Amortised: each cohort passes each bound once."""
+        """Move time on to `now`. Amortised: each cohort passes each bound of age once."""
         for step, queue in enumerate(self._waiting, 1):
             latest = now - BOUNDS[step]
             while queue and queue[0].time <= latest:
@@ -112,7 +149,12 @@ class Reuse:
             self._refresh()
 
     def index(self, kind: int, age: int) -> float:
-        """Expected uses for each touched record that it is held for. age: touched records since its last use."""
+        """Return the expected uses of a record for each unit of time that it is held.
+
+        Args:
+            kind: of the record.
+            age: touched records since its last use.
+        """
         return self._index[kind][_step(age)]
 
     def _refresh(self) -> None:

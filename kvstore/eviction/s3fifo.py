@@ -1,4 +1,4 @@
-"""S3-FIFO: three queues, first in first out."""
+"""S3-FIFO: two queues in order of arrival, and the numbers of records that left the first one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,30 @@ PROMOTED = 2  # uses in the small queue that bring a record to the main queue
 
 
 class LeafFirstS3FIFO(LeafFirst):
-    """S3-FIFO (Yang et al., SOSP 2023) for prefixes: the head of a queue is its oldest leaf.
+    """S3-FIFO (Yang et al., SOSP 2023) for prefixes: only leaf records leave, and each queue is in order of arrival.
 
-    New records enter the small queue. What reaches its head with `PROMOTED` uses since goes to the main queue, the
-    rest goes, and is remembered: when it comes back it enters the main queue at once. The head of the main queue goes
-    if it was not used, else it is queued again and one use is taken off. Of the records that enter in one use the
-    deepest stands first. Memory a record: that of `Leaves`, its uses, and one remembered id for each record held.
+    An `EvictionPolicy`; see `LeafFirst` for what one use is. There are two queues and a memory of names:
+
+    - A new record enters the small queue. Of the records that enter in one use, the deepest stands first.
+    - The first leaf of the small queue moves to the main queue if it was used `promoted` times since it entered.
+      Otherwise it leaves, and its number is remembered. If it comes back, it enters the main queue at once.
+    - The first leaf of the main queue leaves if it was not used. Otherwise it goes to the end of that queue, and one of
+      its uses is taken off.
+
+    So a scan of records that never come back passes through the small queue and displaces nothing else. Memory: that of
+    `Leaves`, a count of uses, and at most one remembered number for each record held; about 500 bytes a record.
+
+    Args:
+        promoted: uses in the small queue that bring a record to the main queue.
+
+    Example:
+        >>> policy = LeafFirstS3FIFO()
+        >>> for path in ([1], [2], [1], [2], [1]):  # the second use of 1 promotes it
+        ...     policy.touch(path)
+        ...     policy.add(path[0])
+        >>> policy.touch([3])
+        >>> list(policy.victims())
+        [2, 1]
     """
 
     def __init__(self, promoted: int = PROMOTED) -> None:

@@ -30,6 +30,9 @@ def load_index(residency: Residency) -> int:
     dropped = _restore(residency, disk, scan, names, which)
     _load_lives(residency, scan, dropped)
     lost += [*dropped, *_load_families(residency, scan)]
+    if not disk.read_only:  # a reader evicts nothing
+        durable = scan.entries[~np.isin(scan.entries["record"], lost)]
+        residency.load_order(zip(durable["record"].tolist(), durable["parent"].tolist(), strict=True))
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
     _load_content(residency, scan, names, which)

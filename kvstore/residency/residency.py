@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from kvstore.eviction import EvictionPolicy, LeafFirstLRU
-from kvstore.eviction.prior import PriorGuided
+from kvstore.errors import ConfigError
+from kvstore.eviction import POLICIES
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
+from kvstore.residency.disk_order import DiskOrder
 from kvstore.residency.ledger import Ledger
 from kvstore.tiers.admission import SecondRead
 from kvstore.tiers.base import Source, StorageTier
@@ -52,8 +53,11 @@ class Residency(Ledger):
 
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
+        self._disk_order: DiskOrder | None = None  # None: the trie's own recency; else guarded by _lock
         budgets = self.config
-        policy: Callable[[], EvictionPolicy] = PriorGuided if budgets.eviction == "prior" else LeafFirstLRU
+        policy = POLICIES.get(budgets.eviction)
+        if policy is None:
+            raise ConfigError(f"eviction: expected one of {', '.join(POLICIES)}, found {budgets.eviction!r}")
         self.device: DeviceTier = MemoryTier(
             "device", budgets.device.bytes, policy(), self._may_leave_memory, self._left_memory
         )
@@ -100,6 +104,9 @@ class Residency(Ledger):
         """The records of one prefix, root first, were used."""
         self.device.touch(records)
         self.host.touch(records)
+        if self._disk_order is not None:
+            with self._lock:
+                self._disk_order.touch(records)
 
     def use_donors(self, records: Iterable[int]) -> None:
         """These donors were used: a donor that is used no later than its members outlives them."""
@@ -121,7 +128,9 @@ class Residency(Ledger):
     def written(self, blocks: Sequence[Block], on_disk: set[int]) -> int:
         """The blocks of one put were written as far as that was possible: those `on_disk` are durable, the others are
         in memory only, or gone. Returns how many of them are wanted and could not be written."""
-        lost = self._left_queue(blocks, on_disk)
+        with self._lock:
+            lost = self._left_queue(blocks, on_disk)
+            self._order_written(blocks, on_disk)
         for record in lost:
             self.drop_if_nowhere(record)
             if self.disk is None and record not in self.index:
@@ -129,13 +138,13 @@ class Residency(Ledger):
         return len(lost) if self.disk is not None else 0
 
     def evict(self) -> list[int]:
-        """The disk is full: the index gives up the record it can best spare, and with it every tier; before it go the
+        """The disk is full: the store gives up the record that its policy names, in every tier; before it go the
         members that are coded against it, which were used no later. Returns what is to leave the catalog, [] for
         nothing. What is not written yet stays: it holds no space on disk, and a member among it is dropped, and said
         to be, when it is to be written."""
         with self._lock:
             abandoned, self._abandoned = self._abandoned, []
-            record = self.index.evict(below=min(self._pending, default=NO_LIMIT))
+            record = self._victim()
             if record is None:
                 return abandoned
             members = self._written_members(record)
@@ -144,6 +153,41 @@ class Residency(Ledger):
         if members:
             self.metrics.add(Metric.DROPPED_MEMBERS, len(members))
         return gone
+
+    def _victim(self) -> int | None:
+        self._lock.check_held()
+        if self._disk_order is not None and (chosen := self._disk_order.victim()):
+            return chosen
+        record = self.index.evict(below=min(self._pending, default=NO_LIMIT))
+        if record is not None and self._disk_order is not None:
+            self.metrics.add(Metric.FALLBACK_EVICTION)
+        return record
+
+    def load_order(self, records: Iterable[tuple[int, int]]) -> None:
+        """Let the policy of the config decide what a full disk gives up. "lru" needs nothing: the trie knows it.
+
+        Args:
+            records: what is durable: (record, the record before it or 0), by rising record number.
+        """
+        if self.config.eviction == "lru":
+            return
+        with self._lock:
+            policy = POLICIES[self.config.eviction]()
+            self._disk_order = DiskOrder(policy, self._lock, self._pins.is_kept, self._may_leave_disk)
+            self._disk_order.load(records)
+
+    def _order_written(self, blocks: Sequence[Block], on_disk: set[int]) -> None:
+        if self._disk_order is None:
+            return
+        durable = [(b.record, b.parent) for b in blocks if b.record in on_disk and b.record in self.index]
+        if durable:
+            self._disk_order.written(self.path(durable[-1][0]), durable)
+
+    def _may_leave_disk(self, record: int) -> bool:
+        """Whether nothing continues the record, or a member that leaves with it, and no queued member waits for it."""
+        members = self._families.members(record)
+        ends = all(self.index.leaf(leaving) is not None for leaving in (record, *members))
+        return ends and not any(member in self._pending for member in members)
 
     def quarantine(self, record: int) -> None:
         """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is
@@ -190,9 +234,14 @@ class Residency(Ledger):
                     self.host.remove([record])
 
     def _forget(self, record: int) -> None:
+        was_pinned = self._pins.is_pinned(record)
         super()._forget(record)
         self.device.remove([record])
         self.host.remove([record])
+        if self._disk_order is not None:
+            self._disk_order.forget(record)
+            if was_pinned:
+                self._disk_order.unpinned()
 
     def _remove_entries(self, records: Sequence[int]) -> None:
         if self.disk is not None and not self.disk.read_only:

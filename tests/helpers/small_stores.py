@@ -128,6 +128,17 @@ def all_is_well(store: KVStore, deep: bool = False) -> None:
     assert store.check(deep=deep).problems == ()
 
 
+def disk_order_agrees(store: KVStore) -> None:
+    """The policy of the disk, if it has one, holds exactly the durable records of the index."""
+    residency = store._residency
+    order = residency._disk_order
+    assert (order is None) == (store.read_only or store.config.eviction == "lru" or not store.config.disk.bytes)
+    if order is not None:
+        with residency._lock:
+            indexed = set(residency.index.counts()[0].tolist())
+            assert order.held() == indexed - residency._pending.keys() - residency._unwritten
+
+
 def catalog_entries(store: KVStore) -> list[Any]:
     """All entries of the store's catalog, by record number."""
     disk = store._residency.disk

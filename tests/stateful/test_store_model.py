@@ -10,9 +10,11 @@ import os
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import initialize, rule
-from small_stores import IDENTITY, SEGMENT, config, disk_use, is_exact, kv_of, put
+from hypothesis.stateful import initialize, invariant, rule
+from small_stores import IDENTITY, SEGMENT, config, disk_order_agrees, disk_use, is_exact, kv_of, put
 from store_histories import HistoryMachine, Tokens, array, shared
+
+from kvstore.eviction import POLICIES
 
 # Few tokens and short blocks: prefixes meet, diverge inside blocks, grow, and come again.
 SEQUENCES = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=22).map(tuple)
@@ -35,10 +37,12 @@ class StoreMachine(HistoryMachine):
         tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "entropy", "zstd"]),
         host=st.sampled_from([0, 40_000, 1 << 20]),
         device=st.sampled_from([0, 4_000]),
+        eviction=st.sampled_from(sorted(POLICIES)),
     )  # fmt: skip
-    def open_first(self, tight: bool, codec: str, host: int, device: int) -> None:
+    def open_first(self, tight: bool, codec: str, host: int, device: int, eviction: str) -> None:
         self.tight = tight
-        self.config = config(host=host, disk=TIGHT if tight else ROOMY, device=device, codec=codec)
+        budget = TIGHT if tight else ROOMY
+        self.config = config(host=host, disk=budget, device=device, codec=codec, eviction=eviction)
         self.open()
 
     def name_session(self, name: str, tokens: Tokens) -> None:
@@ -47,6 +51,11 @@ class StoreMachine(HistoryMachine):
 
     def settle_sessions(self) -> None:
         self.after_crash = {name: {self.sessions.get(name, ())} for name in self.after_crash}
+
+    @invariant()
+    def the_disk_order_agrees(self) -> None:
+        if self.store is not None:
+            disk_order_agrees(self.store)
 
     # ---- what programs do ----
 
