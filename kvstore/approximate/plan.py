@@ -158,7 +158,7 @@ def _check(exact_tokens: int, total_tokens: int, spans: Sequence[Candidate]) -> 
                 f"candidates: {span} overlaps the one before it, or lies outside of {end} to {total_tokens}"
             )
         if not 0 <= span.run <= span.start or span.start - span.shift < 0:
-            raise ValueError(f"candidates: {span} begins before its sequence does")
+            raise ValueError(f"candidates: {span} has a run or shift that begins before position 0")
         end = span.start + span.count
 
 

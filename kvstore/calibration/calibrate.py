@@ -102,9 +102,16 @@ def _report(dump: KVDump, model: Any, sections: Mapping[str, Arrays], reports: d
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer) of a checkpoint folder, in bf16. Raises `ConfigError` where there is none."""
+    """Load a model in bfloat16 and its tokenizer from a checkpoint folder.
+
+    Returns:
+        (model, tokenizer), of transformers, in evaluation mode.
+
+    Raises:
+        ConfigError: there is no model, or it cannot be loaded.
+    """
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder}: no model (config.json is missing)")
+        raise ConfigError(f"{folder}: no model (config.json is missing); name the folder of a checkpoint")
     import torch
 
     transformers: Any = import_module("transformers")  # without types
@@ -119,7 +126,12 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 
 def load_text(path: Path, windows: int, length: int) -> str:
-    """As much of a text file as `windows` windows of `length` tokens can take. Raises `OSError`, `ConfigError`."""
+    """Read as much of a text file as `windows` windows of `length` tokens can need.
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: `windows` or `length` is too small.
+    """
     check_sizes(windows, length)
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(windows * length * _CHARACTERS)

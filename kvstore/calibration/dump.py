@@ -74,11 +74,13 @@ class KVDump:
         """A folder that `make` has finished. Raises `ProfileError` for any other."""
         facts = _facts(FileSystem(), folder)
         if facts is None:
-            raise ProfileError(f"{folder}: no dump; run `kvstore calibrate`")
+            raise ProfileError(f"{folder}: there is no dump of a model here; run `kvstore calibrate`")
         dump = cls(folder, KVLayout.from_canonical(facts["identity"]["layout"]), facts["windows"], facts["length"])
         missing = [w for w in range(dump.windows) if not dump._has(FileSystem(), w)]
         if missing:
-            raise ProfileError(f"{folder}: {len(missing)} of {dump.windows} windows are missing; run it again")
+            raise ProfileError(
+                f"{folder}: {len(missing)} of {dump.windows} windows are missing; run `kvstore calibrate` again"
+            )
         return dump
 
     @classmethod
@@ -241,7 +243,7 @@ class KVDump:
 
         said, found = floats(self.first_layer[tokens, -values.shape[1] :]), floats(values)
         if not np.square(said - found).mean() <= 1e-3 * np.square(found).mean():
-            raise UnsupportedModel("the first layer's input is not the embedding of the token alone: not supported")
+            raise UnsupportedModel("calibration needs a model whose first layer gets the embedding of the token alone")
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)

@@ -148,9 +148,9 @@ def cache_layers(cache: Any) -> KVLayers:
     for number, layer in enumerate(getattr(cache, "layers", ())):
         kind = type(layer)
         if kind not in (DynamicLayer, GrowingLayer, StaticLayer):
-            raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}: not supported")
+            raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}, which is not supported")
         if layer.keys is None or layer.values is None or not layer.is_initialized:
-            raise UnsupportedCache(f"layer {number} of the cache is an empty {kind.__name__}")
+            raise UnsupportedCache(f"layer {number} of the cache is an empty {kind.__name__}; run the model first")
         length = int(layer.get_seq_length())
         pairs.append((layer.keys[..., :length, :], layer.values[..., :length, :]))
     if not pairs:
