@@ -13,6 +13,7 @@ from kvstore.approximate.assemble import Assembler
 from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
+from kvstore.core.explanation import Explanation
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
 from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
@@ -24,6 +25,7 @@ from kvstore.dedup.match import Matchmaker
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.decode import BlockDecoder
+from kvstore.read.explain import Explainer
 from kvstore.read.fetch import Fetcher
 from kvstore.read.get import GetRequest, Getter
 from kvstore.read.lookup import Lookup
@@ -117,6 +119,7 @@ class KVStore:
                 evict=self._residency.evict,
                 alive=self._residency.is_pending,
                 lost=self._residency.quarantine,
+                leaves=self._residency.entry_leaves,
             )
             try:
                 next_record = load_index(self._residency)
@@ -135,6 +138,7 @@ class KVStore:
         self._fetcher = Fetcher(self._residency, self._pool, self._executor, config.threads, decoder)
         self._sessions = SessionTable(self._residency.disk)
         self._lookup = Lookup(self._residency, identity, config.block_tokens, follows=read_only)
+        self._explainer = Explainer(self._lookup, profiles, self._pool)
         self._placement = Placement(identity.layout, codecs, profiles, self.metrics)
         self._getter = Getter(self._lookup, self._placement, self._fetcher, identity.layout, self.metrics)
         self._assembler = Assembler(self._residency, self._donors, self._getter, self.metrics)
@@ -272,6 +276,40 @@ class KVStore:
         ids, digest = as_tokens(tokens), self._digest(namespace)
         with self._gate:
             return self._lookup.depth(digest, ids)
+
+    def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
+        """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
+
+        Reads no payload, and nothing counts as used. What left since the store was opened is known by its reason, the
+        last 16,384 blocks of it; what left before looks like what was never put. The answer names namespaces' contents
+        ("stored in 1 other namespace"), so it is for whoever runs the store. A store holds caches of one identity;
+        those of another cannot be in it (opening it as another raises `IdentityMismatch`, which names the fields).
+
+        Args:
+            tokens: `[n]` ids < 2^32.
+            namespace: as of `put`.
+
+        Returns:
+            An `Explanation`. A payload that is damaged and was not read since counts as stored.
+
+        Raises:
+            ValueError: bad tokens or namespace.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from kvstore import KVLayout
+            >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
+            >>> kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
+            >>> with tempfile.TemporaryDirectory() as folder, KVStore(folder, identity) as store:
+            ...     done = store.put([11, 12, 13], kv)
+            ...     why = store.explain([11, 12, 99])
+            >>> why.tokens, why.reason.value
+            (2, 'tokens differ')
+        """
+        self._check_open()
+        ids, digest = as_tokens(tokens), self._digest(namespace)
+        with self._gate:
+            return self._explainer.explain(digest, ids)
 
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
         """Brings the stored prefix from disk into the host tier, in the background.

@@ -10,15 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvstore.core.explanation import Reason
+from kvstore.core.record import NO_KEY, key_tag
 from kvstore.eviction import EvictionPolicy, LeafFirstLRU
 from kvstore.eviction.prior import PriorGuided
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
+from kvstore.residency.departures import BlockName
 from kvstore.residency.ledger import Ledger
 from kvstore.tiers.admission import SecondRead
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.memory import MemoryTier
@@ -34,6 +38,7 @@ class Residency(Ledger):
         super().__post_init__()
         # Constant once the store is open.
         self.disk: DiskTier | None = None
+        self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
         budgets = self.config
         policy: Callable[[], EvictionPolicy] = PriorGuided if budgets.eviction == "prior" else LeafFirstLRU
         self.device: DeviceTier = MemoryTier(
@@ -97,7 +102,7 @@ class Residency(Ledger):
         in memory only, or gone. Returns how many of them are wanted and could not be written."""
         lost = self._left_queue(blocks, on_disk)
         for record in lost:
-            self.drop_if_nowhere(record)
+            self.drop_if_nowhere(record, Reason.DROPPED)
             if self.disk is None and record not in self.index:
                 self.metrics.add(Metric.DROPPED_NO_MEMORY)
         return len(lost) if self.disk is not None else 0
@@ -113,7 +118,7 @@ class Residency(Ledger):
             if record is None:
                 return abandoned
             members = self._written_members(record)
-            gone = [*abandoned, *self._forget_all([*members, record])]
+            gone = [*abandoned, *self._forget_all([*members, record], Reason.EVICTED)]
         self._tell(self._forgotten, [*members, record])
         if members:
             self.metrics.add(Metric.DROPPED_MEMBERS, len(members))
@@ -124,7 +129,7 @@ class Residency(Ledger):
         not written yet needs no donor to be read, and stays."""
         with self._lock:
             members = self._written_members(record)
-            gone = self._forget_all([*members, record])
+            gone = self._forget_all([*members, record], Reason.DAMAGED)
         self._tell(self._forgotten, [*members, record])
         if members:
             self.metrics.add(Metric.DAMAGED_DONOR, len(members))
@@ -140,19 +145,19 @@ class Residency(Ledger):
         tier = self.storage.get(source.tier)
         if tier is not None and not tier.is_current(source):
             self.metrics.add(Metric.STALE_READS)
-            self.forget([record])
+            self.forget([record], Reason.EVICTED)
             return
         self.metrics.add(why)
         self.quarantine(record)
 
-    def drop_if_nowhere(self, record: int) -> None:
-        """Forgets a record that no tier holds any more."""
+    def drop_if_nowhere(self, record: int, reason: Reason) -> None:
+        """Forgets a record that no tier holds any more. reason: why that is so."""
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
                 return
             if self.disk is not None and self.disk.holds(record):
                 return
-            self._abandoned += [old for old in self._forget_all([record]) if old != record]
+            self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
         self._tell(self._forgotten, [record])
 
     def drop_late(self, records: Iterable[int]) -> None:
@@ -168,12 +173,27 @@ class Residency(Ledger):
         self.device.remove([record])
         self.host.remove([record])
 
+    def entry_leaves(self, entry: Entry) -> None:
+        """The catalog gives up the entry of a record that was forgotten: the entry says which block that was."""
+        if not self.departures.expects(entry.record) or self.disk is None:
+            return
+        if entry.namespace not in self._digests:
+            self._digests = {number: digest for digest, number in self.disk.namespaces.items()}
+        after = entry.parent_tag if entry.start else key_tag(self._digests.get(entry.namespace, NO_KEY))
+        self.departures.found(entry.record, BlockName(entry.tag, after, entry.tokens.tobytes()))
+
     def _remove_entries(self, records: Sequence[int]) -> None:
-        if self.disk is not None and not self.disk.read_only:
-            try:
-                self.disk.remove(records)
-            except CatalogError:
-                self.metrics.add(Metric.CATALOG_ERRORS)
+        if self.disk is None:
+            return
+        if self.disk.read_only:  # its writer process removes them
+            for entry in map(self.disk.entry, records):
+                if entry is not None:
+                    self.entry_leaves(entry)
+            return
+        try:
+            self.disk.remove(records)
+        except CatalogError:
+            self.metrics.add(Metric.CATALOG_ERRORS)
 
     def _may_leave_memory(self, record: int) -> bool:
         # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.
@@ -183,13 +203,13 @@ class Residency(Ledger):
 
     def _left_memory(self, record: int) -> None:
         self.metrics.add(Metric.MEMORY_EVICTED_RECORDS)
-        self.drop_if_nowhere(record)
+        self.drop_if_nowhere(record, Reason.DROPPED if record in self._unwritten else Reason.EVICTED)
 
     def expire(self) -> None:
         """Removes what is past its time, ends of prefixes first."""
         with self._lock:
             due = sorted(self._expiry.due(), reverse=True)
-            gone = self._forget_all(due)
+            gone = self._forget_all(due, Reason.EXPIRED)
         if due:
             self._tell(self._forgotten, due)
             self.metrics.add(Metric.EXPIRED_RECORDS, len(due))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
 from kvstore.core.results import PutResult
@@ -74,15 +75,16 @@ class Intake:
         among them."""
         residency = self.residency
         with self._lock:
-            records = residency.erase(namespace, tokens)
+            records, left = residency.erase(namespace, tokens), list[int]()
             if self._members_of(records):
                 # Those on their way to the disk arrive there first: they can be read again only with their donors.
                 self.writer.wait()
                 members = self._members_of(records)
                 self._stand_alone(members)
                 self.writer.wait()
-                records += self._left(members)
-            return len(records), residency.forget(records)
+                left = self._left(members)
+            gone = [*residency.forget(records, Reason.DELETED), *residency.forget(left, Reason.DROPPED)]
+            return len(records) + len(left), gone
 
     def _left(self, members: list[int]) -> list[int]:
         """Members that are still stored as they were, for nothing could be written in their place."""

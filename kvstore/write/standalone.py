@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kvstore.codecs import KVView
+from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayout
 from kvstore.metrics import Metric
@@ -55,7 +56,7 @@ class Recoder:
         before = residency.index.match(namespace, tokens[:start], touch=False)
         source = self._source(member)
         if source is None:
-            residency.forget([member])
+            residency.forget([member], Reason.DAMAGED)
             return None
         here = tokens[start:].copy()
         room = self.pool.take(len(here) * self.layout.bytes_per_token)
