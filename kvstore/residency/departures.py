@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 from kvstore.core.explanation import Reason
-from kvstore.core.keys import chain_key
 from kvstore.core.record import key_tag
 from kvstore.core.tokens import Tokens
 
 # What is remembered: a few megabytes at most.
 _MOST_BLOCKS = 16_384
 _MOST_TOKENS = 1 << 20
-# So many blocks that followed the same one are compared token by token; of more, one is looked up by its key.
-_MOST_COMPARED = 64
 _TOKEN_BYTES = 4
 
 
@@ -54,8 +51,9 @@ class Departures:
         self._most_blocks = most_blocks
         self._most_bytes = most_tokens * _TOKEN_BYTES
         self._lock = threading.Lock()
-        self._left: dict[int, tuple[BlockName, Reason]] = {}  # by tag, the oldest first
-        self._after: dict[int, dict[int, None]] = {}  # tags of what followed a tag, the oldest first
+        self._left: dict[int, tuple[int, BlockName, Reason]] = {}  # by tag: a rising number; the oldest first
+        self._after: dict[int, list[tuple[bytes, int]]] = {}  # what followed a tag: tokens and tag, sorted
+        self._count = 0
         self._bytes = 0
         self._expected: dict[int, Reason] = {}  # records that are known by number alone, the oldest first
 
@@ -102,23 +100,20 @@ class Departures:
         if after not in self._after:
             return None
         wanted = tokens.astype("<u4", copy=False).tobytes()
-        least = wanted[: (known + 1) * _TOKEN_BYTES]
         with self._lock:
-            tags = self._after.get(after, {})
-            if len(tags) > _MOST_COMPARED:
-                exact = self._left.get(key_tag(chain_key(parent_key, tokens)))
-                if exact is not None:
-                    return exact[1]
-            newest = (self._left[tag] for tag in islice(reversed(tags), _MOST_COMPARED))
-            fitting = [(name, reason) for name, reason in newest if name.tokens.startswith(least)]
-            if not fitting:
-                return None
-            return max(fitting, key=lambda left: _shared_bits(left[0].tokens, wanted))[1]  # the newest of several
+            followers = self._after.get(after, [])
+            # Sorted neighbours have most in common with it: those before and behind its place.
+            place = bisect_left(followers, (wanted,))
+            near = [self._left[tag] for _, tag in followers[max(0, place - 1) : place + 2]]
+        ranked = [(_shared(name.tokens, wanted), number, reason) for number, name, reason in near]
+        shared, _, reason = max(ranked, key=lambda row: row[:2], default=(0, 0, Reason.NEVER_PUT))
+        return reason if shared > known else None
 
     def _add(self, name: BlockName, reason: Reason) -> None:
         self._remove(name.tag)
-        self._left[name.tag] = name, reason
-        self._after.setdefault(name.after, {})[name.tag] = None
+        self._count += 1
+        self._left[name.tag] = self._count, name, reason
+        insort(self._after.setdefault(name.after, []), (name.tokens, name.tag))
         self._bytes += len(name.tokens)
         while len(self._left) > self._most_blocks or self._bytes > self._most_bytes:
             self._remove(next(iter(self._left)))
@@ -127,16 +122,17 @@ class Departures:
         left = self._left.pop(tag, None)
         if left is None:
             return
-        name, _ = left
+        _, name, _ = left
         self._bytes -= len(name.tokens)
         followers = self._after[name.after]
-        del followers[tag]
+        del followers[bisect_left(followers, (name.tokens, tag))]
         if not followers:
             del self._after[name.after]
 
 
-def _shared_bits(a: bytes, b: bytes) -> int:
-    """How many leading bits two runs of tokens have in common."""
+def _shared(a: bytes, b: bytes) -> int:
+    """How many leading tokens two runs have in common."""
     shorter = min(len(a), len(b))
     differ = int.from_bytes(a[:shorter], "little") ^ int.from_bytes(b[:shorter], "little")
-    return (differ & -differ).bit_length() - 1 if differ else 8 * shorter
+    same_bytes = ((differ & -differ).bit_length() - 1) // 8 if differ else shorter
+    return same_bytes // _TOKEN_BYTES

@@ -34,7 +34,7 @@ def test_a_pin_while_another_pinned_record_leaves_is_kept() -> None:
             return found
 
         residency._pins._path = slow_path
-        leaves = threading.Thread(target=residency.forget, args=([1],))
+        leaves = threading.Thread(target=residency.forget, args=([1], Reason.DELETED))
         leaves.start()
         assert computing.wait(_LONG)
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from small_stores import IDENTITY, SEGMENT, all_is_well, config, disk_use, is_exact, kv_of, put
 
-from kvstore import KVStore
+from kvstore import KVStore, Reason
 
 # Few tokens and short blocks: prefixes meet, diverge inside blocks, grow, and come again.
 SEQUENCES = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=22).map(tuple)
@@ -30,6 +30,8 @@ NAMESPACES = st.sampled_from([b"", b"other"])
 NAMES = st.sampled_from(["a", "b"])
 ROOMY, TIGHT = 32 * SEGMENT, 4 * SEGMENT
 Tokens = tuple[int, ...]
+# What may be said of blocks while nothing is evicted, damaged or refused by the disk.
+EXPECTED = {Reason.STORED, Reason.NEVER_PUT, Reason.DELETED, Reason.OTHER_NAMESPACE, Reason.TOKENS_DIFFER}
 
 
 def array(tokens: Tokens) -> np.ndarray:
@@ -58,6 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sessions_certain = True
         self.store: KVStore | None = None
         self.is_open = False
+        self.doubted = False  # whether `doubt` was ever called
         self.damaged = False  # bits flipped in records that nobody has read since
 
     @initialize(
@@ -82,6 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def doubt(self) -> None:
         """Something happened after which nothing is certain to be there."""
+        self.doubted = True
         self.must = {name: set() for name in self.must}
         self.flushed = {name: set() for name in self.flushed}
 
@@ -111,6 +115,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tokens=SEQUENCES, namespace=NAMESPACES, limit=st.none() | st.integers(1, 30))
     def get(self, tokens: Tokens, namespace: bytes, limit: int | None) -> None:
         assert self.store is not None
+        assert self.store._intake is not None
+        quiet, before = self.store._intake.writer.pending_bytes == 0, self.store.stats()["counters"]
         hit = self.store.get(array(tokens), namespace=namespace, max_tokens=limit)
         found = hit.tokens if hit is not None else 0
         asked = tokens[:limit]
@@ -119,6 +125,25 @@ class StoreMachine(RuleBasedStateMachine):
         assert least <= found <= most, (least, found, most, self.store.stats()["counters"])
         if hit is not None:
             assert is_exact(hit, asked, namespace)
+        if quiet:  # else a write may make room by evicting meanwhile
+            self.explains(asked, namespace, found, before)
+
+    def explains(self, asked: Tokens, namespace: bytes, found: int, before: dict[str, float]) -> None:
+        """What is said of a get that found so many tokens agrees with it, and with what it counted."""
+        assert self.store is not None
+        said = self.store.explain(array(asked), namespace=namespace)
+        assert said.tokens >= found, (said, found)
+        assert (said.tokens == len(asked)) == (said.reason is Reason.STORED)
+        borders = [0, *(block.end for block in said.blocks)]
+        assert borders == [*(block.start for block in said.blocks), len(asked)]
+        assert all((block.record is not None) or block.reason is not Reason.STORED for block in said.blocks)
+        if not self.tight and not self.doubted:
+            assert {block.reason for block in said.blocks} <= EXPECTED, said
+        after = self.store.stats()["counters"]
+        counted = {n for n, count in after.items() if n.startswith("short_") and count != before.get(n, 0)}
+        assert len(counted) == (found < len(asked)), (counted, found)
+        if said.tokens == found and said.reason.metric is not None:
+            assert counted == {said.reason.metric.value}, (counted, said)
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES)
     def contains(self, tokens: Tokens, namespace: bytes) -> None:
