@@ -119,7 +119,7 @@ class KVStore:
                 evict=self._residency.evict,
                 alive=self._residency.is_pending,
                 lost=self._residency.quarantine,
-                leaves=self._residency.entry_leaves,
+                leaves=self._residency.entries_leave,
             )
             try:
                 next_record = load_index(self._residency)

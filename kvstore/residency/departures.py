@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from kvstore.core.explanation import Reason
 from kvstore.core.record import key_tag
@@ -17,22 +18,31 @@ _MOST_TOKENS = 1 << 20
 _TOKEN_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class BlockName:
+class BlockName(NamedTuple):
     """Which block it was.
 
-    tag: the first 8 bytes of its key (`key_tag`). after: of the key of the block before it, or of the digest of the
-    namespace for a first block. tokens: 4 bytes each, little-endian.
+    tokens: 4 bytes each, little-endian. tag: the first 8 bytes of its key (`key_tag`). after: of the key of the block
+    before it, or of the digest of the namespace for a first block.
     """
 
+    tokens: bytes
     tag: int
     after: int
-    tokens: bytes
 
     @classmethod
     def of(cls, key: bytes, parent_key: bytes, namespace: bytes, start: int, tokens: Tokens) -> BlockName:
         """namespace: its digest. start: position of the block's first token."""
-        return cls(key_tag(key), after_tag(parent_key, namespace, start), tokens.astype("<u4", copy=False).tobytes())
+        return cls(tokens.astype("<u4", copy=False).tobytes(), key_tag(key), after_tag(parent_key, namespace, start))
+
+
+class _Departure(NamedTuple):
+    """A block that left. Sorts by tokens. number: rises with every departure."""
+
+    tokens: bytes
+    tag: int
+    after: int
+    number: int
+    reason: Reason
 
 
 def after_tag(parent_key: bytes, namespace: bytes, start: int) -> int:
@@ -51,8 +61,8 @@ class Departures:
         self._most_blocks = most_blocks
         self._most_bytes = most_tokens * _TOKEN_BYTES
         self._lock = threading.Lock()
-        self._left: dict[int, tuple[int, BlockName, Reason]] = {}  # by tag: a rising number; the oldest first
-        self._after: dict[int, list[tuple[bytes, int]]] = {}  # what followed a tag: tokens and tag, sorted
+        self._left: dict[int, _Departure] = {}  # by tag, the oldest first
+        self._after: dict[int, list[_Departure]] = {}  # what followed a tag, sorted
         self._count = 0
         self._bytes = 0
         self._expected: dict[int, Reason] = {}  # records that are known by number alone, the oldest first
@@ -76,12 +86,13 @@ class Departures:
         """Whether `found` is wanted for the record."""
         return record in self._expected
 
-    def found(self, record: int, name: BlockName) -> None:
-        """Which block an expected record was."""
+    def found(self, names: Iterable[tuple[int, BlockName]]) -> None:
+        """Which blocks expected records were."""
         with self._lock:
-            reason = self._expected.pop(record, None)
-            if reason is not None:
-                self._add(name, reason)
+            for record, name in names:
+                reason = self._expected.pop(record, None)
+                if reason is not None:
+                    self._add(name, reason)
 
     def arrived(self, keys: Iterable[bytes]) -> None:
         """The blocks with these keys are stored again."""
@@ -103,17 +114,21 @@ class Departures:
         with self._lock:
             followers = self._after.get(after, [])
             # Sorted neighbours have most in common with it: those before and behind its place.
-            place = bisect_left(followers, (wanted,))
-            near = [self._left[tag] for _, tag in followers[max(0, place - 1) : place + 2]]
-        ranked = [(_shared(name.tokens, wanted), number, reason) for number, name, reason in near]
-        shared, _, reason = max(ranked, key=lambda row: row[:2], default=(0, 0, Reason.NEVER_PUT))
-        return reason if shared > known else None
+            place = bisect_left(followers, wanted, key=_tokens)
+            near = followers[max(0, place - 1) : place + 2]
+        best = max(near, key=lambda left: (_shared(left.tokens, wanted), left.number), default=None)
+        return best.reason if best is not None and _shared(best.tokens, wanted) > known else None
 
     def _add(self, name: BlockName, reason: Reason) -> None:
-        self._remove(name.tag)
+        if name.tag in self._left:
+            self._remove(name.tag)
         self._count += 1
-        self._left[name.tag] = self._count, name, reason
-        insort(self._after.setdefault(name.after, []), (name.tokens, name.tag))
+        left = self._left[name.tag] = _Departure(*name, self._count, reason)
+        followers = self._after.get(name.after)
+        if followers is None:
+            self._after[name.after] = [left]
+        else:
+            insort(followers, left)
         self._bytes += len(name.tokens)
         while len(self._left) > self._most_blocks or self._bytes > self._most_bytes:
             self._remove(next(iter(self._left)))
@@ -122,17 +137,21 @@ class Departures:
         left = self._left.pop(tag, None)
         if left is None:
             return
-        _, name, _ = left
-        self._bytes -= len(name.tokens)
-        followers = self._after[name.after]
-        del followers[bisect_left(followers, (name.tokens, tag))]
+        self._bytes -= len(left.tokens)
+        followers = self._after[left.after]
+        del followers[bisect_left(followers, left)]
         if not followers:
-            del self._after[name.after]
+            del self._after[left.after]
+
+
+_tokens = attrgetter("tokens")
 
 
 def _shared(a: bytes, b: bytes) -> int:
     """How many leading tokens two runs have in common."""
-    shorter = min(len(a), len(b))
-    differ = int.from_bytes(a[:shorter], "little") ^ int.from_bytes(b[:shorter], "little")
-    same_bytes = ((differ & -differ).bit_length() - 1) // 8 if differ else shorter
-    return same_bytes // _TOKEN_BYTES
+    shorter = min(len(a), len(b)) // _TOKEN_BYTES
+    if a[:_TOKEN_BYTES] != b[:_TOKEN_BYTES]:
+        return 0
+    differ = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
+    same = (differ & -differ).bit_length() - 1 if differ else 0
+    return min(shorter, same // (8 * _TOKEN_BYTES)) if differ else shorter

@@ -173,22 +173,24 @@ class Residency(Ledger):
         self.device.remove([record])
         self.host.remove([record])
 
-    def entry_leaves(self, entry: Entry) -> None:
-        """The catalog gives up the entry of a record that was forgotten: the entry says which block that was."""
-        if not self.departures.expects(entry.record) or self.disk is None:
+    def entries_leave(self, entries: Sequence[Entry]) -> None:
+        """The catalog gives up the entries of records that were forgotten: they say which blocks those were."""
+        found = [entry for entry in entries if self.departures.expects(entry.record)]
+        if self.disk is None or not found:
             return
-        if entry.namespace not in self._digests:
+        if not all(entry.namespace in self._digests for entry in found):
             self._digests = {number: digest for digest, number in self.disk.namespaces.items()}
-        after = entry.parent_tag if entry.start else key_tag(self._digests.get(entry.namespace, NO_KEY))
-        self.departures.found(entry.record, BlockName(entry.tag, after, entry.tokens.tobytes()))
+        names = []
+        for entry in found:
+            after = entry.parent_tag if entry.start else key_tag(self._digests.get(entry.namespace, NO_KEY))
+            names.append((entry.record, BlockName(entry.tokens.tobytes(), entry.tag, after)))
+        self.departures.found(names)
 
     def _remove_entries(self, records: Sequence[int]) -> None:
         if self.disk is None:
             return
         if self.disk.read_only:  # its writer process removes them
-            for entry in map(self.disk.entry, records):
-                if entry is not None:
-                    self.entry_leaves(entry)
+            self.entries_leave([entry for entry in map(self.disk.entry, records) if entry is not None])
             return
         try:
             self.disk.remove(records)

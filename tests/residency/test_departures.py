@@ -83,11 +83,11 @@ def test_blocks_behind_others_and_first_blocks_of_other_namespaces_are_not_mixed
 
 def test_a_record_is_known_once_its_entry_was_found() -> None:
     log = Departures()
-    log.found(7, name(1, 2))  # nobody asked
+    log.found([(7, name(1, 2))])  # nobody asked
     assert why(log, 1, 2) is None
     log.expect(7, Reason.EXPIRED)
     assert log.expects(7)
-    log.found(7, name(1, 2))
+    log.found([(7, name(1, 2))])
     assert (why(log, 1, 2), log.expects(7)) == (Reason.EXPIRED, False)
 
 

@@ -41,7 +41,7 @@ class DiskSpace:
         opening: Opening,
         evict: Callable[[], Sequence[int]],
         lost: Callable[[int], None],
-        leaves: Callable[[Entry], None],
+        leaves: Callable[[Sequence[Entry]], None],
     ) -> None:
         self.metrics = metrics
         self._fs = fs
@@ -140,8 +140,7 @@ class DiskSpace:
                         space.lose(found.extent)
             if not space.take_empty():
                 break
-        for entry in evicted:
-            self._leaves(entry)
+        self._leaves(evicted)
         return evicted
 
     def _empty_a_segment(self) -> None:
@@ -174,7 +173,7 @@ class DiskSpace:
         self.metrics.add(Metric.DISK_LOST_RECORDS, len(lost))
         for entry in lost:
             self._lost(entry.record)
-            self._leaves(entry)
+        self._leaves(lost)
 
     def _commit_moves(self, added: Sequence[Entry], removed: Sequence[Entry]) -> None:
         if not (added or removed):
