@@ -280,31 +280,18 @@ class KVStore:
     def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
         """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
 
-        Reads no payload, and nothing counts as used. What left since the store was opened is known by its reason, the
-        last 16,384 blocks of it; what left before looks like what was never put. The answer names namespaces' contents
-        ("stored in 1 other namespace"), so it is for whoever runs the store. A store holds caches of one identity;
-        those of another cannot be in it (opening it as another raises `IdentityMismatch`, which names the fields).
+        Reads no payload, and nothing counts as used. Of the blocks that left since the store was opened, the last
+        16,384 are known by their reason. The answer counts other namespaces that have the block: it is for whoever
+        runs the store. Caches of another identity cannot be in it: opening it as another raises `IdentityMismatch`.
 
         Args:
-            tokens: `[n]` ids < 2^32.
-            namespace: as of `put`.
+            tokens, namespace: as of `put`.
 
         Returns:
-            An `Explanation`. A payload that is damaged and was not read since counts as stored.
+            An `Explanation`. Damage to a payload shows once a get has met it.
 
         Raises:
             ValueError: bad tokens or namespace.
-
-        Example:
-            >>> import tempfile, torch
-            >>> from kvstore import KVLayout
-            >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
-            >>> kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
-            >>> with tempfile.TemporaryDirectory() as folder, KVStore(folder, identity) as store:
-            ...     done = store.put([11, 12, 13], kv)
-            ...     why = store.explain([11, 12, 99])
-            >>> why.tokens, why.reason.value
-            (2, 'tokens differ')
         """
         self._check_open()
         ids, digest = as_tokens(tokens), self._digest(namespace)
