@@ -72,6 +72,7 @@ class Registry:
         self._by_name = {codec.name: codec for codec in codecs}
         self.families = {family.name: family for family in families}
         self.deltas = {delta.id: delta for delta in deltas}
+        self.labels = {one.id: one.name for one in every}
 
     def by_id(self, number: int) -> Codec:
         if number in self._by_id:
@@ -130,6 +131,21 @@ def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
 def codec_names() -> tuple[str, ...]:
     """Names of the codecs that need no profile."""
     return REGISTRY.names()
+
+
+def codec_label(number: int) -> str:
+    """The name of the codec with this number, without a quality; of an unknown one its number."""
+    return REGISTRY.labels.get(number, f"codec {number}")
+
+
+def may_need_profile(number: int) -> bool:
+    """Whether records with this codec number may name a profile, without which they cannot be decoded."""
+    return is_delta(number) or any(family.id == number for family in REGISTRY.families.values())
+
+
+def is_known(number: int) -> bool:
+    """Whether this version decodes records with this codec number."""
+    return number in REGISTRY.labels
 
 
 def is_delta(number: int) -> bool:

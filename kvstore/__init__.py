@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvstore.config import StoreConfig, TierConfig
     from kvstore.core.approximate import Approximate
+    from kvstore.core.explanation import BlockExplanation, Explanation, Reason
     from kvstore.core.identity import ModelIdentity
     from kvstore.core.layout import KVLayout, LayerLayout
     from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Approximate",
+    "BlockExplanation",
     "ClusterInfo",
+    "Explanation",
     "FlushResult",
     "Hit",
     "KVLayout",
@@ -29,6 +32,7 @@ __all__ = [
     "LayerLayout",
     "ModelIdentity",
     "PutResult",
+    "Reason",
     "Session",
     "SessionInfo",
     "StoreConfig",
@@ -38,6 +42,7 @@ __all__ = [
 _HOMES = {
     "core.approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
+    "core.explanation": ("BlockExplanation", "Explanation", "Reason"),
     "core.results": ("ClusterInfo", "FlushResult", "Hit", "PutResult", "SessionInfo"),
     "core.identity": ("ModelIdentity",),
     "core.layout": ("KVLayout", "LayerLayout"),

@@ -18,6 +18,7 @@ from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
 from kvstore.metrics import Metrics
 from kvstore.read.decode import BlockDecoder
+from kvstore.read.explain import Explainer
 from kvstore.read.fetch import Fetcher
 from kvstore.read.get import Getter
 from kvstore.read.lookup import Lookup
@@ -53,6 +54,7 @@ class Engine:
         residency: the tiers, and where each record is.
         pool: memory for records that are read or written.
         getter: the way of a get; its `lookup` finds stored prefixes.
+        explainer: says why a get ends where it ends.
         assembler: the way of an approximate get.
         put_path: the way of a put; None in a store that is only read.
         sessions: the saved sessions.
@@ -63,6 +65,7 @@ class Engine:
     residency: Residency
     pool: BufferPool
     getter: Getter
+    explainer: Explainer
     assembler: Assembler
     put_path: PutPath | None
     sessions: SessionTable
@@ -131,6 +134,7 @@ def open_engine(
             residency=base.residency,
             pool=base.pool,
             getter=assembler.getter,
+            explainer=Explainer(assembler.getter.lookup, base.profiles, base.pool),
             assembler=assembler,
             put_path=put_path,
             sessions=sessions,
@@ -190,6 +194,7 @@ def _open_base(
             evict=owner.evict,
             alive=owner.is_pending,
             lost=owner.quarantine,
+            leaves=owner.entries_leave,
         )
 
     has_disk = config.disk.bytes > 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
+from kvstore.core.explanation import Explanation
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
 from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
@@ -217,6 +218,27 @@ class KVStore:
         ids, digest = as_tokens(tokens), self._digest(namespace)
         with self._calls:
             return self._lookup.depth(digest, ids)
+
+    def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
+        """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
+
+        Reads no payload, and nothing counts as used. Of the blocks that left since the store was opened, the last
+        16,384 are known by their reason. The answer counts other namespaces that have the block: it is for whoever
+        runs the store. Caches of another identity cannot be in it: opening it as another raises `IdentityMismatch`.
+
+        Args:
+            tokens, namespace: as of `put`.
+
+        Returns:
+            An `Explanation`. Damage to a payload shows once a get has met it.
+
+        Raises:
+            ValueError: bad tokens or namespace.
+        """
+        self._calls.check()
+        ids, digest = as_tokens(tokens), self._digest(namespace)
+        with self._calls:
+            return self._engine.explainer.explain(digest, ids)
 
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
         """Bring the stored prefix from disk into the host tier, in the background.

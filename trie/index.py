@@ -99,6 +99,11 @@ class TrieIndex:
     def concentration(self) -> float:
         return self._trie.concentration
 
+    @property
+    def namespaces(self) -> tuple[bytes, ...]:
+        """Digests of the namespaces that anything was ever inserted into."""
+        return tuple(self._names)
+
     def longest_prefix(self, namespace: bytes, tokens: U32) -> int:
         """How many leading tokens are in the trie. The fastest look-up; touches nothing."""
         root = self._roots.get(namespace)

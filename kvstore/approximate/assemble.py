@@ -86,6 +86,7 @@ class Assembler:
             self.metrics.add(Metric.APPROXIMATE_FAILED)
             return None
         tiers["donors"] = sum(span.count for span in planned.spans)
+        self.getter.count_short(request, reads, good, planned.tokens)
         hit = self.getter.hit(request, out, layers, tiers)
         self.metrics.add(Metric.GET_APPROXIMATE)
         return replace(

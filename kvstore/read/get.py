@@ -82,7 +82,7 @@ class Getter:
     def fetch(self, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
         """Return the cache of blocks that were looked up, and release their sources; None if the first is lost."""
         if not reads:
-            self.metrics.add(Metric.GET_MISSES)
+            self._count_miss(request, reads)
             return None
         count = reads[-1].end
         try:
@@ -93,9 +93,21 @@ class Getter:
             raise
         good, tiers = self.fetcher.fetch(reads, out.view)
         if not good:
-            self.metrics.add(Metric.GET_MISSES)
+            self._count_miss(request, reads)
             return None
+        self.count_short(request, reads, good, reads[good - 1].end)
         return self.hit(request, out, out.layers(reads[good - 1].end), tiers)
+
+    def count_short(self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int) -> None:
+        """Counts why only `tokens` tokens are returned, if they are not all: the first `good` of `reads` were read."""
+        if tokens < len(request.tokens):
+            reason = self.lookup.why_short(request.namespace, request.tokens, reads, good)
+            if reason.metric is not None:
+                self.metrics.add(reason.metric)
+
+    def _count_miss(self, request: GetRequest, reads: Sequence[BlockRead]) -> None:
+        self.metrics.add(Metric.GET_MISSES)
+        self.count_short(request, reads, 0, 0)
 
     def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tiers: dict[str, int]) -> Hit:
         """Make the result for the caller, and count it.

@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.config import StoreConfig
+from kvstore.core.explanation import Reason
 from kvstore.core.guard import RESIDENCY, Guard
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency.block import Block, StoredBlock
 from kvstore.residency.census import Census
+from kvstore.residency.departures import BlockName, Departures
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.expiry import Expiry
 from kvstore.residency.families import Families
@@ -66,6 +68,9 @@ class Ledger:
         self._replaced: dict[int, list[int]] = {}
         # Stored records whose replacement left before it was written: they go next. Guarded by _lock.
         self._abandoned: list[int] = []
+        # Which blocks those are that only memory has. Guarded by _lock.
+        self._memory_only: dict[int, BlockName] = {}
+        self.departures = Departures()  # it has a lock of its own
         self._pins = Pins(self._path_with_holes)  # guarded by _lock
         self._expiry = Expiry()  # guarded by _lock
         self._families = Families()  # changed under _lock; it has its own for readers
@@ -175,6 +180,7 @@ class Ledger:
             if last.pinned:
                 self._pin(last.record)
             self._pins.arrived()
+            self.departures.arrived(block.queued.key for block in blocks if block.queued is not None)
         self._tell(self._forgotten, replaced)
         self._tell(self._arrived, [block.record for block in blocks])
         return replaced
@@ -194,6 +200,7 @@ class Ledger:
                 wanted = self._pending.pop(block.record, None) is not None
                 if wanted and block.record not in on_disk:
                     lost.append(block.record)
+                    self._memory_only[block.record] = _name_of(block)
                     self._could_not_write(block.record)
         return lost
 
@@ -314,29 +321,41 @@ class Ledger:
                     self.content.remove(record)
             return records
 
-    def forget(self, records: Iterable[int]) -> list[int]:
+    def forget(self, records: Iterable[int], reason: Reason) -> list[int]:
         """Forgets records in memory and in the index; returns whose catalog entries are to go: theirs, and those of
-        the stored records that they were to replace."""
+        the stored records that they were to replace. reason: why, for `departures`."""
         listed = list(records)
         with self._lock:
-            gone = self._forget_all(listed)
+            gone = self._forget_all(listed, reason)
         self._tell(self._forgotten, listed)
         return gone
 
     def _written_members(self, record: int) -> list[int]:
         return [member for member in self._families.members(record) if member not in self._pending]
 
-    def _forget_all(self, records: Sequence[int]) -> list[int]:
+    def _forget_all(self, records: Sequence[int], reason: Reason) -> list[int]:
         """What `forget` does, and returns."""
         self._lock.check_held()
         for record in records:
+            self._depart(record, reason)
             self.index.remove(record)
             self._forget(record)
         return [*(old for record in records for old in self._replaced.pop(record, ())), *records]
 
+    def _depart(self, record: int, reason: Reason) -> None:
+        """Notes why a record leaves; which block it is of a stored one, its catalog entry will say."""
+        self._lock.check_held()
+        block = self._pending.get(record)
+        name = _name_of(block) if block is not None else self._memory_only.get(record)
+        if name is not None:
+            self.departures.add(name, reason)
+        else:
+            self.departures.expect(record, reason)
+
     def _forget(self, record: int) -> None:
         self._lock.check_held()
         self._pending.pop(record, None)
+        self._memory_only.pop(record, None)
         self._unwritten.discard(record)
         self._families.remove(record)
         if self.content is not None:
@@ -374,3 +393,7 @@ class Ledger:
     def _path_with_holes(self, record: int) -> list[int]:
         known = self.whole_path(record)
         return [] if known is None else self.index.match(*known, touch=False).records.tolist()
+
+
+def _name_of(block: Block) -> BlockName:
+    return BlockName.of(block.key, block.parent_key, block.namespace, block.start, block.tokens)

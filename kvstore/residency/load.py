@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.core.explanation import Reason
 from kvstore.core.record import FLAG_PINNED
 from kvstore.metrics import Metric
 from kvstore.residency.donor_rule import may_be_donor
@@ -112,7 +113,7 @@ def _load_families(residency: Residency, scan: Scan) -> list[int]:
     kept = scan.donors.keys() - set(lost)
     residency.load(donors={member: scan.donors[member] for member in kept if member in residency.index})
     if lost:
-        residency.forget(lost)
+        residency.forget(lost, Reason.DAMAGED)
         residency.metrics.add(Metric.LOST_MEMBERS, len(lost))
     return lost
 

@@ -10,16 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
+from kvstore.core.explanation import Reason
+from kvstore.core.record import NO_KEY, key_tag
 from kvstore.errors import ConfigError
 from kvstore.eviction import POLICIES
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
+from kvstore.residency.departures import BlockName
 from kvstore.residency.disk_order import DiskOrder
 from kvstore.residency.ledger import Ledger
 from kvstore.tiers.admission import SecondRead
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.device import DeviceTier
 from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.memory import MemoryTier
@@ -54,6 +58,7 @@ class Residency(Ledger):
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
         self._disk_order: DiskOrder | None = None  # None: the trie's own recency; else guarded by _lock
+        self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
         budgets = self.config
         policy = POLICIES.get(budgets.eviction)
         if policy is None:
@@ -132,7 +137,7 @@ class Residency(Ledger):
             lost = self._left_queue(blocks, on_disk)
             self._order_written(blocks, on_disk)
         for record in lost:
-            self.drop_if_nowhere(record)
+            self.drop_if_nowhere(record, Reason.DROPPED)
             if self.disk is None and record not in self.index:
                 self.metrics.add(Metric.DROPPED_NO_MEMORY)
         return len(lost) if self.disk is not None else 0
@@ -148,7 +153,7 @@ class Residency(Ledger):
             if record is None:
                 return abandoned
             members = self._written_members(record)
-            gone = [*abandoned, *self._forget_all([*members, record])]
+            gone = [*abandoned, *self._forget_all([*members, record], Reason.EVICTED)]
         self._tell(self._forgotten, [*members, record])
         if members:
             self.metrics.add(Metric.DROPPED_MEMBERS, len(members))
@@ -194,7 +199,7 @@ class Residency(Ledger):
         not written yet needs no donor to be read, and stays."""
         with self._lock:
             members = self._written_members(record)
-            gone = self._forget_all([*members, record])
+            gone = self._forget_all([*members, record], Reason.DAMAGED)
         self._tell(self._forgotten, [*members, record])
         if members:
             self.metrics.add(Metric.DAMAGED_DONOR, len(members))
@@ -210,19 +215,19 @@ class Residency(Ledger):
         tier = self.storage.get(source.tier)
         if tier is not None and not tier.is_current(source):
             self.metrics.add(Metric.STALE_READS)
-            self.forget([record])
+            self.forget([record], Reason.EVICTED)
             return
         self.metrics.add(why)
         self.quarantine(record)
 
-    def drop_if_nowhere(self, record: int) -> None:
-        """Forgets a record that no tier holds any more."""
+    def drop_if_nowhere(self, record: int, reason: Reason) -> None:
+        """Forgets a record that no tier holds any more. reason: why that is so."""
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
                 return
             if self.disk is not None and self.disk.holds(record):
                 return
-            self._abandoned += [old for old in self._forget_all([record]) if old != record]
+            self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
         self._tell(self._forgotten, [record])
 
     def drop_late(self, records: Iterable[int]) -> None:
@@ -243,12 +248,29 @@ class Residency(Ledger):
             if was_pinned:
                 self._disk_order.unpinned()
 
+    def entries_leave(self, entries: Sequence[Entry]) -> None:
+        """The catalog gives up the entries of records that were forgotten: they say which blocks those were."""
+        found = [entry for entry in entries if self.departures.expects(entry.record)]
+        if self.disk is None or not found:
+            return
+        if not all(entry.namespace in self._digests for entry in found):
+            self._digests = {number: digest for digest, number in self.disk.namespaces.items()}
+        names = []
+        for entry in found:
+            after = entry.parent_tag if entry.start else key_tag(self._digests.get(entry.namespace, NO_KEY))
+            names.append((entry.record, BlockName(entry.tokens.tobytes(), entry.tag, after)))
+        self.departures.found(names)
+
     def _remove_entries(self, records: Sequence[int]) -> None:
-        if self.disk is not None and not self.disk.read_only:
-            try:
-                self.disk.remove(records)
-            except CatalogError:
-                self.metrics.add(Metric.CATALOG_ERRORS)
+        if self.disk is None:
+            return
+        if self.disk.read_only:  # its writer process removes them
+            self.entries_leave([entry for entry in map(self.disk.entry, records) if entry is not None])
+            return
+        try:
+            self.disk.remove(records)
+        except CatalogError:
+            self.metrics.add(Metric.CATALOG_ERRORS)
 
     def _may_leave_memory(self, record: int) -> bool:
         # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.
@@ -258,13 +280,13 @@ class Residency(Ledger):
 
     def _left_memory(self, record: int) -> None:
         self.metrics.add(Metric.MEMORY_EVICTED_RECORDS)
-        self.drop_if_nowhere(record)
+        self.drop_if_nowhere(record, Reason.DROPPED if record in self._unwritten else Reason.EVICTED)
 
     def expire(self) -> None:
         """Removes what is past its time, ends of prefixes first."""
         with self._lock:
             due = sorted(self._expiry.due(), reverse=True)
-            gone = self._forget_all(due)
+            gone = self._forget_all(due, Reason.EXPIRED)
         if due:
             self._tell(self._forgotten, due)
             self.metrics.add(Metric.EXPIRED_RECORDS, len(due))

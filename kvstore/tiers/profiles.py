@@ -10,7 +10,7 @@ import os
 import threading
 from functools import cached_property
 
-from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names
+from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names, is_delta
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import DonorModel
@@ -69,15 +69,19 @@ class Profiles:
         None, which is counted, where the profile is unknown or damaged: the record is a miss, and stays for a reader
         who has the profile. Raises `UnknownCodec`.
         """
-        if profile == NO_PROFILE:
-            return codec_by_id(number)
-        with self._lock:
-            if (number, profile) not in self._decoders:
-                self._make_decoder(number, profile)
-            codec = self._decoders.get((number, profile))
+        codec = self._decoder(number, profile)
         if codec is None:
             self._metrics.add(Metric.UNKNOWN_PROFILE)
         return codec
+
+    def knows(self, number: int, profile: bytes) -> bool:
+        """Whether there is a decoder for a record with this codec number and profile id. Counts no profile that is
+        missing."""
+        try:
+            found = self._donor_decoder(profile) if is_delta(number) else self._decoder(number, profile)
+        except UnknownCodec:
+            return False
+        return found is not None
 
     def likely_decoder(self, number: int) -> Codec | None:
         """The codec for a record with this codec number of which nothing else is known; one that needs a profile gets
@@ -97,20 +101,7 @@ class Profiles:
 
     def donor_decoder(self, profile: bytes) -> DeltaCodec | None:
         """The same for a record with this profile id; None, which is counted, as of `decoder`."""
-        if profile == NO_PROFILE:
-            return delta_by_id(DonorCodec.id)
-        with self._lock:
-            if profile not in self._donor_decoders:
-                loaded = self._load(profile)
-                if loaded is None:
-                    self._metrics.add(Metric.UNKNOWN_PROFILE)
-                    return None
-                try:
-                    self._donor_decoders[profile] = delta_by_id(DonorCodec.id, loaded)
-                except ProfileError:
-                    self._note_damaged(profile)
-                    self._donor_decoders[profile] = None
-            codec = self._donor_decoders[profile]
+        codec = self._donor_decoder(profile)
         if codec is None:
             self._metrics.add(Metric.UNKNOWN_PROFILE)
         return codec
@@ -134,6 +125,29 @@ class Profiles:
         return True
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _decoder(self, number: int, profile: bytes) -> Codec | None:
+        if profile == NO_PROFILE:
+            return codec_by_id(number)
+        with self._lock:
+            if (number, profile) not in self._decoders:
+                self._make_decoder(number, profile)
+            return self._decoders.get((number, profile))
+
+    def _donor_decoder(self, profile: bytes) -> DeltaCodec | None:
+        if profile == NO_PROFILE:
+            return delta_by_id(DonorCodec.id)
+        with self._lock:
+            if profile not in self._donor_decoders:
+                loaded = self._load(profile)
+                if loaded is None:
+                    return None  # a writer may still bring it
+                try:
+                    self._donor_decoders[profile] = delta_by_id(DonorCodec.id, loaded)
+                except ProfileError:
+                    self._note_damaged(profile)
+                    self._donor_decoders[profile] = None
+            return self._donor_decoders[profile]
 
     def _make_decoder(self, number: int, profile_id: bytes) -> None:
         profile = self._load(profile_id)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
 from kvstore.core.results import FlushResult, PutResult
@@ -194,15 +195,16 @@ class PutPath:
     def _forget_sequence(self, namespace: bytes, tokens: Tokens) -> tuple[int, list[int]]:
         """Forgets a sequence in memory: (how many records went, those whose catalog entries are to go)."""
         residency = self.residency
-        records = residency.erase(namespace, tokens)
+        records, left = residency.erase(namespace, tokens), list[int]()
         if self._outside_members(records):
             # Those on their way to the disk arrive there first: they can be read again only with their donors.
             self.queue.wait()
             members = self._outside_members(records)
             self._stand_alone(members)
             self.queue.wait()
-            records += self._left(members)
-        return len(records), residency.forget(records)
+            left = self._left(members)
+        gone = [*residency.forget(records, Reason.DELETED), *residency.forget(left, Reason.DROPPED)]
+        return len(records) + len(left), gone
 
     def _left(self, members: list[int]) -> list[int]:
         """Members that are still stored as they were, for nothing could be written in their place."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kvstore.codecs import KVView
+from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayout
 from kvstore.core.tokens import Tokens
@@ -83,7 +84,7 @@ class Recoder:
         """The member's keys and values; None if it is gone or damaged, in which case it is forgotten."""
         source = self._source(member)
         if source is None:
-            self.residency.forget([member])
+            self.residency.forget([member], Reason.DAMAGED)
             return None
         buffer = self.pool.take(len(tokens) * self.layout.bytes_per_token)
         view = KVView.packed(self.layout, len(tokens), buffer.address, buffer)

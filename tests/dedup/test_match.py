@@ -12,6 +12,7 @@ import seeds
 from family_stores import BLOCK, IDENTITY, LAYOUT, behind, config, join, passage
 
 from kvstore.codecs import KVView
+from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_keys, chain_root, namespace_digest
 from kvstore.dedup.match import _LEAST_SHARE, _MOST_SPANS, DonorMatcher
 from kvstore.metrics import Metrics
@@ -201,7 +202,7 @@ def test_a_donor_that_is_deleted_while_it_is_chosen_gets_no_members(matchmaker: 
 def test_a_sequence_that_was_deleted_since_is_planned_all_the_same(matchmaker: DonorMatcher, put: Put) -> None:
     matchmaker.plan(put(TEXT))
     blocks = put(behind(10, TEXT))
-    matchmaker.residency.forget([block.record for block in blocks])
+    matchmaker.residency.forget([block.record for block in blocks], Reason.DELETED)
     assert matchmaker.plan(blocks) == [()] * 5
     assert not any(block.record in matchmaker.content for block in blocks)
     assert matchmaker.residency.family_stats()["members"] == 0

@@ -184,3 +184,9 @@ def _as_dtype(values: np.ndarray, layout: KVLayout) -> torch.Tensor:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+def is_quiet(store: KVStore) -> bool:
+    """Whether nothing waits to be written."""
+    put_path = store._engine.put_path
+    return put_path is None or put_path.queue.pending_bytes == 0

@@ -9,6 +9,7 @@ import family_stores
 import small_stores
 
 from kvstore import KVStore
+from kvstore.core.explanation import Reason
 
 _LONG, _SHORT = 30.0, 0.3
 
@@ -33,7 +34,7 @@ def test_a_pin_while_another_pinned_record_leaves_is_kept() -> None:
             return found
 
         residency._pins._path = slow_path
-        leaves = threading.Thread(target=residency.forget, args=([1],))
+        leaves = threading.Thread(target=residency.forget, args=([1], Reason.DELETED))
         leaves.start()
         assert computing.wait(_LONG)
 
@@ -75,7 +76,7 @@ def test_a_member_that_joins_while_its_donor_is_deleted_is_seen_by_the_delete() 
         seen.set()
         joins.join(_LONG)
         assert members == [block.record] or residency.donors_of(block.record) == ()
-        residency.forget([1, block.record])
+        residency.forget([1, block.record], Reason.DELETED)
 
 
 def _queued(store: KVStore, tokens: Any) -> list[Any]:
@@ -110,7 +111,7 @@ def test_what_leaves_while_it_is_encoded_leaves_memory_too() -> None:
         add = residency.host.add
 
         def late(record: int, item: Any) -> bool:
-            residency.forget([record])
+            residency.forget([record], Reason.DELETED)
             kept: bool = add(record, item)
             return kept
 

@@ -13,6 +13,7 @@ import small_stores
 from faultfs import Fault, FaultFS
 
 from kvstore import KVStore
+from kvstore.core.explanation import Reason
 from kvstore.residency.states import ALLOWED, TRANSITIONS, State
 
 TOKENS = small_stores.tokens_of(1, 30)
@@ -157,7 +158,7 @@ def _replaced() -> Iterator[list[State]]:
         newer = at.put(7)[-1]
         at.store.flush()
         path = [at.state(tail)]
-        gone = at.residency.forget([newer])
+        gone = at.residency.forget([newer], Reason.DELETED)
         assert gone == [tail, newer]
         path.append(at.state(tail))
         at.residency.disk.remove(gone)

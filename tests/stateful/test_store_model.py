@@ -11,9 +11,10 @@ import os
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, rule
-from small_stores import IDENTITY, SEGMENT, config, disk_order_agrees, disk_use, is_exact, kv_of, put
+from small_stores import IDENTITY, SEGMENT, config, disk_order_agrees, disk_use, is_exact, is_quiet, kv_of, put
 from store_histories import HistoryMachine, Tokens, array, shared
 
+from kvstore import Reason
 from kvstore.eviction import POLICIES
 
 # Few tokens and short blocks: prefixes meet, diverge inside blocks, grow, and come again.
@@ -21,6 +22,8 @@ SEQUENCES = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=22).map(tuple
 NAMESPACES = st.sampled_from([b"", b"other"])
 NAMES = st.sampled_from(["a", "b"])
 ROOMY, TIGHT = 32 * SEGMENT, 4 * SEGMENT
+# What may be said of blocks while nothing is evicted, damaged or refused by the disk.
+EXPECTED = {Reason.STORED, Reason.NEVER_PUT, Reason.DELETED, Reason.OTHER_NAMESPACE, Reason.TOKENS_DIFFER}
 
 
 class StoreMachine(HistoryMachine):
@@ -32,6 +35,7 @@ class StoreMachine(HistoryMachine):
         # What a crash may leave of each session: what was flushed last, or anything since; () for none.
         self.after_crash: dict[str, set[Tokens]] = {"a": {()}, "b": {()}}
         self.sessions_certain = True
+        self.doubted = False  # whether `doubt` was ever called
 
     @initialize(
         tight=st.booleans(), codec=st.sampled_from(["raw", "splitzip", "entropy", "zstd"]),
@@ -44,6 +48,10 @@ class StoreMachine(HistoryMachine):
         budget = TIGHT if tight else ROOMY
         self.config = config(host=host, disk=budget, device=device, codec=codec, eviction=eviction)
         self.open()
+
+    def doubt(self) -> None:
+        self.doubted = True
+        super().doubt()
 
     def name_session(self, name: str, tokens: Tokens) -> None:
         self.sessions[name] = tokens
@@ -66,9 +74,28 @@ class StoreMachine(HistoryMachine):
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES, limit=st.none() | st.integers(1, 30))
     def get(self, tokens: Tokens, namespace: bytes, limit: int | None) -> None:
+        quiet, before = is_quiet(self.opened), self.opened.stats()["counters"]
         hit = self.got(tokens, namespace, limit)
         if hit is not None:
             assert is_exact(hit, tokens[:limit], namespace)
+        if quiet:  # else a write may make space by evicting meanwhile
+            self.explains(tokens[:limit], namespace, hit.tokens if hit is not None else 0, before)
+
+    def explains(self, asked: Tokens, namespace: bytes, found: int, before: dict[str, float]) -> None:
+        """What is said of a get that found so many tokens agrees with it, and with what it counted."""
+        said = self.opened.explain(array(asked), namespace=namespace)
+        assert said.tokens >= found, (said, found)
+        assert (said.tokens == len(asked)) == (said.reason is Reason.STORED)
+        borders = [0, *(block.end for block in said.blocks)]
+        assert borders == [*(block.start for block in said.blocks), len(asked)]
+        assert all((block.record is not None) or block.reason is not Reason.STORED for block in said.blocks)
+        if not self.tight and not self.doubted:
+            assert {block.reason for block in said.blocks} <= EXPECTED, said
+        after = self.opened.stats()["counters"]
+        counted = {n for n, count in after.items() if n.startswith("short_") and count != before.get(n, 0)}
+        assert len(counted) == (found < len(asked)), (counted, found)
+        if said.tokens == found and said.reason.metric is not None:
+            assert counted == {said.reason.metric.value}, (counted, said)
 
     @rule(tokens=SEQUENCES, namespace=NAMESPACES)
     def contains(self, tokens: Tokens, namespace: bytes) -> None:

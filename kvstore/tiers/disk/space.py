@@ -25,7 +25,7 @@ _MOST_AHEAD = 2
 class DiskSpace:
     """What `DiskTier` stands on. Two locks: whoever writes, removes or moves records holds `_write_lock`, for all of
     it; `_lock` guards the books for a moment each, and is never held during a write, a sync or a commit. Where both are
-    taken, `_write_lock` comes first. evict, lost: see `DiskTier`."""
+    taken, `_write_lock` comes first. evict, lost, leaves: see `DiskTier`."""
 
     segments: Segments  # its lists and counts are guarded by _lock; its files are written under _write_lock
     catalog: Catalog  # replaced under _lock; written under _write_lock; reads need no lock
@@ -41,6 +41,7 @@ class DiskSpace:
         opening: Opening,
         evict: Callable[[], Sequence[int]],
         lost: Callable[[int], None],
+        leaves: Callable[[Sequence[Entry]], None],
     ) -> None:
         self.metrics = metrics
         self._fs = fs
@@ -49,6 +50,7 @@ class DiskSpace:
         self._opening = opening
         self._evict = evict
         self._lost = lost
+        self._leaves = leaves
         self._lock = Guard(DISK)
         self._write_lock = Guard(DISK_WRITE)
         self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
@@ -138,6 +140,7 @@ class DiskSpace:
                         space.lose(found.extent)
             if not space.take_empty():
                 break
+        self._leaves(evicted)
         return evicted
 
     def _empty_a_segment(self) -> None:
@@ -170,6 +173,7 @@ class DiskSpace:
         self.metrics.add(Metric.DISK_LOST_RECORDS, len(lost))
         for entry in lost:
             self._lost(entry.record)
+        self._leaves(lost)
 
     def _commit_moves(self, added: Sequence[Entry], removed: Sequence[Entry]) -> None:
         if not (added or removed):

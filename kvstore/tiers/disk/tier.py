@@ -46,7 +46,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
 
     evict: names the next records to give up together ([] for none) after the index has forgotten them. alive: says
     whether a record is still wanted when its group is committed. lost: is told of one that could not be read when it
-    was to be moved, after the catalog forgot it.
+    was to be moved, after the catalog forgot it. leaves: is told of the entries that the catalog gives up because
+    their records were forgotten, and not because newer ones took their place.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         evict: Callable[[], Sequence[int]],
         alive: Callable[[int], bool],
         lost: Callable[[int], None] = lambda record: None,
+        leaves: Callable[[Sequence[Entry]], None] = lambda entries: None,
     ) -> None:
         """Opens or makes the store at `path`. Raises FormatVersion, IdentityMismatch, StoreLocked, CorruptStore."""
-        super().__init__(fs, config, metrics, pool, Opening(fs, path, config, read_only, metrics), evict, lost)
+        super().__init__(fs, config, metrics, pool, Opening(fs, path, config, read_only, metrics), evict, lost, leaves)
         self.read_only = read_only
         self._alive = alive
         self._writer = WriterLock(fs, path)
@@ -289,6 +291,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         """Forgets records, durably; returns how many there were. Raises `CatalogError`."""
         with self._write_lock:
             entries = [e for e in self._known(records) if e is not None]
+            self._leaves(entries)
             if entries:
                 try:
                     self.catalog.commit(removed=entries)
