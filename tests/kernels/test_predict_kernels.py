@@ -12,6 +12,7 @@ pytestmark = needs_triton
 SCRIPT = "compiled_predict.py"
 
 
+@pytest.mark.slow
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
     compiled.keep_everything_in_registers(57 if FULL else 23)
     for row in compiled.rows:

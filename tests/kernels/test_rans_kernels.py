@@ -14,6 +14,7 @@ pytestmark = needs_triton
 SCRIPT = "compiled_rans.py"
 
 
+@pytest.mark.slow
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
     compiled.keep_everything_in_registers(12 if FULL else 6)
     for row in compiled.rows:

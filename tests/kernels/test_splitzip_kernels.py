@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from kernelruns import FULL, HANGS_S, Compiled, needs_triton
 
 pytestmark = needs_triton
 SCRIPT = "compiled.py"
 
 
+@pytest.mark.slow
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
     compiled.keep_everything_in_registers(24 if FULL else 20)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, rule
 from small_stores import IDENTITY, SEGMENT, config, disk_order_agrees, disk_use, is_exact, is_quiet, kv_of, put
@@ -194,7 +195,7 @@ class StoreMachine(HistoryMachine):
             assert disk_use(self.path) <= TIGHT + SEGMENT + 2 * SEGMENT
 
 
-TestStoreModel = StoreMachine.TestCase
+TestStoreModel = pytest.mark.slow(StoreMachine.TestCase)
 TestStoreModel.settings = settings(
     max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 200,
     stateful_step_count=50,

@@ -348,7 +348,7 @@ def test_steps_follow_the_ladder() -> None:
 
 def test_a_name_says_bits_or_what_may_be_lost() -> None:
     base_values = base_arrays(LAYOUT)
-    sections = {"lossless": base_values, "lossy": lossy_arrays(PredictiveModel.from_arrays(LAYOUT, base_values))}
+    sections = {"lossless": base_values, "lossy": lossy_arrays(PredictiveModel.from_arrays(LAYOUT, base_values), 1)}
     profile = Profile.new(ModelIdentity("m", "1", "00", "", LAYOUT), sections)
     codecs = [codec_by_name(f"predictive@{quality}", profile) for quality in ("1", "kl0.03", "3")]
     model = model_of(LAYOUT)
