@@ -80,7 +80,7 @@ class ReferenceTrie(ReferenceTree):
 
     def prune(self, root: int, max_bits: float) -> U64:
         if max_bits != max_bits:
-            raise ValueError("max_bits: not a number")
+            raise ValueError("max_bits: must not be NaN")
         nodes = [x for x in self._root(root).below() if x.record and not x.pinned() and self._mixed(x) > max_bits]
         gone = []
         for node in sorted(nodes, key=lambda x: (-x.depth, x.record)):

@@ -19,7 +19,6 @@ from kvstore.codecs.predictive.kernels.axis import (
     before_in_block,
     bins,
     energy,
-    in_heads,
     load_bits,
     make_inputs,
     octaves,
@@ -211,8 +210,7 @@ def finish_kernel(
     wanted = tl.where(row - first < tl.load(place + EXIST), width, 0)  # columns
     symbols += row * width
     values += row * width
-    plain = tl.zeros((TILE,), tl.uint32)
-    weighted = tl.zeros((TILE,), tl.uint32)
+    plain, weighted = tl.zeros((TILE,), tl.uint32), tl.zeros((TILE,), tl.uint32)
     at = 0
     while at < width:
         column = at + lane
@@ -223,7 +221,8 @@ def finish_kernel(
         escaped = _escaped_bits(source, rank, whole & (rank < limit))
         x = tl.where(whole, escaped, load_bits(values + column, inside))
         tl.store(values + column, x.to(tl.int16), mask=whole)
-        tl.store(in_heads(target, column, head_stride, DIM), x.to(tl.int16), mask=column < wanted)
+        to = target + (column // DIM).to(tl.int64) * head_stride + column % DIM  # `in_heads` takes more registers here
+        tl.store(to, x.to(tl.int16), mask=column < wanted)
         plain, weighted = add_to_sums(plain, weighted, x, column, inside)
         at += TILE
     store_sums(sums, plain, weighted, part, row, parts, rows)
