@@ -50,7 +50,7 @@ class _Fixed(NamedTuple):
     record_id: int
     raw_bytes: int
     payload_bytes: int
-    count: int
+    tokens: int
     start: int
     layers: int
     error_bound: float
@@ -268,10 +268,10 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
     """
     fixed, tables = _checked(data, max_record_bytes)
     sizes = np.frombuffer(tables, "<u4", fixed.layers)
-    donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.count) :]))
+    donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.tokens) :]))
     first_donor = donors[0].key if donors else NO_KEY
     fits = int(sizes.sum(dtype=np.uint64)) == fixed.payload_bytes and fixed.first_donor == first_donor
-    if not fits or fixed.flags & ~KNOWN_FLAGS or fixed.count == 0:
+    if not fits or fixed.flags & ~KNOWN_FLAGS or fixed.tokens == 0:
         raise DamagedRecord(Damage.FIELD, "fields contradict each other")
     return RecordHeader(
         key=fixed.key,
@@ -280,7 +280,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         codec=fixed.codec,
         record_id=fixed.record_id,
         start=fixed.start,
-        tokens=np.frombuffer(tables, "<u4", fixed.count, 4 * fixed.layers),
+        tokens=np.frombuffer(tables, "<u4", fixed.tokens, 4 * fixed.layers),
         layer_sizes=tuple(sizes.tolist()),
         raw_bytes=fixed.raw_bytes,
         bits=fixed.bits,
@@ -302,12 +302,12 @@ def _checked(data: memoryview, max_record_bytes: int) -> tuple[_Fixed, bytes]:
     if fixed.version != VERSION:
         raise DamagedRecord(Damage.VERSION, f"expected a record of version {VERSION}, found version {fixed.version}")
     # Bounds first: `layers` and `count` are below 2^32 each, so the sums below cannot run away.
-    begin = payload_offset(fixed.layers, fixed.count, fixed.donors)
+    begin = payload_offset(fixed.layers, fixed.tokens, fixed.donors)
     if fixed.payload_offset != begin or begin + fixed.payload_bytes > max_record_bytes:
         raise DamagedRecord(Damage.LENGTH, "the sizes in the header are out of bounds")
     if len(data) < begin:
         raise DamagedRecord(Damage.LENGTH, "the header is cut short")
-    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (fixed.layers + fixed.count) + _DONOR.size * fixed.donors])
+    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (fixed.layers + fixed.tokens) + _DONOR.size * fixed.donors])
     if fixed.header_sum != _header_sum(bytes(data[: HEADER_BYTES - _SUM_BYTES]), tables):
         raise DamagedRecord(Damage.HEADER_SUM, "the header's checksum differs")
     return fixed, tables
