@@ -47,7 +47,8 @@ class RawCodec(Codec):
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
         if list(layer_sizes) != info.layer_bytes():
-            raise CodecError(f"raw: expected layers of {info.layer_bytes()} bytes, found {list(layer_sizes)}")
+            expected = info.layer_bytes()
+            raise CodecError(f"raw: {info.count} tokens take layers of {expected} bytes, found {list(layer_sizes)}")
         _packed(info, payload).narrow(0, out.tokens).copy_to(out)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.codecs.rans.coder import RansTables
 
-PATHS = sorted((Path(__file__).parent.parent / "golden" / "rans").glob("*.json"))
+PATHS = sorted((Path(__file__).parents[2] / "golden" / "rans").glob("*.json"))
 
 
 class Stream:
