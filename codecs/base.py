@@ -1,4 +1,4 @@
-"""What a codec is."""
+"""What a codec is: the contract, what it is told of a block, and the checks that every decoder starts with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockInfo:
-    """What is known of a block besides its keys and values: layout, its token ids `[n]`, position of the first."""
+    """What a codec knows of a block besides its keys and values. Immutable.
+
+    Attributes:
+        layout: the shapes and dtype of the block.
+        tokens: its token ids, uint32 `[n]`.
+        start: position of the first token in its sequence.
+
+    Example:
+        >>> import numpy as np
+        >>> layout = KVLayout.uniform(num_layers=2, heads=4, head_dim=16)
+        >>> info = BlockInfo(layout, np.array([7, 8, 9], np.uint32), start=64)
+        >>> info.count, info.layer_bytes()
+        (3, [768, 768])
+    """
 
     layout: KVLayout
     tokens: Tokens
@@ -26,10 +39,11 @@ class BlockInfo:
 
     @property
     def count(self) -> int:
+        """How many tokens the block has."""
         return len(self.tokens)
 
     def layer_bytes(self) -> list[int]:
-        """Raw bytes of each layer of this block."""
+        """Return the raw bytes of each layer of this block, K and V together."""
         item = self.layout.item_bytes * self.count
         return [x.heads * (x.key_dim + x.value_dim) * item for x in self.layout.layers]
 
@@ -37,10 +51,19 @@ class BlockInfo:
 class Codec(Protocol):
     """Codes the layers of a block one by one. Stateless and thread-safe.
 
-    `id` is a number forever: a codec whose bytes change gets a new one. `exact` codecs give back every bit. `profile`
-    is the id of the profile (see profile.py) that decoding needs, zeros for none. `has_kernels`: there are kernels that
-    code tensors where they are, on the devices for which `codes_on` is true; elsewhere the CPU codes a copy, which
-    takes longer and is counted.
+    Attributes:
+        id: number of the codec, written to disk. A codec whose bytes change gets a new number.
+        name: what settings call it.
+        exact: whether `decode` gives back every bit.
+        profile: id of the profile that decoding needs (see profile.py); zeros if it needs none.
+        has_kernels: whether it can code tensors on the device that holds them, if `codes_on` is true for that device.
+            Elsewhere the CPU codes a copy. That takes longer, and is counted.
+
+    Example:
+        >>> from kvstore.codecs import codec_by_name
+        >>> codec = codec_by_name("splitzip")
+        >>> codec.id, codec.exact
+        (1, True)
     """
 
     id: int
@@ -50,50 +73,83 @@ class Codec(Protocol):
     has_kernels: bool = False
 
     def bound(self, info: BlockInfo) -> int:
-        """The most payload bytes that `encode` may write for such a block."""
+        """Return the most payload bytes that `encode` can write for such a block."""
 
     def usual(self, info: BlockInfo) -> int:
-        """About how many payload bytes such a block takes, rather too many than too few; at most `bound`."""
+        """Return about how many payload bytes such a block takes: rather too many than too few, at most `bound`."""
         return self.bound(info)
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
-        """Writes the layers one after the other into `out` (writable), which it mutates.
+        """Write the layers one after the other into `out`. The same input gives the same bytes on every machine.
 
-        Returns the coded bytes of each layer; None where `out`, shorter than `bound`, did not do. The same input gives
-        the same bytes on every machine.
+        Args:
+            info: what is known of the block.
+            block: its keys and values, on any device.
+            out: writable memory, which is mutated. `bound(info)` bytes are always enough.
+
+        Returns:
+            The coded bytes of each layer. None if `out` is too small.
         """
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
-        """How many parts of what `encode` wrote are as they were given, for coding did not make them smaller."""
+        """Return how many parts of what `encode` wrote are stored raw, because coding did not make them smaller."""
         return 0
 
     def error_bound(self, payload: memoryview, layer_sizes: Sequence[int]) -> float:
-        """What no value's error exceeds in what `encode` wrote; of a codec that is not exact, 0 says that no bound is
-        known."""
+        """Return the largest error of a value in what `encode` wrote. For a lossy codec, 0 means that it is unknown."""
         return 0.0
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
-        """Whether tensors of `dtype` on `device` (a GPU with its index) are encoded and decoded there. May be slow once
-        for each device, while kernels are compiled and tried; may turn false when a device fails."""
+        """Return whether tensors of `dtype` on `device` are encoded and decoded there.
+
+        The first call for a device may be slow, because kernels are compiled and tried. The answer may become false
+        when a device fails.
+
+        Args:
+            device: a GPU with its index.
+            dtype: a name in `ITEM_BYTES`.
+        """
         return False
 
     def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
-        """Whether the kernels can decode what `encode` wrote here. Blocks of some modes are for the CPU."""
+        """Return whether the kernels can decode what `encode` wrote. The CPU alone decodes blocks of some modes."""
         return self.has_kernels
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        """Decodes the first `out.tokens` tokens of the block into `out`, which may be strided; mutates only that.
+        """Decode the first `out.tokens` tokens of the block into `out`.
 
-        payload: the coded layers one after the other, layer_sizes: the bytes of each. Raises `CodecError` where they
-        are not what `encode` wrote; `out` then holds undefined values. Sizes are checked before memory is taken.
+        Args:
+            info: what is known of the block.
+            payload: the coded layers one after the other. It may hold anything; sizes are checked before memory is
+                taken.
+            layer_sizes: the bytes of each layer.
+            out: where the tensors go, on any device, any strides of heads and tokens. Nothing else is mutated.
+
+        Raises:
+            CodecError: `payload` and `layer_sizes` are not what `encode` wrote. `out` then holds undefined values.
+            ValueError: the last dimension of a tensor of `out` is not contiguous.
         """
 
 
-def check_payload(info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-    """The checks that every decoder starts with."""
+def check_payload(codec: str, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+    """Check the arguments of `Codec.decode`, as every decoder does first. `codec` is its name, for messages.
+
+    Raises:
+        CodecError: the sizes do not fit the payload or the layout, or `out` does not fit the block.
+        ValueError: `out` cannot be written to.
+    """
     if len(layer_sizes) != len(info.layout.layers):
-        raise CodecError(f"expected {len(info.layout.layers)} layers, found {len(layer_sizes)}")
+        raise CodecError(f"{codec}: expected {len(info.layout.layers)} layers, found the sizes of {len(layer_sizes)}")
+    if min(layer_sizes) < 0:
+        raise CodecError(f"{codec}: layer sizes must not be negative, found {list(layer_sizes)}")
     if sum(layer_sizes) != len(payload):
-        raise CodecError(f"layers of {sum(layer_sizes)} bytes in a payload of {len(payload)}")
-    if out.layout != info.layout or not 0 < out.tokens <= info.count:
-        raise CodecError(f"a block of {info.count} tokens cannot be decoded into a view of {out.tokens}")
+        raise CodecError(f"{codec}: the layers take {sum(layer_sizes)} bytes, but the payload has {len(payload)}")
+    if out.layout != info.layout:
+        raise CodecError(f"{codec}: the target has another layout than the block; make it with the block's layout")
+    if not 0 < out.tokens <= info.count:
+        raise CodecError(f"{codec}: the target must have 1 to {info.count} tokens, as the block, found {out.tokens}")
+    if not out.writable:
+        raise ValueError(
+            f"{codec}: the last dimension of every tensor of the target must be contiguous; decode into contiguous "
+            "tensors and copy"
+        )

@@ -1,4 +1,4 @@
-"""What a codec is that codes blocks against others."""
+"""What a delta codec is: one that codes blocks against other blocks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,47 @@ from kvstore.codecs.view import KVView
 
 @dataclass(frozen=True)
 class DonorRows:
-    """Where rows of a block find their tokens, and the `span.count` rows there (`view`, on the CPU, any strides)."""
+    """The rows of a donor that a span of a block is coded against. Immutable.
+
+    Attributes:
+        span: which rows of the block, and where the donor has the same tokens.
+        view: these `span.count` rows of the donor, on the CPU, any strides.
+
+    Example:
+        >>> import torch
+        >>> from kvstore import KVLayout
+        >>> k = v = torch.zeros(2, 64, 16).bfloat16()
+        >>> donor = KVView.of_layers(KVLayout.uniform(num_layers=1, heads=2, head_dim=16), [(k, v)])
+        >>> DonorRows.of(Span(start=0, count=40, donor=0, donor_start=24, shift=128), donor).view.tokens
+        40
+    """
 
     span: Span
     view: KVView
 
     @classmethod
     def of(cls, span: Span, donor: KVView) -> DonorRows:
-        """donor: the whole decoded donor block. Raises `ValueError` where it has no such rows."""
+        """Take the rows of `span` out of `donor`, the whole decoded block.
+
+        Raises:
+            ValueError: the donor has no such rows.
+        """
         return cls(span, donor.narrow(span.donor_start, span.count))
 
 
 class DeltaCodec(Protocol):
-    """Codes a block against rows of other blocks, its donors, which must be there, decoded, to decode it again.
+    """Codes a block against rows of other blocks, its donors. To decode it, the decoded donors must be at hand.
 
-    Numbers, names, `exact`, `profile`, `bound` and `usual` are as of `Codec`, with which it shares one list of numbers
-    (registry.py); it is none itself, for nobody can decode without donors. Stateless and thread-safe.
+    This is not a `Codec`, because a `Codec` decodes without donors. Both share one list of numbers (registry.py).
+    Stateless and thread-safe.
+
+    Attributes:
+        id, name, exact, profile: as in `Codec`.
+
+    Example:
+        >>> from kvstore.codecs.registry import delta_by_id, is_delta
+        >>> is_delta(3), delta_by_id(3).name
+        (True, 'donor')
     """
 
     id: int
@@ -37,17 +62,25 @@ class DeltaCodec(Protocol):
     profile: bytes
 
     def bound(self, info: BlockInfo) -> int:
-        """The most payload bytes that `encode` may write for such a block, with any spans."""
+        """Return the most payload bytes that `encode` can write for such a block, with any spans."""
 
     def usual(self, info: BlockInfo) -> int:
-        """What `encode` should take less than, or the donors are not worth reading; at most `bound`."""
+        """Return the payload bytes below which coding against donors pays; at most `bound`."""
 
     def encode(
         self, info: BlockInfo, block: KVView, donors: Sequence[DonorRows], out: memoryview
     ) -> tuple[int, ...] | None:
-        """As `Codec.encode`. donors: spans that rise and are disjoint, at least one.
+        """Write the layers of a block into `out`, as `Codec.encode` does.
 
-        Returns None if `out` is too small. Raises `ValueError` for a block or donors that cannot be coded so.
+        Args:
+            info, block, out: as for `Codec.encode`.
+            donors: at least one; their spans must be disjoint and in rising order.
+
+        Returns:
+            The coded bytes of each layer. None if `out` is too small.
+
+        Raises:
+            ValueError: the block or the donors cannot be coded.
         """
 
     def decode(
@@ -58,10 +91,16 @@ class DeltaCodec(Protocol):
         donors: Sequence[KVView],
         out: KVView,
     ) -> None:
-        """As `Codec.decode`. donors: the decoded blocks, whole and on the CPU, that the spans number.
+        """Decode the first `out.tokens` tokens of the block into `out`, as `Codec.decode` does.
 
-        Raises `CodecError` also where a donor is not the one that was coded with.
+        Args:
+            info, payload, layer_sizes, out: as for `Codec.decode`.
+            donors: the blocks that the spans number, decoded, whole, on the CPU.
+
+        Raises:
+            CodecError: the payload is damaged, or a donor is not the one that the block was coded against.
+            ValueError: the last dimension of a tensor of `out` is not contiguous.
         """
 
     def largest_error(self, info: BlockInfo, payload: memoryview) -> float:
-        """What no value's error exceeds in what `encode` wrote; infinity where that is not known."""
+        """Return the largest error of a value in what `encode` wrote; infinity if that is not known."""

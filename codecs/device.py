@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def may_have_kernels(device: torch.device) -> bool:
-    """Whether kernels for tensors on `device` are worth a try; importing triton takes long, so this is asked first."""
+    """Return whether to try kernels for tensors on `device`. Ask this first: importing triton takes long."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def device_of(view: KVView) -> torch.device | None:
-    """The one device that all tensors of a view are on; None if they are on the CPU or spread over several devices."""
+    """Return the device that all tensors of a view are on; None for the CPU, or if they are on several devices."""
     if view.on_cpu:
         return None
     devices = {tensor.device for tensor in view.tensors()}
@@ -27,38 +27,38 @@ def device_of(view: KVView) -> torch.device | None:
 
 
 def codes_on_device(codec: Codec, view: KVView) -> bool:
-    """Whether the tensors of a view are coded by the device that they are on; False for tensors on the CPU."""
+    """Return whether the device that holds a view's tensors codes them; False for tensors on the CPU."""
     device = device_of(view)
     return device is not None and codec.codes_on(device, view.layout.dtype)
 
 
 def falls_back(codec: Codec, view: KVView) -> bool:
-    """Whether the CPU codes the tensors of a device though `codec` has kernels."""
+    """Return whether the CPU codes tensors that a device holds, although `codec` has kernels."""
     return codec.has_kernels and not view.on_cpu and not codes_on_device(codec, view)
 
 
 def buffer_on_cpu(view: KVView) -> KVView:
-    """New tensors on the CPU, contents undefined, of the shapes of those of a view on a device."""
+    """Return new tensors on the CPU, of the shapes of those of a view on a device. Their contents are undefined."""
     tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in view.tensors()]
     return KVView.of_layers(view.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
 
 
 def copy_on_cpu(view: KVView) -> KVView:
-    """A copy of what a view of tensors on a device holds, in new tensors on the CPU."""
+    """Return a copy, in new tensors on the CPU, of what a view of tensors on a device holds."""
     copy = buffer_on_cpu(view)
     view.copy_to(copy)
     return copy
 
 
 def move(source: KVView, target: KVView) -> None:
-    """`source.copy_to(target)`, done on return wherever the two are."""
+    """Do `source.copy_to(target)`, finished on return wherever the two are. Mutates what `target` points to."""
     source.copy_to(target)
     if not target.on_cpu:
         wait_for(tensor.device for view in (source, target) if not view.on_cpu for tensor in view.tensors())
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
-    """Returns when what this thread's current streams were given is done, on each GPU among the devices."""
+    """Wait for the current streams of this thread, on each GPU among the devices."""
     import torch
 
     for device in set(devices):

@@ -48,10 +48,24 @@ _NEW = "make a new one with `kvstore calibrate`"
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A checked profile. Immutable; its arrays are read-only and share the file's bytes.
+    """A checked profile. Immutable and thread-safe; its arrays are read-only and share the file's bytes.
 
-    data: the whole file. identity: the fields of the model's identity. report: what calibration measured (plain JSON
-    values). versions: of the programs that made it.
+    Attributes:
+        data: the whole file.
+        identity: the fields of the model's identity.
+        layout: of the model's caches.
+        report: what calibration measured, plain JSON values.
+        versions: versions of the programs that made it.
+        id: 16 bytes that stand for the contents.
+
+    Example:
+        >>> from kvstore import KVLayout, ModelIdentity
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> profile = Profile.new(identity, {"mine": {"scale": np.ones(3, np.float32)}})
+        >>> profile.sections, profile.section("mine")["scale"].shape
+        (('mine',), (3,))
+        >>> Profile.from_bytes(profile.data, identity).id == profile.id
+        True
     """
 
     data: bytes
@@ -65,18 +79,22 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], identity: ModelIdentity | None = None) -> Profile:
-        """Reads a profile and checks everything in it.
+        """Read a profile and check everything in it. Nothing is allocated for sizes that the file does not have.
 
-        identity: of the caches it is to be used for; None accepts any. Raises `ProfileError` that says what is wrong
-        and what to do: no such file, not a profile, truncated, another version or identity, sizes or numbers that
-        cannot be. Nothing is allocated for sizes that the file does not have.
+        Args:
+            path: of the file.
+            identity: of the caches that it is to be used for; None accepts any.
+
+        Raises:
+            ProfileError: says what is wrong and what to do: the file is missing, no profile, truncated, of another
+                version or identity, or its sizes or numbers are out of range.
         """
         name = os.fspath(path)
         try:
             with open(name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size > MAX_BYTES:
-                    raise ProfileError(f"{name}: {size} bytes are too many for a profile; {_NEW}")
+                    raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {_NEW}")
                 head = file.read(_LENGTH.size + MAX_HEADER_BYTES)
                 _header(head, size, name)  # before the rest, which may be large, is read
                 data = head + file.read(size - len(head))
@@ -86,7 +104,11 @@ class Profile:
 
     @classmethod
     def from_bytes(cls, data: bytes, identity: ModelIdentity | None = None, name: str = "profile") -> Profile:
-        """The same from the bytes of a file; name: for error messages."""
+        """Do the same with the bytes of a file. `name` is what error messages call it.
+
+        Raises:
+            ProfileError: as `load`.
+        """
         texts, entries, begin = _header(data, len(data), name)
         if texts.get("format") != FORMAT:
             raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
@@ -115,8 +137,17 @@ class Profile:
         report: Mapping[str, Any] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> Profile:
-        """A profile of these arrays. Equal arguments give equal bytes. Raises `ProfileError` for arrays that cannot be
-        in one: other types than integers and floats, NaN, infinity."""
+        """Make a profile of arrays. Equal arguments give equal bytes.
+
+        Args:
+            identity: of the model.
+            sections: arrays by section and name.
+            report: what calibration measured, plain JSON values.
+            versions: versions of the programs that made it.
+
+        Raises:
+            ProfileError: an array holds other types than integers and floats, or numbers that are not finite.
+        """
         arrays = {f"{section}/{name}": array for section, named in sections.items() for name, array in named.items()}
         texts = {
             "format": FORMAT,
@@ -128,7 +159,11 @@ class Profile:
         return cls.from_bytes(_file(arrays, texts), identity, "the new profile")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, whole or not at all, durably; replaces one that is there. Raises `OSError`."""
+        """Write the file, whole or not at all; replace one that is there. Durable on return.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         target = Path(path)
         fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
@@ -148,6 +183,7 @@ class Profile:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the file."""
         return len(self.data)
 
     @property
@@ -156,17 +192,29 @@ class Profile:
         return tuple(sorted(self._arrays))
 
     def section(self, name: str) -> dict[str, Array]:
-        """The arrays of a section by name, read-only. Raises `ProfileError` where the profile lacks it."""
+        """Return the arrays of a section by name, read-only.
+
+        Raises:
+            ProfileError: the profile has no such section.
+        """
         if name not in self._arrays:
-            raise ProfileError(f"no section {name!r} in the profile, only {', '.join(self.sections) or 'none'}; {_NEW}")
+            there = ", ".join(self.sections) or "none"
+            raise ProfileError(f"the profile has no section {name!r}, its sections are: {there}; {_NEW}")
         return dict(self._arrays[name])
 
     def section_bytes(self, name: str) -> int:
+        """Return the bytes of all arrays of a section. Raises `ProfileError` as `section` does."""
         return sum(array.nbytes for array in self.section(name).values())
 
     def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
-        """Raises `ProfileError` naming the fields in which the profile's model differs from `identity`. A tokenizer is
-        compared where both know theirs; exact and lossy codecs share a profile."""
+        """Check that the profile was made for the model of `identity`.
+
+        Tokenizers are compared only if both are known. Exact and lossy caches of a model share a profile. `name` is
+        what error messages call the profile.
+
+        Raises:
+            ProfileError: names the fields that differ.
+        """
         wanted = {key: value for key, value in identity.fields().items() if key not in UNBOUND}
         if not (wanted["tokenizer"] and self.identity.get("tokenizer")):
             del wanted["tokenizer"]
@@ -176,7 +224,9 @@ class Profile:
                 f"{key}: the profile's is {_short(self.identity.get(key))}, given {_short(wanted[key])}"
                 for key in other
             )
-            raise ProfileError(f"{name}: made for another model ({rows}); calibrate this one with `kvstore calibrate`")
+            raise ProfileError(
+                f"{name}: was made for another model ({rows}); calibrate this one with `kvstore calibrate`"
+            )
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
@@ -197,13 +247,13 @@ def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_E
     """(texts, arrays in the order of their bytes, where the bytes begin); every size fits the file of `total` bytes.
     data: at least its header."""
     if len(data) < _LENGTH.size:
-        raise ProfileError(f"{name}: {total} bytes are not a profile; {_NEW}")
+        raise ProfileError(f"{name}: {total} bytes are too few for a profile; {_NEW}")
     (size,) = _LENGTH.unpack_from(data)
     begin = _LENGTH.size + size
     if size > MAX_HEADER_BYTES or data[_LENGTH.size : _LENGTH.size + 1] != b"{":
         raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
     if begin > total:
-        raise ProfileError(f"{name}: truncated: {total} bytes, of which {begin} should be its header; {_NEW}")
+        raise ProfileError(f"{name}: truncated: its header alone takes {begin} bytes, the file has {total}; {_NEW}")
     try:
         document = json.loads(data[_LENGTH.size : begin].decode(), object_pairs_hook=_unique)
         texts = document.pop("__metadata__", {})
@@ -220,24 +270,24 @@ def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_E
         at = entry.end
     if begin + at != total:
         what = "truncated" if begin + at > total else "damaged"
-        raise ProfileError(f"{name}: {what}: {total} bytes, its header names {begin + at}; {_NEW}")
+        raise ProfileError(f"{name}: {what}: its header speaks of {begin + at} bytes, the file has {total}; {_NEW}")
     return texts, entries, begin
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name appears twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
 def _entry(name: str, value: dict[str, Any]) -> _Entry:
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
     if not all(type(number) is int and 0 <= number < 1 << 40 for number in (*shape, begin, end)) or len(shape) > 8:
-        raise ValueError(f"{name}: shape {shape}, bytes {begin} to {end}")
+        raise ValueError(f"{name}: the shape {shape} or the bytes {begin} to {end} are out of range")
     dtype = np.dtype(_DTYPES[value["dtype"]])
     if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{name}: {end - begin} bytes for {dtype} {list(shape)}")
+        raise ValueError(f"{name}: {end - begin} bytes do not fit {dtype} {list(shape)}")
     return _Entry(name, dtype, shape, begin, end)
 
 
@@ -246,10 +296,10 @@ def _arrays(data: bytes, entries: list[_Entry], begin: int, name: str) -> dict[s
     for entry in entries:
         section, slash, inner = entry.name.partition("/")
         if not (section and slash and inner):
-            raise ProfileError(f"{name}: {entry.name!r} is in no section; {_NEW}")
+            raise ProfileError(f"{name}: the array {entry.name!r} is in no section; {_NEW}")
         array = np.frombuffer(data, entry.dtype, math.prod(entry.shape), begin + entry.begin).reshape(entry.shape)
         if entry.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ProfileError(f"{name}: {entry.name} holds numbers that are not finite; {_NEW}")
+            raise ProfileError(f"{name}: the array {entry.name} holds numbers that are not finite; {_NEW}")
         if not array.flags.aligned:
             array = array.copy()
             array.flags.writeable = False
@@ -265,7 +315,7 @@ def _file(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> bytes:
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         kind = _NAMES.get(array.dtype.newbyteorder("<"))
         if kind is None:
-            raise ProfileError(f"{name}: a profile cannot hold {array.dtype}")
+            raise ProfileError(f"{name}: a profile cannot hold {array.dtype}; use integers or floats of 2 to 8 bytes")
         part = array.astype(_DTYPES[kind], copy=False).tobytes()
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(part)]}
         parts.append(part)

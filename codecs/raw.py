@@ -12,7 +12,24 @@ from kvstore.errors import CodecError
 
 
 class RawCodec(Codec):
-    """Copies; runs at memory speed."""
+    """Copies, at the speed of memory. Any dtype. Stateless and thread-safe.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from kvstore import KVLayout
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=16)
+        >>> k, v = torch.randn(2, 2, 3, 16).bfloat16()
+        >>> info = BlockInfo(layout, np.array([1, 2, 3], np.uint32), start=0)
+        >>> codec = RawCodec()
+        >>> payload = memoryview(bytearray(codec.bound(info)))
+        >>> sizes = codec.encode(info, KVView.of_layers(layout, [(k, v)]), payload)
+        >>> sizes
+        (384,)
+        >>> back = torch.zeros_like(k), torch.zeros_like(v)
+        >>> codec.decode(info, payload, sizes, KVView.of_layers(layout, [back]))
+        >>> torch.equal(back[0], k) and torch.equal(back[1], v)
+        True
+    """
 
     id = 0
     name = "raw"
@@ -28,9 +45,10 @@ class RawCodec(Codec):
         return tuple(info.layer_bytes())
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        check_payload(info, payload, layer_sizes, out)
+        check_payload(self.name, info, payload, layer_sizes, out)
         if list(layer_sizes) != info.layer_bytes():
-            raise CodecError(f"raw: a raw block of {info.count} tokens cannot have layers of {list(layer_sizes)} bytes")
+            expected = info.layer_bytes()
+            raise CodecError(f"raw: {info.count} tokens take layers of {expected} bytes, found {list(layer_sizes)}")
         _packed(info, payload).narrow(0, out.tokens).copy_to(out)
 
 

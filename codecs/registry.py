@@ -29,10 +29,18 @@ _KL = "kl"
 
 @dataclass(frozen=True)
 class Family:
-    """Codecs of one number that are made from a profile, by a quality behind their name.
+    """Codecs of one number that are made from a profile, with a quality behind their name.
 
-    make: from the profile and the quality, None to decode all of them. qualities: for errors. is_quality: of a text
-    behind the @; "" where there is none.
+    Attributes:
+        id, name: as in `Codec`.
+        make: makes a codec from the profile and the quality; the quality None makes one that decodes all of them.
+        qualities: what may follow the name, for error messages.
+        is_quality: whether a text behind the @ is a quality; "" if there is none.
+
+    Example:
+        >>> family = REGISTRY.families["aqua"]
+        >>> family.id, family.qualities, family.is_quality("3")
+        (5, '@2|3|4', True)
     """
 
     id: int
@@ -44,8 +52,16 @@ class Family:
 
 @dataclass(frozen=True)
 class DeltaKind:
-    """Codecs of one number that code against others. make: from the profile that a record names, None where it names
-    none, to decode."""
+    """Codecs of one number that code blocks against other blocks.
+
+    Attributes:
+        id, name: as in `DeltaCodec`.
+        make: makes a codec from the profile that a record names; None if the record names none.
+
+    Example:
+        >>> REGISTRY.deltas[3].name
+        'donor'
+    """
 
     id: int
     name: str
@@ -53,7 +69,21 @@ class DeltaKind:
 
 
 class Registry:
-    """Codecs of all kinds by number and by name; both are unique over the kinds."""
+    """Codecs of all kinds by number and by name. Immutable and thread-safe.
+
+    Args:
+        codecs: those that need no profile.
+        families: those made from a profile.
+        deltas: those that code against other blocks.
+
+    Raises:
+        ValueError: a number or a name occurs twice, or a number does not fit 16 bits.
+
+    Example:
+        >>> registry = Registry([RawCodec()])
+        >>> registry.names(), registry.by_id(0).name
+        (('raw',), 'raw')
+    """
 
     def __init__(
         self, codecs: Iterable[Codec], families: Iterable[Family] = (), deltas: Iterable[DeltaKind] = ()
@@ -63,9 +93,9 @@ class Registry:
         every: list[Codec | Family | DeltaKind] = [*codecs, *families, *deltas]
         for one in every:
             if one.id in ids or one.name in names:
-                raise ValueError(f"codec {one.id} ({one.name}) is registered already")
+                raise ValueError(f"codec {one.id} ({one.name}): the number or the name is registered already")
             if not 0 <= one.id < 1 << 16:
-                raise ValueError(f"codec {one.name}: number {one.id} does not fit 16 bits")
+                raise ValueError(f"codec {one.name}: expected a number from 0 to 65535, found {one.id}")
             ids.add(one.id)
             names.add(one.name)
         self._by_id = {codec.id: codec for codec in codecs}
@@ -75,31 +105,52 @@ class Registry:
         self.labels = {one.id: one.name for one in every}
 
     def by_id(self, number: int) -> Codec:
+        """Return the codec with this number, of those that need no profile.
+
+        Raises:
+            UnknownCodec: there is none; the message says why.
+        """
         if number in self._by_id:
             return self._by_id[number]
         if number in self.deltas:
-            raise UnknownCodec(f"codec {number} ({self.deltas[number].name}) cannot decode without other blocks")
+            raise UnknownCodec(
+                f"codec {number} ({self.deltas[number].name}) cannot decode without donors; use delta_by_id"
+            )
         needs = [family.name for family in self.families.values() if family.id == number]
         if needs:
-            raise UnknownCodec(f"codec {number} is unknown without a profile: it is {needs[0]}, the record names none")
-        raise UnknownCodec(f"codec {number} is unknown; a newer kvstore may have written it")
+            raise UnknownCodec(f"codec {number} ({needs[0]}) needs a profile, but the record names none; it is damaged")
+        raise UnknownCodec(f"codec {number} is unknown; a newer kvstore may have written it: upgrade to read it")
 
     def by_name(self, name: str) -> Codec:
+        """Return the codec with this name, of those that need no profile.
+
+        Raises:
+            UnknownCodec: there is none; the message names those that there are.
+        """
         if name not in self._by_name:
             families = (f"{family.name}{family.qualities}" for family in self.families.values())
-            raise UnknownCodec(f"codec {name!r} is unknown; known are {', '.join((*self.names(), *families))}")
+            raise UnknownCodec(f"codec {name!r} is unknown; choose one of {', '.join((*self.names(), *families))}")
         return self._by_name[name]
 
     def names(self) -> tuple[str, ...]:
-        """Of codecs that need no profile."""
+        """Return the names of the codecs that need no profile."""
         return tuple(self._by_name)
 
 
 def codec_by_id(number: int, profile: Profile | None = None) -> Codec:
-    """The codec with this number, able to decode all that codecs of this number wrote.
+    """Return a codec that decodes everything that codecs of this number wrote.
 
-    profile: the one that a record names, None where it names none. Raises `UnknownCodec`; `ProfileError` for a profile
-    that lacks what the codec needs.
+    Args:
+        number: as records have it.
+        profile: the one that a record names; None if it names none.
+
+    Raises:
+        UnknownCodec: no codec with this number decodes without donors or without a profile.
+        ProfileError: the profile lacks what the codec needs.
+
+    Example:
+        >>> codec_by_id(7).name
+        'entropy'
     """
     if profile is not None:
         for family in REGISTRY.families.values():
@@ -109,27 +160,41 @@ def codec_by_id(number: int, profile: Profile | None = None) -> Codec:
 
 
 def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
-    """The codec with this name, to encode with. profile: for those that need one.
+    """Return the codec with this name, to encode with. The same name and profile give the same object.
 
-    Raises `UnknownCodec` naming the known ones, `ProfileError` where a profile is needed and missing, or lacks what the
-    codec needs.
+    Args:
+        name: such as "entropy", or "predictive@0.75" with a quality.
+        profile: for codecs that need one.
+
+    Raises:
+        UnknownCodec: there is no such codec; the message names those that there are.
+        ProfileError: the codec needs a profile and there is none, or the profile lacks what the codec needs.
+
+    Example:
+        >>> codec_by_name("zstd").id
+        16
     """
     start, at, quality = name.partition("@")
     family = REGISTRY.families.get(start)
     if family is None or (at and not quality):
         return REGISTRY.by_name(name)
     if not family.is_quality(quality):
-        raise UnknownCodec(f"codec {name!r} is unknown; known are {family.name}{family.qualities}")
+        raise UnknownCodec(f"codec {name!r} is unknown; write {family.name}{family.qualities}")
     if profile is None:
         raise ProfileError(
-            f"codec {name!r} needs a profile of the model: make one with `kvstore calibrate` and name its file "
-            "(StoreConfig.profile)"
+            f"codec {name!r} needs a profile of the model; make one with `kvstore calibrate` and name its file in "
+            "StoreConfig.profile"
         )
     return _made(family, profile, quality or None)
 
 
 def codec_names() -> tuple[str, ...]:
-    """Names of the codecs that need no profile."""
+    """Return the names of the codecs that need no profile.
+
+    Example:
+        >>> codec_names()
+        ('raw', 'splitzip', 'entropy', 'zstd')
+    """
     return REGISTRY.names()
 
 
@@ -149,19 +214,40 @@ def is_known(number: int) -> bool:
 
 
 def is_delta(number: int) -> bool:
-    """Whether records with this codec number are coded against the blocks of others (see `DeltaCodec`)."""
+    """Return whether records with this codec number are coded against other blocks (see `DeltaCodec`).
+
+    Example:
+        >>> is_delta(3), is_delta(1)
+        (True, False)
+    """
     return number in REGISTRY.deltas
 
 
 def delta_by_id(number: int, profile: Profile | None = None) -> DeltaCodec:
-    """The delta codec with this number, able to decode all that codecs of this number wrote; as `codec_by_id`."""
+    """Return a delta codec that decodes everything that delta codecs of this number wrote.
+
+    Args:
+        number: as records have it.
+        profile: the one that a record names; None if it names none.
+
+    Raises:
+        UnknownCodec: there is no delta codec with this number.
+        ProfileError: the profile lacks what the codec needs.
+    """
     if number not in REGISTRY.deltas:
-        raise UnknownCodec(f"codec {number} does not code against other blocks, as far as this kvstore knows")
+        raise UnknownCodec(f"codec {number} does not code against other blocks; use codec_by_id")
     return _plain_delta(number) if profile is None else REGISTRY.deltas[number].make(profile)
 
 
 def auto_name(profile: Profile | None) -> str:
-    """The exact codec that makes blocks smallest: predictive where the profile has what that needs, else entropy."""
+    """Return the name of the exact codec that makes blocks smallest.
+
+    This is "predictive" if the profile has the section "lossless", else "entropy".
+
+    Example:
+        >>> auto_name(None)
+        'entropy'
+    """
     return EntropyCodec.name if profile is None or "lossless" not in profile.sections else "predictive"
 
 

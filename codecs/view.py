@@ -1,4 +1,4 @@
-"""A view of the keys and values of a run of tokens, all layers: the one currency between caches, codecs and tiers."""
+"""A view of the keys and values of consecutive tokens, all layers: what caches, codecs and tiers hand each other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,25 @@ RowTable = npt.NDArray[np.int64]
 
 
 class KVView:
-    """Keys and values of `tokens` consecutive tokens; tensor order is K of layer 0, V of layer 0, K of layer 1, ...
+    """Keys and values of `tokens` consecutive tokens, in the order K of layer 0, V of layer 0, K of layer 1, ...
 
-    Memory on the CPU is described by a row table, so that a block of all layers is copied by one call that holds
-    no GIL; tensors on another device are copied by torch. `owner` keeps the memory alive as long as the view.
-    Views are immutable; what they point to is not.
+    A table of rows describes memory on the CPU, so that one call copies a block of all layers without the GIL. torch
+    copies tensors on another device. Views are immutable; what they point to is not. Thread-safe.
+
+    Attributes:
+        layout: shapes and dtype of the layers.
+        tokens: how many tokens the view has.
+        owner: what keeps the memory alive as long as the view.
+
+    Example:
+        >>> import torch
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=16)
+        >>> k = v = torch.zeros(2, 8, 16).bfloat16()
+        >>> view = KVView.of_layers(layout, [(k, v)])
+        >>> view.tokens, view.nbytes, view.on_cpu
+        (8, 1024, True)
+        >>> view.narrow(2, 3).tokens
+        3
     """
 
     __slots__ = ("_detached", "_rows", "_start", "_tensors", "layout", "owner", "tokens")
@@ -49,9 +63,12 @@ class KVView:
 
     @classmethod
     def of_layers(cls, layout: KVLayout, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> KVView:
-        """A view of per-layer `[heads, tokens, dim]` tensors that have the layout's shapes and dtype.
+        """Return a view of tensors.
 
-        Tensors on the CPU whose last dimension is not contiguous are copied: such a view can only be read.
+        Args:
+            layout: of the tensors; they must have its shapes and dtype, which is not checked.
+            layers: K and V of each layer, `[heads, tokens, dim]`, any strides. Tensors on the CPU whose last dimension
+                is not contiguous are copied, and the view can then only be read (`writable`).
         """
         given = [tensor for pair in layers for tensor in pair]
         tensors, rows = given, None
@@ -72,7 +89,14 @@ class KVView:
 
     @classmethod
     def packed(cls, layout: KVLayout, tokens: int, address: int, owner: Any) -> KVView:
-        """A view of memory at `address` that holds the tensors one after the other, each `[heads, tokens, dim]`."""
+        """Return a view of packed memory, which holds the tensors one after the other, each `[heads, tokens, dim]`.
+
+        Args:
+            layout: of the tensors.
+            tokens: how many tokens the memory holds.
+            address: where it begins, in bytes.
+            owner: what keeps the memory alive.
+        """
         offsets, widths = _packing(layout)
         rows = np.empty((3, len(widths)), dtype=np.int64)
         rows[0] = address + offsets * tokens
@@ -82,17 +106,23 @@ class KVView:
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the memory is on the CPU, so that the view has `rows`."""
         return self._rows is not None
 
     @property
     def nbytes(self) -> int:
+        """Raw bytes of the keys and values."""
         return self.tokens * self.layout.bytes_per_token
 
     @property
     def rows(self) -> RowTable:
-        """Where the rows are in memory. Raises `ValueError` for tensors on a device."""
+        """Where the rows are in memory. Not to be written to.
+
+        Raises:
+            ValueError: the tensors are on a device.
+        """
         if self._rows is None:
-            raise ValueError("a view of tensors on a device has no rows")
+            raise ValueError("rows: only a view on the CPU has rows; copy the tensors to the CPU first")
         return self._rows
 
     @property
@@ -101,9 +131,15 @@ class KVView:
         return not self._detached
 
     def narrow(self, start: int, tokens: int) -> KVView:
-        """The view of `tokens` tokens from `start`."""
+        """Return the view of `tokens` tokens from `start` on.
+
+        Raises:
+            ValueError: this view has no such tokens.
+        """
         if start < 0 or tokens < 0 or start + tokens > self.tokens:
-            raise ValueError(f"narrow: {start}+{tokens} lies outside of {self.tokens} tokens")
+            raise ValueError(
+                f"narrow: tokens {start} to {start + tokens} lie outside of a view of {self.tokens} tokens"
+            )
         rows = None
         if self._rows is not None:
             rows = self._rows.copy()
@@ -111,24 +147,38 @@ class KVView:
         return KVView(self.layout, tokens, rows, self._tensors, self.owner, self._start + start, self._detached)
 
     def layer(self, number: int) -> KVView:
-        """The view of one layer, as a layout of one layer."""
+        """Return the view of layer `number`; its layout has that layer alone."""
         single = _single(self.layout, number)
         rows = None if self._rows is None else np.ascontiguousarray(self._rows[:, 2 * number : 2 * number + 2])
         tensors = None if self._tensors is None else self._tensors[2 * number : 2 * number + 2]
         return KVView(single, self.tokens, rows, tensors, self.owner, self._start, self._detached)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The `[heads, tokens, dim]` tensors behind a view that was made of tensors."""
+        """Return the `[heads, tokens, dim]` tensors behind the view, K and V of each layer in turn.
+
+        Raises:
+            ValueError: the view was made of packed memory.
+        """
         if self._tensors is None:
-            raise ValueError("a packed view has no tensors")
+            raise ValueError("tensors: a view of packed memory has no tensors; use its rows")
         return [t.narrow(1, self._start, self.tokens) for t in self._tensors]
 
     def copy_to(self, target: KVView) -> None:
-        """Copies all rows into `target` (same layout, same number of tokens). Mutates what target points to."""
+        """Copy all rows into `target`, and mutate what it points to.
+
+        Between two views on the CPU this releases the GIL. A copy to a device may still be under way on return; see
+        `device.move`.
+
+        Raises:
+            ValueError: `target` has another layout or number of tokens, or cannot be written to.
+        """
         if target.layout != self.layout or target.tokens != self.tokens:
-            raise ValueError("copy_to: the views differ in layout or tokens")
+            raise ValueError("copy_to: expected a target of the same layout and number of tokens")
         if target._detached:
-            raise ValueError("copy_to: the last dimension of every tensor of the target must be contiguous")
+            raise ValueError(
+                "copy_to: the last dimension of every tensor of the target must be contiguous; copy into contiguous "
+                "tensors"
+            )
         if self._rows is not None and target._rows is not None:
             heads, row_bytes = row_shapes(self.layout)
             _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens)
@@ -145,7 +195,7 @@ class KVView:
 
 @lru_cache(maxsize=64)
 def row_shapes(layout: KVLayout) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Of every tensor: heads, and bytes of a token of one head."""
+    """Return, for every tensor of a layout, its heads and the bytes of a token of one head, uint32 each."""
     heads = [x.heads for x in layout.layers for _ in range(2)]
     dims = [dim for x in layout.layers for dim in (x.key_dim, x.value_dim)]
     return np.array(heads, dtype=np.uint32), np.array(dims, dtype=np.uint32) * np.uint32(layout.item_bytes)

@@ -40,10 +40,20 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class DonorSpan:
-    """tokens[start : start + length] of the query are the donor's [donor_start : donor_start + length].
+    """Tokens of a query that a stored block holds, too. Immutable.
 
-    `record`: the donor. `run`: how many tokens directly before `start` the donor and its chain of parents share with
-    the query, on the same diagonal; 0 at a seam. Donors err most right after a seam, so a long run is worth more.
+    Tokens [start, start + length) of the query are tokens [donor_start, donor_start + length) of the donor.
+
+    Attributes:
+        start, length: of the span in the query.
+        record: number of the donor.
+        donor_start: where the span begins in the donor.
+        run: how many tokens directly before `start` the donor and its chain of parents share with the query, on the
+            same diagonal; 0 at a seam. Donors err most right after a seam, so a long run is worth more.
+
+    Example:
+        >>> DonorSpan(start=100, length=40, record=7, donor_start=24, run=0).length
+        40
     """
 
     start: int
@@ -54,19 +64,33 @@ class DonorSpan:
 
 
 class ContentIndex:
-    """Thread-safe: readers run in parallel with each other, writers one at a time; the GIL is released in both.
+    """The tokens of stored blocks, to find spans of a new sequence under any prefix. Nothing here is durable.
 
-    `window`, `winnow`: see the module; 2..256 and 1..256 tokens. `postings`: how many places one hash may name,
-    1..255; those of the highest record numbers (and last offsets) stay, so what is said often is found in the newest
-    blocks; one that was dropped does not come back when others leave. `min_length`: the least length of a span,
-    1..65536. `seed`: of the hashes; by default from the system, so that nobody can choose tokens that collide.
+    Thread-safe: readers run in parallel with each other, writers one at a time; both release the GIL.
 
-    Namespaces are 32-byte digests; blocks of different ones never match. One that nothing was ever inserted into costs
-    nothing. `tokens` is always a 1-D C-contiguous uint32 numpy array, read in place and not kept; it must not change
-    during the call. Record numbers are 1..2**64 - 1 and never used again. Every method raises `ValueError` naming the
-    argument for anything else, before anything changes. Nothing here is durable: `insert_many` fills a new index.
+    A namespace is a 32-byte digest; blocks of different ones never match. One that nothing was ever inserted into costs
+    nothing. `tokens` is always a 1-D C-contiguous uint32 array, read in place and not kept; it must not change during
+    the call. Record numbers are 1 to 2**64 - 1 and never used again. Every method raises `ValueError` naming the
+    argument for anything else, before anything changes.
 
     Memory: 6 to 8 bytes a token in blocks of 64, the 4 of the token among them; it comes back when half is unused.
+
+    Args:
+        window, winnow: see the module; 2 to 256 and 1 to 256 tokens.
+        postings: how many places one hash may name, 1 to 255. Those of the highest record numbers (and last offsets)
+            stay, so that tokens that occur often are found in the newest blocks. A place that was dropped does not come
+            back when others leave.
+        min_length: the least length of a span, 1 to 65536.
+        seed: of the hashes; default is random, so that nobody can choose tokens that collide.
+
+    Example:
+        >>> index, space = ContentIndex(seed=1), bytes(32)
+        >>> passage = np.arange(100, 164, dtype=np.uint32)
+        >>> index.insert(space, record=1, parent=0, tokens=passage)
+        True
+        >>> query = np.concatenate([np.zeros(10, np.uint32), passage])
+        >>> index.find(space, query)
+        [DonorSpan(start=10, length=64, record=1, donor_start=0, run=0)]
     """
 
     def __init__(
@@ -81,9 +105,20 @@ class ContentIndex:
         self._lock = threading.Lock()  # creation of spaces
 
     def insert(self, namespace: bytes, record: int, parent: int, tokens: U32) -> bool:
-        """Adds a block of at most 65,536 tokens, which are copied. `parent`: the record before it in its sequence, 0
-        for none; it need not be known (yet). False, and nothing is kept, for a block shorter than `window`.
-        `ValueError` if the record is known."""
+        """Add a block.
+
+        Args:
+            namespace: of the block.
+            record: its number.
+            parent: the record before it in its sequence, 0 for none; it need not be known yet.
+            tokens: at most 65,536, which are copied.
+
+        Returns:
+            False, and nothing is kept, if the block is shorter than `window`.
+
+        Raises:
+            ValueError: the record is known already, or an argument is malformed.
+        """
         _check_namespace(namespace)
         _check_int("record", record, 1, LAST_RECORD)
         _check_int("parent", parent, 0, LAST_RECORD)
@@ -93,38 +128,55 @@ class ContentIndex:
     def insert_many(
         self, namespaces: Sequence[bytes], which: U32, records: U64, parents: U64, counts: U32, tokens: U32
     ) -> int:
-        """Adds m blocks in one call, as when a store is opened; returns how many were long enough to be kept.
+        """Add m blocks in one call, as when a store is opened. All or nothing.
 
-        Block i is in `namespaces[which[i]]` (uint32) and has the number `records[i]`, the parent `parents[i]` (uint64)
-        and `counts[i]` tokens (uint32); `tokens` holds those of all blocks, one after the other. All or nothing.
+        Args:
+            namespaces: digests.
+            which: uint32 `[m]`; block i is in `namespaces[which[i]]`.
+            records, parents: uint64 `[m]`, as for `insert`.
+            counts: uint32 `[m]`, tokens of each block.
+            tokens: the tokens of all blocks, one after the other.
+
+        Returns:
+            How many blocks were long enough to be kept.
         """
         for namespace in namespaces:
             _check_namespace(namespace)
         _check_tokens(which, "which")
         if which.size and int(which.max()) >= len(namespaces):
-            raise ValueError(f"which: {int(which.max())} is not an index into {len(namespaces)} namespaces")
+            raise ValueError(
+                f"which: expected indices below {len(namespaces)}, the namespaces, found {int(which.max())}"
+            )
         spaces = np.array([self._space(namespace) for namespace in namespaces], np.uint32)
         mapped = spaces[which] if which.size else np.zeros(0, np.uint32)
         return self._index.insert_many(mapped, records, parents, counts, tokens)
 
     def remove(self, record: int) -> bool:
-        """Forgets a block; its memory is used again, or given back. False if unknown."""
+        """Forget a block; its memory is used again, or given back. False if unknown."""
         return _is_record(record) and self._index.remove(record)
 
     def find(
         self, namespace: bytes, tokens: U32, first: int = 0, *, exclude: U64 | Iterable[int] = ()
     ) -> list[DonorSpan]:
-        """Spans of `tokens[first:]` (at most 2**26 tokens in all) that stored blocks hold; disjoint, rising in start.
+        """Find spans of `tokens[first:]` that stored blocks hold.
 
-        Tokens before `first` are context: they lengthen runs (the last 4,096 of them), no span covers them. `exclude`:
-        records that must not serve; they still lengthen the runs of those that follow them. A span lies inside one
-        block; neighbours on one diagonal are neighbours in the result.
+        A span lies inside one block; neighbours on one diagonal are neighbours in the result. If several blocks hold
+        the same tokens, the chain (block after block on one diagonal) with the largest predicted saving is taken first,
+        and the others get what is left. The saving is the sum over the chain's tokens of a + (1 - a) d / (d + h), d
+        tokens after the seam, a = 0.6, h = 64 (worth.py); of equals the chain that ends in the newer record comes
+        first.
 
-        Where several blocks hold the same tokens, the chain (block after block on one diagonal) with the largest
-        predicted saving is taken first and the others get what is left: the sum over its tokens of
-        a + (1 - a) d / (d + h), d tokens after the seam, a = 0.6, h = 64; of equals the one that ends in the newer
-        record. Takes time linear in the tokens, also for repetitive text: at most 256 tokens are compared for each,
-        and what was found until then is returned.
+        Takes time linear in the tokens, also for repetitive text: at most 256 tokens are compared for each, and what
+        was found until then is returned.
+
+        Args:
+            namespace: of the query.
+            tokens: the query, at most 2**26 tokens.
+            first: tokens before it are context: the last 4,096 of them lengthen runs, and no span covers them.
+            exclude: records that must not be donors; they still lengthen the runs of those that follow them.
+
+        Returns:
+            Disjoint spans, rising in `start`.
         """
         _check_namespace(namespace)
         _check_tokens(tokens)
@@ -133,7 +185,11 @@ class ContentIndex:
         return [DonorSpan(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def tokens(self, record: int) -> U32:
-        """A copy of the tokens of a block. `KeyError` if unknown."""
+        """Return a copy of the tokens of a block.
+
+        Raises:
+            KeyError: the record is unknown.
+        """
         if not _is_record(record):
             raise KeyError(f"record: {record!r:.80} is not indexed")
         return self._index.tokens(record)
@@ -145,7 +201,7 @@ class ContentIndex:
         return len(self._index)
 
     def stats(self) -> dict[str, int]:
-        """records, tokens, entries (postings), bytes (of memory), namespaces."""
+        """Return records, tokens, entries (postings), bytes (of memory) and namespaces."""
         return {**self._index.stats(), "namespaces": len(self._spaces)}
 
     def _space(self, namespace: bytes) -> int:
@@ -175,7 +231,7 @@ def _records(values: U64 | Iterable[int]) -> U64:
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:
     if not _is_int(value, low, high):
-        raise ValueError(f"{name}: expected a whole number in {low}..{high}, found {value!r:.80}")
+        raise ValueError(f"{name}: expected a whole number from {low} to {high}, found {value!r:.80}")
 
 
 def _check_tokens(tokens: U32, name: str = "tokens") -> None:

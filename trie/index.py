@@ -46,14 +46,21 @@ VISITS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the trie knows about a query.
+    """What the trie knows about a query. Immutable.
 
-    `depth`: how many leading tokens of the query are in the trie. `bits`: -log2 P of that prefix by the
-    model alone, as it was inserted.
-    `records`, `ends`: uint64 and uint32 `[ceil(depth / B)]`; for each block that holds a token < depth the
-    id of the record that covers it best and the depth where that record ends, or 0 and 0 for a hole. The
-    end of the last block's record may lie beyond `depth` (another sequence's block, which shares the tokens
-    up to depth) or, where nothing better is stored, before it.
+    Attributes:
+        depth: how many leading tokens of the query are in the trie.
+        bits: -log2 P of that prefix by the model alone, as it was inserted.
+        records: uint64 `[ceil(depth / B)]`; for each block that holds a token < depth the id of the record that covers
+            it best, 0 for a hole.
+        ends: uint32, of the same length; the depth where that record ends, 0 for a hole. The end of the last one may
+            lie beyond `depth` (a block of another sequence, which shares the tokens up to depth) or, if nothing better
+            is stored, before it.
+
+    Example:
+        >>> match = Match(depth=6, bits=96.0, records=np.array([1, 2], np.uint64), ends=np.array([4, 8], np.uint32))
+        >>> match.usable(block_tokens=4)
+        6
     """
 
     depth: int
@@ -62,7 +69,7 @@ class Match:
     ends: U32
 
     def usable(self, block_tokens: int) -> int:
-        """Leading tokens that records cover without a gap, at most `depth`."""
+        """Return how many leading tokens records cover without a gap, at most `depth`."""
         ends: list[int] = self.ends.tolist()
         for i, end in enumerate(ends):
             if end < (i + 1) * block_tokens:
@@ -74,15 +81,28 @@ _NOTHING = Match(0, 0.0, np.zeros(0, np.uint64), np.zeros(0, np.uint32))
 
 
 class TrieIndex:
-    """Thread-safe: readers run in parallel with each other, writers one at a time; the GIL is released in
-    both.
+    """Token prefixes and their records, by namespace. Nothing here is durable; `restore` rebuilds it.
 
-    Namespaces are 32-byte digests. One that nothing was ever inserted into matches nothing and costs
-    nothing. `tokens` is always a 1-D C-contiguous uint32 numpy array, read in place and not kept; it must
-    not change during the call. Every method raises `ValueError` naming the argument for anything else,
-    before anything changes. Nothing here is durable: `restore` rebuilds the index from the catalog.
+    Thread-safe: readers run in parallel with each other, writers one at a time; both release the GIL.
 
-    concentration: a of the mixture, 1e-6 to 1e6: how many observations the model's word is worth.
+    A namespace is a 32-byte digest. One that nothing was ever inserted into matches nothing and costs nothing. `tokens`
+    is always a 1-D C-contiguous uint32 array, read in place and not kept; it must not change during the call. Every
+    method raises `ValueError` naming the argument for anything else, before anything changes.
+
+    Args:
+        block_tokens: B, tokens of a block, 1 to 65536.
+        concentration: a of the mixture, 1e-6 to 1e6: how many observations the model's word is worth.
+
+    Example:
+        >>> index, space = TrieIndex(block_tokens=4), bytes(32)
+        >>> tokens = np.arange(8, dtype=np.uint32)
+        >>> index.insert(space, tokens, ends=np.array([4, 8], np.uint32), ids=np.array([1, 2], np.uint64)).tolist()
+        []
+        >>> match = index.match(space, tokens[:6])
+        >>> match.depth, match.records.tolist(), match.usable(4)
+        (6, [1, 2], 6)
+        >>> index.evict(), index.longest_prefix(space, tokens)
+        (2, 4)
     """
 
     def __init__(self, block_tokens: int = 64, concentration: float = CONCENTRATION) -> None:
@@ -93,10 +113,12 @@ class TrieIndex:
 
     @property
     def block_tokens(self) -> int:
+        """Tokens of a full block."""
         return self._trie.block_tokens
 
     @property
     def concentration(self) -> float:
+        """How many observations the model's word is worth."""
         return self._trie.concentration
 
     @property
@@ -105,22 +127,24 @@ class TrieIndex:
         return tuple(self._names)
 
     def longest_prefix(self, namespace: bytes, tokens: U32) -> int:
-        """How many leading tokens are in the trie. The fastest look-up; touches nothing."""
+        """Return how many leading tokens are in the trie. The fastest look-up; touches nothing."""
         root = self._roots.get(namespace)
         if root is None:
             return self._unknown(namespace, tokens)
         return self._trie.longest_prefix(root, tokens)
 
     def best_match(self, namespace: bytes, tokens: U32) -> tuple[int, float]:
-        """(depth, shared bits) of the stored prefix that shares the most information with the query, by the
-        mixture; (0, 0.0) if none. Information only grows with depth, so it is the longest."""
+        """Return (depth, shared bits) of the stored prefix that shares the most information with the query.
+
+        Bits are by the mixture. Information only grows with depth, so this is the longest prefix; (0, 0.0) if none.
+        """
         root = self._roots.get(namespace)
         if root is None:
             return self._unknown(namespace, tokens), 0.0
         return self._trie.best_match(root, tokens)
 
     def bits(self, namespace: bytes, tokens: U32) -> float:
-        """-log2 P of a path by the mixture, >= 0; O(nodes on the path)."""
+        """Return -log2 P of a path by the mixture, >= 0. O(nodes on the path)."""
         root = self._roots.get(namespace)
         if root is None:
             self._unknown(namespace, tokens)
@@ -128,14 +152,14 @@ class TrieIndex:
         return self._trie.bits(root, tokens)
 
     def shared_bits(self, namespace: bytes, p: U32, q: U32) -> float:
-        """-log2 P(p ^ q): the information in the common prefix of two paths. Neither need be stored."""
+        """Return -log2 P(p ^ q), the information in the common prefix of two paths. Neither need be stored."""
         root = self._roots.get(namespace)
         if root is None:
             return self._unknown_shared(namespace, p, q) * UNIFORM_BITS_PER_TOKEN
         return self._trie.shared_bits(root, p, q)
 
     def ultrametric(self, namespace: bytes, p: U32, q: U32) -> float:
-        """P(p ^ q), in (0, 1]: of three paths the two largest are equal (the strong triangle inequality).
+        """Return P(p ^ q), in (0, 1]: of three paths the two largest are equal (the strong triangle inequality).
 
         Not zero for p = q: how close a path is to itself is how probable it is. Below the smallest double it
         stays there; compare `shared_bits` instead.
@@ -143,7 +167,7 @@ class TrieIndex:
         return max(math.exp2(-self.shared_bits(namespace, p, q)), math.ulp(0.0))
 
     def distance(self, namespace: bytes, p: U32, q: U32) -> float:
-        """Bits of p and of q below their common prefix: a tree metric, zero only where p equals q."""
+        """Return the bits of p and of q below their common prefix: a tree metric, zero only if p equals q."""
         root = self._roots.get(namespace)
         if root is None:
             apart = len(p) + len(q) - 2 * self._unknown_shared(namespace, p, q)
@@ -151,10 +175,14 @@ class TrieIndex:
         return self._trie.distance(root, p, q)
 
     def match(self, namespace: bytes, tokens: U32, *, touch: bool = True) -> Match:
-        """The longest stored prefix with its records; `touch` marks it (and the covering record) as used now.
+        """Return the longest stored prefix with its records.
 
-        The covering record of a partial last block is searched below the match point among at most 4096
-        nodes; in a wider fan than that, all without records, it may go unfound.
+        The record that covers a partial last block is searched among at most 4096 nodes below the match point; in a
+        wider fan without records it may go unfound.
+
+        Args:
+            namespace, tokens: the query.
+            touch: count the prefix as traffic, and mark it and the covering record as used now.
         """
         root = self._roots.get(namespace)
         if root is None:
@@ -171,14 +199,18 @@ class TrieIndex:
         *,
         bits: F32 | float = UNIFORM_BITS_PER_TOKEN,
     ) -> U64:
-        """Adds a path, of which any part may be stored already, and sets the records that end at `ends`;
-        touches it.
+        """Add a path, of which any part may be stored already, and set the records that end at `ends`; touch it.
 
-        `ends`: uint32 `[m]`, strictly rising, each a multiple of B or len(tokens). `ids`: uint64 `[m]`, not
-        0, none in use. `bits`: float32 `[len(tokens)]`, finite and >= 0, or one number for every token;
-        only those of new tokens count. Returns the ids that this supersedes (uint64, rising): records that
-        were replaced, and tails on this path inside a newly covered block. A tail at a pinned depth is
-        kept.
+        Args:
+            namespace, tokens: the path.
+            ends: uint32 `[m]`, strictly rising, each a multiple of B or len(tokens).
+            ids: uint64 `[m]`, not 0, none in use.
+            bits: float32 `[len(tokens)]`, finite and >= 0, or one number for every token; only those of new tokens
+                count.
+
+        Returns:
+            The ids that this supersedes (uint64, rising): records that were replaced, and tails on this path inside a
+            newly covered block. A tail at a pinned depth is kept.
         """
         root = self._roots.get(namespace)
         if root is None:
@@ -188,51 +220,65 @@ class TrieIndex:
         return self._trie.insert(root, tokens, bits, ends, ids)
 
     def touch(self, namespace: bytes, tokens: U32) -> int:
-        """Marks what is stored of this path as used now; returns its depth."""
+        """Mark what is stored of this path as used now; return its depth."""
         root = self._roots.get(namespace)
         return self._unknown(namespace, tokens) if root is None else self._trie.touch(root, tokens)
 
     def pin(self, namespace: bytes, tokens: U32) -> None:
-        """Counts a pin at depth len(tokens): nothing on the path to there is evicted. The path must be
-        stored in full.
+        """Count a pin at depth len(tokens): nothing on the path to there is evicted.
 
         A record that ends beyond is not protected; pin the path of that record for it.
+
+        Raises:
+            ValueError: the path is not stored in full.
         """
         self._trie.pin(self._known(namespace), tokens, 1)
 
     def unpin(self, namespace: bytes, tokens: U32) -> None:
-        """Takes one pin back and touches the path. `ValueError` if none is counted at exactly this depth."""
+        """Take one pin back and touch the path.
+
+        Raises:
+            ValueError: no pin is counted at exactly this depth.
+        """
         self._trie.pin(self._known(namespace), tokens, -1)
 
     def evict(self, below: int = NO_LIMIT) -> int | None:
-        """Removes the last record of the least recently used leaf that is not pinned, trims the path, and
-        returns the id; None if there is nothing to evict. Leaves whose last record is not `below` stay."""
+        """Remove the last record of the least recently used leaf that is not pinned, and trim the path.
+
+        Args:
+            below: leaves whose last record has this id or a higher one stay.
+
+        Returns:
+            The id. None if there is nothing to evict.
+        """
         return self._trie.evict(below)
 
     def remove(self, record_id: int) -> bool:
-        """Removes one record: trims the path if nothing is stored beyond it, else leaves a hole. False if
-        unknown."""
+        """Remove one record: trim the path if nothing is stored beyond it, else leave a hole. False if unknown."""
         return self._trie.remove(record_id)
 
     def prune(self, namespace: bytes, max_bits: float) -> U64:
-        """Removes every record whose prefix has more than `max_bits`, but for those that a pin protects.
+        """Remove every record whose prefix has more than `max_bits`, but for those that a pin protects.
 
-        Returns their ids (uint64), the deepest first. O(nodes of the namespace).
+        Returns:
+            Their ids (uint64), the deepest first. O(nodes of the namespace).
         """
         root = self._roots.get(namespace)
         if root is None:
             self._check_namespace(namespace)
             if math.isnan(max_bits):
-                raise ValueError("max_bits: not a number")
+                raise ValueError("max_bits: must not be NaN")
             return np.zeros(0, np.uint64)
         return self._trie.prune(root, max_bits)
 
     def erase(self, namespace: bytes, tokens: U32) -> U64:
-        """Removes a sequence that is stored in full: the block of its last token and all that continues it
-        (with any pins there), then every ancestor that no other stored sequence shares, up to the first
-        that is pinned.
+        """Remove a sequence that is stored in full.
 
-        Returns the ids removed (uint64, rising); none if the path is not stored in full.
+        This takes the block of its last token and all that continues it (with any pins there), then every ancestor that
+        no other stored sequence shares, up to the first that is pinned.
+
+        Returns:
+            The ids removed (uint64, rising); none if the path is not stored in full.
         """
         root = self._roots.get(namespace)
         if root is None:
@@ -244,27 +290,43 @@ class TrieIndex:
         return self._trie.contains(record_id)
 
     def path(self, record_id: int) -> tuple[bytes, U32]:
-        """(namespace, all tokens up to the record's end). `KeyError` if unknown."""
+        """Return the namespace, and all tokens up to the record's end.
+
+        Raises:
+            KeyError: the record is unknown.
+        """
         root, tokens = self._trie.path(record_id)
         return self._names[root], tokens
 
     def leaf(self, record_id: int) -> tuple[float, U64] | None:
-        """Of the last record of a path that nothing continues: (bits, the records above it, the deepest first,
-        uint64); None for any other record and for an unknown one. O(records on the path)."""
+        """Return the bits of a leaf record, and the records above it (uint64, the deepest first).
+
+        A leaf record is the last one of a path that nothing continues. None for any other record and for an unknown
+        one. O(records on the path).
+        """
         return self._trie.leaf(record_id)
 
     def near(self, record_id: int, radius_bits: float, visits: int = VISITS) -> tuple[U64, F64] | None:
-        """The other leaf records of the namespace within `distance` radius_bits of this one: (ids uint64,
-        distances float64), in no order; None if it is no leaf record.
+        """Return the other leaf records of the namespace within a `distance` of this one.
 
-        Goes up from the leaf while that is within the radius, and from there down; looks at no more than
-        `visits` nodes, the nearest ancestors' newest branches first, so in a wider fan it may miss some.
+        The search goes up from the leaf while that is within the radius, and from there down.
+
+        Args:
+            record_id: a leaf record.
+            radius_bits: the largest distance.
+            visits: how many nodes to look at, the newest branches of the nearest ancestors first; in a wider fan some
+                records are missed.
+
+        Returns:
+            Ids (uint64) and distances (float64), in no order. None if the record is no leaf.
         """
         return self._trie.near(record_id, radius_bits, visits)
 
     def counts(self) -> tuple[U64, U32]:
-        """(ids uint64 [m], rising, traffic uint32 [m]) of all records, for `restore`: how often traffic went
-        through the last tokens of each; saturates at 2^32 - 1."""
+        """Return the ids of all records (uint64 `[m]`, rising) and their traffic (uint32 `[m]`), for `restore`.
+
+        Traffic is how often operations went through the last tokens of a record; it saturates at 2^32 - 1.
+        """
         return self._trie.counts()
 
     def restore(
@@ -281,37 +343,54 @@ class TrieIndex:
         pinned: U8,
         traffic: U32 | None = None,
     ) -> U64:
-        """Rebuilds an empty index from m catalog entries; returns the ids dropped (uint64, rising).
+        """Rebuild an empty index from m catalog entries.
 
-        Entry i is a block of `counts[i]` tokens at depth `starts[i]` in `namespaces[which[i]]`, `bits[i]`
-        in all, with the 64-bit tag of its own key and of its parent's (0 for the first block); `tokens`
-        holds the tokens of all entries, one after the other. An entry whose parent is missing or does not
-        end where it starts, or that is impossible, is dropped; of two for the same path the higher id
-        stays, and tails inside a longer, newer record go. Recency is by id. `ValueError` if the columns
-        differ in length or the index is not empty.
+        An entry is dropped if it is impossible, if its parent is missing, or if the parent does not end where the entry
+        starts. Of two entries for the same path the higher id stays. Tails inside a longer, newer record go. Recency is
+        by id.
 
-        `traffic`: uint32 `[m]`, what `counts` said of each (default: none). Where a record ends, the count is
-        as before; elsewhere (where paths part inside a block, and at the empty prefix) it is what went on
-        into the branches that are stored, so traffic that ended there, or went on into what is gone, is
-        forgotten; and the model's bits of a block are spread evenly over it. If neither applies, every
-        probability is as before, to the float32 of `bits`. With counts that contradict each other a prefix
-        gets the sum of what continues it.
+        With `traffic` the count is as before where a record ends. Elsewhere (where paths part inside a block, and at
+        the empty prefix) it is what went on into the branches that are stored: traffic that ended there, or went on
+        into what is gone, is forgotten. The model's bits of a block are spread evenly over it. If neither applies,
+        every probability is as before, to the float32 of `bits`. If counts contradict each other, a prefix gets the sum
+        of what continues it.
+
+        Args:
+            namespaces: digests.
+            which: uint32 `[m]`; entry i is in `namespaces[which[i]]`.
+            ids: uint64 `[m]`.
+            starts: uint32 `[m]`, the depth where an entry starts.
+            counts: uint32 `[m]`, its tokens.
+            tags: uint64 `[m]`, the tag of its key.
+            parent_tags: uint64 `[m]`, the tag of its parent's key, 0 for a first block.
+            bits: float32 `[m]`, of all its tokens.
+            tokens: the tokens of all entries, one after the other.
+            pinned: uint8 `[m]`, not 0 for an entry that is pinned.
+            traffic: uint32 `[m]`, what `counts()` returned for it; default is none.
+
+        Returns:
+            The ids dropped (uint64, rising).
+
+        Raises:
+            ValueError: the columns differ in length, or the index is not empty.
         """
         for namespace in namespaces:
             self._check_namespace(namespace)
         if which.size and int(which.max()) >= len(namespaces):
-            raise ValueError(f"which: {int(which.max())} is not an index into {len(namespaces)} namespaces")
+            raise ValueError(
+                f"which: expected indices below {len(namespaces)}, the namespaces, found {int(which.max())}"
+            )
         with self._lock:
             roots = np.array([self._root(namespace) for namespace in namespaces], np.uint32)
             mapped = roots[which] if which.size else np.zeros(0, np.uint32)
             return self._trie.restore(mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic)
 
     def compact(self) -> None:
-        """Rebuilds the token arena without garbage. Happens by itself when more than half is garbage."""
+        """Rebuild the token arena without garbage. Happens by itself when more than half is garbage."""
         self._trie.compact()
 
     def stats(self) -> dict[str, int]:
-        """nodes, tokens, records, bytes (of memory), arena_tokens, garbage_tokens, namespaces."""
+        """Return nodes, tokens, records, bytes (of memory), arena_tokens, garbage_tokens and namespaces."""
         return {**self._trie.stats(), "namespaces": len(self._names)}
 
     def _root(self, namespace: bytes) -> int:
@@ -326,7 +405,7 @@ class TrieIndex:
         self._check_namespace(namespace)
         root = self._roots.get(namespace)
         if root is None:
-            raise ValueError("tokens: this path is not stored")
+            raise ValueError("tokens: this path is not stored; insert it first")
         return root
 
     def _unknown(self, namespace: bytes, tokens: U32) -> int:

@@ -40,11 +40,19 @@ CONCENTRATION = 4.0
 
 
 def mixture_bits(count: int, total: int, bits: float, concentration: float = CONCENTRATION) -> float:
-    """-log2 of the Dirichlet mixture `(count + a p) / (total + a)` of traffic and model.
+    """Return -log2 of the Dirichlet mixture `(count + a p) / (total + a)` of traffic and model.
 
-    `count` of the `total` operations that went through a prefix went on with this token, to which the model
-    gives `bits`, so that p = 2^-bits (at least `LEAST_BITS_PER_TOKEN`); a is `concentration`. 0 <= count <=
-    total and 0 < a, which is not checked.
+    Args:
+        count: operations through the prefix that went on with this token, 0 <= count <= total; not checked.
+        total: operations through the prefix.
+        bits: what the model gives the token, so that p = 2^-bits; at least `LEAST_BITS_PER_TOKEN` is taken.
+        concentration: a, above 0; not checked.
+
+    Example:
+        >>> mixture_bits(count=0, total=0, bits=16.0)
+        16.0
+        >>> mixture_bits(count=90, total=100, bits=16.0) < 0.3
+        True
     """
     bits = max(bits, LEAST_BITS_PER_TOKEN)
     if count == 0:
@@ -55,12 +63,22 @@ def mixture_bits(count: int, total: int, bits: float, concentration: float = CON
 
 
 def bits_from_logprobs(logprobs: npt.NDArray[np.floating] | Sequence[float], n: int) -> npt.NDArray[np.float32]:
-    """Bits of `n` tokens from their log-probabilities.
+    """Return the bits of `n` tokens from their log-probabilities.
 
-    `logprobs`: 1-D, `n` values, natural logarithms (nats), each <= 0; -inf and anything below is clamped to
-    `MAX_BITS_PER_TOKEN`. Returns float32 `[n]`, 0 <= bits <= `MAX_BITS_PER_TOKEN`. Mutates nothing.
+    Args:
+        logprobs: `n` natural logarithms (nats) in one dimension, each <= 0. -inf and very small ones are clamped to
+            `MAX_BITS_PER_TOKEN`.
+        n: how many tokens there are.
 
-    Raises `ValueError` naming `logprobs` for another shape or length, a NaN, or a value above 0.
+    Returns:
+        float32 `[n]`, from 0 to `MAX_BITS_PER_TOKEN`.
+
+    Raises:
+        ValueError: another shape or length, a NaN, or a value above 0.
+
+    Example:
+        >>> bits_from_logprobs([0.0, math.log(0.5)], 2)
+        array([0., 1.], dtype=float32)
     """
     try:
         values = np.asarray(logprobs, dtype=np.float64)
@@ -69,7 +87,7 @@ def bits_from_logprobs(logprobs: npt.NDArray[np.floating] | Sequence[float], n: 
     if values.ndim != 1 or values.shape[0] != n:
         raise ValueError(f"logprobs: expected {n} values in one dimension, found shape {values.shape}")
     if np.isnan(values).any():
-        raise ValueError("logprobs: found NaN")
+        raise ValueError("logprobs: must not be NaN")
     if (values > 0).any():
         raise ValueError(f"logprobs: expected values <= 0, found {float(values.max())}")
     bits = np.minimum(values * (-1.0 / math.log(2.0)), MAX_BITS_PER_TOKEN)

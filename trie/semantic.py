@@ -34,9 +34,18 @@ STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`centroid`: the most probable member's record. `members`: records, the most probable first, so that is the
-    first. `radius_bits`: the largest distance of a member from the centroid, 0 where that is alone.
-    `shared_bits`: the information in the prefix that all members begin with."""
+    """Stored sequences that differ by few bits, each named by its leaf record. Immutable.
+
+    Attributes:
+        centroid: record of the most probable member.
+        members: records, the most probable first.
+        radius_bits: the largest distance of a member from the centroid; 0 if it is alone.
+        shared_bits: the information in the prefix that all members begin with.
+
+    Example:
+        >>> Cluster(centroid=2, members=(2, 5), radius_bits=16.0, shared_bits=128.0).members[0]
+        2
+    """
 
     centroid: int
     members: tuple[int, ...]
@@ -45,8 +54,8 @@ class Cluster:
 
 
 class _Leaf:
-    """`centroid`: the record of the leaf's cluster, its own for a centroid, 0 while there is none. `above`: the
-    records on its path, the deepest first."""
+    """centroid: record of the leaf's cluster, its own for a centroid, 0 while it has none. above: the records on its
+    path, the deepest first."""
 
     __slots__ = ("above", "bits", "centroid", "distance", "record")
 
@@ -64,16 +73,33 @@ class _Leaf:
 
 
 class Clusters:
-    """Clusters of the leaf records of `index`, kept up to date by `added` and `removed`.
+    """Clusters of the leaf records of an index, kept up to date by `added` and `removed`. Thread-safe.
 
-    radius_bits: > 0, in `TrieIndex.distance`. Starts empty: `load` takes in what the index holds already. All
-    namespaces are kept, and never share a cluster. Thread-safe. Takes some 500 bytes a leaf, and 8 for each
-    record on its path.
+    Starts empty: `load` takes in what the index holds already. Covers all namespaces, which never share a cluster.
+    Takes about 500 bytes a leaf, and 8 for each record on its path.
+
+    Args:
+        index: whose leaves are clustered.
+        radius_bits: the largest distance of a member from its centroid, above 0, as `TrieIndex.distance` has it.
+
+    Raises:
+        ValueError: the radius is not a number above 0.
+
+    Example:
+        >>> import numpy as np
+        >>> index, end = TrieIndex(block_tokens=4), np.array([4], np.uint32)
+        >>> for record, last in enumerate([3, 4, 5], 1):
+        ...     tokens = np.array([0, 1, 2, last], np.uint32)
+        ...     _ = index.insert(bytes(32), tokens, end, np.array([record], np.uint64))
+        >>> clusters = Clusters(index, radius_bits=64.0)
+        >>> clusters.load()
+        >>> sorted(clusters.clusters()[0].members)
+        [1, 2, 3]
     """
 
     def __init__(self, index: TrieIndex, radius_bits: float) -> None:
         if not 0 < radius_bits < float("inf"):
-            raise ValueError(f"radius_bits: expected bits > 0, found {radius_bits!r}")
+            raise ValueError(f"radius_bits: expected a finite number above 0, found {radius_bits!r}")
         self.index = index
         self.radius_bits = float(radius_bits)
         self._lock = threading.Lock()
@@ -83,26 +109,30 @@ class Clusters:
         self._waiting: set[tuple[float, int]] = set()  # the same ranks
 
     def __len__(self) -> int:
-        """How many leaves there are."""
+        """Return how many leaves there are."""
         return len(self._leaves)
 
     def load(self) -> None:
-        """Takes in every leaf of the index, and looks at all anew. O(leaves)."""
+        """Take in every leaf of the index, and look at all anew. O(leaves)."""
         with self._lock:
             for record in self.index.counts()[0].tolist():
                 self._enter(record)
             self._refresh()
 
     def added(self, record: int) -> None:
-        """To be called after `record` was inserted. One that is no leaf changes nothing; a leaf displaces those that
-        it continues."""
+        """Take in a record; call this after it was inserted into the index.
+
+        A record that is no leaf changes nothing. A leaf displaces those that it continues.
+        """
         with self._lock:
             self._enter(record)
             self._settle(STEPS)
 
     def removed(self, record: int) -> None:
-        """To be called after `record` left the index, in any order. Where that was a leaf, the last record that is
-        left of its path may be one now."""
+        """Take out a record; call this after it left the index, in any order.
+
+        If it was a leaf, the last record that is left of its path may now be one.
+        """
         with self._lock:
             leaf = self._leaves.get(record)
             if leaf is not None:
@@ -113,18 +143,18 @@ class Clusters:
             self._settle(STEPS)
 
     def centroid(self, record: int) -> int | None:
-        """The centroid of the cluster that a leaf record belongs to; None if it is none, or not yet placed."""
+        """Return the centroid of a leaf record's cluster; None if the record is no leaf, or not yet placed."""
         with self._lock:
             leaf = self._leaves.get(record)
             return None if leaf is None else leaf.centroid or None
 
     def refresh(self) -> None:
-        """Looks at every leaf anew, at the probabilities of now. O(leaves), each as long as in a hook."""
+        """Look at every leaf anew, with the probabilities of now. O(leaves), each as long as in a hook."""
         with self._lock:
             self._refresh()
 
     def clusters(self) -> list[Cluster]:
-        """All clusters, that of the most probable centroid first; finishes what the hooks left to do."""
+        """Return all clusters, that of the most probable centroid first; finish what the hooks left to do."""
         with self._lock:
             self._settle(None)
             ranked = sorted((self._leaves[centroid] for centroid in self._members), key=lambda leaf: leaf.rank)
@@ -177,7 +207,7 @@ class Clusters:
             heapq.heappush(self._open, rank)
 
     def _detach(self, leaf: _Leaf) -> None:
-        """Takes a leaf out of its cluster; if it was the centroid, the members are to be looked at again."""
+        """Take a leaf out of its cluster; if it was the centroid, the members are looked at again."""
         if leaf.centroid == leaf.record:
             for record in self._members.pop(leaf.record) - {leaf.record}:
                 self._leaves[record].centroid = 0
@@ -187,7 +217,7 @@ class Clusters:
         leaf.centroid, leaf.distance = 0, 0.0
 
     def _settle(self, steps: int | None) -> None:
-        """Looks at leaves again, the most probable first, so that none is looked at twice for one change."""
+        """Look at leaves again, the most probable first, so that none is looked at twice for one change."""
         while self._open and (steps is None or steps > 0):
             rank = heapq.heappop(self._open)
             self._waiting.discard(rank)

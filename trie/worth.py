@@ -24,17 +24,22 @@ UNIT = 1 << 16
 
 
 def token_worth(distance: int) -> float:
-    """Of one token so many tokens behind the seam."""
+    """Return the worth of a token, 0 to 1, by its distance behind the seam in tokens.
+
+    Example:
+        >>> token_worth(0), token_worth(64)
+        (0.6, 0.8)
+    """
     return AT_SEAM + (1 - AT_SEAM) * distance / (distance + HALFWAY)
 
 
 def span_worth(run: int, length: int) -> float:
-    """Of `length` tokens in a row, in tokens; the first of them `run` tokens behind the seam."""
+    """Return the worth, in tokens, of `length` tokens in a row; the first lies `run` tokens behind the seam."""
     return sum(token_worth(distance) for distance in range(run, run + length))
 
 
 def weight(distance: int) -> int:
-    """`token_worth` as the index has it, in 1/UNIT, rounded down."""
+    """Return `token_worth` as the index has it, in 1/UNIT, rounded down."""
     near = round(AT_SEAM * UNIT)
     d = min(distance, FAR)
     return near + (UNIT - near) * d // (d + HALFWAY)

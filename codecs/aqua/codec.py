@@ -10,7 +10,7 @@ A layer: a header (how, bits, backbone, 0; one byte each; in the first layer als
 the raw first tokens of K and of V (`[heads, tokens, dim]`), then the coded rows of K and of V, a row for every token,
 all heads. A layer that the backbone cannot code, or not make smaller, is raw: header, K, V.
 
-aqua_predictors.py has the predictions.
+predictors.py has the predictions.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _FINGERPRINT = struct.Struct("<I")
 
 
 class Backbone(Protocol):
-    """Codes rows of numbers, `[rows, width]` float32."""
+    """Codes rows of numbers, float32 `[rows, width]`. Stateless and thread-safe."""
 
     @property
     def number(self) -> int:
-        """Of this backbone, in headers."""
+        """Number of this backbone in headers."""
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """A value."""
+        """The bits a value that it can code with."""
 
     def size(self, rows: int, width: int, bits: int) -> int:
-        """Bytes of so many coded rows."""
+        """Return the bytes of so many coded rows."""
 
     def encode(self, values: Floats, bits: int) -> Bytes | None:
-        """The coded rows; None where they are not finite, or too large for a scale."""
+        """Return the coded rows; None if values are not finite, or too large for a scale."""
 
     def decode(self, data: Bytes, rows: int, width: int, bits: int) -> Floats:
-        """The inverse; `data` has the right size. Raises `CodecError`."""
+        """Decode rows; `data` has the right size. Raises `CodecError` if it is damaged."""
 
 
 BACKBONES: dict[str, Backbone] = {"higgs": Higgs(), "quanto": MinMax(1, 64), "rtn": MinMax(2, None)}
@@ -85,7 +85,7 @@ class _CodedTokens:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LayerPieces:
     """A coded layer taken apart: K and V, raw; or the raw first tokens of K and V, then their coded rows."""
 
     mode: int
@@ -95,11 +95,32 @@ class _Plan:
 
 
 class AquaCodec(Codec):
-    """predictors: of a profile; None for the backbone alone. bits: 2, 3 or 4 a value. backbone: "higgs", "quanto"
-    (least and largest of 64 values) or "rtn" (of a token's values). profile: the id of the one that the predictors are
-    of. Raises `ConfigError` for others.
+    """Lossy: 2, 3 or 4 bits a value. Decodes any bits and backbone, with the predictors it was coded with. Thread-safe.
 
-    Decodes what was coded with any bits and backbone, by predictors of the same fingerprint.
+    Args:
+        predictors: of a profile; None for the backbone alone.
+        bits: 2, 3 or 4 a value.
+        backbone: "higgs", "quanto" (least and largest of 64 values) or "rtn" (of a token's values).
+        profile: id of the profile that the predictors are of.
+
+    Raises:
+        ConfigError: names the argument that is not one of these.
+
+    Example:
+        >>> import torch
+        >>> from kvstore import KVLayout
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=64)
+        >>> k, v = torch.randn(2, 2, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+        >>> info = BlockInfo(layout, np.arange(64, dtype=np.uint32), start=64)
+        >>> codec = AquaCodec(bits=4)
+        >>> out = memoryview(bytearray(codec.bound(info)))
+        >>> (size,) = codec.encode(info, KVView.of_layers(layout, [(k, v)]), out)
+        >>> info.layer_bytes()[0] / size > 3.5
+        True
+        >>> back = torch.zeros_like(k), torch.zeros_like(v)
+        >>> codec.decode(info, out[:size], [size], KVView.of_layers(layout, [back]))
+        >>> torch.allclose(back[0].float(), k.float(), atol=0.5)
+        True
     """
 
     id = 5
@@ -134,7 +155,7 @@ class AquaCodec(Codec):
         return total
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
-        """Raises `CodecError` where the predictors are those of another layout."""
+        """See `Codec.encode`. Raises `CodecError` if the predictors are of another layout."""
         self._check_layout(info)
         raw = np.empty(block.nbytes, np.uint8)
         block.copy_to(packed(info.layout, info.count, raw))
@@ -155,16 +176,14 @@ class AquaCodec(Codec):
         return sum(payload[at] == RAW for at, size in zip(starts, layer_sizes, strict=True) if size)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        """Raises `CodecError` also where the payload was coded with other predictors."""
-        check_payload(info, payload, layer_sizes, out)
+        """See `Codec.decode`. Raises `CodecError` also if the payload was coded with other predictors."""
+        check_payload(self.name, info, payload, layer_sizes, out)
         self._check_layout(info)
-        if min(layer_sizes) < 0:
-            raise CodecError(f"aqua: layer sizes must not be negative, found {list(layer_sizes)}")
         part, before = _CodedTokens.of(info), None
-        plans = [self._plan(info, number, part, data) for number, data in enumerate(split_layers(payload, layer_sizes))]
+        layers = [self._pieces(info, number, part, x) for number, x in enumerate(split_layers(payload, layer_sizes))]
         raw = np.empty(info.count * info.layout.bytes_per_token, np.uint8)
         for number, (k, v) in enumerate(tensors(info.layout, info.count, raw)):
-            before = self._decode_layer(info, number, part, plans[number], before, k, v)
+            before = self._decode_layer(info, number, part, layers[number], before, k, v)
         packed(info.layout, info.count, raw).narrow(0, out.tokens).copy_to(out)
 
     # -- a layer -------------------------------------------------------------------------------------------------------
@@ -197,7 +216,7 @@ class AquaCodec(Codec):
             return pieces, self._raw_layer(info, part, k, v)
         return pieces, (found[0], found[1]) if found else None
 
-    def _plan(self, info: BlockInfo, number: int, part: _CodedTokens, data: Bytes) -> _Plan:
+    def _pieces(self, info: BlockInfo, number: int, part: _CodedTokens, data: Bytes) -> _LayerPieces:
         """The parts of a coded layer, all of the size that they must have. Raises `CodecError`."""
         at = _HEADER.size + (0 if number else _FINGERPRINT.size)
         if len(data) < at:
@@ -217,33 +236,33 @@ class AquaCodec(Codec):
             raise CodecError(f"aqua: layer {number} has the unknown header {(mode, bits, kind, zero)}")
         if len(data) != at + sum(sizes):
             raise CodecError(f"aqua: layer {number} has {len(data)} bytes, expected {at + sum(sizes)}")
-        return _Plan(mode, bits, backbone, np.split(data[at:], np.cumsum(sizes)[:-1]))
+        return _LayerPieces(mode, bits, backbone, np.split(data[at:], np.cumsum(sizes)[:-1]))
 
     def _decode_layer(
         self,
         info: BlockInfo,
         number: int,
         part: _CodedTokens,
-        plan: _Plan,
+        layer: _LayerPieces,
         before: Layer | None,
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Layer | None:
         """Decodes into `k` and `v`, `[heads, tokens, dim]`. Returns what the next layer is predicted from."""
-        if plan.mode == RAW or plan.backbone is None:
-            fill(k, plan.pieces[0])
-            fill(v, plan.pieces[1])
+        if layer.mode == RAW or layer.backbone is None:
+            fill(k, layer.pieces[0])
+            fill(v, layer.pieces[1])
             return self._raw_layer(info, part, k, v)
         found: list[Floats] = []
         for side, tensor in enumerate((k, v)):
-            fill(tensor[:, : part.sinks], plan.pieces[side])
-            guess = self._predict(plan.mode, number, side, before, found)
+            fill(tensor[:, : part.sinks], layer.pieces[side])
+            guess = self._predict(layer.mode, number, side, before, found)
             # Bytes that no encoder wrote may hold scales that add up to more than a float holds.
             with np.errstate(over="ignore", invalid="ignore"):
                 width = tensor.shape[0] * tensor.shape[2]
-                decoded = guess + plan.backbone.decode(plan.pieces[2 + side], part.rows, width, plan.bits)
-                found.append(decoded if plan.mode == PLAIN else rounded(decoded))
-                if plan.mode != PLAIN and side == 0:
+                decoded = guess + layer.backbone.decode(layer.pieces[2 + side], part.rows, width, layer.bits)
+                found.append(decoded if layer.mode == PLAIN else rounded(decoded))
+                if layer.mode != PLAIN and side == 0:
                     decoded = rotate(decoded, tensor.shape[0], part.positions, info.layout.rope, 1)
             store_rows(tensor[:, part.sinks :], decoded)
         return found[0], found[1]

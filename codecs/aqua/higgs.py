@@ -2,7 +2,7 @@
 
 A row is rotated by a Hadamard matrix with random signs, in groups of the largest power of two that divides it, so that
 nothing is padded; what comes out is nearly normal whatever went in. It is divided by the row's root mean square, and
-each pair of numbers is coded as the nearest point of a fixed grid (`higgs_grids`).
+each pair of numbers is coded as the nearest point of a fixed grid (grids.py).
 
 Coded rows: the scales, bf16, `[rows]`; then the numbers of the points, row after row, 2 * bits each, first bits lowest,
 without gaps. A row of an odd number of values ends with a zero.

@@ -33,12 +33,23 @@ MOST_WEIGHTS = 1 << 32  # of all predictors: none that can be fitted is larger
 
 @dataclass(frozen=True, eq=False)
 class AquaPredictors:
-    """weights: of every layer from the second on, those of K and of V, fp16 `[inputs + 1, outputs]`; the last row is
-    added. Inputs of K: K of the previous layer; of V: K of the same layer, V of the previous one; all heads, keys
+    """Linear predictors of every layer from the second on. Immutable; nobody may write into the arrays.
+
+    K is predicted from K of the previous layer; V from K of its own layer and V of the previous one; all heads, keys
     before their rotary embedding.
 
-    Raises `ProfileError` where they do not fit the layout, are not finite, or where keys of that layout cannot be
-    freed of their rotary embedding. Immutable; nobody may write into the arrays.
+    Attributes:
+        layout: of the caches.
+        weights: of K and of V of each layer, float16 `[inputs + 1, outputs]`; the last row is added.
+
+    Raises:
+        ProfileError: the weights do not fit the layout or are not finite, or the layout's rotary embedding is unknown.
+
+    Example:
+        >>> layout = KVLayout.uniform(num_layers=2, heads=1, head_dim=2)
+        >>> predictors = AquaPredictors(layout, ((np.zeros((3, 2), np.float16), np.zeros((5, 2), np.float16)),))
+        >>> AquaPredictors.from_arrays(layout, predictors.to_arrays()).fingerprint == predictors.fingerprint
+        True
     """
 
     layout: KVLayout
@@ -75,13 +86,13 @@ class AquaPredictors:
         return found or 1
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The weights by name, as a profile keeps them."""
+        """Return the weights by name, as a profile keeps them."""
         pairs = enumerate(self.weights, 1)
         return {f"{name}.{number}": array for number, pair in pairs for name, array in zip(_NAMES, pair, strict=True)}
 
     @classmethod
     def from_arrays(cls, layout: KVLayout, arrays: Mapping[str, npt.NDArray[Any]]) -> AquaPredictors:
-        """The inverse of `to_arrays`. Raises `ProfileError` for a missing or unknown name, and as the class does."""
+        """Do the inverse of `to_arrays`. Raises `ProfileError` for a missing or unknown name, and as the class does."""
         expected = [[f"{name}.{number}" for name in _NAMES] for number in range(1, len(layout.layers))]
         wanted = {name for names in expected for name in names}
         if wanted != set(arrays):

@@ -2,7 +2,7 @@
 
 Where a block differs from its donor in one layer, it differs in the next one in a way that is nearly linear: int8
 weights, as the predictive codec has them, but fitted to differences, of one layer's reach, and without bias. The
-arithmetic is in donor_reference.py; FORMAT.md has the arrays' names and meaning.
+arithmetic is in reference.py; FORMAT.md has the arrays' names and meaning.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ class DonorModel(LinearModel):
 
     @classmethod
     def from_profile(cls, profile: Profile) -> DonorModel | None:
-        """None for a profile without the section."""
+        """Make the model of a profile; None if it has no section "donor". Raises `ProfileError` as `from_arrays`."""
         if SECTION not in profile.sections:
             return None
         return cls.from_arrays(profile.layout, profile.section(SECTION))
 
     @classmethod
     def from_arrays(cls, layout: KVLayout, arrays: Mapping[str, Array]) -> DonorModel:
-        """Of the profile's section "donor". Raises `ProfileError` naming the array that is not as it must be."""
+        """Make the model of a profile's section "donor".
+
+        Raises:
+            ProfileError: names the array that is missing or malformed.
+        """
         taken = SectionArrays("donor", SECTION, arrays)
         half = rotated_half(layout, taken.codec)
         widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]

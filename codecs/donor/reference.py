@@ -1,7 +1,7 @@
 """The donor codec's exact core as a plain program: what csrc/donor/donor.h must equal.
 
 A block's rows are predicted from the rows of the same tokens in other blocks, their keys rotated by the difference of
-positions; what is left is coded as the predictive codec does (predictive_reference.py), but that the scales of the
+positions; what is left is coded as the predictive codec does (../predictive/reference.py), but that the scales of the
 bins are measured and stand in the record, a byte for `GROUP` channels, and that the frequencies are part of the
 format. With a `DonorModel`, what the layer before differed in says how this one will. All arithmetic is in integers,
 or single operations in float32 in a fixed order, so that every machine predicts, and writes, the same bits. FORMAT.md

@@ -10,10 +10,16 @@ from kvstore.core.rope import ONE, angles_of
 
 @torch.inference_mode()  # the tensors may have been made in it, by another thread
 def rotate_keys(view: KVView, shift: int) -> None:
-    """Rotates the keys of a view to positions higher by `shift`, in place, rounding to their dtype once.
+    """Rotate the keys of a view to positions higher by `shift`, in place, rounding to their dtype once.
 
-    Raises `ValueError` where keys cannot be moved (`rope.can_rotate`). The donor codec does not predict by this but in
-    integers, which are exact; this is for keys that are used as they come.
+    This is for keys that are used as they come. The donor codec predicts in integers instead, which are exact.
+
+    Args:
+        view: made of tensors on the CPU; its keys are mutated.
+        shift: how many positions further.
+
+    Raises:
+        ValueError: keys of this layout cannot be moved (`rope.can_rotate`).
     """
     if shift == 0 or view.layout.rope == "none":
         return

@@ -31,9 +31,17 @@ _SPAN = struct.Struct("<HHHHiI")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows [start, start + count) of the block have the tokens of rows [donor_start, ...) of donor number `donor`.
+    """Rows of a block, and the rows of a donor that have the same tokens. Immutable.
 
-    shift: position of a row less the position of the donor's.
+    Attributes:
+        start, count: rows [start, start + count) of the block.
+        donor: number of the donor, from 0.
+        donor_start: its first row.
+        shift: position of a row less the position of the donor's row.
+
+    Example:
+        >>> Span(start=8, count=40, donor=0, donor_start=24, shift=128).end
+        48
     """
 
     start: int
@@ -44,14 +52,28 @@ class Span:
 
     @property
     def end(self) -> int:
+        """The row after the last."""
         return self.start + self.count
 
 
 @dataclass(frozen=True)
 class SpanTable:
-    """The parsed section. Spans are disjoint and rise. angles: int16 [A, 2, half]; which: of each span, -1 for none.
+    """What a donor payload begins with: its spans. Immutable.
 
-    rest: bytes, at the payload's end, of the rows in no span. nbytes: of the section itself.
+    Attributes:
+        mode: EXACT or STEPS.
+        flags: 0 or PROPAGATED.
+        spans: disjoint, in rising order.
+        angles: cos and sin of rotations, int16 `[angles, 2, half]` in 1/16384.
+        which: index into `angles` for each span; -1 for no rotation.
+        rest: bytes, at the payload's end, of the rows in no span.
+        nbytes: bytes of the table itself.
+
+    Example:
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=16)
+        >>> table = SpanTable.of(layout, [Span(start=8, count=40, donor=0, donor_start=24, shift=0)])
+        >>> table.covered(), table.gaps(64)
+        (40, [(0, 8), (48, 16)])
     """
 
     mode: int
@@ -71,17 +93,17 @@ class SpanTable:
         return max(span.donor for span in self.spans) + 1
 
     def covered(self) -> int:
-        """Rows in spans."""
+        """Return how many rows are in spans."""
         return sum(span.count for span in self.spans)
 
     def gaps(self, count: int) -> list[tuple[int, int]]:
-        """(first row, rows) of what lies between spans in a block of `count` rows."""
+        """Return (first row, rows) of what lies outside of spans in a block of `count` rows."""
         edges = [0, *(edge for span in self.spans for edge in (span.start, span.end)), count]
         return [(a, b - a) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
 
     @classmethod
     def of(cls, layout: KVLayout, spans: Sequence[Span], mode: int = EXACT, flags: int = 0) -> SpanTable:
-        """The table of an encoder. Raises `ValueError` where keys cannot be rotated by a span's shift."""
+        """Make the table of an encoder. Raises `ValueError` if keys cannot be rotated by a span's shift."""
         rotated = layout.rope != "none"
         shifts = sorted({span.shift for span in spans if span.shift and rotated})
         half = layout.layers[0].key_dim // 2 if rotated else 0
@@ -115,7 +137,7 @@ class SpanTable:
         half = layout.layers[0].key_dim // 2 if rotated else 0
         nbytes = cls._nbytes(number, tables, half)
         if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (tables and not rotated):
-            raise CodecError(f"donor: unknown mode {mode} or flags {flags}")
+            raise CodecError(f"donor: the payload has an unknown mode ({mode}) or unknown flags ({flags})")
         if not 1 <= number <= MAX_SPANS or tables > number or nbytes + rest > len(payload):
             raise CodecError(f"donor: {number} spans with {tables} angles do not fit a payload of {len(payload)} bytes")
         spans, which, end = [], [], 0

@@ -1,6 +1,6 @@
 """The donor codec's step mode: rows as those of their donors and numbers of steps. Lossy.
 
-Codes the rows that spans cover, as the exact core does: donor_steps_reference.py says how, the codec around it what is
+Codes the rows that spans cover, as the exact core does: steps_reference.py says how, the codec around it what is
 done with the other rows. Nothing need be fitted: the tables are part of the format.
 """
 
@@ -51,15 +51,25 @@ def encode(
     *,
     level: str | None = None,
 ) -> tuple[int, ...] | None:
-    """Writes the layers of the covered rows of `block` into the beginning of `out`, which it mutates.
+    """Write the layers of the rows in spans into the beginning of `out`. Thread-safe; releases the GIL.
 
-    donors: of each span its rows. block, donors: bf16 on the CPU, any strides. step: how far apart the values are that
-    can be told from each other, relative to how large the donor's are in a group of channels: 2**-50 to 2**50, rounded
-    to a quarter octave, or DONOR_ALONE. A value is off by up to 13/16 of its step; what is not finite, or too far from
-    the donor's, is kept as it is.
+    The same input gives the same bytes on every machine. A value is off by up to 13/16 of its step. Values that are not
+    finite, or too far from the donor's, are kept as they are.
 
-    Returns the bytes of each layer, None where `out` is too short. The same input gives the same bytes on every
-    machine. Thread-safe; releases the GIL. Raises `ValueError` for spans that do not fit.
+    Args:
+        block: bf16 on the CPU, any strides.
+        table: its spans.
+        donors: the rows of each span, bf16 on the CPU, any strides.
+        step: distance between the values that can be told apart, relative to how large the donor's values are in a
+            group of channels: 2**-50 to 2**50, rounded to a quarter octave, or DONOR_ALONE.
+        out: writable memory, which is mutated; `bound` bytes are enough.
+        level: "scalar", "avx2" or "avx512"; default is the best that the machine has.
+
+    Returns:
+        The bytes of each layer. None if `out` is too small.
+
+    Raises:
+        ValueError: the step is out of range, or spans or donors do not fit the block.
     """
     quarters = quarters_of(step)
     spans, rows = _checked(block, table, donors)
@@ -77,11 +87,18 @@ def decode(
     *,
     level: str | None = None,
 ) -> None:
-    """The inverse: writes the covered rows below `out.tokens` into `out`, on the CPU, any strides.
+    """Decode the rows in spans below `out.tokens` into `out`. Thread-safe; releases the GIL.
 
-    donors: of each span its rows, as decoded by whoever encoded; of other donors other values are made, or, where
-    these have other sizes, a CodecError. Raises `CodecError` for a payload that `encode` did not write. Thread-safe;
-    releases the GIL.
+    Args:
+        table: the spans of the block.
+        payload, layer_sizes: what `encode` wrote.
+        donors: the rows of each span, with the values that the encoder had. Other donors give other values.
+        out: bf16 on the CPU, any strides of heads and tokens; mutated.
+        level: as for `encode`.
+
+    Raises:
+        CodecError: `encode` did not write the payload. `out` then holds undefined values.
+        ValueError: spans or donors do not fit `out`.
     """
     spans, rows = _checked(out, table, donors)
     if len(layer_sizes) != len(out.layout.layers):
@@ -105,8 +122,14 @@ def decode(
 
 
 def errors(payload: memoryview) -> tuple[float, float]:
-    """The largest error of a covered value, absolute, and the mean of their squares, as the encoder measured them.
-    payload: the layers that `encode` wrote, of which the first 12 bytes are read. Raises `CodecError`."""
+    """Return the largest absolute error of a value in spans, and the mean square, as the encoder measured them.
+
+    Args:
+        payload: the layers that `encode` wrote, of which the first 12 bytes are read.
+
+    Raises:
+        CodecError: `encode` did not write the payload.
+    """
     return header(payload[: HEADER.size])[2:]
 
 
@@ -114,12 +137,12 @@ def _checked(
     block: KVView, table: SpanTable, donors: Sequence[KVView]
 ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
     if block.layout.dtype != "bfloat16":
-        raise ValueError(f"donor: codes bfloat16, not {block.layout.dtype}")
+        raise ValueError(f"donor: expected a block of bfloat16, found {block.layout.dtype}; use another codec")
     if len(donors) != len(table.spans):
         raise ValueError(f"donor: expected rows of {len(table.spans)} donors, one for each span, found {len(donors)}")
     for span, view in zip(table.spans, donors, strict=True):
         if view.layout != block.layout or view.tokens != span.count:
-            raise ValueError("donor: a donor must have as many rows as its span, and the block's layout")
+            raise ValueError("donor: a donor must have the block's layout and the rows of its span")
     runs = [(span.start, span.count, which) for span, which in zip(table.spans, table.which, strict=True)]
     return np.array(runs, np.int64).reshape(-1, 3), [np.ascontiguousarray(view.rows) for view in donors]
 

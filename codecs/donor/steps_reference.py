@@ -1,6 +1,6 @@
 """The donor codec's step mode as a plain program: what csrc/donor/steps/steps.h must equal.
 
-A value is its donor's (donor_reference.py: keys rotated to their new positions) and a number of steps. The step of a
+A value is its donor's (reference.py: keys rotated to their new positions) and a number of steps. The step of a
 group of channels follows from how large the donor's values are there; which table of frequencies the numbers of a group
 are coded with is a class that stands in the record, shifted row by row as far as the row's numbers in the parts before
 were larger or smaller than their classes said. All arithmetic is in integers, or exact, or single operations in float32

@@ -20,7 +20,20 @@ from kvstore.codecs.view import KVView, row_shapes
 
 
 class EntropyCodec(Codec):
-    """About 1.55 for bf16, at a fifth of splitzip's speed. Stateless and thread-safe."""
+    """Makes bf16 about 1.55 times smaller, at a fifth of splitzip's speed. Needs no profile. Thread-safe.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from kvstore import KVLayout
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=64)
+        >>> k, v = torch.randn(2, 2, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+        >>> info = BlockInfo(layout, np.arange(64, dtype=np.uint32), start=0)
+        >>> codec = EntropyCodec()
+        >>> out = memoryview(bytearray(codec.bound(info)))
+        >>> (size,) = codec.encode(info, KVView.of_layers(layout, [(k, v)]), out)
+        >>> 1.4 < info.layer_bytes()[0] / size < 1.6
+        True
+    """
 
     id = 7
     name = "entropy"

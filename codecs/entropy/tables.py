@@ -32,9 +32,14 @@ Table = npt.NDArray[np.uint16]
 
 @lru_cache(maxsize=1)
 def tables() -> tuple[Table, Table]:
-    """Frequencies and costs, each `[2, 16, 193]` (keys, values; class; symbol). Frequencies sum to 4,096; a symbol of
-    frequency 0 is escaped. Of each sign, the symbols that a class knows are of one range of exponents.
-    Raises `RuntimeError` where the installed file is not the one of this format."""
+    """Return frequencies and costs, each uint16 `[2, 16, 193]` (keys, values; class; symbol).
+
+    Frequencies of a class sum to 4,096; a symbol of frequency 0 is escaped. The symbols of one sign that a class knows
+    are of one range of exponents. Costs are in 1/32 bit.
+
+    Raises:
+        RuntimeError: the installed file is damaged, or of another version of the package.
+    """
     data = _FILE.read_bytes()
     if hashlib.sha256(data).hexdigest() != _SHA256:
         raise RuntimeError(f"{_FILE} is damaged; install kvstore again")

@@ -1,11 +1,11 @@
 """Codec 2: what the token and the two layers before say of a value is left out, the rest is coded by rANS.
 
-Two modes write it, and the first layer of a payload says which did. The exact mode (predictive_exact.py) gives back
+Two modes write it, and the first layer of a payload says which did. The exact mode (exact.py) gives back
 every bit. The lossy mode (lossy.py) codes with steps, in whose units every error costs the same. Both predict with the
 8-bit weights of a profile. Blocks that neither makes smaller or can predict, and those of other layouts than the
 profile's, are coded as by `entropy`.
 
-predictive_reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md says what is written,
+reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md says what is written,
 docs/codecs/predictive.md why.
 """
 
@@ -35,8 +35,26 @@ _RATIO = 1.7  # what exact blocks are expected to come to, rather less than more
 
 
 class PredictiveCodec(Codec):
-    """About 1.95 for exact bf16 caches of the model that the profile was made with. Thread-safe; either mode decodes
-    both. Blocks with loss are coded by the CPU alone.
+    """Makes exact bf16 caches of the profile's model about 1.95 times smaller. Thread-safe.
+
+    A codec encodes in one mode, exact or lossy, and decodes both. The CPU alone codes blocks with loss.
+
+    Example:
+        A profile made by hand, of a model with one layer that predicts nothing:
+
+        >>> import numpy as np
+        >>> from kvstore import KVLayout, ModelIdentity
+        >>> from kvstore.codecs.rans.coder import quantise
+        >>> part = {name: np.ones(16, np.float32) for name in ("in_scale", "out_scale")}
+        >>> part |= {"scale": np.zeros(16, np.int16), "bias": np.zeros(16, np.int32), "adapt": np.zeros(3, np.int32)}
+        >>> arrays = {f"0.{side}.{name}": array for side in "kv" for name, array in part.items()}
+        >>> arrays["token_kv"] = np.zeros((100, 32), np.int8)  # a row for every token of the vocabulary
+        >>> arrays["freqs"] = quantise(np.ones((72, 193), np.int64), 12)
+        >>> layout = KVLayout.uniform(num_layers=1, heads=1, head_dim=16)
+        >>> profile = Profile.new(ModelIdentity("my-model", "main", "weights-1", "", layout), {"lossless": arrays})
+        >>> codec = PredictiveCodec.from_profile(profile)
+        >>> codec.exact, codec.profile == profile.id
+        (True, True)
     """
 
     id = 2
@@ -49,10 +67,16 @@ class PredictiveCodec(Codec):
         steps: tuple[float, float] | None = None,
         profile: bytes = NO_PROFILE,
     ) -> None:
-        """lossy: of the same profile, to decode what was coded with loss. steps: of K and V, to code with loss (see
-        `LossyModel.steps_for`); None codes exactly. profile: the id of the one that the models are of.
+        """Make a codec of models.
 
-        Raises `ValueError` for steps that are not finite numbers above 0, or without a model for them.
+        Args:
+            model: the profile's section "lossless".
+            lossy: the section "lossy" of the same profile, to decode what was coded with loss.
+            steps: of K and of V, to code with loss (see `LossyModel.steps_for`); None codes exactly.
+            profile: id of the profile that the models are of.
+
+        Raises:
+            ValueError: the steps are not finite numbers above 0, or there is no lossy model for them.
         """
         self.exact = self.has_kernels = steps is None
         self.profile = profile
@@ -68,13 +92,19 @@ class PredictiveCodec(Codec):
 
             self._steps = Steps.of(*steps)
             if lossy is None:
-                raise ValueError("predictive: steps need a lossy model")
+                raise ValueError('predictive: steps need a lossy model; pass that of the profile\'s section "lossy"')
 
     @classmethod
     def from_profile(cls, profile: Profile, *, bits: float | None = None, kl: float | None = None) -> PredictiveCodec:
-        """bits: a value, for lossy coding at this rate, or kl: as `LossyModel.steps_for`; None for exact coding.
+        """Make a codec of a profile. Without `bits` and `kl` it codes exactly.
 
-        Raises `ProfileError` where the profile lacks what it takes, or does not reach the quality.
+        Args:
+            profile: of the model.
+            bits: bits a value, to code with loss at this rate.
+            kl: what the model's predictions may lose, nats a token, to code with loss at this quality.
+
+        Raises:
+            ProfileError: the profile lacks a section, or does not reach the quality.
         """
         exact = bits is None and kl is None
         missing = [name for name in ("lossless", "lossy")[: 1 if exact else 2] if name not in profile.sections]
@@ -140,17 +170,13 @@ class PredictiveCodec(Codec):
         return self._lossy.largest_error(payload)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        check_payload(info, payload, layer_sizes, out)
-        if min(layer_sizes) < 0:
-            raise CodecError(f"predictive: layer sizes must not be negative, found {list(layer_sizes)}")
+        check_payload(self.name, info, payload, layer_sizes, out)
         mode = mode_of(payload, layer_sizes)
         if mode not in (MODE, LOSSY_MODE):
             self._plain.decode(info, payload, layer_sizes, out)
             return
         if info.layout != self._exact.model.layout or info.start < 0:
             raise CodecError("predictive: the block has another layout than the profile, or a negative position")
-        if not out.writable:
-            raise ValueError("predictive: the last dimension of every tensor of the target must be contiguous")
         if mode == MODE:
             self._exact.decode(info, payload, layer_sizes, out)
         elif self._lossy is not None:
@@ -167,5 +193,5 @@ class PredictiveCodec(Codec):
 
 
 def mode_of(payload: memoryview, layer_sizes: Sequence[int]) -> int:
-    """How a payload's first layer says that it is coded; 0 for one that is too short to say."""
+    """Return the mode that a payload's first layer is coded in; 0 for a layer that is too short to say."""
     return int(_MODE.unpack_from(payload)[0]) if layer_sizes[0] >= _MODE.size else 0

@@ -1,6 +1,6 @@
 """The exact mode of the predictive codec: blocks coded by csrc/predictive/predictive.h, or by the GPU that holds them.
 
-Kernels code for a device (kernels/predict_blocks.py) once it has shown that it writes the CPU's bytes.
+Kernels code for a device (kernels/blocks.py) once it has shown that it writes the CPU's bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 
 class ExactMode:
-    """Thread-safe. Keeps what it learned of devices: of each that it was given tensors of, the model there, about as
-    many bytes as its weights have, or that the CPU does its work. `_trial` guards that."""
+    """Codes blocks exactly, on the device that holds them or on the CPU. Thread-safe.
+
+    Remembers of every device whose tensors it was given either the model there, which takes about the bytes of its
+    weights, or that the CPU does the work. `_trial` guards what it remembers.
+    """
 
     def __init__(self, model: PredictiveModel) -> None:
         self.model = model
@@ -39,9 +42,12 @@ class ExactMode:
     def encode(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int
     ) -> tuple[KVView, tuple[int, ...] | int | None]:
-        """Codes a block of the model's layout. Returns the block where it was coded, and what `_predict.encode` does:
-        the bytes of each layer; None if `out`, shorter than `limit`, is too small; FALL_BACK if the block takes `limit`
-        bytes or more, or cannot be predicted."""
+        """Code a block of the model's layout into `out`, which is mutated.
+
+        Returns:
+            The block on the device that coded it, and one of: the bytes of each layer; None if `out`, shorter than
+            `limit`, is too small; FALL_BACK if the block takes `limit` bytes or more, or cannot be predicted.
+        """
         coder = self._coder_for(block)
         if coder is not None:
             from kvstore.codecs.predictive.kernels.blocks import encode_into
@@ -52,14 +58,14 @@ class ExactMode:
         return view, _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        """See `Codec.decode`; of the model's layout, its sizes checked."""
+        """Decode a block of the model's layout whose sizes were checked; see `Codec.decode`."""
         coder = self._coder_for(out)
         if coder is not None:
             from kvstore.codecs.predictive.kernels.blocks import decode_from
 
             with self._watched(coder):
                 if decode_from(coder, [info], [payload], [layer_sizes], [out]):
-                    raise CodecError("predictive: the block is damaged")
+                    raise CodecError("predictive: the block is damaged, or the profile is another one")
                 return
         target = out if out.on_cpu else buffer_on_cpu(out)
         wrong = _predict.decode(
@@ -72,9 +78,11 @@ class ExactMode:
             wait_for(tensor.device for tensor in out.tensors())
 
     def codes_on(self, device: torch.device) -> bool:
-        """Whether tensors on `device` (a GPU with its index) are predicted there: triton is installed, can compile for
-        it, and the kernels did in a trial what the CPU does. The first call makes the trial, which takes as long as the
-        compiler does; others wait for it."""
+        """Return whether tensors on `device` (a GPU with its index) are coded there.
+
+        They are if triton is installed, can compile for the device, and the kernels wrote the bytes of the CPU in a
+        trial. The first call makes the trial, which takes as long as the compiler does; others wait for it.
+        """
         return self._coder(device) is not None
 
     def _coder_for(self, view: KVView) -> DeviceModel | None:

@@ -1,7 +1,7 @@
 """Linear predictors in 8-bit integers: what the predictive and the donor codec have in common of a profile.
 
 A layer's keys and values are predicted from 8-bit inputs with 8-bit weights, keys before their rotary embedding, which
-is done in integers by tables of the profile. predictive_reference.py has the arithmetic.
+is done in integers by tables of the profile. reference.py has the arithmetic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,18 @@ class LinearPredictor:
 
     @classmethod
     def of(cls, arrays: SectionArrays, prefix: str, width: int, inputs: int, half: int) -> LinearPredictor:
-        """prefix: of its arrays' names. inputs: 0 for layer 0. half: of a head that is rotated, else 0."""
+        """Take a predictor's arrays.
+
+        Args:
+            arrays: of the section.
+            prefix: what the names of its arrays begin with.
+            width: values of a token.
+            inputs: rows of the weights; 0 for layer 0.
+            half: half of a key's dimension if keys are rotated, else 0.
+
+        Raises:
+            ProfileError: names the array that is missing or malformed.
+        """
         if inputs > MAX_INPUTS:
             raise arrays.error(prefix + "weight", f"expected at most {MAX_INPUTS} inputs, found {inputs}")
         fix = arrays.take(prefix + "fix", np.int8, (width,), 30) if half else None
@@ -72,15 +83,18 @@ def rotates(layout: KVLayout) -> bool:
 
 
 def rotated_half(layout: KVLayout, codec: str) -> int:
-    """Half of a key that is rotated; 0 without rotation. Raises `ProfileError` for a layout that `codec` cannot
-    predict."""
+    """Return half of a key's dimension if keys are rotated, else 0.
+
+    Raises:
+        ProfileError: `codec` cannot predict caches of this layout.
+    """
     half = layout.layers[0].key_dim // 2
     if layout.dtype != "bfloat16":
-        raise ProfileError(f"{codec}: predicts bfloat16 only, the profile is of {layout.dtype}")
+        raise ProfileError(f"{codec}: expected a profile of bfloat16 caches, found {layout.dtype}; use another codec")
     if not rotates(layout):
         return 0
     if any(x.key_dim != 2 * half for x in layout.layers):
-        raise ProfileError(f"{codec}: keys of different or odd dimensions cannot be rotated")
+        raise ProfileError(f"{codec}: keys of different or odd dimensions cannot be rotated; use another codec")
     return half
 
 

@@ -61,7 +61,7 @@ class LossyPart:
 
 @dataclass(frozen=True)
 class LossyModel:
-    """Everything that both sides of the codec know. Immutable."""
+    """Everything that encoder and decoder of the lossy mode know. Immutable."""
 
     base: PredictiveModel
     parts: tuple[tuple[LossyPart, LossyPart], ...]
@@ -84,7 +84,11 @@ class LossyModel:
 
     @classmethod
     def from_arrays(cls, base: PredictiveModel, arrays: Mapping[str, Array]) -> LossyModel:
-        """Of the profile's section "lossy". Raises `ProfileError` naming the array that is not as it must be."""
+        """Make the model of a profile's section "lossy".
+
+        Raises:
+            ProfileError: names the array that is missing or malformed.
+        """
         taken = SectionArrays("predictive", "lossy", arrays)
         levels = taken.take("levels", np.int16, (-1, 2), MAX_SCALE)
         if not 1 <= len(levels) <= MAX_LEVELS or (np.diff(levels.astype(int), axis=0) <= 0).any():
@@ -113,15 +117,21 @@ class LossyModel:
         return cls(base, tuple(parts), levels, freqs, row_freqs, centroids, expect, ladder)
 
     def steps_for(self, *, bits: float | None = None, kl: float | None = None) -> tuple[float, float]:
-        """The steps of K and V at which held-out text took so many bits a value, or at which both KLs (over all
-        tokens that followed, and over the first 64 of them) were at most `kl` nats.
+        """Return the steps of K and of V that reach a quality, measured on held-out text.
 
-        Between the rungs of the ladder logarithms are interpolated. ValueError outside of the ladder.
+        Between the rungs of the ladder logarithms are interpolated.
+
+        Args:
+            bits: bits a value.
+            kl: the largest KL divergence, nats a token, over all tokens that followed and over the first 64 of them.
+
+        Raises:
+            ValueError: not exactly one of both is given, or it lies outside of the ladder.
         """
         if (bits is None) == (kl is None):
-            raise ValueError("predictive: expected either bits or kl")
+            raise ValueError("predictive: expected one of bits and kl, found both or neither")
         if not len(self.ladder):
-            raise ValueError("predictive: the profile has no ladder of steps; calibrate with the model at hand")
+            raise ValueError("predictive: the profile has no ladder of steps; calibrate again while the model can run")
         # Both columns fall or grow monotonically with the step but for noise, which is levelled.
         wanted, column = (bits, self.ladder[:, 2]) if bits is not None else (kl, self.ladder[:, 3:].max(1))
         rises = bits is None
@@ -158,7 +168,7 @@ def _part(base: PredictiveModel, taken: SectionArrays, number: int, which: int, 
     prefix, width = f"{number}.{'kv'[which]}.", base.parts[number][which].width
     widths = input_widths(base, number, which)
     if any(uses >> kind & 1 and kind not in widths for kind in range(8)) or bool(uses) != bool(number):
-        raise taken.error("uses", f"{prefix[:-1]} cannot have the inputs {uses:#x}")
+        raise taken.error("uses", f"part {prefix[:-1]} cannot use the inputs {uses:#x}")
     weight = out_scale = bias = None
     if uses:
         inputs = sum(size for kind, size in widths.items() if uses >> kind & 1)

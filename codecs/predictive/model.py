@@ -1,6 +1,6 @@
 """What the lossless predictor needs of a calibration profile: the arrays, checked, as one object.
 
-The integer arithmetic that they are used in is in predictive_reference.py; FORMAT.md has their names and meaning.
+The integer arithmetic that they are used in is in reference.py; FORMAT.md has their names and meaning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CodingTables:
     scale: Array
     """int16 [C]: quarter octaves of the residual's standard deviation."""
     adapt: Array
-    """int32 [3]: see `predictive_reference.offsets`."""
+    """int32 [3]: see `reference.offsets`."""
 
     @property
     def width(self) -> int:
@@ -47,7 +47,7 @@ class Part(LinearPredictor, CodingTables):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictiveModel(LinearModel):
-    """Everything that both sides of the codec know. Immutable."""
+    """Everything that encoder and decoder of the exact mode know. Immutable."""
 
     parts: tuple[tuple[Part, Part], ...]
     token_kv: Array
@@ -57,7 +57,11 @@ class PredictiveModel(LinearModel):
 
     @classmethod
     def from_arrays(cls, layout: KVLayout, arrays: Mapping[str, Array]) -> PredictiveModel:
-        """Of the profile's section "lossless". Raises `ProfileError` naming the array that is not as it must be."""
+        """Make the model of a profile's section "lossless".
+
+        Raises:
+            ProfileError: names the array that is missing or malformed.
+        """
         taken = SectionArrays("predictive", "lossless", arrays)
         half = rotated_half(layout, taken.codec)
         widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]

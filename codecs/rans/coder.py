@@ -4,7 +4,7 @@ A codec calibrates `freqs = quantise(histograms, bits)` once, keeps one `RansTab
 Which table a symbol is coded with is given by `classes`, one byte a symbol, or fewer: they repeat, so for rows of
 `dim` symbols with a table per column, `dim` bytes are enough. A stream may consist of parts with classes of their own,
 which a decoder may derive from the parts before. The format of the stream is in csrc/rans/rans.h, and in
-rans_reference.py as a program.
+reference.py as a program.
 """
 
 from __future__ import annotations
@@ -25,19 +25,32 @@ _MAX_TOTAL = 1 << 40  # of a histogram: what the comparison of losses leaves roo
 
 
 def quantise(counts: npt.ArrayLike, prob_bits: int, *, floor: bool = False) -> npt.NDArray[np.uint16]:
-    """Frequencies that sum to 2**prob_bits, for histograms.
+    """Make frequencies that sum to 2**prob_bits out of histograms.
 
-    counts: integers [..., symbols], not negative, each row's sum below 2**40; symbols <= 256. Returns uint16 of the
-    same shape. A symbol that was counted gets at least 1; with `floor` every symbol does, so that anything can be
-    coded. A row of zeros becomes uniform. Integer arithmetic only: the same on every machine, so tables need not be
-    stored where the counts are. ValueError for anything else.
+    The arithmetic is in integers, so the result is the same on every machine.
+
+    Args:
+        counts: integers `[..., symbols]`, not negative, at most 256 symbols; each row's sum below 2**40.
+        prob_bits: 11 or 12.
+        floor: give every symbol at least 1, so that anything can be coded. Otherwise only symbols that were counted
+            get at least 1. A row of zeros becomes uniform.
+
+    Returns:
+        uint16 of the same shape.
+
+    Raises:
+        ValueError: names the argument that does not fit.
+
+    Example:
+        >>> quantise([3, 1, 0], 11)
+        array([1536,  512,    0], dtype=uint16)
     """
     rows = np.asarray(counts)
     if rows.dtype.kind not in "iu" or rows.ndim < 1 or not 1 <= rows.shape[-1] <= SYMBOLS:
-        raise ValueError(f"counts: expected integers [..., symbols <= {SYMBOLS}], got {rows.dtype} {rows.shape}")
+        raise ValueError(f"counts: expected integers [..., symbols <= {SYMBOLS}], found {rows.dtype} {rows.shape}")
     _check_bits(prob_bits)
     if rows.size and (rows.min() < 0 or rows.max() >= _MAX_TOTAL):
-        raise ValueError("counts: expected 0 <= count < 2**40")
+        raise ValueError(f"counts: expected 0 <= count < 2**40, found {rows.min()} to {rows.max()}")
     shape, rows = rows.shape, rows.reshape(-1, rows.shape[-1]).astype(np.int64)
     rows = np.where(rows.any(axis=1, keepdims=True), rows, 1)
     total = rows.sum(axis=1, keepdims=True)
@@ -59,20 +72,39 @@ def quantise(counts: npt.ArrayLike, prob_bits: int, *, floor: bool = False) -> n
 
 
 class RansTables:
-    """Frequency tables made ready for coding; immutable, for any number of threads.
+    """Frequency tables made ready for coding. Immutable and thread-safe.
 
     Coding releases the GIL; the arrays given must not be changed meanwhile.
+
+    Attributes:
+        freqs: uint16 `[tables, 256]`, read-only.
+        prob_bits: 11 or 12.
+        count: how many tables there are.
+
+    Example:
+        >>> tables = RansTables(quantise([[90, 9, 1]], 12), prob_bits=12)
+        >>> symbols, classes = np.zeros(1000, np.uint8), np.zeros(1, np.uint8)
+        >>> stream = tables.encode(symbols, classes)
+        >>> len(stream) < 200, np.array_equal(tables.decode(stream, 1000, classes), symbols)
+        (True, True)
     """
 
     def __init__(self, freqs: npt.NDArray[np.uint16], prob_bits: int) -> None:
-        """freqs: uint16 [tables, symbols], both at most 256; each row sums to 2**prob_bits (11 or 12). ValueError
-        otherwise. Takes 9 KiB (11 bits) or 17 KiB (12 bits) a table: the decoder is fastest while those in use fit
-        the second-level cache."""
+        """Make tables. Each takes 9 KiB (11 bits) or 17 KiB (12 bits); decoding is fastest while those in use fit the
+        second-level cache.
+
+        Args:
+            freqs: uint16 `[tables, symbols]`, both at most 256; each row sums to 2**prob_bits.
+            prob_bits: 11 or 12.
+
+        Raises:
+            ValueError: names the argument that does not fit.
+        """
         _check_bits(prob_bits)
         if not isinstance(freqs, np.ndarray) or freqs.dtype != np.uint16 or freqs.ndim != 2:
             raise ValueError("freqs: expected a uint16 array [tables, symbols]")
         if not (1 <= freqs.shape[0] <= MAX_TABLES and 1 <= freqs.shape[1] <= SYMBOLS):
-            raise ValueError(f"freqs: expected at most {MAX_TABLES} tables of {SYMBOLS} symbols, got {freqs.shape}")
+            raise ValueError(f"freqs: expected at most {MAX_TABLES} tables of {SYMBOLS} symbols, found {freqs.shape}")
         wide = np.zeros((len(freqs), SYMBOLS), dtype=np.uint16)
         wide[:, : freqs.shape[1]] = freqs
         self._tables = _rans.Tables(wide, prob_bits)
@@ -83,13 +115,18 @@ class RansTables:
 
     @staticmethod
     def bound(count: int) -> int:
-        """The most bytes that a stream of `count` symbols takes."""
+        """Return the most bytes that a stream of `count` symbols takes."""
         return _rans.bound(count)
 
     def encode(self, symbols: U8, classes: U8) -> bytes:
-        """The stream of `symbols` (uint8, 1-D); symbol i is coded with table `classes[i % len(classes)]`.
+        """Return the stream of symbols.
 
-        ValueError if a class has no table, or a symbol the frequency 0 in its table.
+        Args:
+            symbols: uint8 `[n]`.
+            classes: uint8 `[m]`; symbol i is coded with table `classes[i % m]`.
+
+        Raises:
+            ValueError: a class has no table, or a symbol has the frequency 0 in its table.
         """
         out = np.empty(self.bound(len(symbols)), dtype=np.uint8)
         size = self.encode_into(symbols, classes, out)
@@ -97,10 +134,16 @@ class RansTables:
         return out[:size].tobytes()
 
     def encode_into(self, symbols: U8, classes: U8, out: U8 | memoryview, *, level: str | None = None) -> int | None:
-        """As `encode`, into the beginning of `out`; returns the stream's length, or None if `out` is too short.
+        """Write the stream into the beginning of `out`, as `encode` returns it.
 
-        All of `out` may be overwritten in any case. level: scalar, avx2 or avx512, all of which write the same bytes;
-        by default the best that the machine has and KVSTORE_CPU allows.
+        Args:
+            symbols, classes: as for `encode`.
+            out: writable memory; all of it may be overwritten.
+            level: "scalar", "avx2" or "avx512", all of which write the same bytes; default is the best that the machine
+                has and KVSTORE_CPU allows.
+
+        Returns:
+            The stream's length. None if `out` is too small.
         """
         size = _rans.encode(self._tables, symbols, classes, np.frombuffer(out, dtype=np.uint8), level)
         return self._length(size)
@@ -108,8 +151,15 @@ class RansTables:
     def encode_parts(
         self, symbols: Sequence[U8], classes: Sequence[U8], *, level: str | None = None
     ) -> tuple[bytes, list[int]]:
-        """One stream of several parts, each with its symbols and its classes as in `encode`, and where the words of
-        each part end in it, in bytes. ValueError as in `encode`."""
+        """Return one stream of several parts, and the bytes up to the end of each part's words.
+
+        Args:
+            symbols, classes: of each part, as for `encode`.
+            level: as for `encode_into`.
+
+        Raises:
+            ValueError: as `encode`.
+        """
         out = np.empty(self.bound(sum(map(len, symbols))), dtype=np.uint8)
         size, ends = _rans.encode_parts(self._tables, list(symbols), list(classes), out, level)
         length = self._length(size)
@@ -117,11 +167,16 @@ class RansTables:
         return out[:length].tobytes(), ends
 
     def decoder(self, stream: U8 | bytes | memoryview) -> RansDecoder:
-        """For a stream of parts; `stream` must not be changed while it is in use."""
+        """Return a decoder for a stream of parts, which must not be changed while the decoder is in use."""
         return RansDecoder(self._tables, self.count, np.frombuffer(stream, dtype=np.uint8))
 
     def decode(self, stream: U8 | bytes | memoryview, count: int, classes: U8) -> U8:
-        """The `count` symbols of a stream, uint8 [count]. CodecError if it is not one, ValueError as in `encode`."""
+        """Return the symbols of a stream, uint8 `[count]`.
+
+        Raises:
+            CodecError: the bytes are not a stream of `count` symbols. See `decode_into`.
+            ValueError: a class has no table.
+        """
         out = np.empty(count, dtype=np.uint8)
         self.decode_into(stream, classes, out)
         return out
@@ -129,15 +184,17 @@ class RansTables:
     def decode_into(
         self, stream: U8 | bytes | memoryview, classes: U8, out: U8 | memoryview, *, level: str | None = None
     ) -> None:
-        """As `decode`, as many symbols as `out` is long.
+        """Decode as many symbols as `out` is long into it.
 
-        On CodecError the content of `out` is undefined. Most damage is noticed, not all: a stream that other tables or
-        classes wrote, or with bits changed, can end in the right states by chance. Keep a checksum where it matters.
+        Raises:
+            CodecError: the bytes are not such a stream. `out` then holds undefined values. Most damage is noticed, but
+                not all: a damaged stream can end in the right states by chance. Keep a checksum if it matters.
+            ValueError: a class has no table.
         """
         data = np.frombuffer(stream, dtype=np.uint8)
         status = _rans.decode(self._tables, data, classes, np.frombuffer(out, dtype=np.uint8), level)
         if status == _rans.DAMAGED:
-            raise CodecError(f"rans: {len(data)} bytes are not a stream of {len(out)} symbols of these tables")
+            raise CodecError(f"rans: {len(data)} bytes are not a stream of {len(out)} symbols coded with these tables")
         if status < 0:
             raise _unknown_class(self.count)
 
@@ -145,14 +202,26 @@ class RansTables:
         if size == _rans.NO_ROOM:
             return None
         if size == _rans.UNUSED_SYMBOL:
-            raise ValueError("symbols: one has the frequency 0 in its table; make the tables with floor=True")
+            raise ValueError(
+                "symbols: a symbol has the frequency 0 in its table; make tables with quantise(floor=True)"
+            )
         if size < 0:
             raise _unknown_class(self.count)
         return size
 
 
 class RansDecoder:
-    """Decodes the parts of one stream in their order (`RansTables.decoder` makes it). Not for two threads at once."""
+    """Decodes the parts of one stream in their order. `RansTables.decoder` makes it. For one thread at a time.
+
+    Example:
+        >>> tables = RansTables(quantise([[3, 1]], 11), prob_bits=11)
+        >>> classes = np.zeros(1, np.uint8)
+        >>> stream, ends = tables.encode_parts([np.array([0, 1], np.uint8), np.array([0], np.uint8)], [classes] * 2)
+        >>> decoder = tables.decoder(stream)
+        >>> decoder.part(classes, 2), decoder.part(classes, 1)
+        (array([0, 1], dtype=uint8), array([0], dtype=uint8))
+        >>> decoder.finish()
+    """
 
     def __init__(self, tables: _rans.Tables, count: int, stream: U8) -> None:
         self._decoder = _rans.Decoder(tables, stream)
@@ -160,17 +229,21 @@ class RansDecoder:
         self._bytes = len(stream)
 
     def part(self, classes: U8, count: int) -> U8:
-        """The `count` symbols of the next part, uint8 [count]. CodecError if the stream cannot go on like that, and
-        from then on; ValueError, and nothing is taken, if a class has no table."""
+        """Return the symbols of the next part, uint8 `[count]`.
+
+        Raises:
+            CodecError: the stream is damaged. Every later call raises, too.
+            ValueError: a class has no table. Nothing was decoded.
+        """
         out = np.empty(count, dtype=np.uint8)
         self.part_into(classes, out)
         return out
 
     def part_into(self, classes: U8, out: U8 | memoryview, *, level: str | None = None) -> None:
-        """As `part`, as many symbols as `out` is long; its content is undefined on CodecError."""
+        """Decode the next part into `out`, as many symbols as it is long. Raises as `part`; `out` is then undefined."""
         status = self._decoder.part(classes, np.frombuffer(out, dtype=np.uint8), level)
         if status == _rans.DAMAGED:
-            raise CodecError(f"rans: {self._bytes} bytes are not a stream of these parts of these tables")
+            raise CodecError(f"rans: {self._bytes} bytes are not a stream of these parts coded with these tables")
         if status < 0:
             raise _unknown_class(self._count)
 
@@ -180,14 +253,14 @@ class RansDecoder:
         return self._decoder.position
 
     def finish(self) -> None:
-        """CodecError unless the stream ends with the last part; most damage shows only here, some never does."""
+        """Check that the stream ends here. Most damage shows only now. Raises `CodecError` if it does not end."""
         if self._decoder.finish() != 0:
-            raise CodecError(f"rans: {self._bytes} bytes are not a stream of these parts of these tables")
+            raise CodecError(f"rans: {self._bytes} bytes are not a stream of these parts coded with these tables")
 
 
 def _check_bits(prob_bits: int) -> None:
     if prob_bits not in PROB_BITS:
-        raise ValueError(f"prob_bits: expected one of {PROB_BITS}, got {prob_bits}")
+        raise ValueError(f"prob_bits: expected one of {PROB_BITS}, found {prob_bits}")
 
 
 def _unknown_class(tables: int) -> ValueError:

@@ -143,13 +143,13 @@ inline void check_layers(const std::vector<std::uint64_t>& sizes, std::size_t la
   if (sizes.size() != layers) throw py::value_error("sizes: expected one a layer");
 }
 
-// The sizes of a block's layers, or None where they did not fit.
+// The sizes of a block's layers, or None if they did not fit.
 inline py::object sizes_if(bool fits, const std::vector<std::uint64_t>& sizes) {
   if (!fits) return py::none();
   return py::tuple(py::cast(sizes));
 }
 
-// What is damaged, after the codec's name; None where nothing is.
+// What is damaged, after the codec's name; None if nothing is.
 inline std::optional<std::string> damage(const char* codec, const char* wrong) {
   if (wrong == nullptr) return std::nullopt;
   return std::string(codec) + ": " + wrong;

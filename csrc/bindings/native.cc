@@ -74,13 +74,13 @@ std::unique_ptr<entropy::Model> entropy_model(const Halves& freqs, const Halves&
 // The most bytes that a block can take, and what it takes usually.
 py::tuple bounds(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens, bool entropy) {
   const Call call(dtype, heads, row_bytes, tokens);
-  std::uint64_t usual = splitzip::kChunk;  // the last chunk is begun only where it fits, whatever it holds
+  std::uint64_t usual = splitzip::kChunk;  // the last chunk is begun only if it fits, whatever it holds
   for (std::size_t layer = 0; layer < call.shape.layers; ++layer)
     usual += entropy ? entropy::usual(call.shape, layer) : splitzip::usual(call.shape, layer);
   return py::make_tuple(call.bound(), std::min(usual, call.bound()));
 }
 
-// The bytes of each layer; None if `out` is too short. model: codes with entropy where given.
+// The bytes of each layer; None if `out` is too short. model: codes with entropy if given.
 py::object encode(const std::string& dtype, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
                   const Longs& source, const py::buffer& out, const entropy::Model* model, const MaybeLevel& level) {
   const Call call(dtype, heads, row_bytes, tokens);

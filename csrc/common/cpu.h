@@ -17,7 +17,7 @@ Level machine_level();
 
 const char* level_name(Level level);
 
-// The level of that name; false where there is none.
+// The level of that name; false if there is none.
 bool level_named(const char* name, Level* level);
 
 }  // namespace kvstore

@@ -43,7 +43,7 @@ struct Run {
     }
   }
 
-  // `nbytes` from `begin`, in place where they lie together, else copied into `room`.
+  // `nbytes` from `begin`, in place if they lie together, else copied into `room`.
   const std::uint8_t* gather(std::size_t begin, std::size_t nbytes, std::uint8_t* room) const {
     if (contiguous()) return reinterpret_cast<const std::uint8_t*>(address + begin);
     each(begin, nbytes, [&](std::uint64_t at, std::size_t done, std::size_t piece) {

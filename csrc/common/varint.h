@@ -1,4 +1,4 @@
-// Numbers in as few bytes as they need: 7 bits a byte, the lowest first; a byte's highest bit is set where more follow.
+// Numbers in as few bytes as they need: 7 bits a byte, the lowest first; a byte's highest bit is set if more follow.
 #pragma once
 
 #include <cstddef>

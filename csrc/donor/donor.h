@@ -25,7 +25,7 @@ struct Block {
   const Span* spans;
   std::size_t number;           // of spans, at least 1
   const std::int16_t* angles;   // of each: cos [half], sin [half] in 1/16384
-  std::size_t half;             // of the dimensions of K, where a span is rotated
+  std::size_t half;             // of the dimensions of K, if a span is rotated
   const Rows* rows;             // of the whole block: K and V of every layer, rows of bf16
   std::int64_t start;           // position of the block's first row
   bool propagated;              // the model has weights, and knows the positions
@@ -38,7 +38,7 @@ inline std::size_t covered(const Block& block) {
   return sum;
 }
 
-// Writes the layers one after the other to out and their sizes to sizes [layers]; false where they are longer than
+// Writes the layers one after the other to out and their sizes to sizes [layers]; false if they are longer than
 // capacity. All of out may be overwritten. The model must have frequencies and be `codable` for all covered rows.
 // Throws std::bad_alloc only.
 bool encode(const predict::Model& model, const Block& block, std::uint8_t* out, std::size_t capacity,

@@ -125,7 +125,7 @@ void describe(const Kernels& loop, const std::uint16_t* values, std::size_t toke
   of_head[1] = static_cast<std::uint8_t>(unit);
 }
 
-// The size of the layer; 0 where it does not fit `capacity`.
+// The size of the layer; 0 if it does not fit `capacity`.
 std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t number, const Rows* source,
                          std::uint8_t* out, std::size_t capacity, Room& room, Level level) {
   Layer layer(shape, number, room);

@@ -20,14 +20,14 @@ inline constexpr std::size_t kSymbols = kEscape + 1;
 // The tables, made ready. Immutable once built; any number of threads may use one.
 class Model {
  public:
-  // freqs, costs: [2][kClasses][kSymbols], keys first. False where the frequencies do not add up, or the symbols of a
+  // freqs, costs: [2][kClasses][kSymbols], keys first. False if the frequencies do not add up, or the symbols of a
   // sign that a class knows are not neighbours.
   bool build(const std::uint16_t* freqs, const std::uint16_t* costs);
 
   const rans::Tables& tables() const { return tables_; }
   // [kSymbols][kClasses] costs of keys (0) or values (1).
   const std::uint16_t* costs(std::size_t kind) const { return costs_[kind]; }
-  // The first symbol that a class knows with a sign, and how many more; kEscape and 0 where there is none.
+  // The first symbol that a class knows with a sign, and how many more; kEscape and 0 if there is none.
   std::uint8_t begin(std::size_t kind, std::size_t k, std::size_t sign) const { return begin_[kind][k][sign]; }
   std::uint8_t width(std::size_t kind, std::size_t k, std::size_t sign) const { return width_[kind][k][sign]; }
 

@@ -13,7 +13,7 @@ using predict::kVector;
 
 constexpr std::size_t kTile = 8;  // rows at a time
 
-// cos and sin of a row's position; half is 0 where nothing is rotated.
+// cos and sin of a row's position; half is 0 if nothing is rotated.
 struct Turn {
   const float* cos;
   const float* sin;
@@ -29,7 +29,7 @@ struct Components {
 };
 
 struct Kernels {
-  // Multiplies a tile's numbers by the steps of rows and by what components are in units of; any: [width], 0 where all
+  // Multiplies a tile's numbers by the steps of rows and by what components are in units of; any: [width], 0 if all
   // are zero.
   void (*scale)(float* tile, const float* component, std::size_t width, const float* steps, std::uint32_t* any);
   // A tile of rows: predictions, and what the components add. sums, x: [kTile][padded]

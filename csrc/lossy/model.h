@@ -22,7 +22,7 @@ constexpr int kMostScale = 400;       // quarter octaves
 constexpr std::size_t kMostLevels = 16;
 constexpr std::size_t kKinds = 6;     // of inputs
 
-// The arrays of one part as the profile has them. [C] each, where nothing else is said.
+// The arrays of one part as the profile has them. [C] each, unless something else is said.
 struct PartArrays {
   unsigned uses;              // bit i: has inputs of the i-th kind; 0 in layer 0
   std::size_t inputs;

@@ -118,7 +118,7 @@ KVSTORE_VNNI inline void predict(const Part& part, const std::int32_t* sums, con
   }
 }
 
-// Values as fp32, 0 where they are not finite.
+// Values as fp32, 0 if they are not finite.
 KVSTORE_VNNI_INLINE __m512 numbers(const std::uint16_t* x, __mmask16 live) {
   const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(live, x)), 16);
   const __m512i top = _mm512_set1_epi32(0x7f800000);
@@ -214,7 +214,7 @@ KVSTORE_VNNI_INLINE __m256i class_bytes(__m512i octaves, __m512i quarter, __m512
   return _mm512_cvtepi16_epi8(_mm512_add_epi16(_mm512_add_epi16(_mm512_slli_epi16(octaves, 2), quarter), first));
 }
 
-// distance_of, 255 for `far`: sums of 8 bytes. d is within -96..96 where it is not far.
+// distance_of, 255 for `far`: sums of 8 bytes. d is within -96..96 unless it is far.
 KVSTORE_VNNI_INLINE __m512i distances_of(__m512i d, __m512i octaves, __m512i quarter, __mmask32 far, __mmask32 live,
                                            const Constants& k) {
   const __m512i pick = _mm512_add_epi16(_mm512_mullo_epi16(quarter, k.lookup), k.upper);

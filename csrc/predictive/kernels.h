@@ -47,7 +47,7 @@ struct EscapesIn {
   const std::uint8_t* end;
 };
 
-// cos and sin of a row's position; unused where nothing is rotated.
+// cos and sin of a row's position; unused if nothing is rotated.
 struct Angles {
   const std::int32_t* cos;
   const std::int32_t* sin;

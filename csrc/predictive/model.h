@@ -36,7 +36,7 @@ struct LayerShape {
   std::size_t heads, key_dim, value_dim;
 };
 
-// The arrays of one part as the profile has them. [C] each, where nothing else is said; null where a codec has none.
+// The arrays of one part as the profile has them. [C] each, unless something else is said; null if a codec has none.
 struct PartArrays {
   const float* in_scale = nullptr;      // null: ones
   const float* out_scale = nullptr;     // null: ones
@@ -54,7 +54,7 @@ struct Arrays {
   const std::int8_t* token_kv = nullptr;      // [vocabulary, C of K_0 + C of V_0]
   std::size_t vocabulary = 0;
   const std::uint16_t* freqs = nullptr;       // [2 * kClasses, kSymbols]; null: no coding, only residuals
-  const std::int16_t* rope_fine = nullptr;    // [2, kFine, half], null where nothing is rotated
+  const std::int16_t* rope_fine = nullptr;    // [2, kFine, half], null if nothing is rotated
   const std::int16_t* rope_coarse = nullptr;  // [2, coarse, half]
   std::size_t coarse = 0;
   bool weights = true;  // false: no part has any, and only layer 0 can be predicted
@@ -73,7 +73,7 @@ struct Part {
   std::vector<float> in_scale, out_scale;
   std::vector<float> to_fixed, from_fixed;  // 2^fix, 2^-(fix + 14)
   std::vector<std::int16_t> scale;
-  std::vector<std::int32_t> bias;    // of inputs that are 128 too large, where there are weights
+  std::vector<std::int32_t> bias;    // of inputs that are 128 too large, if there are weights
   std::vector<std::size_t> inputs;   // the parts that this one is predicted from
   std::vector<std::size_t> groups;   // of each of `inputs`: how many times four columns
   std::size_t depth = 0;             // sum of groups
@@ -110,7 +110,7 @@ class Model {
 
   // Blocks whose tokens do not all lie in 0 .. positions - 1 cannot be predicted.
   std::int64_t positions() const { return positions_; }
-  std::size_t half() const { return half_; }  // angles of a position; 0 where nothing is rotated
+  std::size_t half() const { return half_; }  // angles of a position; 0 if nothing is rotated
   // cos and sin of a position, `half` each, in 1/16384.
   void angles(std::int64_t position, std::int32_t* cos, std::int32_t* sin) const;
 

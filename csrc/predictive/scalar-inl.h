@@ -71,7 +71,7 @@ KVSTORE_INLINE void predict_body(const Part& part, const std::int32_t* sums, con
   }
 }
 
-// A value counts as 0 where it is not finite.
+// A value counts as 0 if it is not finite.
 KVSTORE_INLINE float number(std::uint16_t x) {
   const std::uint32_t bits = (x & 0x7f80) == 0x7f80 ? 0 : static_cast<std::uint32_t>(x) << 16;
   return as_float(bits);

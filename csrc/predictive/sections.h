@@ -35,7 +35,7 @@ struct Predicted {
   const std::int32_t* offsets;
 };
 
-// Headers begin with the mode where there is one.
+// Headers begin with the mode if there is one.
 constexpr std::size_t header_bytes(std::uint32_t mode) { return mode == 0 ? 24 : 28; }
 
 // Codes the parts of a block of `count` rows, in order.
@@ -77,7 +77,7 @@ class SectionsOut {
   Sums sums_;
 };
 
-// The inverse. What is damaged is returned as a text, null where nothing is.
+// The inverse. Returns what is damaged as a text, null if nothing is.
 class SectionsIn {
  public:
   SectionsIn(const Model& model, std::size_t count, std::uint32_t mode) : model_(model), count_(count), mode_(mode) {}

@@ -53,7 +53,7 @@ class Tables {
   int bits() const { return bits_; }
   std::size_t count() const { return count_; }
 
-  // [tables][256] for encoding: bits 0..11 frequency - 1, 12..23 offset, bit 31 set where the frequency is 0. Four
+  // [tables][256] for encoding: bits 0..11 frequency - 1, 12..23 offset, bit 31 set if the frequency is 0. Four
   // bytes hold all because the division is done in floating point and corrected (see rans/avx512-inl.h).
   const std::uint32_t* entries() const { return entries_.data(); }
 

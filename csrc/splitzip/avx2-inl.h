@@ -144,7 +144,7 @@ KVSTORE_AVX2_POPCNT inline void unpack32(const Tables& tables, __m256i code, con
   write(v, _mm256_unpacklo_epi8(low, high), stream);
   write(v + 16, _mm256_unpackhi_epi8(low, high), stream);
 }
-// 32 bits as 32 bytes that are `value` where the bit is set.
+// 32 bits as 32 bytes that are `value` if the bit is set.
 KVSTORE_AVX2_POPCNT inline __m256i bits(const std::uint8_t* word, int value) {
   const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));

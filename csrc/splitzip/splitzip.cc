@@ -209,7 +209,7 @@ Coded encode_chunk(const Kernels<Head>& kernel, const Head* values, std::size_t 
   return {window, write_escapes(values, count, escaped, found, escapes), false};
 }
 
-// Returns how many chunks are stored raw, kTooShort where `capacity` may not do.
+// Returns how many chunks are stored raw, kTooShort if `capacity` may be too small.
 template <class Head, bool kHasLow>
 std::size_t encode_layer(const Shape& shape, std::size_t layer, const Rows* source, std::uint8_t* out,
                          std::size_t capacity, std::uint64_t* size, Level level) {
@@ -268,7 +268,7 @@ struct Stored {
   bool raw;
 };
 
-// What the tables say of a chunk of `count` values whose escapes begin at `before`; false where they cannot be right.
+// What the tables say of a chunk of `count` values whose escapes begin at `before`; false if they cannot be right.
 template <class Head>
 bool look_up(const Layout& layout, const std::uint8_t* layer, std::size_t chunk, std::size_t count, std::size_t before,
              std::size_t escape_bytes, Stored* stored) {
@@ -282,7 +282,7 @@ bool look_up(const Layout& layout, const std::uint8_t* layer, std::size_t chunk,
   return stored->raw || (stored->escape_bytes % kEscape == 0 && stored->escape_bytes < raw_bytes<Head>(count));
 }
 
-// Puts the exponents of escaped values in; false where one is not of this chunk.
+// Puts the exponents of escaped values in; false if one is not of this chunk.
 template <class Head>
 bool patch(const Stored& stored, const std::uint8_t* codes, std::size_t count, std::size_t wanted, Head* values) {
   if (stored.raw) {

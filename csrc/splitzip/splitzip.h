@@ -25,7 +25,7 @@ struct Shape {
   std::size_t tokens;
 };
 
-// The most bytes that a layer can take; 0 where it has more values than the format can count.
+// The most bytes that a layer can take; 0 if it has more values than the format can count.
 std::size_t bound(const Shape& shape, std::size_t layer);
 
 // What a layer takes at least.

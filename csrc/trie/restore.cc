@@ -228,7 +228,7 @@ class Trie::Rebuild {
   }
 
   // Recency by id: the stamp of a node is the largest id at or below it. And a node's count is at least the sum of its
-  // children's: where no record ends, nothing else is known of it.
+  // children's: if no record ends there, nothing else is known of it.
   void order_nodes() {
     struct Aged {
       uint64_t stamp;

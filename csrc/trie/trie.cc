@@ -293,7 +293,7 @@ uint64_t Trie::last_record(uint32_t node, uint32_t* end) const {
   return 0;
 }
 
-// Frees a node without children. Its records go to `taken` (they must be gone already where that is nullptr).
+// Frees a node without children. Its records go to `taken` (they must be gone already if that is nullptr).
 void Trie::drop_node(uint32_t node, std::vector<uint64_t>* taken) {
   Node& x = nodes_[node];
   const uint32_t slots = slot_count(x);

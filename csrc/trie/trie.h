@@ -42,7 +42,7 @@ inline uint32_t checked_tokens(size_t count) {
   return static_cast<uint32_t>(count);
 }
 
-// What a token costs where no model said anything: that of a vocabulary of 65,536.
+// What a token costs if no model said anything: that of a vocabulary of 65,536.
 constexpr double kUniformBits = 16.0;
 
 struct TrieMatch {

@@ -22,7 +22,11 @@ class _Held(threading.local):
 class Guard:
     """A re-entrant lock with a place in the order. Thread-safe.
 
-    enforced: whether `check_held` and the order are asserted, which tests turn on; they cost a microsecond a lock.
+    Args:
+        place: PUT, DISK_WRITE, DISK or RESIDENCY; a thread takes locks in this order.
+
+    Attributes:
+        enforced: whether `check_held` and the order are asserted. Tests turn it on; it costs a microsecond a lock.
 
     Example:
         >>> guard = Guard(RESIDENCY)
@@ -52,7 +56,7 @@ class Guard:
         self._lock.release()
 
     def check_held(self) -> None:
-        """Fails where the calling thread does not hold the lock, if that is enforced."""
+        """Assert that the calling thread holds the lock, if that is enforced."""
         assert not self.enforced or self in self._held.guards, f"{self} is not held"
 
     def __str__(self) -> str:

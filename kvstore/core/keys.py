@@ -32,19 +32,32 @@ def namespace_digest(namespace: bytes) -> bytes:
 
 
 def chain_root(identity: bytes, namespace: bytes, block_tokens: int) -> bytes:
-    """Return the key before the first block; `namespace` is what `namespace_digest` made."""
+    """Return the key before the first block, 32 bytes.
+
+    Args:
+        identity: `ModelIdentity.digest`.
+        namespace: what `namespace_digest` made.
+        block_tokens: tokens of a full block.
+    """
     return hash_fields(b"kvstore/1", identity, namespace, block_tokens.to_bytes(4, "little"))
 
 
 def chain_key(parent: bytes, tokens: Tokens) -> bytes:
-    """Return the key of the block `tokens` that follows the block with key `parent`."""
+    """Return the key, 32 bytes, of the block `tokens` that follows the block with key `parent`."""
     # One length-prefixed field after a fixed 32 bytes: no two inputs give the same bytes to hash.
     data = tokens.astype("<u4", copy=False).tobytes()
     return hashlib.sha256(parent + len(data).to_bytes(8, "little") + data).digest()
 
 
 def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes]:
-    """Yield the keys of all blocks of `tokens`, the partial last one (the tail) included."""
+    """Yield the keys of all blocks of `tokens`, the partial last one (the tail) included.
+
+    Example:
+        >>> import numpy as np
+        >>> root = chain_root(bytes(32), namespace_digest(b""), 64)
+        >>> len(list(chain_keys(root, np.arange(100, dtype=np.uint32), 64)))
+        2
+    """
     key = root
     for start in range(0, len(tokens), block_tokens):
         key = chain_key(key, tokens[start : start + block_tokens])
@@ -52,7 +65,7 @@ def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes
 
 
 def hash_fields(*parts: bytes) -> bytes:
-    """SHA-256 over the parts, each behind its length: no two lists of parts give the same bytes to hash."""
+    """Return SHA-256 over the parts, each behind its length: no two lists of parts give the same bytes to hash."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -225,7 +225,9 @@ def _pair(number: int, layer: Any) -> tuple[Any, Any]:
     if kind.__module__.startswith("transformers."):
         if kind.__name__ not in ("DynamicLayer", "StaticLayer"):
             # Their tensors are windows, quantised or recurrent: not the keys and values of all tokens.
-            raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}: not supported")
+            raise UnsupportedCache(
+                f"layer {number} of the cache is a {kind.__name__}, which is not supported; use a DynamicCache"
+            )
         if kind.__name__ == "StaticLayer" and keys is not None and values is not None:
             length = int(layer.get_seq_length())
             return keys[..., :length, :], values[..., :length, :]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -34,8 +35,40 @@ _SUM_BYTES = 16
 assert HEADER_BYTES == 256
 
 
+class _Fixed(NamedTuple):
+    """The columns of `_HEADER`."""
+
+    magic: bytes
+    version: int
+    codec: int
+    payload_offset: int
+    key: bytes
+    parent: bytes
+    first_donor: bytes
+    namespace: bytes
+    profile: bytes
+    record_id: int
+    raw_bytes: int
+    payload_bytes: int
+    tokens: int
+    start: int
+    layers: int
+    error_bound: float
+    bits: float
+    flags: int
+    expiry: float
+    donors: int
+    payload_sum: bytes
+    header_sum: bytes
+
+
 class Damage(Enum):
-    """Why bytes are not a record."""
+    """Why bytes are not a record; each kind has a counter of its own.
+
+    Example:
+        >>> Damage.KEY.value
+        'key'
+    """
 
     MAGIC = "magic"
     VERSION = "version"
@@ -47,7 +80,15 @@ class Damage(Enum):
 
 
 class DamagedRecord(Exception):
-    """Bytes that are not an intact record. Internal: readers turn it into a counted miss."""
+    """Bytes that are not an intact record. Readers turn it into a counted miss; users never see it.
+
+    Attributes:
+        damage: the kind of damage.
+
+    Example:
+        >>> str(DamagedRecord(Damage.LENGTH, "100 bytes are no header"))
+        'length: 100 bytes are no header'
+    """
 
     def __init__(self, damage: Damage, detail: str) -> None:
         super().__init__(f"{damage.value}: {detail}")
@@ -61,7 +102,16 @@ class DamagedRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """A record that another one is coded against: its number in this store, and the key of its block."""
+    """A record that another one is coded against. Immutable.
+
+    Attributes:
+        record: its number in this store.
+        key: key of its block, 32 bytes.
+
+    Example:
+        >>> Donor(record=7, key=NO_KEY).record
+        7
+    """
 
     record: int
     key: bytes
@@ -69,13 +119,34 @@ class Donor:
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """What a record says of itself.
+    """What a record says of itself. Immutable.
 
-    key: key of the block (`identity.chain_key`); parent: key of the block before it (the chain's root for the first).
-    namespace: digest of the namespace. donors: the records it is coded against.
-    profile: id of the calibrated tables it needs, zeros for none. record_id: number in this store.
-    start: position of its first token. bits: -log2 P of its tokens. expiry: unix seconds, 0 for never.
-    error_bound: 0 for exact codecs. layer_sizes: coded bytes of each layer. tokens: `[n]` uint32.
+    Attributes:
+        key: key of the block (`keys.chain_key`).
+        parent: key of the block before it; the chain's root for the first block.
+        namespace: digest of the namespace, 32 bytes.
+        codec: number of the codec.
+        record_id: number in this store.
+        start: position of its first token.
+        tokens: uint32 `[n]`.
+        layer_sizes: coded bytes of each layer.
+        raw_bytes: bytes of the block before coding.
+        bits: -log2 P of its tokens.
+        expiry: unix seconds, 0 for never.
+        flags: 0 or FLAG_PINNED.
+        profile: id of the profile it needs, 16 bytes, zeros for none.
+        error_bound: the largest error of a value; 0 for exact codecs.
+        donors: the records it is coded against.
+
+    Example:
+        >>> tokens = np.array([1, 2, 3], np.uint32)
+        >>> header = RecordHeader(NO_KEY, NO_KEY, NO_KEY, 0, 1, start=0, tokens=tokens, layer_sizes=(8,), raw_bytes=8)
+        >>> header.payload_offset, header.record_bytes
+        (320, 328)
+        >>> record = memoryview(bytearray(header.record_bytes))
+        >>> seal(header, record)
+        >>> parse(record, max_record_bytes=4096).tokens
+        array([1, 2, 3], dtype=uint32)
     """
 
     key: bytes
@@ -96,14 +167,17 @@ class RecordHeader:
 
     @property
     def count(self) -> int:
+        """How many tokens the block has."""
         return len(self.tokens)
 
     @property
     def payload_bytes(self) -> int:
+        """Coded bytes of all layers."""
         return sum(self.layer_sizes)
 
     @property
     def payload_offset(self) -> int:
+        """Where the payload starts in the record."""
         return payload_offset(len(self.layer_sizes), self.count, len(self.donors))
 
     @property
@@ -113,31 +187,41 @@ class RecordHeader:
 
 
 def payload_offset(layers: int, tokens: int, donors: int = 0) -> int:
-    """Where the payload of a record starts."""
+    """Return where the payload of a record starts, by its numbers of layers, tokens and donors."""
     return -(-(HEADER_BYTES + 4 * layers + 4 * tokens + _DONOR.size * donors) // ALIGNMENT) * ALIGNMENT
 
 
 def padded(nbytes: int) -> int:
-    """Bytes that a record takes on disk: whole pages."""
+    """Return the bytes that a record takes on disk, which are whole pages.
+
+    Example:
+        >>> padded(4097)
+        8192
+    """
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def key_tag(key: bytes) -> int:
-    """The first 8 bytes of a block's key, by which the catalog links blocks to their parents."""
+    """Return the first 8 bytes of a block's key as a number. The catalog links blocks to their parents by it."""
     return int.from_bytes(key[:8], "little")
 
 
 def header_bytes(data: bytes | bytearray) -> int:
-    """How many bytes of a record must be there for `parse`, by its first ones, of which nothing is checked yet; 0 where
-    these do not begin a record."""
+    """Return how many bytes of a record `parse` needs; 0 if `data` does not begin a record.
+
+    Args:
+        data: the first 16 bytes or more; nothing else of them is checked.
+    """
     magic, _, _, start_of_payload = _BEGINNING.unpack_from(data)
     return int(start_of_payload) if magic == MAGIC else 0
 
 
 def seal(header: RecordHeader, record: memoryview) -> None:
-    """Writes the header and both checksums in front of the payload that already stands in `record`.
+    """Write the header and both checksums in front of the payload that already stands in `record`.
 
-    record: writable, `header.record_bytes` long, or longer with the rest zeroed here (the padding on disk).
+    Args:
+        header: of the record.
+        record: writable memory of at least `header.record_bytes`, which is mutated; what is longer is zeroed.
     """
     start, end = header.payload_offset, header.record_bytes
     record[end:] = bytes(len(record) - end)
@@ -171,85 +255,79 @@ def seal(header: RecordHeader, record: memoryview) -> None:
 
 
 def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
-    """Reads and checks a header; the payload may still be missing from `data`.
+    """Read and check a header; the payload may still be missing from `data`.
 
     Every size is checked against `max_record_bytes` and `data` before anything is allocated.
-    Raises `DamagedRecord`.
+
+    Args:
+        data: a record from its beginning; it may hold anything.
+        max_record_bytes: the most that the record may take.
+
+    Raises:
+        DamagedRecord: the bytes are not an intact header.
     """
-    if len(data) < HEADER_BYTES:
-        raise DamagedRecord(Damage.LENGTH, f"{len(data)} bytes are no header")
-    (
-        magic,
-        version,
-        codec,
-        start_of_payload,
-        key,
-        parent,
-        first_donor,
-        namespace,
-        profile,
-        record_id,
-        raw_bytes,
-        payload_bytes,
-        count,
-        start,
-        layers,
-        error_bound,
-        bits,
-        flags,
-        expiry,
-        donor_count,
-        _payload_sum,
-        header_sum,
-    ) = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise DamagedRecord(Damage.MAGIC, "not a record")
-    if version != VERSION:
-        raise DamagedRecord(Damage.VERSION, f"record version {version}")
-    # Bounds first: `layers` and `count` are below 2^32 each, so the sums below cannot run away.
-    begin = payload_offset(layers, count, donor_count)
-    if start_of_payload != begin or begin + payload_bytes > max_record_bytes:
-        raise DamagedRecord(Damage.LENGTH, "sizes out of bounds")
-    if len(data) < start_of_payload:
-        raise DamagedRecord(Damage.LENGTH, "header cut short")
-    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (layers + count) + _DONOR.size * donor_count])
-    if header_sum != _header_sum(bytes(data[: HEADER_BYTES - _SUM_BYTES]), tables):
-        raise DamagedRecord(Damage.HEADER_SUM, "header checksum differs")
-    sizes = np.frombuffer(tables, "<u4", layers)
-    donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (layers + count) :]))
-    told = first_donor == (donors[0].key if donors else NO_KEY)
-    if int(sizes.sum(dtype=np.uint64)) != payload_bytes or flags & ~KNOWN_FLAGS or count == 0 or not told:
+    fixed, tables = _checked(data, max_record_bytes)
+    sizes = np.frombuffer(tables, "<u4", fixed.layers)
+    donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.tokens) :]))
+    first_donor = donors[0].key if donors else NO_KEY
+    fits = int(sizes.sum(dtype=np.uint64)) == fixed.payload_bytes and fixed.first_donor == first_donor
+    if not fits or fixed.flags & ~KNOWN_FLAGS or fixed.tokens == 0:
         raise DamagedRecord(Damage.FIELD, "fields contradict each other")
     return RecordHeader(
-        key=key,
-        parent=parent,
-        namespace=namespace,
-        codec=codec,
-        record_id=record_id,
-        start=start,
-        tokens=np.frombuffer(tables, "<u4", count, 4 * layers),
+        key=fixed.key,
+        parent=fixed.parent,
+        namespace=fixed.namespace,
+        codec=fixed.codec,
+        record_id=fixed.record_id,
+        start=fixed.start,
+        tokens=np.frombuffer(tables, "<u4", fixed.tokens, 4 * fixed.layers),
         layer_sizes=tuple(sizes.tolist()),
-        raw_bytes=raw_bytes,
-        bits=bits,
-        expiry=expiry,
-        flags=flags,
-        profile=profile,
-        error_bound=error_bound,
+        raw_bytes=fixed.raw_bytes,
+        bits=fixed.bits,
+        expiry=fixed.expiry,
+        flags=fixed.flags,
+        profile=fixed.profile,
+        error_bound=fixed.error_bound,
         donors=donors,
     )
 
 
+def _checked(data: memoryview, max_record_bytes: int) -> tuple[_Fixed, bytes]:
+    """The fixed part of a header and the tables behind it, covered by their checksum."""
+    if len(data) < HEADER_BYTES:
+        raise DamagedRecord(Damage.LENGTH, f"{len(data)} bytes are too few for a header")
+    fixed = _Fixed(*_HEADER.unpack_from(data))
+    if fixed.magic != MAGIC:
+        raise DamagedRecord(Damage.MAGIC, "the bytes do not begin a record")
+    if fixed.version != VERSION:
+        raise DamagedRecord(Damage.VERSION, f"expected a record of version {VERSION}, found version {fixed.version}")
+    # Bounds first: `layers` and `count` are below 2^32 each, so the sums below cannot run away.
+    begin = payload_offset(fixed.layers, fixed.tokens, fixed.donors)
+    if fixed.payload_offset != begin or begin + fixed.payload_bytes > max_record_bytes:
+        raise DamagedRecord(Damage.LENGTH, "the sizes in the header are out of bounds")
+    if len(data) < begin:
+        raise DamagedRecord(Damage.LENGTH, "the header is cut short")
+    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (fixed.layers + fixed.tokens) + _DONOR.size * fixed.donors])
+    if fixed.header_sum != _header_sum(bytes(data[: HEADER_BYTES - _SUM_BYTES]), tables):
+        raise DamagedRecord(Damage.HEADER_SUM, "the header's checksum differs")
+    return fixed, tables
+
+
 def check_payload(header: RecordHeader, data: memoryview) -> None:
-    """Compares the payload with its checksum. Raises `DamagedRecord`."""
+    """Compare the payload in `data`, a whole record, with its checksum.
+
+    Raises:
+        DamagedRecord: the payload is cut short, or its checksum differs.
+    """
     if len(data) < header.record_bytes:
-        raise DamagedRecord(Damage.LENGTH, "payload cut short")
+        raise DamagedRecord(Damage.LENGTH, "the payload is cut short")
     stored = bytes(data[HEADER_BYTES - 2 * _SUM_BYTES : HEADER_BYTES - _SUM_BYTES])
     if xxhash.xxh3_128_digest(data[header.payload_offset : header.record_bytes]) != stored:
-        raise DamagedRecord(Damage.PAYLOAD_SUM, "payload checksum differs")
+        raise DamagedRecord(Damage.PAYLOAD_SUM, "the payload's checksum differs")
 
 
 def payload_of(header: RecordHeader, data: memoryview) -> memoryview:
-    """The payload, as a view into the record."""
+    """Return the payload, as a view into the record."""
     return data[header.payload_offset : header.record_bytes]
 
 

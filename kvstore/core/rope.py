@@ -33,9 +33,18 @@ Keys = npt.NDArray[np.float32]
 
 @lru_cache(maxsize=64)
 def frequencies(rope: str, dim: int) -> Radians:
-    """Radians per position of every rotated pair of a key of `dim` values: float64 `[n]`, not to be written to.
+    """Return radians per position of every rotated pair of a key, float64 `[n]`, not to be written to.
 
-    rope: `KVLayout.rope`. Empty without a rotary embedding. Raises `ValueError` for one that is not known.
+    Args:
+        rope: `KVLayout.rope`. The result is empty for "none".
+        dim: values of a key.
+
+    Raises:
+        ValueError: the rotary embedding is not known, or does not fit such keys.
+
+    Example:
+        >>> frequencies('{"rope_theta": 10000.0, "rope_type": "default"}', 4)
+        array([1.  , 0.01])
     """
     if rope == "none":
         return np.empty(0)
@@ -51,11 +60,11 @@ def frequencies(rope: str, dim: int) -> Radians:
             elif kind == "llama3":
                 found = found * _llama3(found, facts)
             elif kind != "default":
-                raise ValueError(f"the type is {kind!r}, not default, linear or llama3")
+                raise ValueError(f"rope_type: expected default, linear or llama3, found {kind!r}")
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"the rotary embedding {rope!r} is not known: {error!r}") from error
+        raise ValueError(f"rope: the rotary embedding {rope!r} is not known: {error!r}") from error
     if rotated % 2 or rotated > dim or not np.isfinite(found).all():
-        raise ValueError(f"the rotary embedding {rope!r} does not fit keys of {dim} dimensions")
+        raise ValueError(f"rope: the rotary embedding {rope!r} does not fit keys of {dim} dimensions")
     found.flags.writeable = False
     return found
 
@@ -71,9 +80,20 @@ def _llama3(found: Radians, facts: dict[str, Any]) -> Radians:
 
 
 def rotate(keys: Keys, heads: int, positions: npt.NDArray[np.int64], rope: str, sign: int) -> Keys:
-    """Gives keys `[tokens, heads * dim]` the rotary embedding of their positions `[tokens]`; sign -1 takes it away.
+    """Add the rotary embedding to keys, or take it away.
 
-    Returns new keys, or the same array without a rotary embedding. Raises `ValueError` as `frequencies` does.
+    Args:
+        keys: float32 `[tokens, heads * dim]`.
+        heads: of a key.
+        positions: int64 `[tokens]`.
+        rope: `KVLayout.rope`.
+        sign: 1 adds the embedding, -1 takes it away.
+
+    Returns:
+        New keys; the same array if `rope` is "none".
+
+    Raises:
+        ValueError: as `frequencies`.
     """
     x = keys.reshape(len(keys), heads, keys.shape[1] // heads)
     radians = frequencies(rope, x.shape[2])
@@ -91,24 +111,32 @@ def rotate(keys: Keys, heads: int, positions: npt.NDArray[np.int64], rope: str, 
 
 
 def can_rotate(layout: KVLayout) -> bool:
-    """Whether keys of this layout can be moved to other positions: they have no rotary embedding, or a known one over
-    whole heads of one size, whose pairs are known to lie half a head apart."""
+    """Return whether keys of this layout can be moved to other positions.
+
+    They can if they have no rotary embedding, or a known one over whole heads of one size, whose pairs lie half a head
+    apart.
+
+    Example:
+        >>> can_rotate(KVLayout.uniform(num_layers=1, heads=2, head_dim=16))
+        True
+    """
     return layout.rope == "none" or _whole_heads(layout) is not None
 
 
 def angles_of(layout: KVLayout, shift: int) -> Angles:
-    """cos and sin of the rotation by `shift` positions, int16 `[2, key_dim / 2]` in 1/16384.
+    """Return cos and sin of the rotation by `shift` positions, int16 `[2, key_dim / 2]` in 1/16384.
 
-    Raises `ValueError` where keys cannot be moved (`can_rotate`).
+    Raises:
+        ValueError: keys of this layout cannot be moved (`can_rotate`).
     """
     radians = _whole_heads(layout)
     if radians is None:
-        raise ValueError(f"keys with the rotary embedding {layout.rope!r} cannot be moved to other positions")
+        raise ValueError(f"rope: keys with the rotary embedding {layout.rope!r} cannot be moved to other positions")
     return fixed_point(shift * radians)
 
 
 def fixed_point(angle: Radians) -> Angles:
-    """cos and sin of angles in 1/16384: int16, of shape `[2, *angle.shape]`."""
+    """Return cos and sin of angles in 1/16384: int16, of shape `[2, *angle.shape]`."""
     return np.asarray(np.rint(ONE * np.stack([np.cos(angle), np.sin(angle)])), np.int16)
 
 

@@ -84,7 +84,17 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class SessionChange:
-    """A change for the catalog. value: the session's bytes, None if it was deleted. sequence: order of changes."""
+    """A change of a session, for the catalog. Immutable.
+
+    Attributes:
+        key: what `session_key` made.
+        value: the session's bytes; None if it was deleted.
+        sequence: order of changes.
+
+    Example:
+        >>> SessionChange(session_key(bytes(32), "alice"), value=None, sequence=3).value is None
+        True
+    """
 
     key: bytes
     value: bytes | None
@@ -106,7 +116,7 @@ def session_key(namespace: bytes, name: str) -> bytes:
     try:
         key = name.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"session: {name!r} cannot be written as UTF-8") from error
+        raise ValueError(f"session: expected text that UTF-8 can hold, found {name!r}") from error
     if not 1 <= len(key) <= MAX_NAME_BYTES:
         raise ValueError(f"session: expected 1 to {MAX_NAME_BYTES} bytes, found {len(key)}")
     return namespace[:16] + key

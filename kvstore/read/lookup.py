@@ -102,7 +102,8 @@ class Lookup:
             residency.departures.add(name, Reason.EXPIRED)
             residency.drop_if_nowhere(record, Reason.EXPIRED)
         elif record in residency.index:  # else whoever removed it says why
-            reason = Reason.EVICTED if self.follower is not None else Reason.DAMAGED  # a writer process removed it, or nobody did
+            # A writer process removed it, or else nobody did.
+            reason = Reason.EVICTED if self.follower is not None else Reason.DAMAGED
             residency.departures.add(name, reason)
             residency.drop_if_nowhere(record, reason)
 

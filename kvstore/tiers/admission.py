@@ -7,11 +7,18 @@ from collections import OrderedDict
 
 
 class SecondRead:
-    """A record is worth keeping when it is read again soon: what is read once passes by.
+    """Admits a record at its second read. Thread-safe.
 
     A session that is resumed once, or a scan over many, then neither pays for memory nor drives out what others use
-    (the ghost queue of S3-FIFO, SOSP 2023). Remembers the ids of about as many bytes of records as the tier holds.
-    Thread-safe.
+    (the ghost queue of S3-FIFO, SOSP 2023).
+
+    Args:
+        remembered_bytes: the ids of records of about so many bytes are remembered, as many as the tier holds.
+
+    Example:
+        >>> admission = SecondRead(remembered_bytes=1 << 20)
+        >>> admission.again(7, 4096), admission.again(7, 4096), admission.again(7, 4096)
+        (False, True, False)
     """
 
     def __init__(self, remembered_bytes: int) -> None:
@@ -21,7 +28,7 @@ class SecondRead:
         self._lock = threading.Lock()
 
     def again(self, record_id: int, nbytes: int) -> bool:
-        """Notes that a record of `nbytes` was read; whether it was before, in which case it is forgotten."""
+        """Note that a record of `nbytes` was read. Return whether one is remembered, and forget that."""
         with self._lock:
             before = self._seen.pop(record_id, None)
             if before is not None:

@@ -18,10 +18,12 @@ class SealedSource(Protocol):
     """A whole record in memory."""
 
     @property
-    def header(self) -> RecordHeader: ...
+    def header(self) -> RecordHeader:
+        """The checked header."""
 
     @property
-    def payload(self) -> memoryview: ...
+    def payload(self) -> memoryview:
+        """The coded layers; a view, not a copy."""
 
 
 class Source(Protocol):
@@ -37,7 +39,7 @@ class Source(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What the block takes in its tier; of one that must be read, the bytes to read."""
+        """Bytes that the block takes in its tier. For a block that must be read: the bytes to read."""
 
     @property
     def codec_id(self) -> int | None:
@@ -45,15 +47,17 @@ class Source(Protocol):
 
     @property
     def donors(self) -> Sequence[int] | None:
-        """Numbers of the records that it was coded against when it was found; None if the source does not know."""
+        """Numbers of the records that it was coded against; None if the source does not know."""
         return None
 
     @property
     def tensors(self) -> TensorSource | None:
+        """The source itself if it has tensors; None if it has not."""
         return None
 
     @property
     def sealed(self) -> SealedSource | None:
+        """The whole record if it is in memory; None if it is not."""
         return None
 
 
@@ -70,18 +74,20 @@ class TensorSource(Source, ABC):
 
     @abstractmethod
     def copy_to(self, target: KVView) -> None:
-        """Writes the first `target.tokens` tokens to `target`, on any device, and is done on return.
+        """Write the first `target.tokens` tokens to `target`, on any device. Done on return.
 
-        Raises `CodecError` for damaged memory; torch may raise `OutOfMemoryError` for that of a device.
+        Raises:
+            CodecError: the memory is damaged.
+            torch.OutOfMemoryError: a device has too little memory to decode in.
         """
 
     @abstractmethod
     def reaches(self, device: torch.device) -> bool:
-        """Whether `copy_to` brings tensors to `device` (a GPU with its index) without the CPU."""
+        """Return whether `copy_to` brings tensors to `device` (a GPU with its index) without the CPU."""
 
     @abstractmethod
     def fetched(self) -> TensorSource:
-        """The same block in host memory."""
+        """Return the same block in host memory."""
 
 
 S = TypeVar("S")  # what a tier holds
@@ -92,7 +98,8 @@ class Tier(Protocol[S]):
     """Holds blocks by record number, within a budget. Thread-safe."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What metrics and hits call the tier."""
 
     @property
     def budget(self) -> int:
@@ -103,29 +110,36 @@ class Tier(Protocol[S]):
         """The bytes that it takes now."""
 
     def locate(self, records: Sequence[int]) -> list[S | None]:
-        """The source of each record, None where the tier does not have it. The caller releases what it gets."""
+        """Return the source of each record; None if the tier does not have it. The caller must `release` them."""
 
     def release(self, sources: Iterable[S]) -> None:
-        """Says that the sources that `locate` gave are no longer used: the tier may use their space again."""
+        """Give back sources of `locate`, so that the tier may use their space again."""
 
     def remove(self, records: Sequence[int]) -> int:
-        """Drops the records, without telling anyone; returns how many there were."""
+        """Drop the records, without a callback; return how many of them the tier had."""
 
     def stats(self) -> dict[str, int]:
-        """Plain numbers: "bytes", "budget", "records", and what else there is to say."""
+        """Return plain numbers: "bytes", "budget", "records", and others of the tier's own."""
 
 
 class StorageTier(Tier[R], Protocol[R]):
     """A tier whose records must be read before they can be decoded."""
 
     def follows(self, before: R, source: R) -> bool:
-        """Whether `source` lies right behind `before`, so that one call reads both."""
+        """Return whether `source` lies right behind `before`, so that one call reads both."""
 
     def read(self, sources: Sequence[R], buffers: Sequence[Buffer]) -> None:
-        """Reads records that follow each other, each into its buffer of `nbytes`, with one call. Raises `OSError`.
+        """Read records that follow each other with one call.
 
         The caller checks what was read, and still has to release the sources.
+
+        Args:
+            sources: records of which each `follows` the one before.
+            buffers: one for each record, of its `nbytes`; mutated.
+
+        Raises:
+            OSError: the storage cannot be read.
         """
 
     def is_current(self, source: R) -> bool:
-        """Whether the record still lies where `locate` found it; else what was read may be another's bytes."""
+        """Return whether the record still lies where `locate` found it. If not, another record may have been read."""

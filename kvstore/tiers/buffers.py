@@ -29,9 +29,18 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Buffer:
-    """`nbytes` of writable, page-aligned memory. Returns to its pool when it is no longer referenced.
+    """Writable, page-aligned memory, which returns to its pool when the buffer is no longer referenced.
 
-    `view` must not outlive the buffer: keep the buffer itself as long as its bytes are used.
+    `BufferPool.take` makes it. For one thread at a time.
+
+    Attributes:
+        view: the bytes asked for. It must not outlive the buffer: keep the buffer as long as its bytes are used.
+        capacity: bytes of memory behind the view, or more.
+
+    Example:
+        >>> buffer = BufferPool(keep_bytes=1 << 20).take(5000)
+        >>> len(buffer.view), buffer.capacity, buffer.address % 4096
+        (5000, 8192, 0)
     """
 
     __slots__ = ("_memory", "_number", "_pool", "_slab", "capacity", "view")
@@ -50,7 +59,7 @@ class Buffer:
         return int(np.frombuffer(self._memory, np.uint8).ctypes.data)
 
     def trim(self, nbytes: int) -> None:
-        """Shortens the view."""
+        """Shorten the view to `nbytes`."""
         self.view = self._memory[:nbytes]
 
     def __del__(self) -> None:
@@ -58,10 +67,18 @@ class Buffer:
 
 
 class BufferPool:
-    """Hands out buffers in size classes (at most an eighth is wasted). Thread-safe.
+    """Hands out buffers in size classes, of which at most an eighth is wasted. Thread-safe.
 
-    keep_bytes: how much unused memory stays for the next buffers; the rest goes back to the system.
-    pinned: page-lock the memory for CUDA copies.
+    Args:
+        keep_bytes: how much unused memory stays for the next buffers; the rest goes back to the system.
+        pinned: page-lock the memory for CUDA copies.
+
+    Example:
+        >>> pool = BufferPool(keep_bytes=1 << 20)
+        >>> buffer = pool.take(4096)
+        >>> del buffer  # the memory stays in the pool
+        >>> pool.free_bytes
+        4096
     """
 
     def __init__(self, keep_bytes: int, pinned: bool = False) -> None:
@@ -75,7 +92,12 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def take(self, nbytes: int, lasting: bool = False) -> Buffer:
-        """A buffer whose view has `nbytes`; its contents are undefined. lasting: it will be kept."""
+        """Return a buffer with undefined contents.
+
+        Args:
+            nbytes: length of its view.
+            lasting: whether it will be kept for long; it then has ordinary pages.
+        """
         size = size_class(nbytes)
         kind = size, not lasting and size in _WORTH_HUGE_PAGES
         with self._lock:
@@ -104,7 +126,7 @@ class BufferPool:
             self._file(slab)
 
     def _file(self, slab: _Slab) -> None:
-        """Puts the slab where `take` looks for it; one without memory is not kept."""
+        """Put the slab where `take` looks for it; one without memory is not kept."""
         _list(self._warm.setdefault(slab.kind, {}), slab, bool(slab.warm))
         _list(self._cold.setdefault(slab.kind, {}), slab, 0 < len(slab.cold) < slab.count)
 
@@ -133,7 +155,7 @@ class _Slab:
         return memoryview(view)
 
     def forget(self, number: int) -> None:
-        """Gives the memory of a piece back to the system; its addresses stay."""
+        """Give the memory of a piece back to the system; its addresses stay."""
         self.cold.append(number)
         if self._mapping is not None and len(self.cold) < self.count:
             self._mapping.madvise(mmap.MADV_DONTNEED, self._begin + number * self.size, self.size)
@@ -147,7 +169,12 @@ def _list(slabs: dict[_Slab, None], slab: _Slab, wanted: bool) -> None:
 
 
 def size_class(nbytes: int) -> int:
-    """Capacity of the buffer that holds `nbytes`: eighths of a power of two, whole pages."""
+    """Return the capacity of the buffer that holds `nbytes`: eighths of a power of two, whole pages.
+
+    Example:
+        >>> size_class(100_000)
+        106496
+    """
     pages = max(1, -(-nbytes // PAGE_BYTES))
     step = max(1, (1 << (pages - 1).bit_length()) // 16)
     return -(-pages // step) * step * PAGE_BYTES

@@ -24,8 +24,17 @@ _SMALL = ("predictive", "entropy")
 
 @dataclass(frozen=True)
 class TierCodecs:
-    """What the host and disk tiers keep blocks in. donor: for blocks on disk that are coded against others, None where
-    none are."""
+    """The codecs that the host and disk tiers keep blocks in. Immutable.
+
+    Attributes:
+        host, disk: of these tiers.
+        donor: for blocks on disk that are coded against other blocks; None if none are.
+
+    Example:
+        >>> from kvstore.codecs import codec_by_name
+        >>> TierCodecs(host=codec_by_name("splitzip"), disk=codec_by_name("entropy")).disk.name
+        'entropy'
+    """
 
     host: Codec
     disk: Codec
@@ -33,16 +42,24 @@ class TierCodecs:
 
     @classmethod
     def of(cls, config: StoreConfig, identity: ModelIdentity, profiles: Profiles) -> TierCodecs:
-        """Those that the settings name. Raises `ConfigError` for one that is unknown, lossy where caches are exact, or
-        whose records may not fit a segment; `ProfileError` where a profile is needed that is not there."""
+        """Return the codecs that the settings name.
+
+        Raises:
+            ConfigError: a codec is unknown, or lossy although the identity's caches are exact, or its records may not
+                fit a segment.
+            ProfileError: a codec needs a profile, and there is none.
+        """
         host = _FAST if config.host.codec == "auto" else config.host.codec
         disk = _checked(config, identity, profiles, "disk", config.disk.codec)
         donor = _donor(config, identity, profiles, disk)
         return cls(_checked(config, identity, profiles, "host", host), disk, donor)
 
     def kept(self, profiles: Profiles, metrics: Metrics) -> TierCodecs:
-        """The codecs, once the store has its own copy of the profile that they need; where the disk has no room for
-        it, codecs that need none, which is counted: no record may name a profile that is not there."""
+        """Copy the profile that the codecs need into the store, durably, and return the codecs.
+
+        If the disk has no room for it, return codecs that need none, and count that: no record may name a profile that
+        is not there.
+        """
         used = [codec for codec in (self.host, self.disk, self.donor) if codec is not None]
         if all(codec.profile == NO_PROFILE for codec in used) or profiles.keep():
             return self
@@ -61,8 +78,8 @@ def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, pla
         return None
     if config.donor_step is not None and identity.codec_family == "exact":
         raise ConfigError(
-            "donor_step: codes with loss, and the identity says that its caches are exact, with which others must not "
-            'mix; open another store with dataclasses.replace(identity, codec_family="lossy")'
+            "donor_step: codes with loss, but the identity says that its caches are exact, and the two must not mix; "
+            'open another store with dataclasses.replace(identity, codec_family="lossy")'
         )
     return profiles.donor_encoder(plain, config.donor_step)
 
@@ -74,8 +91,8 @@ def _checked(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, t
         raise ConfigError(f"{tier}.codec: {error}") from error
     if not codec.exact and identity.codec_family == "exact":
         raise ConfigError(
-            f"{tier}.codec: {name!r} is lossy, and the identity says that its caches are exact, with which others must "
-            'not mix; open another store with dataclasses.replace(identity, codec_family="lossy")'
+            f"{tier}.codec: {name!r} is lossy, but the identity says that its caches are exact, and the two must not "
+            'mix; open another store with dataclasses.replace(identity, codec_family="lossy")'
         )
     possible = [codec] if codec.profile == NO_PROFILE else [codec, profiles.encoder(_PLAIN)]
     largest = max(max_record_bytes(identity.layout, config.block_tokens, each) for each in possible)
@@ -88,7 +105,7 @@ def _checked(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, t
 
 
 def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
-    """Pages that the largest record of a full block takes."""
+    """Return the bytes on disk, whole pages, of the largest record of a full block."""
     import numpy as np
 
     info = BlockInfo(layout, np.zeros(block_tokens, np.uint32), 0)

@@ -21,10 +21,25 @@ _CODEC = SplitZipCodec()
 
 @dataclass(frozen=True)
 class DeviceBlock(TensorSource):
-    """One block, all layers.
+    """One block, all layers, raw or coded, in memory of its own. Immutable and thread-safe.
 
-    memory: uint8, on its device. view: of the raw tensors in it, None where they are coded. layer_sizes: where they
-    are, the bytes of each layer. on_cpu: whether the CPU's codec coded them; the bytes are the same.
+    Attributes:
+        info: what is known of the block.
+        memory: uint8, on its device.
+        view: of the raw tensors in the memory; None if they are coded.
+        layer_sizes: bytes of each layer if they are coded, else empty.
+        on_cpu: whether the memory is on the CPU.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=16)
+        >>> info = BlockInfo(layout, np.arange(64, dtype=np.uint32), start=0)
+        >>> k = v = torch.ones(2, 64, 16).bfloat16()
+        >>> block = DeviceBlock.coded(info, KVView.of_layers(layout, [(k, v)]))
+        >>> back = torch.zeros_like(k), torch.zeros_like(v)
+        >>> block.copy_to(KVView.of_layers(layout, [back]))
+        >>> torch.equal(back[0], k), block.nbytes < info.layer_bytes()[0]
+        (True, True)
     """
 
     info: BlockInfo
@@ -43,7 +58,7 @@ class DeviceBlock(TensorSource):
 
     @classmethod
     def raw(cls, info: BlockInfo, source: KVView) -> DeviceBlock:
-        """A copy of `source` on the device it is on (its first layer, where a model is spread over several)."""
+        """Copy `source` on the device that holds it (or its first layer, if a model is spread over several)."""
         device = "cpu" if source.on_cpu else source.tensors()[0].device
         memory, view = _tensors(info.layout, info.count, device, source.on_cpu)
         move(source, view)
@@ -51,7 +66,7 @@ class DeviceBlock(TensorSource):
 
     @classmethod
     def coded(cls, info: BlockInfo, source: KVView) -> DeviceBlock:
-        """`source` coded with splitzip where it is; raw where its device cannot do that."""
+        """Code `source` with splitzip on the device that holds it; copy it raw if the device cannot do that."""
         if source.on_cpu:
             import torch
 
@@ -67,10 +82,13 @@ class DeviceBlock(TensorSource):
         return cls(info, memory, None, sizes, False)
 
     def copy_to(self, target: KVView) -> None:
-        """Writes the first `target.tokens` tokens to `target`, on any device, and is done on return.
+        """Write the first `target.tokens` tokens to `target`, on any device. Done on return.
 
-        Coded blocks are decoded where they are, which takes memory there: torch may raise `OutOfMemoryError`. Raises
-        `CodecError` where the memory was damaged.
+        Coded blocks are decoded where they are, which takes memory there.
+
+        Raises:
+            CodecError: the memory is damaged.
+            torch.OutOfMemoryError: the device has too little memory to decode in.
         """
         if self.view is not None:
             move(self.view.narrow(0, target.tokens), target)
@@ -83,7 +101,7 @@ class DeviceBlock(TensorSource):
         return self.memory.device == device
 
     def fetched(self) -> DeviceBlock:
-        """The same in host memory, where the CPU decodes what is coded."""
+        """Return the same block in host memory. The CPU decodes it there if it is coded."""
         memory, view = self.memory.cpu(), None
         if self.view is not None:
             tensors = _cut(memory, self.info.layout, self.info.count)

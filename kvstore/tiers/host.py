@@ -12,7 +12,23 @@ from kvstore.tiers.memory import MemoryTier
 
 @dataclass(frozen=True)
 class HostRecord(Source):
-    """A record in a pooled buffer. The header was checked when the record was made or read."""
+    """A record in a pooled buffer. Immutable.
+
+    Attributes:
+        header: checked when the record was made or read.
+        buffer: the whole record.
+
+    Example:
+        >>> import numpy as np
+        >>> from kvstore.core.record import NO_KEY, seal
+        >>> from kvstore.tiers.buffers import BufferPool
+        >>> tokens = np.array([1, 2], np.uint32)
+        >>> header = RecordHeader(NO_KEY, NO_KEY, NO_KEY, 0, 1, start=0, tokens=tokens, layer_sizes=(8,), raw_bytes=8)
+        >>> record = HostRecord(header, BufferPool(keep_bytes=0).take(header.record_bytes))
+        >>> seal(header, record.buffer.view)
+        >>> record.nbytes, len(record.payload)
+        (4096, 8)
+    """
 
     header: RecordHeader
     buffer: Buffer
@@ -24,6 +40,7 @@ class HostRecord(Source):
 
     @property
     def payload(self) -> memoryview:
+        """The coded layers; a view, not a copy."""
         return payload_of(self.header, self.buffer.view)
 
     @property

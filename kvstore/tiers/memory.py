@@ -11,21 +11,36 @@ from kvstore.tiers.base import Tier
 
 
 class Sized(Protocol):
-    """Anything a memory tier can hold: it says what it costs."""
+    """Anything that a memory tier can hold."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes that it costs the tier."""
 
 
 T = TypeVar("T", bound=Sized)
 
 
 class MemoryTier(Tier[T]):
-    """Records by id, within `budget` bytes. Thread-safe: `_lock` guards the items, their bytes and the policy; what is
-    only looked up is read without it.
+    """Records by number, within a budget of bytes.
 
-    may_evict: asked before a record goes; a record that is nowhere else and pinned stays.
-    evicted: told after a record went (outside of the tier's lock).
+    Thread-safe: `_lock` guards the items, their bytes and the policy; look-ups take no lock.
+
+    Args:
+        name: what metrics and hits call the tier.
+        budget: the most bytes that the items may take.
+        policy: says which records to evict first.
+        may_evict: called before a record is evicted; false keeps it.
+        evicted: called after a record was evicted, outside of the tier's lock.
+
+    Example:
+        >>> from kvstore.eviction.lru import LeafFirstLRU
+        >>> gone = []
+        >>> tier = MemoryTier("host", 10, LeafFirstLRU(), may_evict=lambda record: True, evicted=gone.append)
+        >>> tier.add(1, memoryview(bytes(6))), tier.add(2, memoryview(bytes(6)))
+        (True, True)
+        >>> gone, tier.nbytes
+        ([1], 6)
     """
 
     def __init__(
@@ -64,10 +79,11 @@ class MemoryTier(Tier[T]):
         return record_id in self._items
 
     def get(self, record_id: int) -> T | None:
+        """Return a record's item; None if the tier does not have it."""
         return self._items.get(record_id)
 
     def sizes(self) -> tuple[int, dict[int, int]]:
-        """(bytes taken, bytes by record) at one moment."""
+        """Return (bytes taken, bytes by record) at one moment."""
         with self._lock:
             return self._bytes, {record_id: item.nbytes for record_id, item in self._items.items()}
 
@@ -75,17 +91,20 @@ class MemoryTier(Tier[T]):
         return [self._items.get(record) for record in records]
 
     def release(self, sources: Iterable[T]) -> None:
-        """Does nothing: what is found stays in memory as long as it is referenced."""
+        """Do nothing: an item stays in memory as long as it is referenced."""
 
     def touch(self, path: Iterable[int]) -> None:
-        """The records of one prefix, root first, were used."""
+        """Note that the records of one prefix, root first, were used."""
         with self._lock:
             self._policy.touch(path)
 
     def add(self, record_id: int, item: T) -> bool:
-        """Takes the record in, evicting others first; False, and nothing changed, where it cannot be made to fit.
+        """Take a record in, and evict others first if it needs their space.
 
-        An item that replaces another under the same id is charged instead of it.
+        An item that replaces another of the same record is charged instead of it.
+
+        Returns:
+            False, and nothing changed, if the record cannot be made to fit.
         """
         gone: list[int] = []
         with self._lock:
@@ -101,7 +120,7 @@ class MemoryTier(Tier[T]):
         return True
 
     def remove(self, records: Iterable[int]) -> int:
-        """Drops the records, without telling anyone; returns how many there were."""
+        """Drop the records, without calling `evicted`; return how many of them the tier had."""
         with self._lock:
             return sum([self._drop(record_id) for record_id in records])
 
@@ -109,6 +128,7 @@ class MemoryTier(Tier[T]):
         return {"bytes": self.nbytes, "budget": self.budget, "records": len(self)}
 
     def clear(self) -> None:
+        """Drop all records, without calling `evicted`."""
         with self._lock:
             for record_id in list(self._items):
                 self._drop(record_id)

@@ -27,10 +27,21 @@ _ID_LIMIT = 64
 
 
 class Profiles:
-    """Thread-safe.
+    """The profiles of one store, and the codecs made with them. Thread-safe. Changes no file until `keep`.
 
-    path: the store's, None for a store in memory. given: the profile that the caller named. Changes nothing until
-    `keep`.
+    Args:
+        fs: the file system.
+        path: of the store; None for a store in memory.
+        identity: of the store; profiles of another one are refused.
+        metrics: where missing and damaged profiles are counted.
+        given: the profile that the caller named; None for the newest of the store's own.
+
+    Example:
+        >>> from kvstore import KVLayout
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> profiles = Profiles(FileSystem(), None, identity, Metrics(), given=None)
+        >>> profiles.current is None, profiles.encoder("auto").name
+        (True, 'entropy')
     """
 
     def __init__(
@@ -52,22 +63,33 @@ class Profiles:
 
     @cached_property
     def current(self) -> Profile | None:
-        """The profile that was given, else the newest of the store's own; None where there is none to be read."""
+        """The profile that was given, else the newest of the store's own; None if there is none, or it is damaged."""
         return self._given or self._newest()
 
     def encoder(self, name: str) -> Codec:
-        """The codec of a tier's setting, made with the current profile; "auto" is the exact one that makes blocks
-        smallest. The same name gives the same object. Raises `UnknownCodec`, `ProfileError`."""
+        """Return the codec of a tier's setting, made with the current profile. The same name gives the same object.
+
+        Args:
+            name: of the codec; "auto" is the exact one that makes blocks smallest.
+
+        Raises:
+            UnknownCodec: there is no such codec.
+            ProfileError: the codec needs a profile, and there is none, or it lacks what the codec needs.
+        """
         with self._lock:
             name = auto_name(self.current) if name == "auto" else name
             profile = None if name in codec_names() else self.current  # otherwise it would be read needlessly
             return codec_by_name(name, profile)
 
     def decoder(self, number: int, profile: bytes) -> Codec | None:
-        """The codec for a record with this codec number and profile id.
+        """Return the codec for a record with this codec number and profile id.
 
-        None, which is counted, where the profile is unknown or damaged: the record is a miss, and stays for a reader
-        who has the profile. Raises `UnknownCodec`.
+        Returns:
+            None, which is counted, if the profile is unknown or damaged. The record is then a miss, and stays for a
+            reader who has the profile.
+
+        Raises:
+            UnknownCodec: there is no codec with this number.
         """
         codec = self._decoder(number, profile)
         if codec is None:
@@ -84,31 +106,46 @@ class Profiles:
         return found is not None
 
     def likely_decoder(self, number: int) -> Codec | None:
-        """The codec for a record with this codec number of which nothing else is known; one that needs a profile gets
-        the current one. None where there is none."""
+        """Return a codec for a record of which only the codec number is known, made with the current profile.
+
+        None if there is no such codec, or no profile that it needs.
+        """
         try:
             return codec_by_id(number, self.current)
         except (UnknownCodec, ProfileError):
             return None
 
     def donor_encoder(self, plain: Codec, step: float | None) -> DonorCodec:
-        """The codec of blocks that are coded against others. plain: for tokens that no other block has; where it needs
-        the current profile, what that knows of donors is used too. step: see `DonorCodec`. Raises `ProfileError`."""
+        """Return the codec of blocks that are coded against other blocks.
+
+        Args:
+            plain: for tokens that no other block has. If it needs the current profile, the profile's section "donor" is
+                used, too.
+            step: see `DonorCodec`.
+
+        Raises:
+            ProfileError: the section "donor" is malformed.
+        """
         profile = self.current if plain.profile != NO_PROFILE else None
         if profile is None:
             return DonorCodec(plain, None, step)
         return DonorCodec(plain, DonorModel.from_profile(profile), step, profile.id)
 
     def donor_decoder(self, profile: bytes) -> DeltaCodec | None:
-        """The same for a record with this profile id; None, which is counted, as of `decoder`."""
+        """Return the delta codec for a record with this profile id; None, which is counted, as `decoder` does."""
         codec = self._donor_decoder(profile)
         if codec is None:
             self._metrics.add(Metric.UNKNOWN_PROFILE)
         return codec
 
     def keep(self) -> bool:
-        """Copies the current profile into the store, durably, and notes it as the newest; False, which is counted,
-        where the disk refuses. Only the store's writer may call this."""
+        """Copy the current profile into the store, durably, and note it as the newest.
+
+        Only the store's writer may call this.
+
+        Returns:
+            False, which is counted, if the disk refuses.
+        """
         if self.current is None or self._folder is None or self._path is None:
             return True
         profile, name = self.current, self.current.id.hex().encode()
@@ -166,14 +203,14 @@ class Profiles:
         return self._loaded.get(profile_id)
 
     def _read(self, profile_id: bytes) -> Profile | None:
-        """The store's copy; None where there is none, or a damaged one, which is counted."""
+        """Return the store's copy; None if there is none, or if it is damaged, which is counted."""
         if self._folder is None:
             return None
         try:
             data = read_file(self._fs, self._file(profile_id), MAX_BYTES)
             profile = Profile.from_bytes(data, self._identity)
             if profile.id != profile_id:
-                raise ProfileError("another profile than its name says")
+                raise ProfileError("the file holds another profile than its name says")
         except FileNotFoundError:
             return None  # a writer may still bring it
         except (OSError, ValueError):
@@ -196,7 +233,7 @@ class Profiles:
         try:
             found = bytes.fromhex(read_file(self._fs, os.path.join(self._folder, _NEWEST), _ID_LIMIT).decode())
             if len(found) != len(NO_PROFILE):
-                raise ValueError(f"an id of {len(found)} bytes")
+                raise ValueError(f"expected a profile id of {len(NO_PROFILE)} bytes, found {len(found)}")
         except FileNotFoundError:
             return None
         except (OSError, ValueError):

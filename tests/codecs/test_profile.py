@@ -141,7 +141,7 @@ def _rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
 
 
 BAD = {
-    "empty": (b"", "not a profile"),
+    "empty": (b"", "too few for a profile"),
     "text": (b"hello, this is a text and no profile", "not a profile"),
     "huge header": (struct.pack("<Q", 1 << 62) + b"{" * 64, "not a profile"),
     "header over the limit": (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{" * 64, "not a profile"),
@@ -208,7 +208,7 @@ def test_types_that_no_profile_holds_are_refused() -> None:
 
 
 def test_a_missing_section_is_named() -> None:
-    with pytest.raises(ProfileError, match="no section 'lossy' in the profile, only aqua, lossless"):
+    with pytest.raises(ProfileError, match="no section 'lossy', its sections are: aqua, lossless"):
         make().section("lossy")
 
 

@@ -32,5 +32,5 @@ def test_sizes_other_than_the_raw_ones_are_refused() -> None:
     payload = bytes(RAW.bound(INFO))
     first, *rest = INFO.layer_bytes()
     out = KVView.of_layers(LAYOUT, random_kv(9, LAYOUT))
-    with pytest.raises(CodecError, match="raw block of 9 tokens"):
+    with pytest.raises(CodecError, match="raw: 9 tokens take layers of"):
         RAW.decode(INFO, memoryview(payload), (first + rest[0], 0, *rest[1:]), out)

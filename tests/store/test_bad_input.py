@@ -214,7 +214,7 @@ def test_every_call_after_close_raises_store_closed(tmp_path: Path) -> None:
     store.close()
     store.close()
     for name, call in small_stores.every_call(store, session, TOKENS).items():
-        with pytest.raises(StoreClosed, match="open it anew"):
+        with pytest.raises(StoreClosed, match="open it again"):
             print(name, call())
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as reopened:
         assert small_stores.stored(reopened, TOKENS) == 10

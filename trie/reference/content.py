@@ -58,6 +58,22 @@ class _Match:
         return match.begin
 
 
+def _equal_before(query: list[int], at: int, tokens: list[int], start: int) -> int:
+    """How many tokens directly before query[at] and tokens[start] are equal."""
+    n = 0
+    while n < min(at, start) and query[at - n - 1] == tokens[start - n - 1]:
+        n += 1
+    return n
+
+
+def _equal_after(query: list[int], at: int, tokens: list[int], start: int) -> int:
+    """How many tokens from query[at] and tokens[start] on are equal."""
+    n = 0
+    while n < min(len(query) - at, len(tokens) - start) and query[at + n] == tokens[start + n]:
+        n += 1
+    return n
+
+
 class ReferenceContent:
     """See `kvstore.trie._content.ContentIndex`. Not thread-safe, not fast."""
 
@@ -182,18 +198,10 @@ class ReferenceContent:
                 if query[at : at + self.window] != block.tokens[offset : offset + self.window]:
                     work -= 1
                     continue
-                low, high, start = at, at + self.window, offset
-                while low > 0 and start > 0 and query[low - 1] == block.tokens[start - 1]:
-                    low, start = low - 1, start - 1
-                while (
-                    high < len(query)
-                    and high - low + start < len(block.tokens)
-                    and query[high] == block.tokens[high - low + start]
-                ):
-                    high += 1
-                match = _Match(record, low, high, start)
+                back, on = _equal_before(query, at, block.tokens, offset), _equal_after(query, at, block.tokens, offset)
+                match = _Match(record, at - back, at + on, offset - back)
                 found.append(match)
-                work -= 1 + high - low
+                work -= 1 + back + on
                 while match.start == 0 and match.begin > 0:
                     name = self._blocks[match.record].parent
                     parent = self._blocks.get(name)
@@ -204,14 +212,12 @@ class ReferenceContent:
                     if before is None or before.end != match.begin:
                         if work <= 0:
                             break
-                        low, start = match.begin, n
-                        while low > 0 and start > 0 and query[low - 1] == parent.tokens[start - 1]:
-                            low, start = low - 1, start - 1
-                        if start == n:
+                        back = _equal_before(query, match.begin, parent.tokens, n)
+                        if not back:
                             break
-                        match.before = _Match(name, low, match.begin, start)
+                        match.before = _Match(name, match.begin - back, match.begin, n - back)
                         found.append(match.before)
-                        work -= 1 + n - start
+                        work -= 1 + back
                         match.before.last = False
                         match = match.before
                         continue

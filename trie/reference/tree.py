@@ -205,18 +205,18 @@ class ReferenceTree:
     def insert(self, root: int, tokens: U32, bits: Any, ends: U32, ids: U64) -> U64:
         n, at_ends, new_ids = len(tokens), ends.tolist(), ids.tolist()
         if n == 0:
-            raise ValueError("tokens: empty")
+            raise ValueError("tokens: expected at least one")
         if len(at_ends) != len(new_ids):
-            raise ValueError("ids: another number than ends")
+            raise ValueError("ids: expected as many as ends")
         for i, end in enumerate(at_ends):
             late = i > 0 and end <= at_ends[i - 1]
             if not 0 < end <= n or late or (end % self.block_tokens and end != n):
-                raise ValueError("ends: not strictly rising multiples of the block, or the last token")
+                raise ValueError("ends: expected rising multiples of the block, or the last token")
         if 0 in new_ids or len(set(new_ids)) < len(new_ids) or any(rid in self._records for rid in new_ids):
-            raise ValueError("ids: 0, twice or in use")
+            raise ValueError("ids: 0, twice, or in use already")
         each = np.full(n, bits, np.float32) if np.isscalar(bits) else np.asarray(bits)
         if len(each) != n or not (np.isfinite(each) & (each >= 0)).all():
-            raise ValueError("bits: not finite and >= 0")
+            raise ValueError("bits: numbers must be finite and not negative")
         at = self._walk(root, tokens)
         leaf = self._grow(at, tokens[at.depth :].tolist(), float(each[at.depth :].sum(dtype=np.float64)))
         if at_ends and at_ends[-1] == n and n % self.block_tokens:

@@ -3,13 +3,14 @@
 
 It has the same methods, arguments and results. Where the C++ keeps compressed edges, this marks the tokens
 that end one (`edge_end`): recency and traffic belong to whole edges, and bits are linear inside the edge
-that an insert made. `reference_tree.py` is the tree; here are the probabilities, token by token, and
+that an insert made. tree.py is the tree; here are the probabilities, token by token, and
 restoring.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,21 @@ U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A record to restore: see `TrieIndex.restore`."""
+
+    root: int
+    record: int
+    start: int
+    block: list[int]
+    tag: int
+    parent_tag: int
+    bits: float
+    pinned: int
+    traffic: int
 
 
 class ReferenceTrie(ReferenceTree):
@@ -64,7 +80,7 @@ class ReferenceTrie(ReferenceTree):
 
     def prune(self, root: int, max_bits: float) -> U64:
         if max_bits != max_bits:
-            raise ValueError("max_bits: not a number")
+            raise ValueError("max_bits: must not be NaN")
         nodes = [x for x in self._root(root).below() if x.record and not x.pinned() and self._mixed(x) > max_bits]
         gone = []
         for node in sorted(nodes, key=lambda x: (-x.depth, x.record)):
@@ -117,72 +133,83 @@ class ReferenceTrie(ReferenceTree):
         traffic: U32 | None = None,
     ) -> U64:
         if any(root.children for root in self._roots):
-            raise ValueError("restore: the trie is not empty")
+            raise ValueError("restore: the trie is not empty; restore into a new one")
         offsets = list(accumulate(counts.tolist(), initial=0))
         if offsets[-1] != len(tokens):
-            raise ValueError("tokens: their number is not the sum of counts")
-        by_tag: dict[int, tuple[int, Node, Node, list[int]]] = {}  # -> (root, parent, end, block)
-        row_of: dict[int, int] = {}
-        followers: dict[Node, list[int]] = {}  # rows that start here
-        every = ids.tolist()
-        passed = [0] * len(every) if traffic is None else traffic.tolist()
-        for row in sorted(range(len(every)), key=lambda i: (int(starts[i]), every[i], i)):
-            start, count, rid = int(starts[row]), int(counts[row]), every[row]
-            root, tag, above = int(roots[row]), int(tags[row]), int(parent_tags[row])
-            block = tokens[offsets[row] : offsets[row + 1]].tolist()
-            share = float(bits[row])
-            possible = rid and 1 <= count <= self.block_tokens and start % self.block_tokens == 0
-            possible = possible and start + count <= 0x7FFFFFFF and 0 <= share <= 1e30
-            if not possible or root >= len(self._roots):
-                continue
-            parent = self._roots[root]
-            if start:
-                if above == 0 or above not in by_tag:
-                    continue
-                parent_root, _, parent, _ = by_tag[above]
-                if parent_root != root or parent.depth != start:
-                    continue
-            elif above:
-                continue
-            if tag in by_tag and (by_tag[tag][0], by_tag[tag][1], by_tag[tag][3]) != (root, parent, block):
-                continue
-            if rid in row_of:
-                continue
-            row_of[rid] = row
-            node = parent
-            while len(block) > node.depth - start and block[node.depth - start] in node.children:
-                node = node.children[block[node.depth - start]]
-            fresh = block[node.depth - start :]
-            node = self._grow(node, fresh, share * len(fresh) / count)
-            if count % self.block_tokens:
-                node.edge_end = True
-            self._supersede_in_restore(node, row_of, pinned)
-            self._set(node, rid)
-            followers.setdefault(parent, []).append(row)
-            if tag:
-                by_tag.setdefault(tag, (root, parent, node, block))
-        for node, rows in followers.items():  # an only child continues its parent's edge
-            if len(rows) > 1 or node.parent is None or pinned[row_of[node.record]]:
-                continue
-            if passed[rows[0]] == passed[row_of[node.record]]:
-                node.edge_end = False
+            raise ValueError(f"tokens: expected {offsets[-1]}, the sum of counts, found {len(tokens)}")
+        passed = [0] * len(ids) if traffic is None else traffic.tolist()
+        blocks = [tokens[begin:end].tolist() for begin, end in pairwise(offsets)]
+        columns = (roots, ids, starts, blocks, tags, parent_tags, bits, pinned, passed)
+        listed = [column if isinstance(column, list) else column.tolist() for column in columns]
+        rows = [_Row(*row) for row in zip(*listed, strict=True)]
+        known = self._place(sorted(rows, key=lambda row: (row.start, row.record)))
         for rid, node in self._records.items():
-            node.pins = int(bool(pinned[row_of[rid]]))
+            node.pins = int(bool(known[rid].pinned))
         self._straighten()
         for rid in sorted(self._records):
             for node in self._records[rid].up():
                 node.stamp = max(node.stamp, rid)
         self._settle_stamps()
         for rid, node in self._records.items():
-            node.count = passed[row_of[rid]]
+            node.count = known[rid].traffic
         self._settle_counts()
         self._clock = max([0, *self._records])
-        return np.array(sorted(set(every) - set(self._records)), np.uint64)
+        return np.array(sorted({row.record for row in rows} - set(self._records)), np.uint64)
 
-    def _supersede_in_restore(self, node: Node, row_of: dict[int, int], pinned: U8) -> None:
+    def _place(self, rows: list[_Row]) -> dict[int, _Row]:
+        """Inserts the rows that can be; returns these by record number."""
+        known: dict[int, _Row] = {}
+        by_tag: dict[int, tuple[_Row, Node, Node]] = {}  # -> (row, parent, end)
+        followers: dict[Node, list[_Row]] = {}  # rows that start here
+        for row in rows:
+            parent = self._parent(row, by_tag)
+            if parent is None or row.record in known:
+                continue
+            known[row.record] = row
+            node = parent
+            while len(row.block) > node.depth - row.start and row.block[node.depth - row.start] in node.children:
+                node = node.children[row.block[node.depth - row.start]]
+            fresh = row.block[node.depth - row.start :]
+            node = self._grow(node, fresh, row.bits * len(fresh) / len(row.block))
+            if len(row.block) % self.block_tokens:
+                node.edge_end = True
+            self._supersede_in_restore(node, known)
+            self._set(node, row.record)
+            followers.setdefault(parent, []).append(row)
+            if row.tag:
+                by_tag.setdefault(row.tag, (row, parent, node))
+        for node, after in followers.items():  # an only child continues its parent's edge
+            if len(after) > 1 or node.parent is None or known[node.record].pinned:
+                continue
+            if after[0].traffic == known[node.record].traffic:
+                node.edge_end = False
+        return known
+
+    def _parent(self, row: _Row, by_tag: dict[int, tuple[_Row, Node, Node]]) -> Node | None:
+        """Where the row's block begins; None if the row cannot be, or its parent is not known."""
+        possible = row.record and 1 <= len(row.block) <= self.block_tokens and row.start % self.block_tokens == 0
+        possible = possible and row.start + len(row.block) <= 0x7FFFFFFF and 0 <= row.bits <= 1e30
+        if not possible or row.root >= len(self._roots):
+            return None
+        parent = self._roots[row.root]
+        if row.start:
+            if row.parent_tag == 0 or row.parent_tag not in by_tag:
+                return None
+            above, _, parent = by_tag[row.parent_tag]
+            if above.root != row.root or parent.depth != row.start:
+                return None
+        elif row.parent_tag:
+            return None
+        if row.tag in by_tag:
+            same, parent_of_same, _ = by_tag[row.tag]
+            if (same.root, parent_of_same, same.block) != (row.root, parent, row.block):
+                return None
+        return parent
+
+    def _supersede_in_restore(self, node: Node, known: dict[int, _Row]) -> None:
         block = (node.depth - 1) // self.block_tokens * self.block_tokens
         for x in node.up():
-            if block < x.depth < node.depth and x.record and not pinned[row_of[x.record]]:
+            if block < x.depth < node.depth and x.record and not known[x.record].pinned:
                 self._set(x, 0)
 
     def _edges(self) -> list[list[Node]]:

@@ -2,7 +2,7 @@
 # Kernels are compiled by triton, from its own language in Python's syntax; triton ships no types.
 """What the kernels of the predictive codec share: rounding, the axis of bins, the state of rows, inputs of later parts.
 
-The arithmetic is that of predictive_reference.py, bit for bit. A *row* is a token of one of the blocks that are coded
+The arithmetic is that of ../reference.py, bit for bit. A *row* is a token of one of the blocks that are coded
 at once; rows of a block follow each other. What a launch leaves to later ones lies in arrays `[parts, rows]`.
 """
 
@@ -108,6 +108,40 @@ def adapt(total, width, part, rows, row, adapts, offsets, fits):
 
 
 @triton.jit
+def row_of_tensor(place, number):
+    """Row `number` of a block's tensor: (pointer to its first value, int16; stride of heads). place: see ADDRESS."""
+    values = tl.load(place + ADDRESS).to(tl.pointer_type(tl.int16))
+    values += number * tl.load(place + TOKEN_STRIDE)
+    return values, tl.load(place + HEAD_STRIDE)
+
+
+@triton.jit
+def in_heads(values, column, head_stride, DIM: tl.constexpr):
+    """Pointers to columns of a row whose heads, of DIM columns, lie `head_stride` values apart."""
+    return values + (column // DIM).to(tl.int64) * head_stride + column % DIM
+
+
+@triton.jit
+def load_bits(pointers, inside):
+    """bf16 bits as int32, 0..65535; 0 outside."""
+    return tl.load(pointers, mask=inside, other=0).to(tl.int32) & 0xFFFF
+
+
+@triton.jit
+def add_to_sums(plain, weighted, x, column, inside):
+    """The sums of a row with the values x (bf16 bits), uint32: of the values, and of the values times 1 + column."""
+    x = tl.where(inside, x, 0).to(tl.uint32)
+    return plain + x, weighted + x * (column + 1).to(tl.uint32)
+
+
+@triton.jit
+def store_sums(sums, plain, weighted, part, row, parts, rows):
+    """sums: [2, parts, rows] int32, set in this part and row."""
+    tl.store(sums + part * rows + row, tl.sum(plain, axis=0).to(tl.int32, bitcast=True))
+    tl.store(sums + (parts + part) * rows + row, tl.sum(weighted, axis=0).to(tl.int32, bitcast=True))
+
+
+@triton.jit
 def number(bits):
     """fp32 of bf16 bits (int32); what is not finite counts as 0."""
     return tl.where(exponent(bits) == 255, 0, bits << 16).to(tl.float32, bitcast=True)
@@ -123,14 +157,22 @@ def make_inputs(
     cos,
     sin,
     inputs,
+    input_stride,
+    input_column,
+    row,
     DIM: tl.constexpr,
     ROTATE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """What a row of `width` values at x (int16, heads of DIM, head_stride apart) gives to later parts: int8 at inputs.
+    """What a row of `width` values at x (int16, heads of DIM, head_stride apart) gives to later parts.
 
-    cos, sin: int32 [DIM / 2] of the row's position; in_scale: fp32 [width]; to_fixed: fp32 [width], powers of two.
+    inputs: int8 [rows, input_stride], set from `input_column` on. cos, sin: int32 [rows, DIM / 2]. in_scale: fp32
+    [width]. to_fixed: fp32 [width], powers of two.
     """
+    if ROTATE:
+        cos += row * (DIM // 2)
+        sin += row * (DIM // 2)
+    inputs += row * input_stride + input_column
     lane = tl.arange(0, TILE)
     at = 0
     if ROTATE:
@@ -142,8 +184,8 @@ def make_inputs(
             place = x + head.to(tl.int64) * head_stride + pair % HALF
             column = head * DIM + pair % HALF
             scale = tl.load(to_fixed + column, mask=inside, other=0)
-            a = rounded(number(tl.load(place, mask=inside, other=0).to(tl.int32) & 0xFFFF) * scale, RANGE)
-            b = rounded(number(tl.load(place + HALF, mask=inside, other=0).to(tl.int32) & 0xFFFF) * scale, RANGE)
+            a = rounded(number(load_bits(place, inside)) * scale, RANGE)
+            b = rounded(number(load_bits(place + HALF, inside)) * scale, RANGE)
             c = tl.load(cos + pair % HALF, mask=inside, other=0)
             s = tl.load(sin + pair % HALF, mask=inside, other=0)
             low = (a * c + b * s).to(tl.float32) * tl.load(in_scale + column, mask=inside, other=0)
@@ -155,8 +197,7 @@ def make_inputs(
         while at < width:
             column = at + lane
             inside = column < width
-            place = x + (column // DIM).to(tl.int64) * head_stride + column % DIM
-            bits = tl.load(place, mask=inside, other=0).to(tl.int32) & 0xFFFF
+            bits = load_bits(in_heads(x, column, head_stride, DIM), inside)
             v = number(bits) * tl.load(in_scale + column, mask=inside, other=0)
             tl.store(inputs + column, rounded(v, 127.0).to(tl.int8), mask=inside)
             at += TILE

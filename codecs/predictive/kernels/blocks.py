@@ -1,4 +1,4 @@
-"""Blocks of the store under the predictive codec, coded by the device that holds them: as blocks.py does for splitzip.
+"""Blocks of the store, coded with the predictive codec by the device that holds them.
 
 Every call returns when the device is done with it, and may be made by any thread.
 """

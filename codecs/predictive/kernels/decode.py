@@ -10,21 +10,22 @@ import triton
 import triton.language as tl
 
 from kvstore.codecs.predictive.kernels.axis import (
-    ADDRESS,
     ESCAPE,
     EXIST,
-    HEAD_STRIDE,
     OFFSET,
     PLACE_COLUMNS,
-    TOKEN_STRIDE,
     adapt,
+    add_to_sums,
     before_in_block,
     bins,
     energy,
+    load_bits,
     make_inputs,
     octaves,
     raw_count,
+    row_of_tensor,
     signed_index,
+    store_sums,
 )
 
 # Columns of sections `[parts, blocks, SECTION_COLUMNS]` int64: what a part has in the payload besides its words.
@@ -37,9 +38,38 @@ AHEAD = tl.constexpr(64)  # rows of a block whose totals are added up at once
 def _bins_of(symbols, mu, scale, column, inside, offset):
     """(symbol, signed bin, linear exponent, quarter, prediction) of columns of a row, int32."""
     symbol = tl.load(symbols + column, mask=inside, other=OFFSET).to(tl.int32)
-    predicted = tl.load(mu + column, mask=inside, other=0).to(tl.int32) & 0xFFFF
+    predicted = load_bits(mu + column, inside)
     linear, quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
     return symbol, signed_index(predicted, linear) + symbol - OFFSET, linear, quarter, predicted
+
+
+@triton.jit
+def _raw_word(raw, raw_bytes, bit, there):
+    """The three bytes that the raw bits of a value lie in, int32; bytes beyond `raw_bytes` are zeros."""
+    byte = (bit >> 3).to(tl.int64)
+    word = tl.load(raw + byte, mask=there & (byte < raw_bytes), other=0).to(tl.int32)
+    word |= tl.load(raw + byte + 1, mask=there & (byte + 1 < raw_bytes), other=0).to(tl.int32) << 8
+    word |= tl.load(raw + byte + 2, mask=there & (byte + 2 < raw_bytes), other=0).to(tl.int32) << 16
+    return word
+
+
+@triton.jit
+def _magnitude(index, linear, count, rest):
+    """(bits without the sign of the value in a bin whose `count` raw bits are `rest`, whether it is an escape)."""
+    gap = rest & 7
+    deep = index == 0
+    above = index - 128 + (linear << 7)
+    below = ((linear - count) << 7) | ((index << count) & 127) | rest
+    magnitude = tl.where(deep, ((linear - 8 - gap) << 7) | (rest >> 3), tl.where(index >= 128, above, below))
+    return magnitude, deep & (gap == 7)
+
+
+@triton.jit
+def _escaped_bits(source, rank, there):
+    """bf16 bits of escape number `rank`, int32."""
+    byte = source + 2 * rank.to(tl.int64)
+    bits = tl.load(byte, mask=there, other=0).to(tl.int32)
+    return bits | tl.load(byte + 1, mask=there, other=0).to(tl.int32) << 8
 
 
 @triton.jit(do_not_specialize=["part", "rows"])
@@ -125,18 +155,9 @@ def read_kernel(
         count = tl.where(inside & ~far, raw_count(index), 0)
         bit = done + tl.cumsum(count, axis=0) - count
         done += tl.sum(count, axis=0)
-        byte = (bit >> 3).to(tl.int64)
-        there = count > 0
-        word = tl.load(raw + byte, mask=there & (byte < raw_bytes), other=0).to(tl.int32)
-        word |= tl.load(raw + byte + 1, mask=there & (byte + 1 < raw_bytes), other=0).to(tl.int32) << 8
-        word |= tl.load(raw + byte + 2, mask=there & (byte + 2 < raw_bytes), other=0).to(tl.int32) << 16
-        rest = (word >> (bit & 7)) & ((1 << count) - 1)
-        gap = rest & 7
-        deep = index == 0
-        above = index - 128 + (linear << 7)
-        below = ((linear - count) << 7) | ((index << count) & 127) | rest
-        magnitude = tl.where(deep, ((linear - 8 - gap) << 7) | (rest >> 3), tl.where(index >= 128, above, below))
-        whole = far | (deep & (gap == 7))
+        rest = (_raw_word(raw, raw_bytes, bit, count > 0) >> (bit & 7)) & ((1 << count) - 1)
+        magnitude, escaped = _magnitude(index, linear, count, rest)
+        whole = far | escaped
         wrong |= (inside & ~whole & ((magnitude > 0x7FFF) | (magnitude < 128))).to(tl.int32)
         found += (inside & whole).to(tl.int32)
         value = (magnitude & 0x7FFF) | tl.where(i < 0, 0x8000, 0)
@@ -185,14 +206,11 @@ def finish_kernel(
     limit = tl.load(section + ESCAPE_COUNT)
     done = before_in_block(escapes + part * rows, first, row, AHEAD)
     place = places + (part * blocks + block) * PLACE_COLUMNS
-    target = tl.load(place + ADDRESS).to(tl.pointer_type(tl.int16))
-    target += (row - first) * tl.load(place + TOKEN_STRIDE)
-    head_stride = tl.load(place + HEAD_STRIDE)
+    target, head_stride = row_of_tensor(place, row - first)
     wanted = tl.where(row - first < tl.load(place + EXIST), width, 0)  # columns
     symbols += row * width
     values += row * width
-    plain = tl.zeros((TILE,), tl.uint32)
-    weighted = tl.zeros((TILE,), tl.uint32)
+    plain, weighted = tl.zeros((TILE,), tl.uint32), tl.zeros((TILE,), tl.uint32)
     at = 0
     while at < width:
         column = at + lane
@@ -200,24 +218,14 @@ def finish_kernel(
         whole = inside & (tl.load(symbols + column, mask=inside, other=0).to(tl.int32) == ESCAPE)
         rank = done + tl.cumsum(whole.to(tl.int32), axis=0) - 1
         done = tl.max(rank, axis=0) + 1  # a sum of bits would be counted in local memory
-        there = whole & (rank < limit)
-        byte = source + 2 * rank.to(tl.int64)
-        escaped = tl.load(byte, mask=there, other=0).to(tl.int32)
-        escaped |= tl.load(byte + 1, mask=there, other=0).to(tl.int32) << 8
-        x = tl.load(values + column, mask=inside, other=0).to(tl.int32) & 0xFFFF
-        x = tl.where(whole, escaped, x)
+        escaped = _escaped_bits(source, rank, whole & (rank < limit))
+        x = tl.where(whole, escaped, load_bits(values + column, inside))
         tl.store(values + column, x.to(tl.int16), mask=whole)
-        to = target + (column // DIM).to(tl.int64) * head_stride + column % DIM
+        to = target + (column // DIM).to(tl.int64) * head_stride + column % DIM  # `in_heads` takes more registers here
         tl.store(to, x.to(tl.int16), mask=column < wanted)
-        x = tl.where(inside, x, 0).to(tl.uint32)
-        plain += x
-        weighted += x * (column + 1).to(tl.uint32)
+        plain, weighted = add_to_sums(plain, weighted, x, column, inside)
         at += TILE
-    tl.store(sums + part * rows + row, tl.sum(plain, axis=0).to(tl.int32, bitcast=True))
-    tl.store(sums + (parts + part) * rows + row, tl.sum(weighted, axis=0).to(tl.int32, bitcast=True))
+    store_sums(sums, plain, weighted, part, row, parts, rows)
     tl.debug_barrier()  # values of other threads are read
-    if ROTATE:
-        cos += row * (DIM // 2)
-        sin += row * (DIM // 2)
-    inputs += row * input_stride + input_column
-    make_inputs(values, DIM, width, in_scale, to_fixed, cos, sin, inputs, DIM, ROTATE, TILE)
+    of_inputs = (in_scale, to_fixed, cos, sin, inputs, input_stride, input_column, row)
+    make_inputs(values, DIM, width, *of_inputs, DIM, ROTATE, TILE)

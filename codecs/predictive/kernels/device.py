@@ -36,7 +36,7 @@ MOST_VALUES = 1 << 27  # of one part of one block: their raw bits are counted in
 
 @dataclass(frozen=True, eq=False)
 class DevicePart:
-    """K or V of a layer, C values a token. Arrays as in `predictive_model.Part`, but the weights."""
+    """K or V of a layer, C values a token. Arrays as in `model.Part`, but the weights."""
 
     number: int  # 2 * layer, and 1 more of V
     width: int
@@ -230,6 +230,10 @@ class Run:
             **DENSE_OPTIONS,
         )
 
+    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        """Launches a kernel of the rows, a program a row, on the current stream."""
+        kernel[(self.rows,)](*arguments, TILE=TILE, **constants, **OPTIONS)
+
     def totals(self, of_rows: Tensor) -> Tensor:
         """int64 [..., blocks] of integers [..., rows], added up exactly."""
         shape = (*of_rows.shape[:-1], self.blocks)
@@ -262,7 +266,7 @@ def _columns(widths: Sequence[int]) -> list[int]:
 
 
 def _places(model: DeviceModel, blocks: Sequence[Layers]) -> Array:
-    """See predict_axis.py; int64 [parts, blocks, PLACE_COLUMNS]."""
+    """See axis.py; int64 [parts, blocks, PLACE_COLUMNS]."""
     table = np.empty((len(model.parts), len(blocks), PLACE_COLUMNS.value), np.int64)
     for number, layers in enumerate(blocks):
         if len(layers) != len(model.layout.layers):

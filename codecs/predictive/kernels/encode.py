@@ -10,21 +10,23 @@ import triton
 import triton.language as tl
 
 from kvstore.codecs.predictive.kernels.axis import (
-    ADDRESS,
     ESCAPE,
-    HEAD_STRIDE,
     MOST_RAW,
     OFFSET,
     PLACE_COLUMNS,
-    TOKEN_STRIDE,
     adapt,
+    add_to_sums,
     before_in_block,
     bins,
     energy,
     exponent,
+    in_heads,
+    load_bits,
     make_inputs,
     octaves,
+    row_of_tensor,
     signed_index,
+    store_sums,
 )
 
 AHEAD = tl.constexpr(64)
@@ -47,6 +49,17 @@ def _open(x, linear, far):
     rest = tl.where(deep, tl.where(near, gap | (mantissa << 3), 7), mantissa & ((1 << few) - 1))
     count = tl.where(deep, MOST_RAW, few)
     return tl.where(far, 0, rest), tl.where(far, 0, count), far | (deep & ~near)
+
+
+@triton.jit
+def _symbols_of(x, mu, scale, column, inside, offset):
+    """(symbols, their exponents of one value a bin, whether they are escapes, energies) of columns x of a row."""
+    predicted = load_bits(mu + column, inside)
+    linear, quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
+    distance = signed_index(x, linear) - signed_index(predicted, linear)
+    far = (distance < -OFFSET) | (distance >= OFFSET)
+    size = tl.where(far, 255, energy(distance, octaves(predicted, linear), quarter))
+    return tl.where(far, ESCAPE, distance + OFFSET), linear, far, size
 
 
 @triton.jit(do_not_specialize=["parts", "part", "rows", "blocks"])
@@ -85,47 +98,53 @@ def split_kernel(
     part = part.to(tl.int64)
     block = tl.load(block_of + row)
     place = places + (part * blocks + block) * PLACE_COLUMNS
-    head_stride = tl.load(place + HEAD_STRIDE)
-    source = tl.load(place + ADDRESS).to(tl.pointer_type(tl.int16))
-    source += (row - tl.load(firsts + block)) * tl.load(place + TOKEN_STRIDE)
+    source, head_stride = row_of_tensor(place, row - tl.load(firsts + block))
     offset = tl.load(offsets + part * rows + row)
     symbols += row * width
     mu += row * width
-    counts = tl.zeros((TILE,), tl.int32)
-    sizes = tl.zeros((TILE,), tl.int32)
-    found = tl.zeros((TILE,), tl.int32)
-    plain = tl.zeros((TILE,), tl.uint32)
-    weighted = tl.zeros((TILE,), tl.uint32)
+    counts, sizes, found = tl.zeros((TILE,), tl.int32), tl.zeros((TILE,), tl.int32), tl.zeros((TILE,), tl.int32)
+    plain, weighted = tl.zeros((TILE,), tl.uint32), tl.zeros((TILE,), tl.uint32)
     at = 0
     while at < width:
         column = at + lane
         inside = column < width
-        of_head = source + (column // DIM).to(tl.int64) * head_stride
-        x = tl.load(of_head + column % DIM, mask=inside, other=0).to(tl.int32) & 0xFFFF
-        predicted = tl.load(mu + column, mask=inside, other=0).to(tl.int32) & 0xFFFF
-        linear, quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
-        distance = signed_index(x, linear) - signed_index(predicted, linear)
-        far = (distance < -OFFSET) | (distance >= OFFSET)
-        tl.store(symbols + column, tl.where(far, ESCAPE, distance + OFFSET).to(tl.uint8), mask=inside)
+        x = load_bits(in_heads(source, column, head_stride, DIM), inside)
+        symbol, linear, far, size = _symbols_of(x, mu, scale, column, inside, offset)
+        tl.store(symbols + column, symbol.to(tl.uint8), mask=inside)
         _rest, count, whole = _open(x, linear, far)
-        size = energy(distance, octaves(predicted, linear), quarter)
         counts += tl.where(inside, count, 0)
-        sizes += tl.where(inside, tl.where(far, 255, size), 0)
+        sizes += tl.where(inside, size, 0)
         found += (inside & whole).to(tl.int32)
-        x = tl.where(inside, x, 0).to(tl.uint32)
-        plain += x
-        weighted += x * (column + 1).to(tl.uint32)
+        plain, weighted = add_to_sums(plain, weighted, x, column, inside)
         at += TILE
     tl.store(raw_bits + part * rows + row, tl.sum(counts, axis=0))
     tl.store(escapes + part * rows + row, tl.sum(found, axis=0))
-    tl.store(sums + part * rows + row, tl.sum(plain, axis=0).to(tl.int32, bitcast=True))
-    tl.store(sums + (parts + part) * rows + row, tl.sum(weighted, axis=0).to(tl.int32, bitcast=True))
+    store_sums(sums, plain, weighted, part, row, parts, rows)
     adapt(tl.sum(sizes, axis=0), width, part, rows, row, adapts, offsets, fits)
-    if ROTATE:
-        cos += row * (DIM // 2)
-        sin += row * (DIM // 2)
-    inputs += row * input_stride + input_column
-    make_inputs(source, head_stride, width, in_scale, to_fixed, cos, sin, inputs, DIM, ROTATE, TILE)
+    of_inputs = (in_scale, to_fixed, cos, sin, inputs, input_stride, input_column, row)
+    make_inputs(source, head_stride, width, *of_inputs, DIM, ROTATE, TILE)
+
+
+@triton.jit
+def _add_bits(words, rest, bit, inside, TILE: tl.constexpr):
+    """Adds raw bits to words, from bit `bit` on."""
+    # Four values have up to 40 bits, which lie in up to three words.
+    start = tl.min(tl.reshape(bit, (TILE // 4, 4)), axis=1)
+    four = (bit - tl.reshape(tl.broadcast_to(start[:, None], (TILE // 4, 4)), (TILE,))).to(tl.uint64)
+    rest = tl.where(inside, rest, 0).to(tl.uint64) << four
+    group = tl.sum(tl.reshape(rest, (TILE // 4, 4)), axis=1)
+    shift = (start & 31).to(tl.uint64)
+    low = group << shift
+    high = (group >> 1) >> (63 - shift)
+    word = words + (start >> 5)
+    _add(word, low & 0xFFFFFFFF)
+    _add(word + 1, low >> 32)
+    _add(word + 2, high)
+
+
+@triton.jit
+def _add(words, bits):
+    tl.atomic_or(words, bits.to(tl.uint32).to(tl.int32, bitcast=True), mask=bits != 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["part", "rows", "blocks"])
@@ -157,11 +176,8 @@ def pack_kernel(
     words += tl.load(target + WORDS)
     payload += tl.load(target + ESCAPES)
     there = tl.where(tl.load(target + WORDS) >= 0, width, 0)
-    place = places + (part * blocks + block) * PLACE_COLUMNS
-    head_stride = tl.load(place + HEAD_STRIDE)
     first = tl.load(firsts + block)
-    source = tl.load(place + ADDRESS).to(tl.pointer_type(tl.int16))
-    source += (row - first) * tl.load(place + TOKEN_STRIDE)
+    source, head_stride = row_of_tensor(places + (part * blocks + block) * PLACE_COLUMNS, row - first)
     offset = tl.load(offsets + part * rows + row)
     bits_before = before_in_block(raw_bits + part * rows, first, row, AHEAD)
     escapes_before = before_in_block(escapes + part * rows, first, row, AHEAD)
@@ -170,8 +186,7 @@ def pack_kernel(
     while at < there:
         column = at + lane
         inside = column < there
-        of_head = source + (column // DIM).to(tl.int64) * head_stride
-        x = tl.load(of_head + column % DIM, mask=inside, other=0).to(tl.int32) & 0xFFFF
+        x = load_bits(in_heads(source, column, head_stride, DIM), inside)
         linear, _quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
         far = tl.load(symbols + column, mask=inside, other=0).to(tl.int32) == ESCAPE
         rest, count, whole = _open(x, linear, far)
@@ -184,22 +199,5 @@ def pack_kernel(
         byte = payload + 2 * rank.to(tl.int64)
         tl.store(byte, (x & 255).to(tl.uint8), mask=whole)
         tl.store(byte + 1, (x >> 8).to(tl.uint8), mask=whole)
-
-        # Four values have up to 40 bits, which lie in up to three words.
-        start = tl.min(tl.reshape(bit, (TILE // 4, 4)), axis=1)
-        four = (bit - tl.reshape(tl.broadcast_to(start[:, None], (TILE // 4, 4)), (TILE,))).to(tl.uint64)
-        rest = tl.where(inside, rest, 0).to(tl.uint64) << four
-        group = tl.sum(tl.reshape(rest, (TILE // 4, 4)), axis=1)
-        shift = (start & 31).to(tl.uint64)
-        low = group << shift
-        high = (group >> 1) >> (63 - shift)
-        word = words + (start >> 5)
-        _add(word, low & 0xFFFFFFFF)
-        _add(word + 1, low >> 32)
-        _add(word + 2, high)
+        _add_bits(words, rest, bit, inside, TILE)
         at += TILE
-
-
-@triton.jit
-def _add(words, bits):
-    tl.atomic_or(words, bits.to(tl.uint32).to(tl.int32, bitcast=True), mask=bits != 0, sem="relaxed")

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.codecs.predictive.kernels import device as predict_device
 from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kernel, read_kernel
-from kvstore.codecs.predictive.kernels.device import OPTIONS, Array, DeviceModel, DevicePart, Layers, Run, Tensor, on
+from kvstore.codecs.predictive.kernels.device import Array, DeviceModel, DevicePart, Layers, Run, Tensor, on
 from kvstore.codecs.predictive.kernels.encode import split_kernel
 from kvstore.codecs.predictive.kernels.layers import Coded, Sections, assemble
 from kvstore.codecs.predictive.reference import HEADER
@@ -83,57 +82,20 @@ def _decode_parts(run: Run, payload: Tensor, sections: Sections) -> Tensor:
         count = run.rows * part.width
         run.predict(part, classes)
         status = decoder.parts(classes[:count], where[part.width], symbols[:count])
-        measure_kernel[(run.rows,)](
-            symbols,
-            run.mu,
-            part.scale,
-            model.adapts,
-            run.offsets,
-            run.fits,
-            run.raw_bits,
-            part.number,
-            run.rows,
-            part.width,
-            TILE=predict_device.TILE,
-            **OPTIONS,
+        of_part = (part.number, run.rows)
+        of_payload = (payload, sections.table, run.block_of, run.firsts, symbols)
+        left_open = (part.scale, run.offsets, run.raw_bits, run.escapes, bad, values)
+        run.launch(
+            measure_kernel,
+            *(symbols, run.mu, part.scale, model.adapts, run.offsets, run.fits, run.raw_bits),
+            *(*of_part, part.width),
         )
-        read_kernel[(run.rows,)](
-            payload,
-            sections.table,
-            run.block_of,
-            run.firsts,
-            symbols,
-            run.mu,
-            part.scale,
-            run.offsets,
-            run.raw_bits,
-            run.escapes,
-            bad,
-            values,
-            part.number,
-            run.rows,
-            run.blocks,
-            part.width,
-            TILE=predict_device.TILE,
-            **OPTIONS,
-        )
-        finish_kernel[(run.rows,)](
-            payload,
-            sections.table,
-            run.block_of,
-            run.firsts,
-            symbols,
-            run.escapes,
-            values,
-            run.places,
-            run.sums,
-            *_of_inputs(run, part),
-            run.blocks,
-            part.width,
+        run.launch(read_kernel, *of_payload, run.mu, *left_open, *of_part, run.blocks, part.width)
+        run.launch(
+            finish_kernel,
+            *(*of_payload, run.escapes, values, run.places, run.sums, *_of_inputs(run, part), run.blocks, part.width),
             DIM=part.dim,
             ROTATE=part.rotated,
-            TILE=predict_device.TILE,
-            **OPTIONS,
         )
     _, raw_bytes, _, escapes = sections.table.unbind(-1)
     wrong = ((run.totals(run.raw_bits) + 7) >> 3 != raw_bytes) | (run.totals(run.escapes) != escapes)
@@ -180,26 +142,12 @@ def encode_parts(run: Run, limits: Array) -> Coded:
     for part in model.parts:
         mine = slice(begins[part.number], ends[part.number])
         run.predict(part, classes[mine])
-        split_kernel[(run.rows,)](
-            run.places,
-            run.block_of,
-            run.firsts,
-            run.mu,
-            part.scale,
-            model.adapts,
-            run.offsets,
-            run.fits,
-            symbols[mine],
-            run.raw_bits,
-            run.escapes,
-            run.sums,
-            *_of_inputs(run, part),
-            run.blocks,
-            part.width,
+        run.launch(
+            split_kernel,
+            *(run.places, run.block_of, run.firsts, run.mu, part.scale, model.adapts, run.offsets, run.fits),
+            *(symbols[mine], run.raw_bits, run.escapes, run.sums, *_of_inputs(run, part), run.blocks, part.width),
             DIM=part.dim,
             ROTATE=part.rotated,
-            TILE=predict_device.TILE,
-            **OPTIONS,
         )
     spans = np.stack([run.ends - run.counts, run.counts], -1)[:, None] * widths[:, None]
     spans[..., 0] += begins

@@ -89,25 +89,11 @@ def assemble(run: Run, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple[
     bits = torch.zeros(int(packed.sum()) + 1, dtype=torch.int32, device=model.device)
     targets = model.send(np.where(kept[:, None], np.stack([packed_at, escapes_at], -1), -1))
     for part, mine in zip(model.parts, coded.parts, strict=True):
-        pack_kernel[(run.rows,)](
-            run.places,
-            run.block_of,
-            run.firsts,
-            coded.symbols[mine],
-            part.scale,
-            run.offsets,
-            run.raw_bits,
-            run.escapes,
-            targets,
-            bits,
-            payload,
-            part.number,
-            run.rows,
-            run.blocks,
-            part.width,
+        run.launch(
+            pack_kernel,
+            *(run.places, run.block_of, run.firsts, coded.symbols[mine], part.scale, run.offsets, run.raw_bits),
+            *(run.escapes, targets, bits, payload, part.number, run.rows, run.blocks, part.width),
             DIM=part.dim,
-            TILE=predict_device.TILE,
-            **OPTIONS,
         )
     headers = model.send(header.transpose(1, 0, 2).astype("<u4").view(np.uint8).reshape(-1))
     numbers = HEADER.size * np.arange(sizes.size).reshape(sizes.shape)

@@ -123,7 +123,10 @@ def writable(view: KVView) -> Layers:
     """The tensors of a view that kernels can write to. Raises `ValueError` for others."""
     tensors = view.tensors()
     if not all(_is_contiguous(t) for t in tensors):
-        raise ValueError("decode: the last dimension of every tensor of the target must be contiguous")
+        raise ValueError(
+            "decode: the last dimension of every tensor of the target must be contiguous; decode into contiguous "
+            "tensors and copy"
+        )
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 

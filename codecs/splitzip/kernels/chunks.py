@@ -55,6 +55,23 @@ def layer_values(row):
 
 
 @triton.jit
+def known_bytes(values, chunks, LOW_BYTES: tl.constexpr, REST_BITS: tl.constexpr):
+    """Bytes of a layer before its escapes: header, planes, ends and bases."""
+    return 16 + values // 2 + values * REST_BITS // 8 + values * LOW_BYTES + 5 * chunks
+
+
+@triton.jit
+def planes(payload, row, values, chunks, LOW_BYTES: tl.constexpr, REST_BITS: tl.constexpr):
+    """Where a layer's header, plane of signs and mantissas, plane of low bytes, ends and bases begin in the payload."""
+    begin = payload + tl.load(row + PAYLOAD)
+    begin = tl.multiple_of(begin, 16)
+    rest_plane = begin + 16 + values // 2
+    low_plane = rest_plane + values * REST_BITS // 8
+    ends = low_plane + values * LOW_BYTES
+    return begin, rest_plane, low_plane, ends, ends + 4 * chunks
+
+
+@triton.jit
 def locate(row, number, ITEM: tl.constexpr, ALIGNED: tl.constexpr):
     """Where chunk `number` lies: (address of its head, stride of a token, dim, first value in the head, values of the
     chunk, values of the chunk that exist in the tensor, first value in the layer's planes)."""

@@ -13,11 +13,12 @@ from kvstore.codecs.splitzip.kernels.chunks import (
     CHUNK,
     COLUMNS,
     GROUP,
-    PAYLOAD,
     PAYLOAD_BYTES,
+    known_bytes,
     layer_chunks,
     layer_values,
     locate,
+    planes,
     pointers,
     raw_bytes,
 )
@@ -56,6 +57,107 @@ def _join(exponent, rest, low, TYPE: tl.constexpr, LOW_BYTES: tl.constexpr, REST
 
 
 @triton.jit
+def _escapes_of(row, number, begin, ends, values, chunks, most, LOW_BYTES: tl.constexpr, REST_BITS: tl.constexpr):
+    """Of a chunk: (first byte of its escapes, their bytes, whether code 0 stands for exponent 0, whether any of it is
+    wrong; of chunk 0, of the whole layer). most: bytes of a chunk that is stored raw."""
+    room = tl.load(row + PAYLOAD_BYTES) - known_bytes(values, chunks, LOW_BYTES, REST_BITS)
+    end_word = tl.load(ends + number)
+    previous = tl.load(ends + tl.maximum(number - 1, 0))
+    zero = end_word < 0  # the flag is the highest bit
+    from_byte = tl.where(number > 0, previous & END_MASK, 0).to(tl.int64)
+    to_byte = (end_word & END_MASK).to(tl.int64)
+    size = to_byte - from_byte
+    wrong = (size < 0) | (to_byte > room) | (size > most) | ((size % 3 != 0) & (size != most))
+    if number == 0:
+        header = begin.to(tl.pointer_type(tl.int32))
+        escape_bytes = tl.load(header + 2).to(tl.int64)
+        last = (tl.load(ends + chunks - 1) & END_MASK).to(tl.int64)
+        wrong |= (tl.load(header) != 1) | (tl.load(header + 1) != chunks) | (escape_bytes != last)
+        wrong |= escape_bytes > room
+    return from_byte, size, zero, wrong
+
+
+@triton.jit
+def _load_planes(rest_plane, low_plane, place, padded, LOW_BYTES: tl.constexpr, REST_BITS: tl.constexpr):
+    """Sign with mantissa bits, and low bytes, of the chunk from `place` on: `[CHUNK]` int32 each."""
+    lane = tl.arange(0, CHUNK)
+    # Accesses are whole groups wherever the format pads to them: only then are they wide.
+    inside = lane < padded
+    if REST_BITS == 8:
+        rest = tl.load(tl.multiple_of(rest_plane + place, 16) + lane, mask=inside, other=0).to(tl.int32)
+    else:
+        rest = _load_bits(tl.multiple_of(rest_plane + place // 8 * 3, 4), padded)
+    if LOW_BYTES == 1:
+        low = tl.load(tl.multiple_of(low_plane + place, 4) + lane, mask=inside, other=0).to(tl.int32)
+    elif LOW_BYTES == 2:
+        low_source = tl.multiple_of((low_plane + 2 * place).to(tl.pointer_type(tl.uint16)), 16)
+        low = tl.load(low_source + lane, mask=inside, other=0).to(tl.int32)
+    else:
+        low = 0
+    return rest, low
+
+
+@triton.jit
+def _load_some(rest_plane, low_plane, place, position, within, LOW_BYTES: tl.constexpr, REST_BITS: tl.constexpr):
+    """The same of the chunk's values at `position`, `[ESCAPES]`."""
+    if REST_BITS == 8:
+        rest = tl.load(rest_plane + place + position, mask=within, other=0).to(tl.int32)
+    else:
+        words = (rest_plane + place // 8 * 3 + (position // GROUP) * 12).to(tl.pointer_type(tl.int32))
+        shift = position % GROUP
+        rest = tl.zeros((ESCAPES,), tl.int32)
+        for bit in tl.static_range(3):
+            rest |= ((tl.load(words + bit, mask=within, other=0) >> shift) & 1) << bit
+    if LOW_BYTES == 1:
+        low = tl.load(low_plane + place + position, mask=within, other=0).to(tl.int32)
+    elif LOW_BYTES == 2:
+        low_source = tl.multiple_of((low_plane + 2 * place).to(tl.pointer_type(tl.uint16)), 16)
+        low = tl.load(low_source + position, mask=within, other=0).to(tl.int32)
+    else:
+        low = 0
+    return rest, low
+
+
+@triton.jit
+def _patch(
+    escapes,
+    size,
+    damaged,
+    rest_plane,
+    low_plane,
+    place,
+    address,
+    token_stride,
+    dim,
+    first,
+    count,
+    exist,
+    TYPE: tl.constexpr,
+    LOW_BYTES: tl.constexpr,
+    REST_BITS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Writes the values that the chunk's `size` bytes of escapes name over those that their codes gave."""
+    start = count * 0
+    while start < size // 3:
+        at = start + tl.arange(0, ESCAPES)
+        within = at < size // 3
+        source = escapes + 3 * at
+        position = tl.load(source, mask=within, other=0).to(tl.int32)
+        position |= tl.load(source + 1, mask=within, other=0).to(tl.int32) << 8
+        patch = tl.load(source + 2, mask=within, other=0).to(tl.int32)
+        tl.store(damaged + 0 * at, 1, mask=within & (position >= count))
+        within &= position < count
+        rest_of, low_of = _load_some(rest_plane, low_plane, place, position, within, LOW_BYTES, REST_BITS)
+        fixed = _join(patch, rest_of, low_of, TYPE, LOW_BYTES, REST_BITS)
+        index = first + position
+        if DIM != -1:
+            index = (index // dim) * token_stride + index % dim
+        tl.store(address.to(tl.pointer_type(TYPE)) + index, fixed, mask=within & (position < exist))
+        start += ESCAPES
+
+
+@triton.jit
 def decode_kernel(
     table,  # [layers, COLUMNS] int64
     payload,  # bytes
@@ -75,29 +177,12 @@ def decode_kernel(
         return
     address, token_stride, dim, first, count, exist, place = locate(row, number, TYPE.primitive_bitwidth // 8, ALIGNED)
     values = layer_values(row)
-    begin = payload + tl.load(row + PAYLOAD)
-    begin = tl.multiple_of(begin, 16)
-    rest_plane = begin + 16 + values // 2
-    low_plane = rest_plane + values * REST_BITS // 8
-    ends = (low_plane + values * LOW_BYTES).to(tl.pointer_type(tl.int32))
-    bases = low_plane + values * LOW_BYTES + 4 * chunks
-    room = tl.load(row + PAYLOAD_BYTES) - (16 + values // 2 + values * REST_BITS // 8 + values * LOW_BYTES + 5 * chunks)
-
-    end_word = tl.load(ends + number)
-    previous = tl.load(ends + tl.maximum(number - 1, 0))
-    zero = end_word < 0  # the flag is the highest bit
-    from_byte = tl.where(number > 0, previous & END_MASK, 0).to(tl.int64)
-    to_byte = (end_word & END_MASK).to(tl.int64)
-    size = to_byte - from_byte
+    begin, rest_plane, low_plane, ends, bases = planes(payload, row, values, chunks, LOW_BYTES, REST_BITS)
+    ends = ends.to(tl.pointer_type(tl.int32))
     most = raw_bytes(count, REST_BITS)
+    of_layer = (begin, ends, values, chunks)
+    from_byte, size, zero, wrong = _escapes_of(row, number, *of_layer, most, LOW_BYTES, REST_BITS)
     raw = size == most
-    wrong = (size < 0) | (to_byte > room) | (size > most) | ((size % 3 != 0) & (size != most))
-    if number == 0:
-        header = begin.to(tl.pointer_type(tl.int32))
-        escape_bytes = tl.load(header + 2).to(tl.int64)
-        last = (tl.load(ends + chunks - 1) & END_MASK).to(tl.int64)
-        wrong |= (tl.load(header) != 1) | (tl.load(header + 1) != chunks) | (escape_bytes != last)
-        wrong |= escape_bytes > room
     escapes = bases + chunks + from_byte
     base = tl.load(bases + number).to(tl.int32)
     if wrong:
@@ -108,21 +193,7 @@ def decode_kernel(
     lane = tl.arange(0, CHUNK)
     padded = tl.cdiv(count, GROUP) * GROUP
     code = _load_nibbles(tl.multiple_of(begin + 16 + place // 2, 16), padded // 2)
-    # Accesses are whole groups wherever the format pads to them: only then are they wide.
-    inside = lane < padded
-    if REST_BITS == 8:
-        rest_source = tl.multiple_of(rest_plane + place, 16)
-        rest = tl.load(rest_source + lane, mask=inside, other=0).to(tl.int32)
-    else:
-        rest_source = rest_plane + place // 8 * 3
-        rest = _load_bits(tl.multiple_of(rest_source, 4), padded)
-    if LOW_BYTES == 1:
-        low = tl.load(tl.multiple_of(low_plane + place, 4) + lane, mask=inside, other=0).to(tl.int32)
-    elif LOW_BYTES == 2:
-        low_source = tl.multiple_of((low_plane + 2 * place).to(tl.pointer_type(tl.uint16)), 16)
-        low = tl.load(low_source + lane, mask=inside, other=0).to(tl.int32)
-    else:
-        low = 0
+    rest, low = _load_planes(rest_plane, low_plane, place, padded, LOW_BYTES, REST_BITS)
     exponent = tl.where(zero & (code == 0), 0, code + base)
     if raw:
         if REST_BITS == 8:
@@ -136,33 +207,6 @@ def decode_kernel(
     if (size > 0) & (raw == 0):
         # The patches overwrite what other threads have just stored.
         tl.debug_barrier()
-        start = count * 0
-        while start < size // 3:
-            at = start + tl.arange(0, ESCAPES)
-            within = at < size // 3
-            source = escapes + 3 * at
-            position = tl.load(source, mask=within, other=0).to(tl.int32)
-            position |= tl.load(source + 1, mask=within, other=0).to(tl.int32) << 8
-            patch = tl.load(source + 2, mask=within, other=0).to(tl.int32)
-            tl.store(damaged + layer + 0 * at, 1, mask=within & (position >= count))
-            within &= position < count
-            if REST_BITS == 8:
-                rest_of = tl.load(rest_plane + place + position, mask=within, other=0).to(tl.int32)
-            else:
-                words = (rest_source + (position // GROUP) * 12).to(tl.pointer_type(tl.int32))
-                shift = position % GROUP
-                rest_of = tl.zeros((ESCAPES,), tl.int32)
-                for bit in tl.static_range(3):
-                    rest_of |= ((tl.load(words + bit, mask=within, other=0) >> shift) & 1) << bit
-            if LOW_BYTES == 1:
-                low_of = tl.load(low_plane + place + position, mask=within, other=0).to(tl.int32)
-            elif LOW_BYTES == 2:
-                low_of = tl.load(low_source + position, mask=within, other=0).to(tl.int32)
-            else:
-                low_of = 0
-            fixed = _join(patch, rest_of, low_of, TYPE, LOW_BYTES, REST_BITS)
-            index = first + position
-            if DIM != -1:
-                index = (index // dim) * token_stride + index % dim
-            tl.store(address.to(tl.pointer_type(TYPE)) + index, fixed, mask=within & (position < exist))
-            start += ESCAPES
+        of_planes = (rest_plane, low_plane, place)
+        of_tensor = (address, token_stride, dim, first, count, exist)
+        _patch(escapes, size, damaged + layer, *of_planes, *of_tensor, TYPE, LOW_BYTES, REST_BITS, DIM)

@@ -19,9 +19,11 @@ from kvstore.codecs.splitzip.kernels.chunks import (
     FIRST_STATE,
     GROUP,
     PAYLOAD,
+    known_bytes,
     layer_chunks,
     layer_values,
     locate,
+    planes,
     pointers,
     raw_bytes,
     whole,
@@ -196,11 +198,48 @@ def _finish(row, out, size_of, chunks, total, LOW_BYTES: tl.constexpr, REST_BITS
     word = tl.arange(0, 4)
     header = tl.where(word == 0, 1, tl.where(word == 1, chunks, tl.where(word == 2, end, total >> RAW_SHIFT)))
     tl.store(begin.to(tl.pointer_type(tl.int32)) + word, header.to(tl.int32))
-    size = 16 + values // 2 + values * REST_BITS // 8 + values * LOW_BYTES + 5 * chunks + end
+    size = known_bytes(values, chunks, LOW_BYTES, REST_BITS) + end
     padded = tl.cdiv(size, 16) * 16
     padding = tl.arange(0, 16)
     tl.store(begin + size + padding, tl.zeros((16,), tl.uint8), mask=padding < padded - size)
     tl.store(size_of, padded)
+
+
+@triton.jit
+def _choose(exponent, valid, count, REST_BITS: tl.constexpr):
+    """(base, zero, escapes, whether the chunk is raw): the window of a chunk. See `window` in the reference."""
+    # With the largest exponent as its top, what escapes is what lies below.
+    top = tl.max(exponent)
+    least = tl.min(tl.where(valid, exponent, 255))
+    base, zero = _window(top, least == 0)
+    escapes = tl.sum(_escaped(exponent, base, zero, valid).to(tl.int32))
+    if escapes > (count >> 6):
+        base, zero = _window(_robust_top(exponent, valid, count), least == 0)
+        escapes = tl.sum(_escaped(exponent, base, zero, valid).to(tl.int32))
+    raw = 3 * escapes >= tl.maximum(raw_bytes(count, REST_BITS), 1)
+    return tl.where(raw, 0, base), tl.where(raw, 0, zero), escapes, raw
+
+
+@triton.jit
+def _store_planes(
+    codes, rest_plane, low_plane, place, value, code, raw, padded, LOW_BYTES: tl.constexpr, REST_BITS: tl.constexpr
+):
+    """What of the values is not in their escapes. codes: pointer to the chunk's codes; padded: values, whole groups."""
+    lane = tl.arange(0, CHUNK)
+    inside = lane < padded
+    # Where the chunk is raw, base is 0 and the low half of every exponent is kept. Beyond the values all is 0.
+    fits = code.to(tl.uint32, bitcast=True) < tl.where(raw, 256, CODES).to(tl.uint32)
+    _store_pairs(tl.multiple_of(codes, 16), tl.where(fits, code & 15, 0), padded)
+    rest = _rest(value, LOW_BYTES, REST_BITS)
+    if REST_BITS == 8:
+        tl.store(tl.multiple_of(rest_plane + place, 16) + lane, rest.to(tl.uint8), mask=inside)
+    else:
+        _store_bits(tl.multiple_of(rest_plane + place // 8 * 3, 4), rest, padded)
+    if LOW_BYTES == 1:
+        tl.store(tl.multiple_of(low_plane + place, 4) + lane, value.to(tl.uint8), mask=inside)
+    if LOW_BYTES == 2:
+        low_target = (low_plane + 2 * place).to(tl.pointer_type(tl.uint16))
+        tl.store(tl.multiple_of(low_target, 16) + lane, value.to(tl.uint16), mask=inside)
 
 
 @triton.jit
@@ -229,18 +268,7 @@ def encode_kernel(
     source = pointers(address, token_stride, dim, first, lane, TYPE, DIM, ALIGNED)
     value = tl.load(source, mask=valid, other=0).to(tl.int32)
     exponent = _exponent(value, LOW_BYTES, REST_BITS)
-
-    # The window: see `window` in the reference. With the largest exponent as its top, what escapes is what lies below.
-    top = tl.max(exponent)
-    least = tl.min(tl.where(valid, exponent, 255))
-    base, zero = _window(top, least == 0)
-    escapes = tl.sum(_escaped(exponent, base, zero, valid).to(tl.int32))
-    if escapes > (count >> 6):
-        base, zero = _window(_robust_top(exponent, valid, count), least == 0)
-        escapes = tl.sum(_escaped(exponent, base, zero, valid).to(tl.int32))
-    raw = 3 * escapes >= tl.maximum(raw_bytes(count, REST_BITS), 1)
-    base = tl.where(raw, 0, base)
-    zero = tl.where(raw, 0, zero)
+    base, zero, escapes, raw = _choose(exponent, valid, count, REST_BITS)
     own = tl.where(raw, raw_bytes(count, REST_BITS), 3 * escapes).to(tl.int64) | (raw.to(tl.int64) << RAW_SHIFT)
 
     # Successors wait for this, so it comes before anything is written.
@@ -248,30 +276,10 @@ def encode_kernel(
     flag = tl.where(number == 0, TOTAL, OWN)
     tl.atomic_xchg(states + number, (own << FLAG_BITS) | flag, sem="relaxed")
 
-    values = layer_values(row)
-    begin = out + tl.load(row + PAYLOAD)
-    begin = tl.multiple_of(begin, 16)
-    rest_plane = begin + 16 + values // 2
-    low_plane = rest_plane + values * REST_BITS // 8
-    ends = low_plane + values * LOW_BYTES
-    bases = ends + 4 * chunks
+    begin, rest_plane, low_plane, ends, bases = planes(out, row, layer_values(row), chunks, LOW_BYTES, REST_BITS)
     padded = tl.cdiv(count, GROUP) * GROUP
-    inside = lane < padded
-
-    # Where the chunk is raw, base is 0 and the low half of every exponent is kept. Beyond the values all is 0.
-    code = exponent - base
-    fits = code.to(tl.uint32, bitcast=True) < tl.where(raw, 256, CODES).to(tl.uint32)
-    _store_pairs(tl.multiple_of(begin + 16 + place // 2, 16), tl.where(fits, code & 15, 0), padded)
-    rest = _rest(value, LOW_BYTES, REST_BITS)
-    if REST_BITS == 8:
-        tl.store(tl.multiple_of(rest_plane + place, 16) + lane, rest.to(tl.uint8), mask=inside)
-    else:
-        _store_bits(tl.multiple_of(rest_plane + place // 8 * 3, 4), rest, padded)
-    if LOW_BYTES == 1:
-        tl.store(tl.multiple_of(low_plane + place, 4) + lane, value.to(tl.uint8), mask=inside)
-    if LOW_BYTES == 2:
-        low_target = (low_plane + 2 * place).to(tl.pointer_type(tl.uint16))
-        tl.store(tl.multiple_of(low_target, 16) + lane, value.to(tl.uint16), mask=inside)
+    codes = begin + 16 + place // 2
+    _store_planes(codes, rest_plane, low_plane, place, value, exponent - base, raw, padded, LOW_BYTES, REST_BITS)
 
     before = _before(states, number, LOOK)
     total = before + own

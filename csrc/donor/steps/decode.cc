@@ -55,7 +55,7 @@ class Decoder {
         symbols_(walk_.count() * widest(parts)),
         tables_(walk_.count() * widest(parts)) {}
 
-  // The next part. stream: null where all classes are 0.
+  // The next part. stream: null if all classes are 0.
   const char* part(std::size_t number, rans::Decoder* stream, Section& section) {
     walk_.begin(number);
     std::vector<std::uint8_t>& classes = walk_.classes();

@@ -108,7 +108,7 @@ class Encoder {
       std::int32_t* const row = counts[walk_.shift(t) - kLeastShift];
       std::uint64_t all = 0;
       std::memcpy(&all, numbers, group.size);
-      if (all == 0) {  // as most rows are where little is coded
+      if (all == 0) {  // as most rows are if little is coded
         row[0] += static_cast<std::int32_t>(group.size);
         continue;
       }

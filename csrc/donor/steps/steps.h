@@ -38,7 +38,7 @@ struct Coder {
 // K and V of every layer: heads, dim and width.
 using Parts = std::vector<predict::Part>;
 
-// Writes the layers one after the other to out and their sizes to sizes [layers]; false where they are longer than
+// Writes the layers one after the other to out and their sizes to sizes [layers]; false if they are longer than
 // capacity. All of out may be overwritten. quarters: of the step, up to kMostQuarters or kNothing. Throws
 // std::bad_alloc only.
 bool encode(const Coder& coder, const Parts& parts, const Block& block, int quarters, std::uint8_t* out,

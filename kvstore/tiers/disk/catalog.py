@@ -46,22 +46,39 @@ _ENGINE = 0
 
 
 class CatalogError(DiskError):
-    """LMDB refused; the transaction changed nothing."""
+    """LMDB refused. The transaction changed nothing."""
 
 
 class CatalogDamaged(CatalogError):
-    """LMDB refused the file itself."""
+    """LMDB refused the file itself: it is damaged, or of another version."""
 
 
 class Catalog:
-    """Opened catalog. Reads are thread-safe; writes are one at a time (the disk tier's lock)."""
+    """An open catalog. Reads are thread-safe; the disk tier's lock lets one thread write at a time.
+
+    Args:
+        directory: of the LMDB files; it must exist. The caller has checked the file (`check`).
+        map_bytes: the most bytes that the catalog may take.
+        readonly: open it beside a writer.
+
+    Raises:
+        CatalogDamaged: the file is damaged.
+        CatalogError: LMDB refuses the file.
+        StoreLocked: this process has the file open already; LMDB allows one environment of a file per process.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> catalog = Catalog(folder.name, 1 << 24, readonly=False)
+        >>> tokens = np.array([1, 2], np.uint32)
+        >>> catalog.commit(added=[Entry(5, 0, 10, 0, Extent(1, 4096, 8192), 0, 1, codec=7, tokens=tokens)])
+        >>> [entry.record for entry in catalog.get([5])], len(catalog.scan().entries)
+        ([5], 1)
+        >>> catalog.close()
+        >>> folder.cleanup()
+    """
 
     def __init__(self, directory: str, map_bytes: int, readonly: bool) -> None:
-        """Opens it, or makes it. The caller has checked the file (`check`).
-
-        Raises `CatalogDamaged`, `CatalogError`, and `StoreLocked` where this process has it open already: LMDB allows
-        one environment of a file per process.
-        """
         _close_inherited()
         with _errors("open"):
             self._env = lmdb.open(
@@ -140,8 +157,16 @@ class Catalog:
         removed: Iterable[Entry] = (),
         sessions: Iterable[tuple[bytes, bytes | None]] = (),
     ) -> None:
-        """Adds (or replaces) entries, removes others, puts or (None) deletes sessions: all or nothing, durable on
-        return. Raises `CatalogError`."""
+        """Commit changes: all or nothing. Durable on return.
+
+        Args:
+            added: entries to add, or to replace those of the same record.
+            removed: entries to remove.
+            sessions: key and value; None deletes the session.
+
+        Raises:
+            CatalogError: nothing changed.
+        """
         with _errors("commit"), self._env.begin(write=True) as txn:
             for entry in removed:
                 self._forget(txn, entry)
@@ -160,20 +185,20 @@ class Catalog:
                     txn.put(name, with_sum(value), db=self._sessions)
 
     def purge(self, keys: Sequence[bytes]) -> None:
-        """Removes damaged entries by their raw keys."""
+        """Remove damaged entries by their raw keys. Durable on return. Raises `CatalogError`."""
         with _errors("commit"), self._env.begin(write=True) as txn:
             for key in keys:
                 txn.delete(key, db=self._records)
 
     def get(self, records: Iterable[int]) -> list[Entry | None]:
-        """The entries of one snapshot; None where a record is gone or its entry is damaged."""
+        """Return the entries at one moment; None if a record is gone or its entry is damaged."""
         with _errors("read"), self._env.begin() as txn:
             values = [txn.get(_RECORD_KEY.pack(record), db=self._records) for record in records]
         entries = [Entry.unpack(value) if value is not None else None for value in values]
         return [e if e is not None and e.record == r else None for e, r in zip(entries, records, strict=True)]
 
     def in_segment(self, segment: int) -> list[Entry]:
-        """The entries whose records lie in a segment, in the order they lie in it."""
+        """Return the entries whose records lie in a segment, in the order in which they lie."""
         numbers = []
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._places) as cursor:
             if cursor.set_range(_PLACE_KEY.pack(segment, 0)):
@@ -185,7 +210,7 @@ class Catalog:
         return [entry for entry in found if entry is not None and entry.extent.segment == segment]
 
     def scan(self, after: int = 0) -> Scan:
-        """All entries with a number above `after`. Damaged ones are left out and their keys reported."""
+        """Return all entries with a number above `after`. Damaged ones are left out and their keys reported."""
         values, damaged = [], []
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
             if cursor.set_range(_RECORD_KEY.pack(after + 1)):
@@ -207,7 +232,7 @@ class Catalog:
     # ---- namespaces and sessions ---------------------------------------------------------------------------------
 
     def namespace(self, digest: bytes) -> int:
-        """The number of a namespace, given at its first use. Durable on return."""
+        """Return the number of a namespace, which it gets at its first use. Durable on return."""
         with _errors("commit"), self._env.begin(write=True) as txn:
             value = txn.get(digest, db=self._namespaces)
             number = _number(digest, value)
@@ -217,33 +242,40 @@ class Catalog:
             return number
 
     def namespaces(self) -> dict[bytes, int]:
-        """All namespaces: digest -> number."""
+        """Return all namespaces: number by digest."""
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._namespaces) as cursor:
             pairs = [(key, _number(key, value)) for key, value in cursor]
         return {key: number for key, number in pairs if number is not None and len(key) == 32}
 
     def session(self, name: bytes) -> bytes | None:
-        """A session's value; None where there is none or it is damaged."""
+        """Return a session's value; None if there is none or it is damaged."""
         with _errors("read"), self._env.begin() as txn:
             value = txn.get(name, db=self._sessions)
         return checked(value) if value is not None else None
 
     def sessions(self) -> Iterator[tuple[bytes, bytes]]:
-        """All intact sessions."""
+        """Return key and value of all intact sessions."""
         with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._sessions) as cursor:
             pairs = [(key, checked(value)) for key, value in cursor]
         return ((key, value) for key, value in pairs if value is not None)
 
     def session_count(self) -> int:
-        """How many sessions there are, damaged ones included."""
+        """Return how many sessions there are, damaged ones included."""
         with _errors("read"), self._env.begin() as txn:
             return int(txn.stat(self._sessions)["entries"])
 
     # ---- traffic -------------------------------------------------------------------------------------------------
 
     def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
-        """Replaces what is known of traffic: `[m]` record numbers, rising, and how often each was used. Durable on
-        return. Raises `CatalogError`."""
+        """Replace what is known of traffic. Durable on return.
+
+        Args:
+            records: numbers, uint64 `[m]`, rising.
+            counts: how often each was used, uint32 `[m]`.
+
+        Raises:
+            CatalogError: nothing changed.
+        """
         runs = records // _TRAFFIC_RUN
         numbers, firsts = np.unique(runs, return_index=True)
         ends = [*firsts.tolist(), len(records)][1:]
@@ -255,7 +287,7 @@ class Catalog:
                 txn.put(_RECORD_KEY.pack(number), with_sum(run.tobytes()), db=self._traffic, append=True)
 
     def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-        """How often each record had been used when that was last saved, `[m]`; 0 where nothing intact is known."""
+        """Return how often each record had been used when that was last saved, `[m]`; 0 if it is not known."""
         found = np.zeros(len(records), np.uint32)
         with _errors("read"), self._env.begin() as txn:
             for number in np.unique(records // _TRAFFIC_RUN).tolist():
@@ -274,9 +306,9 @@ class Catalog:
 
 
 def check(directory: str) -> list[str]:
-    """What is wrong with the structure of the LMDB file, as text; [] where nothing is.
+    """Return what is wrong with the structure of the LMDB file, as text; [] if nothing is.
 
-    Reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS.
+    This reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS.
     """
     try:
         return [str(problem) for problem in _verify(directory)]
@@ -290,8 +322,10 @@ def _verify(directory: str) -> list[Any]:
 
 
 def metas_agree(pages: bytes | bytearray) -> bool:
-    """Whether the two meta pages are of commits n and n - 1, each in its place. LMDB takes the newer one: a flipped
-    bit in that number would silently undo the last commit."""
+    """Return whether the two meta pages are of commits n and n - 1, each in its place.
+
+    LMDB takes the newer one: a flipped bit in that number would silently undo the last commit.
+    """
     even, odd = (int(struct.unpack_from("<Q", pages, place + _META_TXNID)[0]) for place in (0, PAGE_BYTES))
     return even == odd == 0 or (even % 2 == 0 and odd % 2 == 1 and abs(even - odd) == 1)
 
@@ -338,6 +372,6 @@ def _errors(doing: str) -> Iterator[None]:
     except lmdb.Error as error:
         if "already open in this process" in str(error):
             raise StoreLocked(
-                "the store is open in this process already; share that KVStore object, or use another process"
+                "the store is open in this process already; share that KVStore object, or open it from another process"
             ) from error
         raise CatalogError(f"catalog: {doing}: {error}") from error

@@ -48,11 +48,29 @@ assert _HEAD.size == ENTRY.itemsize
 
 @dataclass(frozen=True)
 class Entry(Source):
-    """One record as the catalog knows it; the disk tier reads it.
+    """One record as the catalog knows it; the disk tier reads it. Immutable.
 
-    tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
-    parent: record number of that block when this one was stored. namespace: number of the namespace. bits: -log2 P
-    of its tokens. expiry: unix seconds, 0 for never. donors: numbers of the records that it is coded against.
+    Attributes:
+        record: its number.
+        parent: number of the record before it when this one was stored, 0 for none.
+        tag, parent_tag: the first 8 bytes of the key of the block and of the block before it, 0 before the first.
+        extent: where the record lies.
+        start: position of its first token.
+        namespace: number of the namespace.
+        codec: number of the codec.
+        tokens: uint32 `[n]`.
+        bits: -log2 P of its tokens.
+        flags: as in `RecordHeader`.
+        expiry: unix seconds, 0 for never.
+        donors: numbers of the records that it is coded against.
+
+    Example:
+        >>> extent = Extent(segment=1, offset=4096, nbytes=8192)
+        >>> entry = Entry(5, 4, 10, 11, extent, start=64, namespace=1, codec=7, tokens=np.array([1, 2], np.uint32))
+        >>> Entry.unpack(entry.pack()).tokens
+        array([1, 2], dtype=uint32)
+        >>> Entry.unpack(entry.pack()[:-1]) is None
+        True
     """
 
     record: int
@@ -82,6 +100,7 @@ class Entry(Source):
         return self.codec
 
     def pack(self) -> bytes:
+        """Return the bytes for the catalog (FORMAT.md, "Catalog")."""
         body = _HEAD.pack(
             0,
             self.record,
@@ -104,7 +123,7 @@ class Entry(Source):
 
     @classmethod
     def unpack(cls, value: bytes) -> Entry | None:
-        """None where the bytes are damaged."""
+        """Read what `pack` wrote. Returns None if the bytes are damaged; never raises for any bytes."""
         if not is_entry_sized(value) or checked(value) is None:
             return None
         row = dict(zip(ENTRY.names or (), _HEAD.unpack_from(value), strict=True))
@@ -127,8 +146,19 @@ class Entry(Source):
 
 @dataclass(frozen=True)
 class Scan:
-    """All intact entries, sorted by record number: columns of `ENTRY`, and their tokens one after the other. donors: of
-    the records that have any."""
+    """All intact entries of the catalog, sorted by record number. Immutable.
+
+    Attributes:
+        entries: columns of `ENTRY`.
+        tokens: the tokens of all entries, one after the other.
+        damaged: keys of the entries that are not intact.
+        donors: donors by record, for the records that have any.
+
+    Example:
+        >>> scan = Scan(np.zeros(0, ENTRY), np.zeros(0, np.uint32), damaged=[])
+        >>> len(scan.entries)
+        0
+    """
 
     entries: npt.NDArray[np.void]
     tokens: Tokens
@@ -141,7 +171,7 @@ class Scan:
         return int(self.entries["record"].max(initial=0))
 
     def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
-        """The rows where `keep` is true."""
+        """Return the entries for which `keep`, bool `[entries]`, is true."""
         if keep.all():
             return self
         entries = self.entries[keep]
@@ -151,7 +181,7 @@ class Scan:
 
 
 def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:
-    """The catalog's entry for a record."""
+    """Return the catalog's entry for a record."""
     return Entry(
         record=header.record_id,
         parent=parent,
@@ -170,12 +200,12 @@ def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) 
 
 
 def with_sum(body: bytes) -> bytes:
-    """A value for the catalog: `body` behind its checksum."""
+    """Return a value for the catalog: `body` behind its checksum."""
     return _SUM.pack(xxhash.xxh3_64_intdigest(body)) + body
 
 
 def checked(value: bytes) -> bytes | None:
-    """The contents of a checksummed value, None where it is damaged."""
+    """Return the contents of a checksummed value; None if it is damaged."""
     body = value[SUM_BYTES:]
     if len(value) < SUM_BYTES or _SUM.unpack_from(value)[0] != xxhash.xxh3_64_intdigest(body):
         return None
@@ -183,25 +213,27 @@ def checked(value: bytes) -> bytes | None:
 
 
 def is_entry(key: bytes, value: bytes) -> bool:
-    """Whether a value is intact and the entry of the record that `key` names. The inner loop of a scan: the checks of
-    `Entry.unpack`, without making an object."""
+    """Return whether a value is intact, and the entry of the record that `key` names.
+
+    The inner loop of a scan: the checks of `Entry.unpack`, without making an object.
+    """
     if not is_entry_sized(value) or checked(value) is None:
         return False
     return value[_RECORD_AT : _RECORD_AT + 8] == key[::-1]
 
 
 def tokens_end(value: bytes) -> int:
-    """Where the tokens of an entry end, and its donors begin."""
+    """Return where the tokens of an entry end, and its donors begin."""
     return ENTRY.itemsize + 4 * int.from_bytes(value[_COUNT_AT : _COUNT_AT + 4], "little")
 
 
 def is_entry_sized(value: bytes) -> bool:
-    """Whether a value has the length of an entry: head, tokens, donors."""
+    """Return whether a value has the length of an entry: head, tokens, donors."""
     left = len(value) - tokens_end(value)
     return len(value) >= ENTRY.itemsize and left >= 0 and left % 8 == 0
 
 
 def donors_of(value: bytes) -> tuple[int, ...]:
-    """The donors that an entry names."""
+    """Return the donors that an entry names."""
     end = tokens_end(value)
     return tuple(np.frombuffer(value, "<u8", -1, end).tolist()) if len(value) > end else ()

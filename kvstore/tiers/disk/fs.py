@@ -16,7 +16,18 @@ _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
 
 
 class FileSystem:
-    """Calls as the system has them; errors are OSError. Stateless and thread-safe."""
+    """File calls as the system has them; errors are OSError. Stateless and thread-safe.
+
+    Tests inherit from it to make calls fail.
+
+    Example:
+        >>> import tempfile
+        >>> fs = FileSystem()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_file(fs, os.path.join(folder, "a"), b"text")
+        ...     fs.names(folder), read_file(fs, os.path.join(folder, "a"), limit=100)
+        (['a'], b'text')
+    """
 
     def open(self, path: str, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
@@ -62,7 +73,7 @@ class FileSystem:
             close_quietly(self, fd)
 
     def lock(self, fd: int) -> bool:
-        """Takes the exclusive lock of an open file; False where somebody holds it."""
+        """Take the exclusive lock of an open file; return False if somebody holds it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,43 +81,50 @@ class FileSystem:
         return True
 
     def unlock(self, fd: int) -> None:
-        """Gives the lock back, also where a forked child still has the file open."""
+        """Give the lock back, even if a forked child still has the file open."""
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Writes all buffers one after the other from `offset`. A short write is an error: it means a full disk or a
-    failing one, and its rest would not be aligned."""
+    """Write all buffers one after the other from `offset` on.
+
+    Raises:
+        OSError: also for a short write, which means a full or failing disk; its rest would not be aligned.
+    """
     for begin in range(0, len(buffers), _MAX_BUFFERS):
         part = buffers[begin : begin + _MAX_BUFFERS]
         want = sum(len(b) for b in part)
         if fs.pwritev(fd, part, offset) != want:
-            raise OSError(errno.EIO, "short write")
+            raise OSError(errno.EIO, f"short write: the disk did not take all of {want} bytes")
         offset += want
 
 
 def read_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Fills all buffers from `offset` on; a file that ends before is an error."""
+    """Fill all buffers from `offset` on. Raises `OSError`, also if the file ends before."""
     for begin in range(0, len(buffers), _MAX_BUFFERS):
         part = buffers[begin : begin + _MAX_BUFFERS]
         want = sum(len(b) for b in part)
         if fs.preadv(fd, part, offset) != want:
-            raise OSError(errno.EIO, "short read")
+            raise OSError(errno.EIO, f"short read: the file ends within the {want} bytes from {offset}")
         offset += want
 
 
 def close_quietly(fs: FileSystem, fd: int) -> None:
-    """Closes a file of which nothing is expected any more: what had to be durable was synced, and Linux frees the
-    descriptor even where it reports an error."""
+    """Close a file, and ignore errors: what had to be durable was synced, and Linux frees the descriptor anyway."""
     with contextlib.suppress(OSError):
         fs.close(fd)
 
 
 def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
-    """A small file whole; ValueError where it is larger than `limit`."""
+    """Return the contents of a small file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is larger than `limit` bytes.
+    """
     size = fs.size(path)
     if size > limit:
-        raise ValueError(f"{path}: {size} bytes, at most {limit} were expected")
+        raise ValueError(f"{path}: expected at most {limit} bytes, found {size}")
     fd = fs.open(path, os.O_RDONLY)
     try:
         data = bytearray(size)
@@ -117,7 +135,7 @@ def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
 
 
 def write_file(fs: FileSystem, path: str, data: bytes) -> None:
-    """Replaces a small file, whole or not at all, durably."""
+    """Replace a small file, whole or not at all. Durable on return. Raises `OSError`."""
     temporary = path + ".new"
     fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:

@@ -17,7 +17,21 @@ _LIMIT = 4096
 
 
 class WriterLock:
-    """Held from `take` to `release`; the system releases it when the process dies, whatever the file says."""
+    """The lock that only one writer of a store can hold, from `take` to `release`.
+
+    The system releases it when the process dies, whatever the file says. For one thread at a time.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     lock = WriterLock(FileSystem(), folder)
+        ...     lock.take()
+        ...     print(lock.is_free())
+        ...     lock.release()
+        ...     print(lock.is_free())
+        False
+        True
+    """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -26,7 +40,7 @@ class WriterLock:
         _locks.add(self)
 
     def take(self) -> None:
-        """Raises `StoreLocked` naming the holder."""
+        """Take the lock. Raises `StoreLocked`, naming the holder, if another process has it."""
         fd = self._fs.open(self._path, os.O_RDWR | os.O_CREAT)
         try:
             self._take(fd)
@@ -54,7 +68,7 @@ class WriterLock:
             write_all(self._fs, fd, [memoryview(text)], 0)
 
     def holder(self) -> str:
-        """Who holds the lock, as the file says."""
+        """Return who holds the lock, as the file says."""
         try:
             found = json.loads(read_file(self._fs, self._path, _LIMIT))
             return f"process {int(found['pid'])} on {found['host']}"
@@ -62,7 +76,7 @@ class WriterLock:
             return "another process"
 
     def is_free(self) -> bool:
-        """Whether no process holds the lock at the moment."""
+        """Return whether no process holds the lock at the moment."""
         try:
             fd = self._fs.open(self._path, os.O_RDONLY)
         except OSError:
@@ -73,6 +87,7 @@ class WriterLock:
             close_quietly(self._fs, fd)
 
     def release(self) -> None:
+        """Give the lock back. Idempotent."""
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -80,7 +95,7 @@ class WriterLock:
             close_quietly(self._fs, fd)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: lets go of the file without giving the lock back, so that it dies with its holder."""
+        """In a forked child: close the file without giving the lock back, so that it dies with its holder."""
         fd, self._fd = self._fd, None
         if fd is not None:
             close_quietly(self._fs, fd)

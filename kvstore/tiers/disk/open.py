@@ -23,7 +23,11 @@ from kvstore.tiers.disk.superblock import Superblock
 
 @dataclass(frozen=True)
 class Opening:
-    """One attempt to open the store at `path`."""
+    """One attempt to open the store at `path`. Immutable.
+
+    Attributes:
+        fs, path, config, read_only, metrics: as for `DiskTier`.
+    """
 
     fs: FileSystem
     path: str
@@ -48,9 +52,10 @@ class Opening:
         return self.catalog_file + ".damaged"
 
     def superblock(self, identity: ModelIdentity, lock: WriterLock) -> Superblock:
-        """Takes the lock (unless reading), and reads or makes the superblock.
+        """Take the lock (a reader does not), and read or make the superblock.
 
-        Raises StoreLocked, FormatVersion, IdentityMismatch, CorruptStore; the lock is not held then.
+        Raises:
+            StoreLocked, FormatVersion, IdentityMismatch, CorruptStore: the lock is not held then.
         """
         if not self.read_only:
             for directory in (self.path, self.segment_directory, self.catalog_directory):
@@ -60,7 +65,9 @@ class Opening:
             superblock = Superblock.read(self.fs, self.path)
             if superblock is None:
                 if self.read_only or self.fs.names(self.segment_directory):
-                    raise CorruptStore(f"{self.path}: there is no store.json; this is no store, or it was damaged")
+                    raise CorruptStore(
+                        f"{self.path}: store.json is missing; name the folder of a store, or restore the file"
+                    )
                 superblock = Superblock.new(identity, self.config.block_tokens, self.config.segment_bytes)
                 superblock.write(self.fs, self.path)
             superblock.check(self.path, identity, self.config.block_tokens, self.config.segment_bytes)
@@ -70,7 +77,7 @@ class Opening:
         return superblock
 
     def catalog(self, lock: WriterLock) -> Catalog:
-        """The catalog, rebuilt from the segments where its structure is damaged. Raises CorruptStore for a reader."""
+        """Open the catalog, or rebuild it from the segments if it is damaged. Raises `CorruptStore` for a reader."""
         # A rebuild that was cut short is begun again; a live writer has checked the file when it opened it, and
         # changes it under a reader's eyes.
         problems = ["a rebuild was cut short"] if self._is_there(self._damaged_file) else []
@@ -90,7 +97,7 @@ class Opening:
         return self.rebuilt(problems[0])
 
     def rebuilt(self, problem: str) -> Catalog:
-        """A catalog made anew from the segments, in place of the damaged one. Raises CorruptStore for a reader."""
+        """Make a new catalog from the segments, in place of the damaged one. Raises `CorruptStore` for a reader."""
         self.metrics.add(Metric.CATALOG_DAMAGED)
         if self.read_only:
             raise CorruptStore(f"{self.catalog_file}: {problem}; open the store for writing to rebuild it")
@@ -113,13 +120,15 @@ class Opening:
         return [] if catalog_module.metas_agree(pages) else ["its two meta pages are not of two commits in a row"]
 
     def new_catalog(self) -> Catalog:
-        """Opens or makes the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""
+        """Open or make the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""
         map_bytes = min(max(self.config.disk.bytes // 4, 64 * MIB), 64 * GIB)
         return Catalog(self.catalog_directory, map_bytes, self.read_only)
 
     def scan(self, catalog: Catalog, segments: Segments) -> Scan:
-        """All sound entries; opens the segments. Entries that are damaged are read anew from their records; what
-        cannot be is dropped."""
+        """Open the segments, and return all sound entries.
+
+        Damaged entries are read again from their records. Those that cannot be are dropped and counted.
+        """
         scan = catalog.scan()
         numbers = segment_numbers(self.fs, self.segment_directory)
         if scan.damaged:

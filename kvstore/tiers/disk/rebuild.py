@@ -28,7 +28,7 @@ _LEAF, _BIG = 0x02, 0x01
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild found."""
+    """How many records and sessions a rebuild found."""
 
     records: int
     sessions: int
@@ -42,7 +42,16 @@ def rebuild(
     segment_bytes: int,
     make_catalog: Callable[[], Catalog],
 ) -> tuple[Catalog, Rebuilt]:
-    """Fills a new catalog from segments and from what can be read of `damaged_catalog` (a data.mdb)."""
+    """Fill a new catalog from segments, and from what can be read of a damaged one.
+
+    Args:
+        fs: the file system.
+        directory: of the segments.
+        damaged_catalog: path of a data.mdb, which may be missing.
+        segment_numbers: the segments to read.
+        segment_bytes: size of each.
+        make_catalog: makes the empty catalog.
+    """
     catalog = make_catalog()
     newest: dict[bytes, tuple[RecordHeader, Extent]] = {}
     for number in segment_numbers:
@@ -81,7 +90,7 @@ def _numbers(headers: Iterable[RecordHeader]) -> dict[bytes, int]:
 def recover_entries(
     fs: FileSystem, directory: str, segment_numbers: list[int], scan: Scan, namespaces: dict[bytes, int]
 ) -> list[Entry]:
-    """Makes the damaged entries of a scan anew from their records, which the segments still hold."""
+    """Make the damaged entries of a scan again from their records, which the segments still hold."""
     wanted = {int.from_bytes(key, "big") for key in scan.damaged}
     by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
     found: dict[int, Entry] = {}
@@ -95,7 +104,7 @@ def recover_entries(
 
 
 def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> Iterator[tuple[RecordHeader, Extent]]:
-    """The intact record headers of a segment, in order. After a damaged one the search goes on page by page."""
+    """Yield the intact record headers of a segment, in order. After a damaged one the search goes on page by page."""
     try:
         size = min(fs.size(path), segment_bytes)
         fd = fs.open(path, os.O_RDONLY)
@@ -128,7 +137,7 @@ def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeade
 
 
 def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, bytes]:
-    """Sessions found in the leaf pages of a damaged LMDB file: every pair whose value is intact and a session.
+    """Return the sessions in the leaf pages of a damaged LMDB file: every pair whose value is an intact session.
 
     Old pages hold old values; the value with the highest sequence number wins.
     """

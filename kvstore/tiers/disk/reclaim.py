@@ -23,11 +23,26 @@ FULL = 0.98
 
 @dataclass
 class Space:
-    """Live bytes, as a reclaim goes on. left: live bytes by segment, those being filled left out. lost: bytes evicted,
-    last: the segment of the last eviction.
+    """Live bytes, as a reclaim goes on. For one thread.
 
-    Records used last at the same time mostly lie together: so it pays to evict a little more and find the segment
+    Records used last at the same time mostly lie together. So it pays to evict a little more and find the segment
     nearly empty, rather than to move records that would have been the next to go.
+
+    Attributes:
+        segment: bytes that a segment holds.
+        live, limit: live bytes of all segments, and the most that may be.
+        left: live bytes by segment, without those being filled.
+        can_move: whether there is a segment in reserve to move records into.
+        lost: bytes evicted.
+        last: segment of the last eviction.
+
+    Example:
+        >>> space = Space(segment=8192, live=4096, limit=8192, left={1: 4096}, can_move=False)
+        >>> space.enough()
+        False
+        >>> space.lose(Extent(segment=1, offset=4096, nbytes=4096))
+        >>> space.enough()
+        True
     """
 
     segment: int
@@ -51,7 +66,7 @@ class Space:
         )
 
     def lose(self, extent: Extent) -> None:
-        """A record there was evicted."""
+        """Note that the record at `extent` was evicted."""
         self.live -= extent.nbytes
         self.lost += extent.nbytes
         self.last = extent.segment
@@ -59,7 +74,7 @@ class Space:
             self.left[extent.segment] -= extent.nbytes
 
     def enough(self) -> bool:
-        """Whether a segment can now be made free at a fair price."""
+        """Return whether a segment can now be made free at a fair price."""
         least = min(self.left.values(), default=0)
         if self.live > self.limit:
             return False
@@ -73,7 +88,7 @@ class Space:
         return least <= self.segment * _WORTH_EMPTYING or self.lost >= self.segment * _MOST_EVICTED
 
     def take_empty(self) -> bool:
-        """Sets an empty segment aside, so that `enough` is about the next one; False where there is none."""
+        """Set an empty segment aside, so that `enough` is about the next one; return False if there is none."""
         empty = next((number for number, nbytes in self.left.items() if nbytes <= 0), None)
         if empty is None:
             return False

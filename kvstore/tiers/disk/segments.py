@@ -26,12 +26,21 @@ _NAME = re.compile(r"([0-9a-f]{8})\.seg")
 
 
 class OutOfSpace(Exception):
-    """No segment has room, and no further one may or can be made."""
+    """No segment has room, and no further one can be made. The disk tier reclaims space, or drops the record."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a record lies: `nbytes` (whole pages) at `offset` of segment `segment`."""
+    """Where a record lies on disk. Immutable.
+
+    Attributes:
+        segment: number of the segment.
+        offset, nbytes: in it, whole pages.
+
+    Example:
+        >>> Extent(segment=1, offset=4096, nbytes=8192).nbytes
+        8192
+    """
 
     segment: int
     offset: int
@@ -40,9 +49,15 @@ class Extent:
 
 @dataclass
 class Segment:
-    """One file. `end`: where the next record goes. `live`: bytes of records the catalog knows in it.
-    `reads`, `writes`: reads under way and records placed but not settled, during which it is not recycled.
-    `sealed`: a sync of it failed, so nothing may be written to it again; it is unlinked when empty."""
+    """One segment file. `Segments` guards and changes it.
+
+    Attributes:
+        number, fd: of the file.
+        end: where the next record goes.
+        live: bytes of records that the catalog knows in it.
+        reads, writes: reads under way, and records placed but not settled; until they end it is not recycled.
+        sealed: whether a sync of it failed. Nothing is written to it again; it is unlinked when empty.
+    """
 
     number: int
     fd: int
@@ -58,6 +73,28 @@ class Segments:
 
     The writer fills one segment at a time. One empty segment stays in reserve, so that live records can always be
     moved out of a segment that is to be recycled.
+
+    Args:
+        fs: the file system.
+        directory: of the files; it must exist.
+        segment_bytes: size of every file.
+        max_segments: the most files, the one in reserve included.
+        store_id: 16 bytes, written into every file.
+
+    Example:
+        >>> import tempfile
+        >>> from kvstore.tiers.buffers import BufferPool
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> segments = Segments(FileSystem(), folder.name, 1 << 20, max_segments=4, store_id=bytes(16))
+        >>> extent = segments.place(4096)
+        >>> segments.write([extent], [BufferPool(keep_bytes=0).take(4096).view])
+        >>> segments.sync([extent.segment])
+        >>> segments.born(extent)
+        >>> segments.settle(extent)
+        >>> segments.live_bytes
+        4096
+        >>> segments.close()
+        >>> folder.cleanup()
     """
 
     def __init__(self, fs: FileSystem, directory: str, segment_bytes: int, max_segments: int, store_id: bytes) -> None:
@@ -185,7 +222,7 @@ class Segments:
         pages and marked them clean, so a second sync would prove nothing."""
         for number in numbers:
             if self.by_number[number].sealed:  # since the records to be synced were placed there
-                raise OSError(errno.EIO, f"segment {number} is sealed")
+                raise OSError(errno.EIO, f"segment {number} is sealed: an earlier sync of it failed")
             try:
                 self.fs.fdatasync(self.by_number[number].fd)
             except OSError:

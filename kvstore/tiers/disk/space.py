@@ -23,9 +23,12 @@ _MOST_AHEAD = 2
 
 
 class DiskSpace:
-    """What `DiskTier` stands on. Two locks: whoever writes, removes or moves records holds `_write_lock`, for all of
-    it; `_lock` guards the books for a moment each, and is never held during a write, a sync or a commit. Where both are
-    taken, `_write_lock` comes first. evict, lost, leaves: see `DiskTier`."""
+    """What `DiskTier` stands on: the books of the space, and what happens when it runs out.
+
+    Two locks: who writes, removes or moves records holds `_write_lock` all the while. `_lock` guards the books for a
+    moment each, and is never held during a write, a sync or a commit. If both are taken, `_write_lock` comes first.
+    For the arguments see `DiskTier`.
+    """
 
     segments: Segments  # its lists and counts are guarded by _lock; its files are written under _write_lock
     catalog: Catalog  # replaced under _lock; written under _write_lock; reads need no lock

@@ -21,7 +21,19 @@ _ID_BYTES = 16
 
 @dataclass(frozen=True)
 class Superblock:
-    """store_id: 16 random bytes, also in every segment. identity: the fields of `ModelIdentity.fields`."""
+    """What a store is bound to. Immutable.
+
+    Attributes:
+        store_id: 16 random bytes, also in every segment.
+        identity: what `ModelIdentity.fields` returned.
+        block_tokens, segment_bytes: settings that cannot change.
+
+    Example:
+        >>> from kvstore import KVLayout
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> superblock = Superblock.new(identity, block_tokens=64, segment_bytes=1 << 26)
+        >>> superblock.check("/var/kv", identity, 64, 1 << 26)
+    """
 
     store_id: bytes
     identity: dict[str, str]
@@ -30,10 +42,11 @@ class Superblock:
 
     @classmethod
     def new(cls, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> Superblock:
+        """Make the superblock of a new store."""
         return cls(uuid.uuid4().bytes, identity.fields(), block_tokens, segment_bytes)
 
     def write(self, fs: FileSystem, directory: str) -> None:
-        """Writes both copies, durably."""
+        """Write both copies. Durable on return. Raises `OSError`."""
         document = {
             "format": FORMAT,
             "store_id": self.store_id.hex(),
@@ -47,9 +60,11 @@ class Superblock:
 
     @classmethod
     def read(cls, fs: FileSystem, directory: str) -> Superblock | None:
-        """The first intact copy; None where there is no copy at all.
+        """Return the first intact copy; None if there is no copy at all.
 
-        Raises `FormatVersion` where a copy is intact but of another version, `CorruptStore` where none is intact.
+        Raises:
+            FormatVersion: an intact copy is of another version.
+            CorruptStore: there are copies, and none is intact.
         """
         found = []
         for name in NAMES:
@@ -62,7 +77,7 @@ class Superblock:
             except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue
         if found:
-            raise CorruptStore(f"{found[0]}: damaged, and no intact copy; restore the file or delete the store")
+            raise CorruptStore(f"{found[0]}: damaged, and there is no intact copy; restore it, or delete the store")
         return None
 
     @classmethod
@@ -70,7 +85,7 @@ class Superblock:
         body, _, check = data.rstrip(b"\n").partition(b"\n")
         body += b"\n"
         if xxhash.xxh3_128_hexdigest(body).encode() != check:
-            raise ValueError("checksum differs")
+            raise ValueError("the checksum differs")
         document = json.loads(body)
         if document["format"] != FORMAT:
             raise FormatVersion(
@@ -79,7 +94,7 @@ class Superblock:
             )
         store_id = bytes.fromhex(document["store_id"])
         if len(store_id) != _ID_BYTES:
-            raise ValueError(f"store_id of {len(store_id)} bytes")
+            raise ValueError(f"store_id: expected {_ID_BYTES} bytes, found {len(store_id)}")
         return cls(
             store_id,
             {str(k): str(v) for k, v in document["identity"].items()},
@@ -88,7 +103,11 @@ class Superblock:
         )
 
     def check(self, directory: str, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> None:
-        """Raises `IdentityMismatch` naming what differs from what the caller opens the store with."""
+        """Compare with what the caller opens the store with.
+
+        Raises:
+            IdentityMismatch: names what differs.
+        """
         if self.identity != identity.fields():
             raise IdentityMismatch(
                 f"{directory} holds caches of another identity ({identity.difference(self.identity)}); use another "

@@ -15,9 +15,16 @@ from kvstore.tiers.disk.segments import Segments, segment_numbers
 
 @dataclass(frozen=True)
 class Survey:
-    """The catalog at one moment. namespaces: number by digest. leaving: records that the index forgot and the catalog
-    could not yet. problems: where segments, catalog and counters contradict each other. held: segments that reads
-    under way keep from being recycled."""
+    """The disk tier at one moment. Immutable.
+
+    Attributes:
+        scan: the catalog's entries.
+        namespaces: number by digest.
+        leaving: records that the index forgot and the catalog does not forget yet.
+        sessions: how many there are.
+        held: reads under way by segment, which keep it from being recycled.
+        problems: where segments, catalog and counters contradict each other.
+    """
 
     scan: Scan
     namespaces: dict[bytes, int]
@@ -28,17 +35,20 @@ class Survey:
 
 
 def segment_problems(segments: Segments, scan: Scan) -> list[str]:
-    """Files, live bytes and free segments. Nobody writes meanwhile."""
+    """Return what is wrong with files, live bytes and free segments. Nobody may write meanwhile."""
     found = []
     files, known = set(segment_numbers(segments.fs, segments.directory)), set(segments.by_number)
     unknown = [number for number in sorted(files - known) if segments.is_ours(number)]  # others were put there by hand
-    found += [f"segment {number}: its file is not known to the store" for number in unknown]
+    found += [f"segment {number}: the store does not know its file" for number in unknown]
     found += [f"segment {number}: its file is missing" for number in sorted(known - files)]
     rows = scan.entries
     numbers, where = np.unique(rows["segment"], return_inverse=True)
     pages = np.bincount(where, rows["pages"], len(numbers)).astype(np.int64)
     live = dict(zip(numbers.tolist(), (pages * PAGE_BYTES).tolist(), strict=True))
-    found += [f"segment {number}: the catalog names it, and it is not known" for number in sorted(set(live) - known)]
+    found += [
+        f"segment {number}: the catalog names it, but the store does not know it"
+        for number in sorted(set(live) - known)
+    ]
     for number, segment in sorted(segments.by_number.items()):
         if segment.live != live.get(number, 0):
             found.append(f"segment {number}: counts {segment.live} live bytes, the catalog {live.get(number, 0)}")
@@ -53,7 +63,7 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
 
 
 def session_problems(catalog: Catalog) -> tuple[int, list[str]]:
-    """(sessions, what is wrong with them)."""
+    """Return how many sessions there are, and what is wrong with them."""
     found, total, intact = [], catalog.session_count(), 0
     for key, value in catalog.sessions():
         intact += 1

@@ -34,7 +34,13 @@ _PLACE_ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class SealedRecord:
-    """A sealed record in memory, to be written. parent: record number of the block before it, 0 for none."""
+    """A sealed record in memory, to be written. Immutable.
+
+    Attributes:
+        header: of the record.
+        parent: record number of the block before it, 0 for none.
+        buffer: the whole record.
+    """
 
     header: RecordHeader
     parent: int
@@ -42,12 +48,38 @@ class SealedRecord:
 
 
 class DiskTier(DiskSpace, StorageTier[Entry]):
-    """Thread-safe: see `DiskSpace` for which lock guards what.
+    """Records in segment files, with the catalog as the truth about them.
 
-    evict: names the next records to give up together ([] for none) after the index has forgotten them. alive: says
-    whether a record is still wanted when its group is committed. lost: is told of one that could not be read when it
-    was to be moved, after the catalog forgot it. leaves: is told of the entries that the catalog gives up because
-    their records were forgotten, and not because newer ones took their place.
+    Thread-safe: see `DiskSpace` for which lock guards what.
+
+    Args:
+        fs, path: of the store.
+        identity: of the store; it must be the one that the store was made with.
+        config: settings of the store.
+        read_only: open it beside a writer, and never write.
+        metrics: where faults are counted.
+        pool: for the buffers of records that are moved.
+        evict: makes the index forget the next records to give up together, and returns them ([] for none).
+        alive: says whether a record is still wanted when its group is committed.
+        lost: called with a record that could not be read when it had to be moved, after the catalog forgot it.
+        leaves: called with the entries that the catalog gives up because their records were forgotten, and not because
+            newer ones took their place.
+
+    Raises:
+        FormatVersion, IdentityMismatch, StoreLocked, CorruptStore: the store cannot be opened; the message says why.
+
+    Example:
+        >>> import tempfile
+        >>> from kvstore import KVLayout
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> pool, metrics = BufferPool(keep_bytes=0), Metrics()
+        >>> fs, config = FileSystem(), StoreConfig()
+        >>> tier = DiskTier(fs, folder.name, identity, config, False, metrics, pool, evict=list, alive=lambda x: True)
+        >>> tier.locate([1]), tier.nbytes
+        ([None], 0)
+        >>> tier.close()
+        >>> folder.cleanup()
     """
 
     def __init__(
@@ -64,7 +96,6 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         lost: Callable[[int], None] = lambda record: None,
         leaves: Callable[[Sequence[Entry]], None] = lambda entries: None,
     ) -> None:
-        """Opens or makes the store at `path`. Raises FormatVersion, IdentityMismatch, StoreLocked, CorruptStore."""
         super().__init__(fs, config, metrics, pool, Opening(fs, path, config, read_only, metrics), evict, lost, leaves)
         self.read_only = read_only
         self._alive = alive
@@ -104,7 +135,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         return scan
 
     def close(self) -> None:
-        """Closes files and releases the writer lock. Idempotent."""
+        """Close files and release the writer lock. Idempotent."""
         with self._write_lock, self._lock:
             self.catalog.close()
             self.segments.close()
@@ -152,7 +183,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def locate(self, records: Sequence[int]) -> list[Entry | None]:
-        """Where records lie; None where they are not on disk. Every entry's segment is held until `release`."""
+        """Return where records lie; None for those not on disk. Every entry's segment is held until `release`."""
         with self._lock:
             try:
                 entries = self.catalog.get(records)
@@ -162,14 +193,19 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             return [e if e is not None and self._hold(e.extent.segment) else None for e in entries]
 
     def release(self, entries: Iterable[Entry]) -> None:
-        """Ends the hold of `locate`."""
+        """End the hold of `locate`."""
         with self._lock:
             for entry in entries:
                 self.segments.release(entry.extent.segment)
 
     def read(self, entries: Sequence[Entry], buffers: Sequence[Buffer]) -> None:
-        """Reads records that follow each other in one segment, each into its buffer (`extent.nbytes` long), with
-        one call. Raises OSError. The caller holds the segment and checks what was read."""
+        """Read records that follow each other in one segment with one call; see `StorageTier.read`.
+
+        The caller holds the segment and checks what was read. A buffer is `extent.nbytes` long.
+
+        Raises:
+            OSError: the disk cannot be read.
+        """
         first = entries[0].extent
         self.segments.read(first.segment, [buffer.view for buffer in buffers], first.offset)
 
@@ -182,15 +218,15 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         return now is not None and now.extent == source.extent
 
     def entry(self, record: int) -> Entry | None:
-        """What the catalog says of a record now; nothing is held."""
+        """Return what the catalog says of a record now; None if nothing. No segment is held."""
         return self._known([record])[0]
 
     def holds(self, record: int) -> bool:
-        """Whether the catalog knows the record."""
+        """Return whether the catalog knows the record."""
         return self.entry(record) is not None
 
     def stats(self) -> dict[str, int]:
-        """bytes: pages of live records. raw_bytes: what they hold, uncoded. file_bytes: all segment files."""
+        """Return numbers: bytes (of live records, whole pages), raw_bytes (before coding), file_bytes, and others."""
         with self._lock:
             segments = self.segments
             return {
@@ -208,12 +244,12 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Nobody writes or removes meanwhile; reads go on."""
+        """Keep everybody from writing and removing inside the block; reads go on."""
         with self._write_lock:
             yield
 
     def survey(self) -> Survey:
-        """The catalog, and whether it agrees with the segments and with what is counted. Raises `CatalogError`."""
+        """Compare the catalog with the segments and with what is counted. Raises `CatalogError`."""
         with self._write_lock:
             scan = self.catalog.scan()
             sessions, problems = session_problems(self.catalog)
@@ -237,7 +273,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def namespace(self, digest: bytes) -> int:
-        """The number of a namespace, new ones are made. Raises `CatalogError`."""
+        """Return the number of a namespace; a new one is durable on return. Raises `CatalogError`."""
         if digest not in self.namespaces:
             with self._write_lock:
                 self.namespaces[digest] = self.catalog.namespace(digest)
@@ -250,10 +286,18 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         changed: Sequence[tuple[int, float | None, bool]] = (),
         sessions: Sequence[tuple[bytes, bytes | None]] = (),
     ) -> set[int] | None:
-        """Makes a group durable: records, the removal of those they supersede (which, and by which records: they stay
-        where one of these cannot be written), changed (record, expiry, pinned) of stored ones, and sessions, in one
-        commit. Returns the records that are now on disk (None where the commit failed); the others were dropped and
-        counted. Never raises for a full or failing disk."""
+        """Make a group durable in one commit. Never raises for a full or failing disk.
+
+        Args:
+            sealed: records to write.
+            superseded: (records to remove, records that replace them); they stay if one of these cannot be written.
+            changed: (record, expiry, pinned) of stored records.
+            sessions: key and value; None deletes the session.
+
+        Returns:
+            The records of the group that are now on disk; the others were dropped and counted. None if the commit
+            failed: nothing changed.
+        """
         with self._write_lock:
             try:
                 for digest in {record.header.namespace for record in sealed}:
@@ -288,7 +332,11 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             return written
 
     def remove(self, records: Sequence[int]) -> int:
-        """Forgets records, durably; returns how many there were. Raises `CatalogError`."""
+        """Forget records, durably on return; return how many there were.
+
+        Raises:
+            CatalogError: the catalog cannot be written; the removal is tried again with the next writes.
+        """
         with self._write_lock:
             entries = [e for e in self._known(records) if e is not None]
             self._leaves(entries)

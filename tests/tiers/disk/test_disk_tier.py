@@ -314,7 +314,7 @@ def test_a_new_directory_is_made(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_nothing_is_refused(opened: Open, tmp_path: Path) -> None:
-    with pytest.raises(CorruptStore, match=r"no store\.json"):
+    with pytest.raises(CorruptStore, match=r"store\.json is missing"):
         opened(read_only=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -325,7 +325,7 @@ def test_segments_without_a_superblock_are_refused_and_kept(opened: Open, tmp_pa
     h.tier.close()
     for name in ("store.json", "store.json.copy"):
         (tmp_path / name).unlink()
-    with pytest.raises(CorruptStore, match=r"no store\.json"):
+    with pytest.raises(CorruptStore, match=r"store\.json is missing"):
         opened()
     assert len(list((tmp_path / "segments").iterdir())) == 1
 
