@@ -2,6 +2,7 @@
 and an end of the run that names what was skipped."""
 
 import os
+import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -92,3 +93,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"ERROR: a test was skipped for a reason that is not allowed: {reason}", red=True)
     if seeds.SEED and terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"KVSTORE_SEED={seeds.SEED} makes this run again")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that the clock is ahead."""
+    ahead, real = [0.0], time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    return ahead

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kvstore.approximate.plan import Candidate, Plan, plan
+from kvstore.approximate.plan import Plan, plan
 from kvstore.codecs import KVView
 from kvstore.codecs.donor.rotate import rotate_keys
-from kvstore.core.approximate import Approximate, ReusedSpan
+from kvstore.core.approximate import Approximate, Candidate, ReusedSpan
 from kvstore.core.results import ApproximateLayers, Hit
 from kvstore.core.rope import can_rotate
 from kvstore.core.tokens import Tokens

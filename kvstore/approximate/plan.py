@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.core.approximate import Approximate, ReusedSpan
+from kvstore.core.approximate import Approximate, Candidate, ReusedSpan
 
 SEAM_ERROR = 0.4
 REACH = 45.0
@@ -47,24 +47,6 @@ SPREAD = 4.0
 PRIOR = 16.0
 """Weight of the estimate beside what was measured at a seam, as a sum of errors."""
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A stored block that has the tokens [start, start + count): its rows from `donor_start` on.
-
-    Attributes:
-        run: tokens of the same chain of donors that matched directly before; 0 at a seam.
-        shift: position here less position there.
-        donor: number of the record.
-    """
-
-    start: int
-    count: int
-    run: int
-    shift: int
-    donor: int
-    donor_start: int
 
 
 Estimated = tuple[Candidate, Floats]  # with the errors of its rows

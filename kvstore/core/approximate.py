@@ -39,7 +39,25 @@ class Approximate:
 
 
 @dataclass(frozen=True)
-class ReusedSpan:
+class Candidate:
+    """A stored block that has the tokens [start, start + count): its rows from `donor_start` on.
+
+    Attributes:
+        run: tokens of the same chain of donors that matched directly before; 0 at a seam.
+        shift: position here less position there.
+        donor: number of the record.
+    """
+
+    start: int
+    count: int
+    run: int
+    shift: int
+    donor: int
+    donor_start: int
+
+
+@dataclass(frozen=True)
+class ReusedSpan(Candidate):
     """Positions [start, start + count) of a cache, which were taken from the rows of a donor.
 
     Attributes:
@@ -56,12 +74,6 @@ class ReusedSpan:
         96
     """
 
-    start: int
-    count: int
-    run: int
-    shift: int
-    donor: int
-    donor_start: int
     error: float
     kl: float
     changed: int = 0

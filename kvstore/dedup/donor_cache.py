@@ -52,6 +52,7 @@ class DonorBlock:
     view: KVView
 
 
+@dataclass(eq=False)
 class DonorReader:
     """Reads and decodes donors. Thread-safe; `_lock` guards the cache.
 
@@ -62,23 +63,15 @@ class DonorReader:
         cache_bytes: raw bytes of decoded donors to keep; one is always kept.
     """
 
-    def __init__(
-        self,
-        residency: Residency,
-        pool: BufferPool,
-        profiles: Profiles,
-        metrics: Metrics,
-        layout: KVLayout,
-        any_tier: bool,
-        cache_bytes: int = _CACHE_BYTES,
-    ) -> None:
-        self._residency = residency
-        self._pool = pool
-        self._profiles = profiles
-        self._metrics = metrics
-        self.layout = layout
-        self._any_tier = any_tier
-        self._cache_bytes = cache_bytes
+    residency: Residency
+    pool: BufferPool
+    profiles: Profiles
+    metrics: Metrics
+    layout: KVLayout
+    any_tier: bool
+    cache_bytes: int = _CACHE_BYTES
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._cache: OrderedDict[int, DonorBlock] = OrderedDict()
         self._cached = 0
@@ -101,12 +94,12 @@ class DonorReader:
 
     def start(self, record: int) -> int | None:
         """Return the position of the donor's first token; None if it is gone. Reads no record."""
-        queued, held = self._residency.queued(record), self._residency.host.get(record)
-        if self._any_tier and queued is not None:
+        queued, held = self.residency.queued(record), self.residency.host.get(record)
+        if self.any_tier and queued is not None:
             return queued.start
-        if self._any_tier and held is not None:
+        if self.any_tier and held is not None:
             return held.header.start
-        entry = self._residency.disk.entry(record) if self._residency.disk is not None else None
+        entry = self.residency.disk.entry(record) if self.residency.disk is not None else None
         return None if entry is None else entry.start
 
     def forget(self, record: int) -> None:
@@ -136,33 +129,33 @@ class DonorReader:
             if record not in self._cache:
                 self._cache[record] = block
                 self._cached += block.view.nbytes
-            while self._cached > self._cache_bytes and len(self._cache) > 1:
+            while self._cached > self.cache_bytes and len(self._cache) > 1:
                 self._cached -= self._cache.popitem(last=False)[1].view.nbytes
         return block
 
     def _from_queue(self, record: int) -> DonorBlock | None:
-        block = self._residency.queued(record) if self._any_tier else None
+        block = self.residency.queued(record) if self.any_tier else None
         if block is None:
             return None
         view = block.fetched().view
         return DonorBlock(block.key, block.start, block.tokens, view)
 
     def _from_host(self, record: int) -> DonorBlock | None:
-        held: HostRecord | None = self._residency.host.get(record) if self._any_tier else None
+        held: HostRecord | None = self.residency.host.get(record) if self.any_tier else None
         if held is None:
             return None
         try:
             return self._decoded(record, held.header, held.payload)
         except CodecError:
-            self._residency.host.remove([record])  # the disk may have it whole
+            self.residency.host.remove([record])  # the disk may have it whole
             return None
 
     def _from_disk(self, record: int) -> DonorBlock:
-        disk = self._residency.disk
+        disk = self.residency.disk
         entry = disk.locate([record])[0] if disk is not None else None
         if disk is None or entry is None:
             raise DonorLost("the donor is gone")
-        buffer: Buffer = self._pool.take(entry.extent.nbytes)
+        buffer: Buffer = self.pool.take(entry.extent.nbytes)
         try:
             disk.read([entry], [buffer])
             header = parse(buffer.view, len(buffer.view))
@@ -171,7 +164,7 @@ class DonorReader:
                 raise DamagedRecord(Damage.KEY, "another block's record")
             return self._decoded(record, header, HostRecord(header, buffer).payload)
         except OSError as error:
-            self._metrics.add(Metric.DISK_READ_ERRORS)
+            self.metrics.add(Metric.DISK_READ_ERRORS)
             raise self._rejected(record, entry, Metric.DAMAGED_UNREADABLE) from error
         except DamagedRecord as damage:
             raise self._rejected(record, entry, damage.metric) from damage
@@ -184,17 +177,17 @@ class DonorReader:
         if is_delta(header.codec) or header.donors:
             raise DonorLost("a member has the donor's number")
         try:
-            codec = self._profiles.decoder(header.codec, header.profile)
+            codec = self.profiles.decoder(header.codec, header.profile)
         except UnknownCodec:
             codec = None
         if codec is None:
             raise DonorUnreadable
         info = BlockInfo(self.layout, header.tokens, header.start)
-        buffer = self._pool.take(header.count * self.layout.bytes_per_token)
+        buffer = self.pool.take(header.count * self.layout.bytes_per_token)
         view = KVView.packed(self.layout, header.count, buffer.address, buffer)
         codec.decode(info, payload, header.layer_sizes, view)
         return DonorBlock(header.key, header.start, header.tokens, view)
 
     def _rejected(self, record: int, entry: Entry, why: Metric) -> DonorLost:
-        self._residency.reject(record, entry, why)
+        self.residency.reject(record, entry, why)
         return DonorLost(f"the donor is damaged: {why}")

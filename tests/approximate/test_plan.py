@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.approximate.plan import FLOOR, SPREAD, WORTH, Candidate, Plan, errors_at, plan, sharpened
-from kvstore.core.approximate import Approximate
+from kvstore.approximate.plan import FLOOR, SPREAD, WORTH, Plan, errors_at, plan, sharpened
+from kvstore.core.approximate import Approximate, Candidate
 
 ANY = Approximate(max_kl=10.0)
 

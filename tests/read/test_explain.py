@@ -31,14 +31,6 @@ def path() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that the clock is ahead."""
-    ahead, real = [0.0], time.time
-    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
-    return ahead
-
-
 def shorts(store: KVStore) -> dict[str, float]:
     """How many gets ended early, by the reason that was counted."""
     found = store.stats()["counters"]

@@ -13,7 +13,8 @@ import family_stores
 import numpy as np
 import pytest
 import seeds
-from kvcases import GatedFS, config, identity, kv_of, open_store, quick_directory, same_kv, tokens
+from durable import put, stored
+from kvcases import GatedFS, config, identity, kv_of, open_store, quick_directory, tokens
 from small_stores import all_is_well, disk_order_agrees, disk_use
 
 from kvstore import KVStore, TierConfig
@@ -34,20 +35,6 @@ PROMPT = tokens(16, seed=1000)
 def tmp_path() -> Iterator[Path]:
     with quick_directory() as path:
         yield path
-
-
-def put(store: KVStore, ids: np.ndarray, **settings: Any) -> None:
-    store.put(ids, kv_of(ids), **settings)
-    store.flush()
-
-
-def stored(store: KVStore, ids: np.ndarray) -> int:
-    """How many tokens come back; what comes back is checked."""
-    hit = store.get(ids)
-    if hit is None:
-        return 0
-    assert same_kv(hit.layers, kv_of(ids[: hit.tokens]))
-    return hit.tokens
 
 
 def counter(store: KVStore, name: str) -> float:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvcases import SMALL, kv_of, open_store, quick_directory, same_kv, tokens
+from durable import put, stored
+from kvcases import SMALL, open_store, quick_directory, tokens
 
-from kvstore import KVStore, TierConfig
+from kvstore import TierConfig
 from kvstore.config import KIB, MIB
 
 RECORD = 4096  # what one block of `SMALL`, coded raw, takes in memory and on disk
@@ -23,20 +24,6 @@ NO_HOST = {"host": TierConfig(0), "disk": TierConfig(4 * 64 * KIB, "raw")}
 def tmp_path() -> Iterator[Path]:
     with quick_directory() as path:
         yield path
-
-
-def put(store: KVStore, ids: np.ndarray, **settings) -> None:
-    store.put(ids, kv_of(ids), **settings)
-    store.flush()
-
-
-def stored(store: KVStore, ids: np.ndarray) -> int:
-    """How many tokens come back; what comes back is checked."""
-    hit = store.get(ids)
-    if hit is None:
-        return 0
-    assert same_kv(hit.layers, kv_of(ids[: hit.tokens]))
-    return hit.tokens
 
 
 def test_a_full_host_tier_gives_up_the_end_of_the_oldest_prefix_first(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,6 @@ MEMORY_ONLY = {"host": TierConfig(8 * RECORD), "disk": TierConfig(0)}
 def tmp_path() -> Iterator[Path]:
     with quick_directory() as path:
         yield path
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that the clock is ahead."""
-    ahead, real = [0.0], time.time
-    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
-    return ahead
 
 
 def crowd(store: KVStore) -> None:

@@ -11,21 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.codecs.donor import steps_reference as reference
+from kvstore.codecs.donor import steps_tables as tables
 from kvstore.codecs.donor.reference import Rows
-from kvstore.codecs.donor.steps_tables import (
-    BOUNDS,
-    CLASSES,
-    ESCAPE,
-    EXPECTED,
-    LARGEST,
-    LEAST_SHIFT,
-    MOST_SHIFT,
-    SCALES,
-    STEPS,
-    costs,
-    frequencies,
-    limits,
-)
 from kvstore.errors import CodecError
 
 CHECKSUM = 75275157  # of the frequencies, which never change
@@ -48,34 +35,34 @@ def values(block: list) -> torch.Tensor:
 
 
 def test_tables_are_those_of_the_format() -> None:
-    rows = frequencies()
-    assert rows.shape == (CLASSES + SCALES, ESCAPE + 1)
+    rows = tables.frequencies()
+    assert rows.shape == (tables.CLASSES + tables.SCALES, tables.ESCAPE + 1)
     assert (rows.sum(1) == 4096).all()
-    assert (rows[:CLASSES, :CLASSES] > 0).all()
-    assert not rows[:CLASSES, CLASSES:].any()
-    numbers = rows[CLASSES:]
-    assert (numbers == np.concatenate([numbers[:, ESCAPE - 1 :: -1], numbers[:, ESCAPE:]], 1)).all()
-    assert numbers[:, LARGEST].tolist() == sorted(numbers[:, LARGEST].tolist(), reverse=True)
-    assert limits()[0] >= 1
-    assert limits()[-1] == LARGEST
+    assert (rows[: tables.CLASSES, : tables.CLASSES] > 0).all()
+    assert not rows[: tables.CLASSES, tables.CLASSES :].any()
+    numbers = rows[tables.CLASSES :]
+    assert (numbers == np.concatenate([numbers[:, tables.ESCAPE - 1 :: -1], numbers[:, tables.ESCAPE :]], 1)).all()
+    assert numbers[:, tables.LARGEST].tolist() == sorted(numbers[:, tables.LARGEST].tolist(), reverse=True)
+    assert tables.limits()[0] >= 1
+    assert tables.limits()[-1] == tables.LARGEST
     assert int(rows.astype(np.int64).ravel() @ (1 + np.arange(rows.size) % 9973)) == CHECKSUM
 
 
 def test_constants_follow_from_their_definitions() -> None:
-    assert EXPECTED.tolist() == [round(4096 * 2 ** (-8 + c / 1.5)) for c in range(CLASSES - 1)]
-    shifts = range(LEAST_SHIFT + 1, MOST_SHIFT + 1)
-    assert BOUNDS.tolist() == [round(65536 * 2 ** ((shift - 0.5) / 1.5)) for shift in shifts]
-    assert list(STEPS) == [round(4096 * 2 ** (i / 4)) for i in range(4)]
+    assert tables.EXPECTED.tolist() == [round(4096 * 2 ** (-8 + c / 1.5)) for c in range(tables.CLASSES - 1)]
+    shifts = range(tables.LEAST_SHIFT + 1, tables.MOST_SHIFT + 1)
+    assert tables.BOUNDS.tolist() == [round(65536 * 2 ** ((shift - 0.5) / 1.5)) for shift in shifts]
+    assert list(tables.STEPS) == [round(4096 * 2 ** (i / 4)) for i in range(4)]
 
 
 def test_costs_are_those_of_the_frequencies() -> None:
-    freqs = frequencies()[CLASSES:].astype(np.float64)
-    for scale in range(SCALES):
-        escape = 16 + 12 - math.log2(freqs[scale, ESCAPE])
-        for size in range(LARGEST + 2):
-            f = freqs[scale, LARGEST + size] if size <= LARGEST else 0
+    freqs = tables.frequencies()[tables.CLASSES :].astype(np.float64)
+    for scale in range(tables.SCALES):
+        escape = 16 + 12 - math.log2(freqs[scale, tables.ESCAPE])
+        for size in range(tables.LARGEST + 2):
+            f = freqs[scale, tables.LARGEST + size] if size <= tables.LARGEST else 0
             want = 12 - math.log2(f) if f else escape
-            assert abs(costs()[scale, size] / 256 - want) <= 1 / 256
+            assert abs(tables.costs()[scale, size] / 256 - want) <= 1 / 256
 
 
 @pytest.mark.parametrize("step", [2.0**-6, 0.25, 0.5, 1.0])
