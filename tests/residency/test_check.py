@@ -168,7 +168,7 @@ PLANTED: list[tuple[Callable[[Any], None], str]] = [
     (_write_under_way, "1 writes and 0 reads are under way"),
     (_free_and_used, "is in use and free"),
     (_free_twice, "a segment is free twice"),
-    (_unknown_file, "segment 255: its file is not known to the store"),
+    (_unknown_file, "segment 255: the store does not know its file"),
     (_counted_wrong, "the disk tier counts (records, tokens)"),
     (_one_place_twice, "lie in the same place"),
     (_broken_session, "its value is no session"),
@@ -219,7 +219,9 @@ def _flip(store: KVStore, record: int, where: int) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(("where", "words"), [(0, "not a record"), (40, "header checksum"), (330, "payload checksum")])
+@pytest.mark.parametrize(
+    ("where", "words"), [(0, "do not begin a record"), (40, "the header's checksum"), (330, "the payload's checksum")]
+)
 def test_damage_is_found_in_depth_and_not_repaired(store: KVStore, where: int, words: str) -> None:
     _flip(store, 8, where)
     assert store.check().ok

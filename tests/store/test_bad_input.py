@@ -284,6 +284,6 @@ def test_a_session_that_does_not_exist_gives_nothing(store: KVStore) -> None:
 
 
 def test_a_read_only_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorruptStore, match="no store"):
+    with pytest.raises(CorruptStore, match=r"store\.json is missing"):
         KVStore(tmp_path / "nothing", small_stores.IDENTITY, small_stores.config(), read_only=True)
     assert not (tmp_path / "nothing").exists()

@@ -41,7 +41,7 @@ def test_a_sequence_deleted_before_it_was_written_is_never_written(tmp_path: Pat
         put(store, tokens(9, seed=4))  # holds up the writing thread
         assert fs.waiting.wait(HANGS_S)
         put(store, ids)
-        with ThreadPoolExecutor(1) as executor, calls_of(PutPath, "delete", 1) as gone:
+        with ThreadPoolExecutor(1) as executor, calls_of(PutPath, "_forget_sequence", 1) as gone:
             deleted = executor.submit(store.delete, ids)  # durable on return: waits for the write under way
             assert gone.wait(HANGS_S)
             assert store.contains(ids) == 0
