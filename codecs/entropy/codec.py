@@ -3,7 +3,7 @@
 A channel (one of the `dim` columns of a head) has values of like size and often of one sign. Per block and channel one
 byte says the mean exponent, the prevailing sign, and which of 16 shipped distributions fits best; sign, exponent and
 the two highest mantissa bits of a value are then one symbol, the five lowest bits are kept as they are. Nothing has to
-be calibrated. Layers that this makes no smaller, and other dtypes, are coded as by splitzip. docs/codecs/splitzip.md
+be calibrated. Layers that this makes no smaller, and other dtypes, are coded as by splitzip. docs/codecs/entropy.md
 has the reasons and figures, FORMAT.md the bytes.
 """
 
