@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 
 from benchmarks.peers.quality.data import Pairs
 
 
-class EachTensor:
-    """A subclass gives `coded`: what comes back of one tensor `[heads, n, dim]`, and how many bytes it took."""
+class EachTensor(ABC):
+    """Codes the tensors of a cache one by one."""
 
+    @abstractmethod
     def coded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        raise NotImplementedError
+        """What comes back of one tensor `[heads, n, dim]`, and how many bytes it took."""
 
     def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
         size, decoded = 0, []
