@@ -7,6 +7,7 @@ neither lmdb nor transformers is installed.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ _HOMES = {
     "session": ("Session",),
     "store": ("KVStore",),
 }
+
+
+logging.getLogger("kvstore").addHandler(logging.NullHandler())  # what to do with the lines is the program's to say
 
 
 def __getattr__(name: str) -> Any:

@@ -59,6 +59,7 @@ class StoreConfig:
             finds on disk and for each block that is used; what it learnt is forgotten when the store is closed.
         namespaces: if not empty, the only namespaces accepted.
         threads: worker threads that read and decode.
+        slow_call_s: a put, get, delete or flush that takes more seconds is counted and logged; 0 for none.
         profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and
             continues with the newest copy if no file is named.
         donors: code blocks on disk as the difference from stored blocks with the same tokens, wherever those stand.
@@ -97,6 +98,7 @@ class StoreConfig:
     donors: bool = True
     eviction: str = "lru"
     donor_step: float | None = None
+    slow_call_s: float = 10.0
 
     def __post_init__(self) -> None:
         for tier in ("device", "host", "disk"):
@@ -118,10 +120,8 @@ class StoreConfig:
                 f"disk.bytes: {self.disk.bytes} is below {MIN_SEGMENTS} segments of {self.segment_bytes} bytes; "
                 "raise disk.bytes or lower segment_bytes"
             )
-        if isinstance(self.put_timeout_s, bool) or not isinstance(self.put_timeout_s, int | float):
-            raise ConfigError(f"put_timeout_s: expected seconds, found {self.put_timeout_s!r}")
-        if not 0 <= self.put_timeout_s < float("inf"):
-            raise ConfigError(f"put_timeout_s: expected seconds >= 0, found {self.put_timeout_s!r}")
+        _seconds("put_timeout_s", self.put_timeout_s)
+        _seconds("slow_call_s", self.slow_call_s)
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
         if not isinstance(self.eviction, str) or not self.eviction:
@@ -238,6 +238,13 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def _seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}: expected seconds, found {value!r}")
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{name}: expected seconds >= 0, found {value!r}")
 
 
 def _integer(name: str, value: object, low: int, high: int, multiple: int = 1) -> None:

@@ -1,7 +1,8 @@
 """Counters of one store, and the closed list of their names.
 
 Every name is a member of `Metric` and says what it counts; ARCHITECTURE.md shows the same list, and a test compares the
-two. Counters only grow. A fallback, a drop or a damaged entry that is not counted here is a bug.
+two. Counters only grow. A fallback, a drop or a damaged entry that is not counted here is a bug. What means a loss or a
+fallback is also logged; `NOTICES` has the words.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from enum import StrEnum
+from logging import ERROR, INFO, WARNING
+
+from kvstore.log import EventLog, Notice
 
 
 class Metric(StrEnum):
@@ -49,6 +53,9 @@ class Metric(StrEnum):
     SHORT_DAMAGED = "short_damaged", "gets that ended at a block that was damaged, now or before"
     SHORT_DROPPED = "short_dropped", "gets that ended at a block that could not be written and left memory"
     SHORT_UNREADABLE = "short_unreadable", "gets that ended at a block that is stored and cannot be read here and now"
+
+    # ---- all calls
+    SLOW_CALLS = "slow_calls", "calls that took longer than slow_call_s"
 
     # ---- put
     PUT_TOKENS = "put_tokens", "tokens that puts were given"
@@ -132,8 +139,78 @@ def hit_tokens(tier: str) -> Metric:
     return Metric.__members__.get(f"GET_HIT_TOKENS_{tier.upper()}", Metric.GET_HIT_TOKENS_OTHER)
 
 
+_CHECK_DISK = Notice(WARNING, "check the disk, its free space and the rights of the folder")
+_MISSES = Notice(WARNING, "they are misses from now on; check the disk")
+
+NOTICES: dict[Metric, Notice] = {
+    Metric.APPROXIMATE_FAILED: Notice(INFO, "raise disk.bytes if it happens often"),
+    Metric.SLOW_CALLS: Notice(
+        WARNING, "look for what else uses the disk and the processors; slow_call_s says what is slow"
+    ),
+    Metric.DROPPED_QUEUE_FULL: Notice(
+        WARNING, "put less at once, raise write_queue_bytes or put_timeout_s, or use a faster disk"
+    ),
+    Metric.DROPPED_NO_SPACE: Notice(WARNING, "raise disk.bytes, or unpin what is not needed"),
+    Metric.DROPPED_WRITE_ERROR: _CHECK_DISK,
+    Metric.DROPPED_CATALOG_ERROR: _CHECK_DISK,
+    Metric.DROPPED_SESSIONS: Notice(WARNING, "check the disk, and save the sessions again"),
+    Metric.DROPPED_NO_MEMORY: Notice(WARNING, "raise host.bytes or device.bytes, or unpin what is not needed"),
+    Metric.HOST_FULL: Notice(INFO, "raise host.bytes; the disk keeps them, if there is one"),
+    Metric.DEVICE_FULL: Notice(
+        INFO, "lower device.bytes, so that others find room on the device; other tiers keep the blocks"
+    ),
+    Metric.DISK_LOST_RECORDS: Notice(WARNING, "check the disk: it cannot read what it holds"),
+    Metric.DISK_READ_ERRORS: Notice(WARNING, "check the disk and the rights of the folder"),
+    Metric.DISK_WRITE_ERRORS: _CHECK_DISK,
+    Metric.DISK_FULL: Notice(WARNING, "free space on the file system, or lower disk.bytes"),
+    Metric.CATALOG_ERRORS: _CHECK_DISK,
+    Metric.CATALOG_REOPENED: Notice(INFO, "the store goes on; the line before says why"),
+    Metric.CATALOG_LOST: Notice(ERROR, "mend the disk, then close the store and open it again"),
+    Metric.QUARANTINED_RECORDS: _MISSES,
+    Metric.DAMAGED_MAGIC: _MISSES,
+    Metric.DAMAGED_VERSION: _MISSES,
+    Metric.DAMAGED_LENGTH: _MISSES,
+    Metric.DAMAGED_HEADER_SUM: _MISSES,
+    Metric.DAMAGED_PAYLOAD_SUM: _MISSES,
+    Metric.DAMAGED_KEY: _MISSES,
+    Metric.DAMAGED_FIELD: _MISSES,
+    Metric.DAMAGED_CODEC: _MISSES,
+    Metric.DAMAGED_UNREADABLE: _MISSES,
+    Metric.DAMAGED_DONOR: _MISSES,
+    Metric.UNKNOWN_CODEC: Notice(WARNING, "read them with the version of kvstore that wrote them"),
+    Metric.UNKNOWN_PROFILE: Notice(WARNING, "put the profile back that they were coded with"),
+    Metric.DAMAGED_PROFILES: Notice(
+        WARNING, "restore the folder profiles of the store, or name the file with StoreConfig.profile"
+    ),
+    Metric.UNREACHABLE_RECORDS: Notice(WARNING, "they are removed and are misses from now on"),
+    Metric.CATALOG_DAMAGED: Notice(WARNING, "it is rebuilt from the records; check the disk"),
+    Metric.CATALOG_REBUILT: Notice(WARNING, "what the records say is kept; check the disk"),
+    Metric.CATALOG_REBUILT_RECORDS: Notice(INFO, "compare with what you expect to be stored"),
+    Metric.CATALOG_REBUILT_SESSIONS: Notice(INFO, "compare with what you expect to be stored"),
+    Metric.DAMAGED_ENTRIES: Notice(WARNING, "those that cannot be mended are misses from now on; check the disk"),
+    Metric.MENDED_ENTRIES: Notice(INFO, "nothing is lost of these"),
+    Metric.LOST_ENTRIES: _MISSES,
+    Metric.DAMAGED_SEGMENTS: Notice(WARNING, "what can be read of them is kept; check the disk"),
+    Metric.DROPPED_MEMBERS: Notice(INFO, "raise disk.bytes if it happens often"),
+    Metric.LOST_MEMBERS: _MISSES,
+    Metric.FALLBACK_PROFILE: Notice(WARNING, "free space on the disk, and open the store again"),
+    Metric.FALLBACK_DEVICE_CODEC: Notice(
+        INFO, "coding takes longer; free memory on the device, or look whether its kernels work"
+    ),
+    Metric.FALLBACK_RAW_CHUNKS: Notice(INFO, "nothing is lost but space"),
+    Metric.FALLBACK_EVICTION: Notice(INFO, "nothing is lost but the choice; unpin what is not needed"),
+    Metric.FALLBACK_BUFFERED_IO: Notice(
+        INFO, "reading and writing take longer; use a file system with direct I/O, such as ext4 or xfs"
+    ),
+}
+"""What is logged when a counter grows that means a loss or a fallback. The others grow while all is well."""
+
+
 class Metrics:
-    """Counters that only grow. Thread-safe: `_lock` guards `_counts`.
+    """Counters that only grow, and the log of those that have a notice. Thread-safe: `_lock` guards `_counts`.
+
+    Args:
+        log: where losses and fallbacks are logged; default is one that names no store.
 
     Example:
         >>> metrics = Metrics()
@@ -142,14 +219,19 @@ class Metrics:
         {'get_hits': 1}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: EventLog | None = None) -> None:
+        self.log = log or EventLog()
         self._lock = threading.Lock()
         self._counts: Counter[Metric] = Counter()  # guarded by _lock
 
-    def add(self, metric: Metric, amount: int | float = 1) -> None:
-        """Adds `amount` (>= 0) to a counter."""
+    def add(self, metric: Metric, amount: int | float = 1, because: object = None) -> None:
+        """Adds `amount` (>= 0) to a counter, and logs it if it has a notice. because: an error, or words that say more,
+        for the log."""
         with self._lock:
             self._counts[metric] += amount  # type: ignore[assignment]
+        notice = NOTICES.get(metric)
+        if notice is not None and amount:
+            self.log.note(metric.value, notice, metric.meaning, amount, because)
 
     def __getitem__(self, metric: Metric) -> int | float:
         with self._lock:

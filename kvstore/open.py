@@ -124,6 +124,7 @@ def open_engine(
         The errors of `KVStore`.
     """
     with contextlib.ExitStack() as opened:
+        opened.callback(metrics.log.close)  # last, after everything that may still be counted
         base = _open_base(opened, path, identity, config, metrics, read_only, fs or FileSystem())
         assembler = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk)

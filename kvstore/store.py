@@ -16,11 +16,12 @@ from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, Sessi
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
+from kvstore.log import EventLog
 from kvstore.metrics import Metric, Metrics
 from kvstore.open import open_engine
 from kvstore.read.get import GetRequest
 from kvstore.residency.check import CheckReport
-from kvstore.residency.lifecycle import CallGuard
+from kvstore.residency.lifecycle import CallGuard, SlowCall
 from kvstore.session import Session, SessionStore
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.write.plan import PutRequest
@@ -74,7 +75,7 @@ class KVStore:
         self.path = os.fspath(path)
         self.identity = identity
         self.config = config or StoreConfig()
-        self.metrics = Metrics()
+        self.metrics = Metrics(EventLog(self.path))
         self.read_only = read_only
         if read_only and not self.config.disk.bytes:
             raise ConfigError("read_only: a store without a disk tier has nothing to read; set disk.bytes")
@@ -143,7 +144,7 @@ class KVStore:
         layout, root = self.identity.layout, self._lookup.root(digest)
         request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin)
         layers, mutable = layout.layers_of(kv, len(request.tokens))
-        with self._calls:
+        with self._calls, self._slow("put"):
             return put_path.put(request, layers, mutable, session)
 
     def get(
@@ -199,7 +200,7 @@ class KVStore:
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))
-        with self._calls:
+        with self._calls, self._slow("get"):
             if approximate is not None:
                 return self._engine.assembler.get(approximate, request)
             return self._engine.getter.get(request)
@@ -277,7 +278,7 @@ class KVStore:
             (1, 0)
         """
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
-        with self._calls:
+        with self._calls, self._slow("delete"):
             return put_path.delete(digest, ids)
 
     def flush(self) -> FlushResult:
@@ -291,7 +292,7 @@ class KVStore:
             FlushResult(durable_blocks=1, dropped_blocks=0)
         """
         put_path = self._put_path()
-        with self._calls:
+        with self._calls, self._slow("flush"):
             return put_path.flush()
 
     # ---- sessions and clusters -----------------------------------------------------------------------------------
@@ -409,6 +410,9 @@ class KVStore:
     def _session_record(self, key: bytes) -> SessionRecord | None:
         self._calls.check()
         return self._engine.sessions.get(key)
+
+    def _slow(self, call: str) -> SlowCall:
+        return SlowCall(call, self.config.slow_call_s, self.metrics)
 
     def _put_path(self) -> PutPath:
         self._calls.check()

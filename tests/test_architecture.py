@@ -28,6 +28,7 @@ LAYERS = [
     {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache"},
     {f"{TRANSFORMERS}.describe"},
     {"kvstore.config"},
+    {"kvstore.log"},
     {"kvstore.metrics"},
     {"kvstore.core"},
     {"kvstore.eviction"},
@@ -46,7 +47,14 @@ LAYERS = [
     {"kvstore.calibration"},
     {"kvstore.cli"},
 ]
-DATA = ("kvstore.errors", "kvstore.config", "kvstore.metrics", "kvstore.core", "kvstore.eviction")  # no I/O, no torch
+DATA = (
+    "kvstore.errors",
+    "kvstore.config",
+    "kvstore.log",
+    "kvstore.metrics",
+    "kvstore.core",
+    "kvstore.eviction",
+)  # no I/O, no torch
 MOST_ARROWS = 59  # `arrows_between_folders` when the folders became layers; of 78 that an order of 13 folders allows
 FILE_CALLS = {
     *("open", "read", "readv", "pread", "preadv", "write", "writev", "pwrite", "pwritev", "sendfile", "ftruncate"),

@@ -164,7 +164,7 @@ class DonorReader:
                 raise DamagedRecord(Damage.KEY, "another block's record")
             return self._decoded(record, header, HostRecord(header, buffer).payload)
         except OSError as error:
-            self.metrics.add(Metric.DISK_READ_ERRORS)
+            self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
             raise self._rejected(record, entry, Metric.DAMAGED_UNREADABLE) from error
         except DamagedRecord as damage:
             raise self._rejected(record, entry, damage.metric) from damage

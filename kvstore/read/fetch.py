@@ -123,9 +123,9 @@ class ReadTask:
         try:
             tier.read(sources, buffers)
             readable = [True] * len(sources)
-        except OSError:
+        except OSError as error:
             # One bad sector fails the whole read: find out whose it is.
-            fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS)
+            fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
             readable = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
         finally:
             tier.release(sources)

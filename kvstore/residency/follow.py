@@ -36,8 +36,8 @@ class Follower:
         with self._lock:
             try:
                 scan = disk.scan_new()
-            except CatalogError:
-                residency.metrics.add(Metric.CATALOG_ERRORS)
+            except CatalogError as error:
+                residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
                 return
             if scan is None:
                 return

@@ -1,12 +1,16 @@
-"""Who may use a store: nobody after `close()`, nobody in a forked child. Closing waits for calls under way."""
+"""Who may use a store: nobody after `close()`, nobody in a forked child. Closing waits for calls under way. And which
+calls are slow."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from kvstore.errors import StoreClosed, StoreForked
+from kvstore.metrics import Metric, Metrics
 
 
 class CallGuard:
@@ -71,3 +75,32 @@ class CallGuard:
             self._closed = True
             self._left.wait_for(lambda: not self._inside)
             return True
+
+
+class SlowCall:
+    """A context manager around one call that counts and logs it if it takes longer than `limit_s`; 0 for never.
+
+    Example:
+        >>> with SlowCall("get", 10.0, Metrics()):
+        ...     pass  # the call
+    """
+
+    __slots__ = ("_begin", "_clock", "_limit_s", "_metrics", "_name")
+
+    def __init__(
+        self, name: str, limit_s: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._metrics = metrics
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._begin = self._clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = self._clock() - self._begin
+        if 0 < self._limit_s < seconds:
+            self._metrics.add(Metric.SLOW_CALLS, because=f"{self._name} took {seconds:.1f} s")

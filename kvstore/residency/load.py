@@ -52,8 +52,8 @@ def save_traffic(residency: Residency) -> None:
         return
     try:
         residency.disk.save_traffic(*residency.index.counts())
-    except CatalogError:
-        residency.metrics.add(Metric.CATALOG_ERRORS)
+    except CatalogError as error:
+        residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
 
 
 def _by_namespace(disk: DiskTier, scan: Scan) -> tuple[list[bytes], Scan, npt.NDArray[np.intp], list[int]]:
@@ -74,8 +74,8 @@ def _restore(
     rows = scan.entries
     try:
         traffic = disk.traffic(np.ascontiguousarray(rows["record"]))
-    except CatalogError:
-        residency.metrics.add(Metric.CATALOG_ERRORS)
+    except CatalogError as error:
+        residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
         traffic = np.zeros(len(rows), np.uint32)
     dropped: list[int] = residency.index.restore(
         names,
@@ -151,5 +151,5 @@ def _remove(residency: Residency, disk: DiskTier, records: list[int]) -> None:
         return
     try:
         disk.remove(records)
-    except CatalogError:
-        residency.metrics.add(Metric.CATALOG_ERRORS)
+    except CatalogError as error:
+        residency.metrics.add(Metric.CATALOG_ERRORS, because=error)

@@ -217,7 +217,7 @@ class Residency(Ledger):
             self.metrics.add(Metric.STALE_READS)
             self.forget([record], Reason.EVICTED)
             return
-        self.metrics.add(why)
+        self.metrics.add(why, because=f"record {record} in the {source.tier} tier")
         self.quarantine(record)
 
     def drop_if_nowhere(self, record: int, reason: Reason) -> None:
@@ -269,8 +269,8 @@ class Residency(Ledger):
             return
         try:
             self.disk.remove(records)
-        except CatalogError:
-            self.metrics.add(Metric.CATALOG_ERRORS)
+        except CatalogError as error:
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
 
     def _may_leave_memory(self, record: int) -> bool:
         # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.

@@ -156,8 +156,8 @@ class Profiles:
                 self._fs.sync_directory(self._path)
             if self._newest_id() != profile.id:
                 write_file(self._fs, os.path.join(self._folder, _NEWEST), name + b"\n")
-        except OSError:
-            self._metrics.add(Metric.DISK_WRITE_ERRORS)
+        except OSError as error:
+            self._metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
             return False
         return True
 

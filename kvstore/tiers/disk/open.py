@@ -98,7 +98,7 @@ class Opening:
 
     def rebuilt(self, problem: str) -> Catalog:
         """Make a new catalog from the segments, in place of the damaged one. Raises `CorruptStore` for a reader."""
-        self.metrics.add(Metric.CATALOG_DAMAGED)
+        self.metrics.add(Metric.CATALOG_DAMAGED, because=problem)
         if self.read_only:
             raise CorruptStore(f"{self.catalog_file}: {problem}; open the store for writing to rebuild it")
         return self._rebuild()

@@ -72,8 +72,8 @@ class DiskSpace:
     def _known(self, records: Sequence[int]) -> list[Entry | None]:
         try:
             return self.catalog.get(records)
-        except CatalogError:
-            self.metrics.add(Metric.CATALOG_ERRORS)
+        except CatalogError as error:
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             return [None] * len(records)
 
     def _reopen_catalog(self) -> None:
@@ -83,8 +83,8 @@ class DiskSpace:
             try:
                 self.catalog = self._opening.new_catalog()
                 self.metrics.add(Metric.CATALOG_REOPENED)
-            except KVStoreError:
-                self.metrics.add(Metric.CATALOG_LOST)
+            except KVStoreError as error:
+                self.metrics.add(Metric.CATALOG_LOST, because=error)
 
     def _settle_writes(self, extents: Iterable[Extent]) -> None:
         with self._lock:
@@ -184,7 +184,7 @@ class DiskSpace:
         try:
             self.catalog.commit(added, removed)
         except CatalogError as error:
-            self.metrics.add(Metric.CATALOG_ERRORS)
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             # What was to go is no longer in the index: it must be tried again, or its space would be lost.
             self._orphans += [entry.record for entry in removed] if not added else []
             self._reopen_catalog()

@@ -187,8 +187,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         with self._lock:
             try:
                 entries = self.catalog.get(records)
-            except CatalogError:
-                self.metrics.add(Metric.CATALOG_ERRORS)
+            except CatalogError as error:
+                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
                 return [None] * len(records)
             return [e if e is not None and self._hold(e.extent.segment) else None for e in entries]
 
@@ -302,8 +302,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             try:
                 for digest in {record.header.namespace for record in sealed}:
                     self.namespace(digest)
-            except CatalogError:
-                self.metrics.add(Metric.CATALOG_ERRORS)
+            except CatalogError as error:
+                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
                 self._reopen_catalog()
                 return None
             placed = self._write_records(sealed)
@@ -385,8 +385,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         try:
             self.segments.write([e for _, e in placed], [d.buffer.view for d, _ in placed])
             self.segments.sync({e.segment for _, e in placed})
-        except OSError:
-            self.metrics.add(Metric.DISK_WRITE_ERRORS)
+        except OSError as error:
+            self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
             self.metrics.add(Metric.DROPPED_WRITE_ERROR, len(placed))
             with self._lock:
                 self.segments.abandon_current()
@@ -405,10 +405,11 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 continue
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    self.metrics.add(Metric.DISK_WRITE_ERRORS)  # a failing disk is no reason to evict anything
+                    # A failing disk is no reason to evict anything.
+                    self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
                     return None
                 # The disk itself is full before the budget is: live with the segments there are.
-                self.metrics.add(Metric.DISK_FULL)
+                self.metrics.add(Metric.DISK_FULL, because=error)
                 self.segments.max_segments = len(self.segments.by_number)
         return None
 
@@ -420,8 +421,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         before = [e for e in self._known([entry.record for entry in entries]) if e is not None]
         try:
             self.catalog.commit(entries, gone, sessions)
-        except CatalogError:
-            self.metrics.add(Metric.CATALOG_ERRORS)
+        except CatalogError as error:
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             self.metrics.add(Metric.DROPPED_CATALOG_ERROR, len(entries))
             self._reopen_catalog()
             return False
