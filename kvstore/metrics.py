@@ -107,6 +107,7 @@ class Metric(StrEnum):
     DAMAGED_PROFILES = "damaged_profiles", "copies of profiles, or the note of the newest, that are damaged"
 
     # ---- what opening found
+    FORMAT_UPGRADED = "format_upgraded", "opens that made a store of an older format one of today's"
     UNREACHABLE_RECORDS = "unreachable_records", "records on disk whose parents are gone"
     CATALOG_DAMAGED = "catalog_damaged", "times that opening found the catalog's structure damaged"
     CATALOG_REBUILT = "catalog_rebuilt", "times that the catalog was rebuilt from the records"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvstore.core.arguments import end_of_life
 from kvstore.core.results import Hit, PutResult
 from kvstore.core.session_record import SessionRecord, session_key
 from kvstore.core.tokens import Tokens, as_tokens
@@ -14,13 +15,14 @@ from kvstore.core.tokens import Tokens, as_tokens
 
 @dataclass(frozen=True)
 class SessionStore:
-    """What a session asks of its store: four calls, each of which raises `StoreClosed` after `close()`.
+    """What a session asks of its store: calls, each of which raises `StoreClosed` after `close()`.
 
     read_only: whether `put` and `note` raise `ReadOnlyStore`.
     put: as `KVStore.put`, with the digest of the namespace and the session's key and record, durable together.
     get: as `KVStore.get`, with the digest of the namespace.
     note: replaces the record of a key, or with None forgets it.
     record: that of a key, None if there is none.
+    created: when the session of a key was made, None if there is none.
     """
 
     read_only: bool
@@ -28,6 +30,7 @@ class SessionStore:
     get: Callable[[Any, bytes, int | None, Any, int | None], Hit | None]
     note: Callable[[bytes, SessionRecord | None], None]
     record: Callable[[bytes], SessionRecord | None]
+    created: Callable[[bytes], float | None]
 
 
 class Session:
@@ -62,7 +65,7 @@ class Session:
     @property
     def exists(self) -> bool:
         """Whether the session was saved, or forked, and not deleted since."""
-        return self._record() is not None
+        return self._store.created(self._key) is not None
 
     @property
     def tokens(self) -> Tokens:
@@ -95,10 +98,12 @@ class Session:
         """
         ids = as_tokens(tokens)
         now = time.time()
-        known = self._record()
+        created = self._store.created(self._key)
         kept = ids.copy()
         kept.flags.writeable = False  # `tokens` hands it out
-        record = SessionRecord(self.id, self._namespace, kept, known.created if known else now, now, 0)
+        record = SessionRecord(
+            self.id, self._namespace, kept, now if created is None else created, now, 0, end_of_life(ttl), bool(pin)
+        )
         return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
     def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
@@ -149,7 +154,7 @@ class Session:
             raise KeyError(f"session {self.id!r} does not exist; save it first")
         fork = Session(self._store, new_id, record.namespace)
         now = time.time()
-        self._store.note(fork._key, replace(record, name=new_id, created=now, used=now))
+        self._store.note(fork._key, replace(record, name=new_id, created=now, used=now, pinned=False))
         return fork
 
     def delete(self) -> bool:
@@ -168,7 +173,7 @@ class Session:
             >>> session.delete(), session.exists
             (True, False)
         """
-        if self._record() is None:
+        if not self.exists:
             return False
         self._store.note(self._key, None)
         return True

@@ -308,7 +308,9 @@ class KVStore:
             False
         """
         self._calls.check()
-        calls = SessionStore(self.read_only, self._put, self._get, self._note_session, self._session_record)
+        calls = SessionStore(
+            self.read_only, self._put, self._get, self._note_session, self._session_record, self._session_created
+        )
         return Session(calls, name, self._digest(namespace))
 
     def sessions(self) -> list[SessionInfo]:
@@ -321,8 +323,7 @@ class KVStore:
         """
         width = self.identity.layout.bytes_per_token
         with self._calls:
-            records = self._engine.sessions.all()
-        rows = [SessionInfo(r.name, len(r.tokens), len(r.tokens) * width, r.used) for r in records]
+            rows = self._engine.sessions.all(width)
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
     def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
@@ -413,6 +414,10 @@ class KVStore:
 
     def _slow(self, call: str) -> SlowCall:
         return SlowCall(call, self.config.slow_call_s, self.metrics)
+
+    def _session_created(self, key: bytes) -> float | None:
+        self._calls.check()
+        return self._engine.sessions.created(key)
 
     def _put_path(self) -> PutPath:
         self._calls.check()

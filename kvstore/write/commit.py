@@ -40,10 +40,12 @@ class GroupCommit:
                 sealed,
                 superseded=[residency.replaced_by(batch.blocks) for batch in group],
                 changed=[change for batch in group for change in batch.changed],
-                sessions=[(session.key, session.value) for session in sessions],
+                sessions=sessions,
             )
             if on_disk is None:
                 residency.metrics.add(Metric.DROPPED_SESSIONS, len(sessions))
+                for session in sessions:
+                    self.sessions.dropped(session)
             else:
                 written = on_disk
                 for session in sessions:

@@ -26,7 +26,7 @@ from ranscases import golden_stream  # noqa: E402
 
 from kvstore.codecs import codec_by_name, codec_names  # noqa: E402
 
-STORE = "first"
+STORES = ("first", "second")  # of formats 1 and 2
 RANS = {  # seed, symbols, period of the classes, tables, bits: only ever added to
     "empty": (1, 0, 1, 1, 11),
     "one": (2, 1, 1, 2, 12),
@@ -63,7 +63,8 @@ def main() -> None:
         path = HERE / "rans" / f"{name}.json"
         if not path.exists():
             write_new(path, golden_stream(*arguments))
-    write_store(STORE)
+    for name in STORES:
+        write_store(name)
 
 
 if __name__ == "__main__":

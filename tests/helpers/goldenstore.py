@@ -115,6 +115,8 @@ def write(path: Path) -> dict[str, Any]:
     for number, codec in enumerate(("raw", "splitzip", "zstd")):
         with KVStore(path, identity(), config(codec)) as store:
             writer.alike(store, codec, passage(40 + number, BLOCK + 3))
+    with KVStore(path, identity(), config()) as store:
+        _with_long_sessions(writer, store)
     return json.loads(json.dumps(writer.manifest))  # type: ignore[no-any-return]
 
 
@@ -151,6 +153,15 @@ def _with_the_profile(writer: Writer, store: KVStore, profile: Profile) -> None:
     store.flush()
     writer.alike(store, "propagated", family_stores.behind(30, other, BLOCK + 5))
     writer.alike(store, "both", join(passage(31, BLOCK), other[: 2 * BLOCK], passage(1)[BLOCK:]))
+
+
+def _with_long_sessions(writer: Writer, store: KVStore) -> None:
+    """Two that share what they begin with, and a fork."""
+    tokens = passage(50, 290)
+    writer.alike(store, "long", tokens, session="long")
+    writer.alike(store, "longer", np.concatenate([tokens[:256], passage(51, 24)]), session="longer", ttl=_CENTURY)
+    store.session("long").fork("twig")
+    writer.manifest["sessions"]["twig"] = writer.manifest["sessions"]["long"]
 
 
 def read(store: KVStore, sequence: dict[str, Any]) -> Hit | None:

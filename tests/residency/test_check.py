@@ -11,8 +11,10 @@ from typing import Any
 import family_stores
 import pytest
 import small_stores
+from sessioncases import saved, session
 
 from kvstore import KVStore
+from kvstore.core.session_record import SessionChange
 from kvstore.tiers.disk.segments import Segment, segment_header
 
 TEXT = family_stores.passage(1)
@@ -148,7 +150,14 @@ def _one_place_twice(residency: Any) -> None:
 
 
 def _broken_session(residency: Any) -> None:
-    residency.disk.catalog.commit(sessions=[(b"k" * 20, b"no session")])
+    residency.disk.catalog.commit(sessions=[SessionChange(b"k" * 20, session("another"), 1)])
+
+
+def _referred_too_often(residency: Any) -> None:
+    catalog, change = residency.disk.catalog, saved("long", 300)
+    catalog.commit(sessions=[change])
+    with catalog._env.begin(write=True) as txn:
+        catalog._saved._refer(txn, change.record.texts())
 
 
 PLANTED: list[tuple[Callable[[Any], None], str]] = [
@@ -171,7 +180,8 @@ PLANTED: list[tuple[Callable[[Any], None], str]] = [
     (_unknown_file, "segment 255: the store does not know its file"),
     (_counted_wrong, "the disk tier counts (records, tokens)"),
     (_one_place_twice, "lie in the same place"),
-    (_broken_session, "its value is no session"),
+    (_broken_session, "its entry is damaged"),
+    (_referred_too_often, "2 references are noted, 1 are there"),
 ]
 
 

@@ -202,7 +202,7 @@ def test_another_format_version_is_refused_and_named(tmp_path: Path) -> None:
         body = json.dumps({**document, "format": 99}).encode() + b"\n"
         (tmp_path / name).write_bytes(body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
     for read_only in (False, True):
-        with pytest.raises(FormatVersion, match=r"format 99.*reads format 1; open the store with"):
+        with pytest.raises(FormatVersion, match=r"format 99.*reads formats 1 to 2; open the store with"):
             KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(), read_only=read_only)
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from lmdb import verify as lmdb_verify
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
 from kvstore.errors import DiskError, StoreLocked
 from kvstore.tiers.disk.entry import (
     ENTRY,
@@ -33,12 +34,15 @@ from kvstore.tiers.disk.entry import (
     tokens_end,
     with_sum,
 )
+from kvstore.tiers.disk.saved_sessions import SavedSessions
 from kvstore.tiers.disk.segments import Extent
 
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
-_DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic")
+_DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic", b"texts", b"tasks")
+_OF_FORMAT_2 = (b"texts", b"tasks")
 _TRAFFIC_RUN = 4096  # records whose counts of traffic stand in one value
+_UPGRADE_RUN = 1024  # sessions that one commit of an upgrade rewrites
 _META_TXNID = 144  # where a meta page has the number of its commit
 
 # The engine's format, pinned: an environment variable of py-lmdb could otherwise change it.
@@ -96,13 +100,22 @@ class Catalog:
                 if unknown:
                     # One of ours was renamed by damage; opening it would make an empty one.
                     raise CatalogDamaged(f"catalog: open: unknown database {min(unknown)!r}")
-                opened = [self._env.open_db(name, create=not readonly) for name in _DATABASES]
+                opened = [self._open_db(name, readonly) for name in _DATABASES]
             except (lmdb.Error, CatalogDamaged):
                 self._env.close()
                 raise
-        self._records, self._places, self._namespaces, self._sessions, self._traffic = opened
+        self._records, self._places, self._namespaces, sessions, self._traffic, texts, self._tasks = opened
+        self._saved = SavedSessions(sessions, texts)
         self.pid = os.getpid()
         _open_catalogs.add(self)
+
+    def _open_db(self, name: bytes, readonly: bool) -> Any:
+        try:
+            return self._env.open_db(name, create=not readonly)
+        except lmdb.NotFoundError:
+            if readonly and name in _OF_FORMAT_2:
+                return None  # a store of format 1, which only a writer upgrades
+            raise
 
     def close(self) -> None:
         self._env.close()
@@ -121,8 +134,10 @@ class Catalog:
         """
         try:
             with _errors("read"), self._env.begin() as txn:
-                databases = (self._records, self._places, self._sessions, self._namespaces, self._traffic)
-                return all(self._are_sound(txn, db) for db in databases)
+                saved = self._saved
+                databases = (self._records, self._places, self._namespaces, self._traffic)
+                others = (saved.sessions, saved.texts, self._tasks)
+                return all(self._are_sound(txn, db) for db in (*databases, *others) if db is not None)
         except CatalogError:
             return False
 
@@ -140,11 +155,11 @@ class Catalog:
                     sound = len(key) == len(value) == 8
                 elif db is self._traffic:
                     sound = len(key) == 8 and len(value) == SUM_BYTES + 4 * _TRAFFIC_RUN
-                elif db is self._sessions:
-                    sound = checked(value) is not None
-                else:
+                elif db is self._namespaces:
                     numbers.add(_number(key, value))
                     sound = None not in numbers and len(numbers) == count + 1
+                else:
+                    sound = checked(value) is not None
                 if not sound:
                     return False
         return True
@@ -155,14 +170,14 @@ class Catalog:
         self,
         added: Iterable[Entry] = (),
         removed: Iterable[Entry] = (),
-        sessions: Iterable[tuple[bytes, bytes | None]] = (),
+        sessions: Iterable[SessionChange] = (),
     ) -> None:
         """Commit changes: all or nothing. Durable on return.
 
         Args:
             added: entries to add, or to replace those of the same record.
             removed: entries to remove.
-            sessions: key and value; None deletes the session.
+            sessions: changes, the oldest first.
 
         Raises:
             CatalogError: nothing changed.
@@ -178,11 +193,11 @@ class Catalog:
                     self._forget(txn, known)
                 txn.put(key, entry.pack(), db=self._records)
                 txn.put(_place(entry.extent), key, db=self._places)
-            for name, value in sessions:
-                if value is None:
-                    txn.delete(name, db=self._sessions)
+            for change in sessions:
+                if change.record is None:
+                    self._saved.delete(txn, change.key)
                 else:
-                    txn.put(name, with_sum(value), db=self._sessions)
+                    self._saved.put(txn, change.key, change.record)
 
     def purge(self, keys: Sequence[bytes]) -> None:
         """Remove damaged entries by their raw keys. Durable on return. Raises `CatalogError`."""
@@ -247,22 +262,40 @@ class Catalog:
             pairs = [(key, _number(key, value)) for key, value in cursor]
         return {key: number for key, number in pairs if number is not None and len(key) == 32}
 
-    def session(self, name: bytes) -> bytes | None:
-        """Return a session's value; None if there is none or it is damaged."""
+    def session(self, key: bytes) -> SessionRecord | None:
+        """Return a session with its tokens; None if there is none or it is damaged."""
         with _errors("read"), self._env.begin() as txn:
-            value = txn.get(name, db=self._sessions)
-        return checked(value) if value is not None else None
+            return self._saved.get(txn, key)
 
-    def sessions(self) -> Iterator[tuple[bytes, bytes]]:
-        """Return key and value of all intact sessions."""
-        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._sessions) as cursor:
-            pairs = [(key, checked(value)) for key, value in cursor]
-        return ((key, value) for key, value in pairs if value is not None)
-
-    def session_count(self) -> int:
-        """Return how many sessions there are, damaged ones included."""
+    def session_head(self, key: bytes) -> SessionHead | None:
+        """Return what stands with a session, without its tokens; None if there is none or it is damaged."""
         with _errors("read"), self._env.begin() as txn:
-            return int(txn.stat(self._sessions)["entries"])
+            return self._saved.head(txn, key)
+
+    def sessions(self) -> list[SessionHead]:
+        """Return what stands with each intact session, by key; reads no tokens."""
+        with _errors("read"), self._env.begin() as txn:
+            return list(self._saved.heads(txn))
+
+    def session_problems(self) -> tuple[int, list[str]]:
+        """Return how many sessions there are, and what is wrong with them."""
+        with _errors("read"), self._env.begin() as txn:
+            return self._saved.count(txn), self._saved.problems(txn)
+
+    def upgrade_sessions(self) -> None:
+        """Rewrite all sessions of format 1, in some commits; if it is cut short, it is to be called again.
+
+        Raises:
+            CatalogError: the sessions that are left stay as they were.
+        """
+        with _errors("commit"):
+            # Texts that nothing shares take up to twice the room, and stand beside the old sessions for a while.
+            info = self._env.info()
+            self._env.set_mapsize(int(info["map_size"]) + 2 * (int(info["last_pgno"]) + 1) * PAGE_BYTES)
+        after: bytes | None = b""
+        while after is not None:
+            with _errors("commit"), self._env.begin(write=True) as txn:
+                after = self._saved.upgrade(txn, after, _UPGRADE_RUN)
 
     # ---- traffic -------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.rebuild import DATA_FILE, rebuild, recover_entries
 from kvstore.tiers.disk.segments import Segments, segment_numbers
-from kvstore.tiers.disk.superblock import Superblock
+from kvstore.tiers.disk.superblock import FORMAT, Superblock
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,23 @@ class Opening:
                 superblock = Superblock.new(identity, self.config.block_tokens, self.config.segment_bytes)
                 superblock.write(self.fs, self.path)
             superblock.check(self.path, identity, self.config.block_tokens, self.config.segment_bytes)
+            if superblock.format != FORMAT and not self.read_only:
+                superblock.write(self.fs, self.path)  # before the catalog changes: an older program must not see that
         except BaseException:
             lock.release()
             raise
         return superblock
+
+    def upgrade(self, superblock: Superblock, catalog: Catalog) -> None:
+        """Make a store of format 1 one of format 2. If this is cut short, the next open for writing goes on with it.
+
+        Raises:
+            CatalogError, OSError: the disk refuses; nothing is lost.
+        """
+        if superblock.format != FORMAT and not self.read_only:
+            catalog.upgrade_sessions()
+            replace(superblock, format=FORMAT).write(self.fs, self.path)
+            self.metrics.add(Metric.FORMAT_UPGRADED)
 
     def catalog(self, lock: WriterLock) -> Catalog:
         """Open the catalog, or rebuild it from the segments if it is damaged. Raises `CorruptStore` for a reader."""
@@ -122,6 +136,9 @@ class Opening:
     def new_catalog(self) -> Catalog:
         """Open or make the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""
         map_bytes = min(max(self.config.disk.bytes // 4, 64 * MIB), 64 * GIB)
+        with contextlib.suppress(OSError):
+            # A full one can still be opened, and made smaller.
+            map_bytes = max(map_bytes, self.fs.size(self.catalog_file) + MIB)
         return Catalog(self.catalog_directory, map_bytes, self.read_only)
 
     def scan(self, catalog: Catalog, segments: Segments) -> Scan:

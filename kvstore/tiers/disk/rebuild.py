@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
-from kvstore.core.session_record import SessionRecord, session_key
+from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord, SessionText, tokens_of
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of
+from kvstore.tiers.disk.format1 import session_of_format_1
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 from kvstore.tiers.disk.segments import Extent, segment_path
 
@@ -70,7 +71,8 @@ def rebuild(
         donors = tuple(numbers.get(donor.key, 0) for donor in header.donors)
         entries.append(replace(entry, record=numbers[header.key], donors=donors))
     sessions = salvage_sessions(fs, damaged_catalog)
-    catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=sessions.items())
+    changes = [SessionChange(key, record, record.sequence) for key, record in sessions.items()]
+    catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=changes)
     return catalog, Rebuilt(len(entries), len(sessions))
 
 
@@ -136,19 +138,35 @@ def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeade
     return parse(memoryview(page), room)
 
 
-def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, bytes]:
-    """Return the sessions in the leaf pages of a damaged LMDB file: every pair whose value is an intact session.
+def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, SessionRecord]:
+    """Return the sessions in the leaf pages of a damaged LMDB file: every intact one whose texts are there, too.
 
     Old pages hold old values; the value with the highest sequence number wins.
     """
-    best: dict[bytes, tuple[int, bytes]] = {}
+    texts: dict[bytes, SessionText] = {}
+    heads: dict[bytes, list[SessionHead]] = {}
+    best: dict[bytes, SessionRecord] = {}
     for name, value in _leaf_pairs(fs, path):
         body = checked(value)
-        record = SessionRecord.unpack(body) if body is not None else None
-        if body is not None and record is not None and session_key(record.namespace, record.name) == name:
-            known = best.get(name)
-            best[name] = max(known, (record.sequence, body)) if known is not None else (record.sequence, body)
-    return {name: body for name, (_, body) in best.items()}
+        if body is None:
+            continue
+        if (text := SessionText.unpack(name, body)) is not None:
+            texts[name] = text
+        elif (head := SessionHead.unpack(name, body)) is not None:
+            heads.setdefault(name, []).append(head)
+        elif (old := session_of_format_1(name, body)) is not None:
+            _keep_newer(best, name, old)
+    for name, found in heads.items():
+        for head in found:
+            tokens = tokens_of(head, texts.get)
+            if tokens is not None:
+                _keep_newer(best, name, head.with_tokens(tokens))
+    return best
+
+
+def _keep_newer(best: dict[bytes, SessionRecord], name: bytes, record: SessionRecord) -> None:
+    if name not in best or best[name].sequence < record.sequence:
+        best[name] = record
 
 
 def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""What a store is bound to, written once: format, identity, sizes. Two copies, each with a checksum."""
+"""What a store is bound to: format, identity, sizes. Two copies, each with a checksum; changed by an upgrade alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
@@ -13,7 +14,8 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 
-FORMAT = 1
+FORMAT = 2
+_OLDER = (1,)  # formats that are read, and that a writer upgrades
 NAMES = ("store.json", "store.json.copy")
 _LIMIT = 1 << 20
 _ID_BYTES = 16
@@ -27,6 +29,7 @@ class Superblock:
         store_id: 16 random bytes, also in every segment.
         identity: what `ModelIdentity.fields` returned.
         block_tokens, segment_bytes: settings that cannot change.
+        format: what the catalog is written in, or is being upgraded from.
 
     Example:
         >>> from kvstore import KVLayout
@@ -39,6 +42,7 @@ class Superblock:
     identity: dict[str, str]
     block_tokens: int
     segment_bytes: int
+    format: int = FORMAT
 
     @classmethod
     def new(cls, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> Superblock:
@@ -46,14 +50,20 @@ class Superblock:
         return cls(uuid.uuid4().bytes, identity.fields(), block_tokens, segment_bytes)
 
     def write(self, fs: FileSystem, directory: str) -> None:
-        """Write both copies. Durable on return. Raises `OSError`."""
-        document = {
+        """Write both copies, one after the other. Durable on return. Raises `OSError`.
+
+        That of an older format is written as of this one, with a note that the upgrade is not finished: programs that
+        know only the older one refuse it from then on.
+        """
+        document: dict[str, Any] = {
             "format": FORMAT,
             "store_id": self.store_id.hex(),
             "identity": self.identity,
             "block_tokens": self.block_tokens,
             "segment_bytes": self.segment_bytes,
         }
+        if self.format != FORMAT:
+            document["upgrading_from"] = self.format
         body = json.dumps(document, sort_keys=True).encode() + b"\n"
         for name in NAMES:
             write_file(fs, os.path.join(directory, name), body + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")
@@ -87,10 +97,11 @@ class Superblock:
         if xxhash.xxh3_128_hexdigest(body).encode() != check:
             raise ValueError("the checksum differs")
         document = json.loads(body)
-        if document["format"] != FORMAT:
+        found = document["format"]
+        if found != FORMAT and found not in _OLDER:
             raise FormatVersion(
-                f"{path}: format {document['format']}, this version of kvstore reads format {FORMAT}; open the store "
-                "with the version that wrote it, or start a new one"
+                f"{path}: format {found}, this version of kvstore reads formats {_OLDER[0]} to {FORMAT}; open the "
+                "store with the version that wrote it, or start a new one"
             )
         store_id = bytes.fromhex(document["store_id"])
         if len(store_id) != _ID_BYTES:
@@ -100,6 +111,7 @@ class Superblock:
             {str(k): str(v) for k, v in document["identity"].items()},
             int(document["block_tokens"]),
             int(document["segment_bytes"]),
+            int(document.get("upgrading_from", found)),
         )
 
     def check(self, directory: str, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> None:

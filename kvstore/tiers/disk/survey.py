@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.config import PAGE_BYTES
-from kvstore.core.session_record import SessionRecord, session_key
-from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.segments import Segments, segment_numbers
 
@@ -60,21 +58,6 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
     if len({segment.number for segment in segments.free}) != len(segments.free):
         found.append("a segment is free twice")
     return found + _overlaps(scan)
-
-
-def session_problems(catalog: Catalog) -> tuple[int, list[str]]:
-    """Return how many sessions there are, and what is wrong with them."""
-    found, total, intact = [], catalog.session_count(), 0
-    for key, value in catalog.sessions():
-        intact += 1
-        record = SessionRecord.unpack(value)
-        if record is None:
-            found.append(f"session {key[16:]!r}: its value is no session")
-        elif session_key(record.namespace, record.name) != key:
-            found.append(f"session {key[16:]!r}: its value is the session {record.name!r}")
-    if intact != total:
-        found.append(f"{total - intact} sessions are damaged")
-    return total, found
 
 
 def _overlaps(scan: Scan) -> list[str]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded
+from kvstore.core.session_record import SessionChange
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -27,7 +28,7 @@ from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 from kvstore.tiers.disk.space import DiskSpace
-from kvstore.tiers.disk.survey import Survey, segment_problems, session_problems
+from kvstore.tiers.disk.survey import Survey, segment_problems
 
 _PLACE_ATTEMPTS = 4
 
@@ -116,6 +117,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                     self.catalog.close()
                     self.catalog = opening.rebuilt("what was mended damaged other pages")
                     scan = self._scan(opening)
+                opening.upgrade(superblock, self.catalog)
             except BaseException:
                 self.catalog.close()
                 self.segments.close()
@@ -252,7 +254,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         """Compare the catalog with the segments and with what is counted. Raises `CatalogError`."""
         with self._write_lock:
             scan = self.catalog.scan()
-            sessions, problems = session_problems(self.catalog)
+            sessions, problems = self.catalog.session_problems()
             with self._lock:
                 held = {number: segment.reads for number, segment in self.segments.by_number.items() if segment.reads}
                 if not self.read_only:  # what a writer process did since is not in a reader's books
@@ -284,7 +286,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         sealed: Sequence[SealedRecord],
         superseded: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
         changed: Sequence[tuple[int, float | None, bool]] = (),
-        sessions: Sequence[tuple[bytes, bytes | None]] = (),
+        sessions: Sequence[SessionChange] = (),
     ) -> set[int] | None:
         """Make a group durable in one commit. Never raises for a full or failing disk.
 
@@ -292,7 +294,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             sealed: records to write.
             superseded: (records to remove, records that replace them); they stay if one of these cannot be written.
             changed: (record, expiry, pinned) of stored records.
-            sessions: key and value; None deletes the session.
+            sessions: changes, the oldest first.
 
         Returns:
             The records of the group that are now on disk; the others were dropped and counted. None if the commit
@@ -413,9 +415,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 self.segments.max_segments = len(self.segments.by_number)
         return None
 
-    def _commit(
-        self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[tuple[bytes, bytes | None]]
-    ) -> bool:
+    def _commit(self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[SessionChange]) -> bool:
         if not (entries or gone or sessions):
             return True
         before = [e for e in self._known([entry.record for entry in entries]) if e is not None]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcases import identity
+from sessioncases import deleted, saved, tokens_in
 
 from kvstore import StoreConfig, TierConfig
 from kvstore.config import KIB, MIN_SEGMENTS, PAGE_BYTES
@@ -194,10 +195,10 @@ def test_a_change_of_a_record_that_is_gone_does_nothing(opened: Open) -> None:
 
 def test_sessions_ride_in_the_commit_of_their_group(opened: Open) -> None:
     h = opened()
-    h.write(1, sessions=[(b"s", b"value")])
-    assert h.tier.catalog.session(b"s") == b"value"
-    h.write(sessions=[(b"s", None)])
-    assert h.tier.catalog.session(b"s") is None
+    h.write(1, sessions=[saved("s")])
+    assert tokens_in(h.tier.catalog) == {"s": [0, 1, 2]}
+    h.write(sessions=[deleted("s")])
+    assert tokens_in(h.tier.catalog) == {}
 
 
 def test_an_empty_group_is_nothing(opened: Open) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sessioncases import saved, session, tokens_in, write_format_1
 
 from kvstore.config import KIB, MIB, PAGE_BYTES
 from kvstore.core.keys import chain_key
 from kvstore.core.record import Donor, RecordHeader, key_tag, padded, seal
-from kvstore.core.session_record import SessionRecord, session_key
+from kvstore.core.session_record import SessionChange
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import entry_of
 from kvstore.tiers.disk.fs import FileSystem
@@ -211,12 +212,7 @@ def test_two_blocks_with_the_same_number_both_stay(tmp_path: Path, made: list[Ca
 # ---- sessions ----------------------------------------------------------------------------------------------------
 
 
-def session(name: str, sequence: int, count: int = 3) -> tuple[bytes, bytes]:
-    value = SessionRecord(name, NAMESPACE, np.arange(count, dtype=np.uint32), 1.0, 2.0, sequence)
-    return session_key(NAMESPACE, name), value.pack()
-
-
-def old_catalog(tmp_path: Path, *commits: list[tuple[bytes, bytes | None]]) -> Path:
+def old_catalog(tmp_path: Path, *commits: list[SessionChange]) -> Path:
     (tmp_path / "old").mkdir()
     catalog = Catalog(str(tmp_path / "old"), 64 * MIB, readonly=False)
     for sessions in commits:
@@ -225,54 +221,85 @@ def old_catalog(tmp_path: Path, *commits: list[tuple[bytes, bytes | None]]) -> P
     return tmp_path / "old" / "data.mdb"
 
 
+def salvaged(path: Path) -> dict[str, list[int]]:
+    found = salvage_sessions(FS, str(path))
+    assert all(key == record.key for key, record in found.items())
+    return {record.name: record.tokens.tolist() for record in found.values()}
+
+
+def lists(*changes: SessionChange) -> dict[str, list[int]]:
+    return {change.record.name: change.record.tokens.tolist() for change in changes if change.record is not None}
+
+
 def test_sessions_are_found_in_the_pages_of_a_damaged_catalog(tmp_path: Path) -> None:
-    pairs = [session(f"s{n}", n) for n in range(1, 200)]
-    path = old_catalog(tmp_path, pairs)
+    changes = [saved(f"s{n}", count=n, sequence=n) for n in range(1, 600, 3)]
+    path = old_catalog(tmp_path, changes)
     data = bytearray(path.read_bytes())
     data[: 2 * PAGE_BYTES] = bytes(2 * PAGE_BYTES)  # both meta pages gone
     path.write_bytes(data)
-    assert salvage_sessions(FS, str(path)) == dict(pairs)
+    assert salvaged(path) == lists(*changes)
 
 
 def test_a_session_of_many_pages_is_found(tmp_path: Path) -> None:
-    pair = session("long", 1, count=20_000)
-    assert salvage_sessions(FS, str(old_catalog(tmp_path, [pair]))) == dict([pair])
+    change = saved("long", count=20_000)
+    assert salvaged(old_catalog(tmp_path, [change])) == lists(change)
 
 
 def test_of_a_session_the_newest_value_is_taken(tmp_path: Path) -> None:
-    path = old_catalog(tmp_path, *[[session("s", n, count=n)] for n in range(1, 30)])
-    assert salvage_sessions(FS, str(path)) == dict([session("s", 29, count=29)])
+    path = old_catalog(tmp_path, *[[saved("s", count=n, sequence=n)] for n in range(1, 30)])
+    assert salvaged(path) == lists(saved("s", count=29))
 
 
 def test_a_session_in_a_damaged_page_is_lost_alone(tmp_path: Path) -> None:
-    pairs = [session(f"s{n}", n) for n in range(1, 10)]
-    path = old_catalog(tmp_path, pairs)
-    victim = pairs[4][1]
+    changes = [saved(f"s{n}", sequence=n) for n in range(1, 10)]
+    path = old_catalog(tmp_path, changes)
+    assert changes[4].record is not None
+    victim = changes[4].record.head().pack()
+    assert victim in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(victim, bytes(len(victim))))
-    assert salvage_sessions(FS, str(path)) == dict(pairs[:4] + pairs[5:])
+    assert salvaged(path) == lists(*changes[:4], *changes[5:])
+
+
+def test_a_text_in_a_damaged_page_is_lost_with_the_sessions_that_need_it(tmp_path: Path) -> None:
+    changes = [saved("short", 200), saved("one", 300, first=1000), saved("two", 310, first=1000), saved("other", 300)]
+    path = old_catalog(tmp_path, changes)
+    victim = np.arange(1000, 1256, dtype=np.uint32).tobytes()
+    assert path.read_bytes().count(victim) == 1  # both have it together
+    path.write_bytes(path.read_bytes().replace(victim, bytes(len(victim))))
+    assert salvaged(path) == lists(changes[0], changes[3])
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_salvage_of_pages_full_of_noise_gives_only_true_sessions(tmp_path: Path, seed: int) -> None:
-    pairs = [session(f"s{n}", n) for n in range(1, 100)]
-    path = old_catalog(tmp_path, pairs)
+    changes = [saved(f"s{n}", count=4 * n, sequence=n) for n in range(1, 100)]
+    path = old_catalog(tmp_path, changes)
     data = bytearray(path.read_bytes())
     generator = np.random.default_rng(seed)
-    for where in generator.integers(0, len(data), len(data) // 8):
+    for where in generator.integers(0, len(data), len(data) // 512):
         data[where] = int(generator.integers(256))
     path.write_bytes(data)
-    assert salvage_sessions(FS, str(path)).items() <= dict(pairs).items()
+    assert salvaged(path).items() <= lists(*changes).items()
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\xff" * 3 * PAGE_BYTES, b"\x02" * 5 * PAGE_BYTES])
 def test_salvage_of_no_catalog_gives_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "data.mdb").write_bytes(data)
-    assert salvage_sessions(FS, str(tmp_path / "data.mdb")) == {}
-    assert salvage_sessions(FS, str(tmp_path / "missing.mdb")) == {}
+    assert salvaged(tmp_path / "data.mdb") == {}
+    assert salvaged(tmp_path / "missing.mdb") == {}
 
 
 def test_a_rebuilt_catalog_has_the_sessions(tmp_path: Path, made: list[Catalog]) -> None:
-    pairs = [session(f"s{n}", n) for n in range(1, 5)]
-    old = old_catalog(tmp_path, pairs)
+    changes = [saved(f"s{n}", count=150 * n, sequence=n) for n in range(1, 5)]
+    old = old_catalog(tmp_path, changes)
     catalog = rebuilt(tmp_path, made, [], old=str(old.relative_to(tmp_path)))
-    assert dict(catalog.sessions()) == dict(pairs)
+    assert tokens_in(catalog) == lists(*changes)
+    assert catalog.session_problems() == (4, [])
+
+
+def test_sessions_of_format_1_are_found_in_the_pages_of_a_damaged_catalog(tmp_path: Path, made: list[Catalog]) -> None:
+    (tmp_path / "old").mkdir()
+    records = [session(f"s{n}", count=200 * n, sequence=n) for n in range(1, 30)]
+    write_format_1(tmp_path / "old", records)
+    catalog = rebuilt(tmp_path, made, [], old="old/data.mdb")
+    assert tokens_in(catalog) == {record.name: record.tokens.tolist() for record in records}
+    assert catalog.session_problems() == (29, [])

@@ -1,0 +1,187 @@
+"""The sessions in the catalog, and the texts that they share (FORMAT.md, "Sessions").
+
+Every method is called inside a transaction of the catalog, so sessions, texts and counts of references change together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.core.session_record import UNCOUNTED, SessionHead, SessionRecord, SessionText, no_text, tokens_of
+from kvstore.tiers.disk.entry import checked, with_sum
+from kvstore.tiers.disk.format1 import session_of_format_1
+
+Transaction = Any  # of LMDB, which only the catalog knows
+
+
+@dataclass(frozen=True)
+class SavedSessions:
+    """The two databases that sessions are kept in. Immutable; what it reads and writes is the transaction's.
+
+    Attributes:
+        sessions: heads by session key.
+        texts: texts by their keys; None for a store of format 1 that is only read.
+    """
+
+    sessions: Any
+    texts: Any
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def head(self, txn: Transaction, key: bytes) -> SessionHead | None:
+        """Return what stands with a session; None if there is none or it is damaged."""
+        value = txn.get(key, db=self.sessions)
+        return self._head(key, value) if value is not None else None
+
+    def get(self, txn: Transaction, key: bytes) -> SessionRecord | None:
+        """Return a session with its tokens; None if there is none, or something of it is damaged."""
+        value = txn.get(key, db=self.sessions)
+        body = checked(value) if value is not None else None
+        if body is None:
+            return None
+        head = SessionHead.unpack(key, body)
+        if head is None:
+            return session_of_format_1(key, body)
+        tokens = tokens_of(head, lambda text: self._text(txn, text))
+        return head.with_tokens(tokens) if tokens is not None else None
+
+    def heads(self, txn: Transaction) -> Iterator[SessionHead]:
+        """Yield every intact session, by key."""
+        with txn.cursor(db=self.sessions) as cursor:
+            for key, value in cursor:
+                head = self._head(key, value)
+                if head is not None:
+                    yield head
+
+    def count(self, txn: Transaction) -> int:
+        """Return how many sessions there are, damaged ones included."""
+        return int(txn.stat(self.sessions)["entries"])
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def put(self, txn: Transaction, key: bytes, record: SessionRecord) -> None:
+        """Add a session, or replace the one under `key`."""
+        texts, old = record.texts(), self._referring(txn, key)
+        end = texts[-1][0] if texts else no_text(record.namespace)
+        if old is None or old.end != end:
+            self._refer(txn, texts)
+            if old is not None:
+                self._release(txn, old.end)
+        txn.put(key, with_sum(record.head(end).pack()), db=self.sessions)
+
+    def delete(self, txn: Transaction, key: bytes) -> bool:
+        """Remove a session, and the texts that no other one needs; return whether there was one."""
+        head = self._referring(txn, key)
+        found = bool(txn.delete(key, db=self.sessions))
+        if head is not None:
+            self._release(txn, head.end)
+        return found
+
+    def upgrade(self, txn: Transaction, after: bytes, most: int) -> bytes | None:
+        """Rewrite those of the next `most` sessions behind the key `after` that are of format 1.
+
+        Returns:
+            The key to go on behind; None if that was all.
+        """
+        old: list[SessionRecord] = []
+        last: bytes | None = None
+        with txn.cursor(db=self.sessions) as cursor:
+            there = cursor.set_range(after + b"\0")
+            for _ in range(most):
+                if not there:
+                    last = None
+                    break
+                last, value = cursor.item()
+                body = checked(value)
+                record = session_of_format_1(last, body) if body is not None else None
+                if record is not None:
+                    old.append(record)
+                there = cursor.next()
+        for record in old:
+            self.put(txn, record.key, record)
+        return last
+
+    # ---- soundness -----------------------------------------------------------------------------------------------
+
+    def problems(self, txn: Transaction) -> list[str]:
+        """Return what is wrong with sessions, texts and counts of references."""
+        found, needed = [], Counter[bytes]()
+        with txn.cursor(db=self.sessions) as cursor:
+            for key, value in cursor:
+                head = self._head(key, value)
+                if head is None:
+                    found.append(f"session {key[16:]!r}: its entry is damaged")
+                    continue
+                needed[head.end] += 1
+                if self.get(txn, key) is None:
+                    found.append(f"session {key[16:]!r}: some of its tokens are missing or damaged")
+        if self.texts is None:
+            return found
+        counted: dict[bytes, int] = {}
+        with txn.cursor(db=self.texts) as cursor:
+            for key, value in cursor:
+                body = checked(value)
+                text = SessionText.unpack(key, body) if body is not None else None
+                if text is None:
+                    found.append(f"text {key.hex()} of sessions is damaged")
+                else:
+                    counted[key] = text.references
+                    needed[text.before] += 1
+        found += [
+            f"text {key.hex()} of sessions: {count} references are noted, {needed[key]} are there"
+            for key, count in counted.items()
+            if needed[key] != count and count != UNCOUNTED
+        ]
+        return found
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _head(self, key: bytes, value: bytes) -> SessionHead | None:
+        body = checked(value)
+        if body is None:
+            return None
+        head = SessionHead.unpack(key, body)
+        if head is None and (record := session_of_format_1(key, body)) is not None:
+            return record.head()
+        return head
+
+    def _referring(self, txn: Transaction, key: bytes) -> SessionHead | None:
+        """What stands with a session, if that is of format 2: then a text may count it."""
+        value = txn.get(key, db=self.sessions)
+        body = checked(value) if value is not None else None
+        return SessionHead.unpack(key, body) if body is not None else None
+
+    def _text(self, txn: Transaction, key: bytes) -> SessionText | None:
+        value = txn.get(key, db=self.texts) if self.texts is not None else None
+        body = checked(value) if value is not None else None
+        return SessionText.unpack(key, body) if body is not None else None
+
+    def _refer(self, txn: Transaction, texts: list[tuple[bytes, bytes, bytes]]) -> None:
+        """One more session ends with the last of these texts, and each names the one before: the first that is there
+        already is named once more, and those before it are. One that is damaged is written again, to stay: how often
+        it was named is not known any more."""
+        there = False
+        for key, before, tokens in reversed(texts):
+            text = self._text(txn, key)
+            if text is None:
+                lost = there or txn.get(key, db=self.texts) is not None
+                text = SessionText(before, UNCOUNTED if lost else 1, tokens)
+            elif not there:
+                there, text = True, text.referred(1)
+            else:
+                continue
+            txn.put(key, with_sum(text.pack()), db=self.texts)
+
+    def _release(self, txn: Transaction, key: bytes) -> None:
+        """One session fewer ends with this text. A text that nobody names any more goes, and names no other."""
+        text = self._text(txn, key)
+        while text is not None:
+            if text.references > 1:
+                txn.put(key, with_sum(text.referred(-1).pack()), db=self.texts)
+                return
+            txn.delete(key, db=self.texts)
+            key = text.before
+            text = self._text(txn, key)
