@@ -34,8 +34,6 @@ NO_PROFILE = bytes(16)
 MAX_BYTES = 1 << 33
 MAX_HEADER_BYTES = 1 << 24
 MAX_ARRAYS = 1 << 16
-# What may differ between a profile and the caches it is used for: exact and lossy caches of one model share one.
-UNBOUND = ("codec_family",)
 _LENGTH = struct.Struct("<Q")
 _DTYPES = {
     f"{letter}{8 * size}": f"<{kind}{size}"
@@ -209,23 +207,16 @@ class Profile:
     def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
         """Check that the profile was made for the model of `identity`.
 
-        Tokenizers are compared only if both are known. Exact and lossy caches of a model share a profile. `name` is
-        what error messages call the profile.
+        Names and tokenizers are compared as in `ModelIdentity.difference`. Exact and lossy caches of a model share a
+        profile. `name` is what error messages call the profile.
 
         Raises:
             ProfileError: names the fields that differ.
         """
-        wanted = {key: value for key, value in identity.fields().items() if key not in UNBOUND}
-        if not (wanted["tokenizer"] and self.identity.get("tokenizer")):
-            del wanted["tokenizer"]
-        other = [key for key, value in wanted.items() if self.identity.get(key) != value]
-        if other:
-            rows = "; ".join(
-                f"{key}: the profile's is {_short(self.identity.get(key))}, given {_short(wanted[key])}"
-                for key in other
-            )
+        difference = identity.difference({**self.identity, "codec_family": identity.codec_family})
+        if difference:
             raise ProfileError(
-                f"{name}: was made for another model ({rows}); calibrate this one with `kvstore calibrate`"
+                f"{name}: was made for another model ({difference}); calibrate this one with `kvstore calibrate`"
             )
 
 
@@ -323,7 +314,3 @@ def _file(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> bytes:
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     return b"".join([_LENGTH.pack(len(text)), text, *parts])
-
-
-def _short(text: str | None) -> str:
-    return repr(text) if text is None or len(text) < 100 else repr(text[:100] + "...")

@@ -15,6 +15,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE_BYTES = 4096
 MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
 MIN_SEGMENTS = 4
+_MOST_SECONDS = 1 << 30  # decades; locks count no further than some centuries
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class StoreConfig:
         host: encoded records in host memory (pinned if CUDA is present).
         disk: segment files. The budget counts whole segments: at least `MIN_SEGMENTS` of them, or 0 for a store in
             memory.
-        block_tokens: tokens of a block, the unit of storage and sharing; 1 to 4096.
-        segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096.
+        block_tokens: tokens of a block, the unit of storage and sharing; 1 to 4096. A store that exists keeps its own.
+        segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096. A store that exists keeps
+            its own.
+        open_segments: how many files of the disk tier stay open, but no more than a quarter of the descriptors that the
+            process may have.
         group_bytes: the writing thread makes this many bytes durable with one sync.
         write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
         put_timeout_s: seconds that `put` waits for space in that queue before it drops the blocks (counted).
@@ -88,6 +92,7 @@ class StoreConfig:
     disk: TierConfig = TierConfig(8 * GIB, "auto")
     block_tokens: int = 64
     segment_bytes: int = 64 * MIB
+    open_segments: int = 256
     group_bytes: int = 64 * MIB
     write_queue_bytes: int = 512 * MIB
     put_timeout_s: float = 30.0
@@ -112,6 +117,7 @@ class StoreConfig:
             raise ConfigError(f"device.codec: expected 'raw' or 'splitzip', found {self.device.codec!r}")
         _integer("block_tokens", self.block_tokens, 1, 4096)
         _integer("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
+        _integer("open_segments", self.open_segments, 1, 1 << 20)
         _integer("group_bytes", self.group_bytes, 1, 1 << 32)
         _integer("write_queue_bytes", self.write_queue_bytes, 1, 1 << 60)
         _integer("threads", self.threads, 1, 256)
@@ -243,8 +249,9 @@ def _number(text: str) -> int | float | str:
 def _seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: expected seconds, found {value!r}")
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{name}: expected seconds >= 0, found {value!r}")
+    if not 0 <= value <= _MOST_SECONDS:
+        found = value if isinstance(value, float) or value.bit_length() < 99 else "a number of many digits"
+        raise ConfigError(f"{name}: expected 0 to {_MOST_SECONDS} seconds, found {found!r}")
 
 
 def _integer(name: str, value: object, low: int, high: int, multiple: int = 1) -> None:

@@ -47,12 +47,20 @@ class ReadOnlyStore(KVStoreError):
     """A store opened with read_only=True was asked for a change."""
 
 
+class StoreNotFound(KVStoreError):
+    """A store was to be opened for reading, and there is none in that folder."""
+
+
 class CorruptStore(KVStoreError):
     """A file is so damaged that dropping single entries does not help; the message names the file."""
 
 
 class DiskError(KVStoreError):
-    """The disk tier could not be written or read. The affected blocks are dropped, the store continues."""
+    """The disk tier could not be written or read: the disk fails, or the process has no right or no descriptors left.
+
+    What is stored is not damaged by this. An open store drops the affected blocks and continues; a store that could not
+    be opened can be opened once the cause is gone.
+    """
 
 
 class CodecError(KVStoreError):

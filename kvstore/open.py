@@ -35,6 +35,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.codecs import TierCodecs
 from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.open import settled_config
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.profiles import Profiles
 from kvstore.trie import TrieIndex
@@ -123,9 +124,12 @@ def open_engine(
     Raises:
         The errors of `KVStore`.
     """
+    fs = fs or FileSystem()
+    if config.disk.bytes:
+        config = settled_config(fs, path, config, read_only)
     with contextlib.ExitStack() as opened:
         opened.callback(metrics.log.close)  # last, after everything that may still be counted
-        base = _open_base(opened, path, identity, config, metrics, read_only, fs or FileSystem())
+        base = _open_base(opened, path, identity, config, metrics, read_only, fs)
         assembler = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk)
         put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
@@ -211,6 +215,8 @@ def _open_base(
 def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     """Everything that a get needs, approximate or not."""
     config, residency, layout = base.config, base.residency, base.identity.layout
+    # A store on disk goes by the identity that it was made with: names in it may be others by now.
+    digest = residency.disk.digest if residency.disk is not None else base.identity.digest
     # One more than may compute, so that one can wait for the disk.
     executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
     opened.callback(executor.shutdown)
@@ -219,7 +225,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     residency.listen(forgotten=donors.forget)
     decoder = BlockDecoder(residency, base.profiles, donors)
     getter = Getter(
-        Lookup(residency, base.identity, config.block_tokens, Follower(residency) if base.read_only else None),
+        Lookup(residency, digest, config.block_tokens, Follower(residency) if base.read_only else None),
         Placement(layout, base.codecs, base.profiles, base.metrics),
         Fetcher(residency, base.pool, executor, config.threads, decoder),
         layout,

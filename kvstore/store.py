@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
+from kvstore.core.arguments import as_folder
 from kvstore.core.explanation import Explanation
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
@@ -38,18 +39,21 @@ class KVStore:
     `store` and `kv` are those of the example below.
 
     Args:
-        path: a directory; it is made if it is missing.
+        path: a folder; it is made if it is missing. `~` is the home of the user.
         identity: whose caches; a store holds those of one model.
-        config: budgets and settings; default is `StoreConfig()`.
+        config: budgets and settings; default is `StoreConfig()`. `store.config` has the sizes that a store which exists
+            was made with.
         read_only: open for reading only. Everything that changes the store raises `ReadOnlyStore` then.
         fs: the file system, for tests that make it fail.
 
     Raises:
         StoreLocked: another process has the store open for writing.
+        StoreNotFound: there is no store to be read.
+        DiskError: the store cannot be read now: rights, descriptors, a failing disk. It is not damaged by this.
         IdentityMismatch: the store holds the caches of another model.
         FormatVersion: another version of kvstore wrote the store.
         CorruptStore: a file is damaged beyond repair. Damaged entries alone are dropped and counted.
-        ConfigError: a setting does not fit.
+        ConfigError: a setting does not fit, or the path leads to a file.
         ProfileError: the codecs need a profile that is missing, damaged or another model's.
 
     Example:
@@ -72,7 +76,7 @@ class KVStore:
         read_only: bool = False,
         fs: FileSystem | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = as_folder(path)
         self.identity = identity
         self.config = config or StoreConfig()
         self.metrics = Metrics(EventLog(self.path))
@@ -82,6 +86,7 @@ class KVStore:
         self._calls = CallGuard()
         self._engine = open_engine(self.path, identity, self.config, self.metrics, read_only=read_only, fs=fs)
         self._residency = self._engine.residency
+        self.config = self._residency.config
         self._lookup = self._engine.getter.lookup
 
     # ---- the main job --------------------------------------------------------------------------------------------

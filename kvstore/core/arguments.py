@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
+
+from kvstore.errors import ConfigError
+
+_FOR_EVER = 1e12  # seconds: ten thousand years
 
 
 def check_integer(name: str, value: int | None, least: int, most: int | None = None) -> int | None:
@@ -23,15 +28,42 @@ def end_of_life(ttl: float | None) -> float:
     """Return when `ttl` seconds from now are over, in unix seconds; 0 for never, if `ttl` is None.
 
     Raises:
-        ValueError: `ttl` is not a finite number above 0.
+        ValueError: `ttl` is not a number above 0 and below 10**12.
     """
     if ttl is None:
         return 0.0
-    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < float("inf"):
-        raise ValueError(f"ttl: expected seconds > 0, found {ttl!r}")
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < _FOR_EVER:
+        raise ValueError(f"ttl: expected 0 < seconds < {_FOR_EVER:.0e}, or None for no end, found {_short(ttl)}")
     return time.time() + ttl
+
+
+def as_folder(path: Any) -> str:
+    """Return the absolute path that `path` (text, bytes or a `Path`) names, `~` and symbolic links replaced.
+
+    Raises:
+        ConfigError: it cannot be the name of a folder.
+
+    Example:
+        >>> as_folder("/var/./kv")
+        '/var/kv'
+    """
+    try:
+        text = os.fsdecode(path)
+        if not text:
+            raise ValueError("it is empty")
+        return os.path.realpath(os.path.expanduser(text))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"path: expected the name of a folder, found {path!r}: {error}") from error
 
 
 def as_floats(values: Any) -> Any:
     """Return a tensor as a float32 array on the CPU, and anything else as it is."""
     return values.detach().float().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a larger number"
+    return text if len(text) < 100 else f"{text[:100]}..."

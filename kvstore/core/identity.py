@@ -13,11 +13,11 @@ from kvstore.errors import ConfigError
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """The model whose caches a store holds. A store refuses to open with an identity that differs in any field.
+    """The model whose caches a store holds. A store refuses to open for another model: see `difference`.
 
     Attributes:
-        model, revision: names, as the user knows them.
-        weights: fingerprint of the weights.
+        model, revision: names, as the user knows them. They are labels, unless `weights` is "".
+        weights: fingerprint of the weights; "" if there is none, so that only the names tell models apart.
         tokenizer: fingerprint of the tokenizer, "" if tokens are made elsewhere.
         layout: shapes, dtype and positions of the caches.
         codec_family: "exact", or the name of a lossy family, whose caches must not mix with exact ones.
@@ -75,10 +75,23 @@ class ModelIdentity:
     @cached_property
     def digest(self) -> bytes:
         """32 bytes: SHA-256 over all fields, each with its name and length."""
-        return hash_fields(*(part.encode() for pair in sorted(self.fields().items()) for part in pair))
+        return digest_of(self.fields())
 
     def difference(self, other: dict[str, str]) -> str:
-        """Name the fields in which the stored fields `other` differ, for an error message."""
+        """Name the fields in which the stored fields `other` are of another model, for an error message; "" for none.
+
+        What counts is the content. The names of model and revision may differ if both sides have a fingerprint of the
+        weights. A tokenizer that one side does not name may be any.
+        """
         mine = self.fields()
+        for label in ("model", "revision") if self.weights and other.get("weights") else ():
+            del mine[label]
+        if not (self.tokenizer and other.get("tokenizer")):
+            del mine["tokenizer"]
         rows = [f"{k}: stored {other.get(k)!r}, given {v!r}" for k, v in mine.items() if other.get(k) != v]
         return "; ".join(row if len(row) < 300 else row[:300] + "..." for row in rows)
+
+
+def digest_of(fields: dict[str, str]) -> bytes:
+    """Return 32 bytes: SHA-256 over the fields of an identity, each with its name and length (FORMAT.md)."""
+    return hash_fields(*(part.encode() for pair in sorted(fields.items()) for part in pair))

@@ -20,6 +20,7 @@ from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.disk.fs import is_passing
 from kvstore.tiers.host import HostRecord
 
 # Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
@@ -120,20 +121,20 @@ class ReadTask:
         fetcher, sources = self.fetcher, [self.reads[i].source for i in indexes]
         kept = [self._is_kept(self.reads[i]) for i in indexes]
         buffers = [fetcher.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
+        errors: list[OSError | None] = [None] * len(sources)
         try:
             tier.read(sources, buffers)
-            readable = [True] * len(sources)
         except OSError as error:
             # One bad sector fails the whole read: find out whose it is.
             fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
-            readable = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
+            errors = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
         finally:
             tier.release(sources)
         bad = []
-        for i, buffer, was_read, keep in zip(indexes, buffers, readable, kept, strict=True):
-            if not was_read:
+        for i, buffer, failed, keep in zip(indexes, buffers, errors, kept, strict=True):
+            if failed is not None and not is_passing(failed):
                 self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
-            if not was_read or not self._accept(self.reads[i], buffer, keep):
+            if failed is not None or not self._accept(self.reads[i], buffer, keep):
                 bad.append(i)
         return bad
 
@@ -163,12 +164,12 @@ class ReadTask:
         self.fetcher.residency.reject(read.record, read.source, why)
 
 
-def _read_one(tier: StorageTier[Any], source: Source, buffer: Buffer) -> bool:
+def _read_one(tier: StorageTier[Any], source: Source, buffer: Buffer) -> OSError | None:
     try:
         tier.read([source], [buffer])
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def _together(storage: dict[str, StorageTier[Any]], before: Source, source: Source) -> bool:

@@ -16,7 +16,7 @@ from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
-from kvstore.read.result import OutputBuffers, allocate, is_on_cpu, to_device
+from kvstore.read.result import OutputBuffers, allocate, check_device, is_on_cpu, to_device
 
 # Reserved behind the tensors of a hit, for what is generated first.
 _RESERVE_TOKENS = 64
@@ -50,12 +50,13 @@ class GetRequest:
         """Check the arguments of `KVStore.get`.
 
         Raises:
-            ValueError: an argument is malformed.
+            ValueError: an argument is malformed; as ConfigError, if there is no such device.
         """
         begin = time.perf_counter()
         ids = as_tokens(tokens)
         wanted = ids[: check_integer("max_tokens", max_tokens, 1)]
         check_integer("reserve", reserve, 0, _MOST_RESERVE)
+        check_device(device)
         return cls(namespace, wanted, len(ids), device, is_on_cpu(device), reserve, begin)
 
     def reserve_behind(self, count: int) -> int:

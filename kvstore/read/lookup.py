@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.explanation import Reason
-from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import chain_key, chain_keys, chain_root
 from kvstore.core.tokens import Tokens
 from kvstore.read.block_read import BlockRead
@@ -20,11 +19,12 @@ class Lookup:
     """Finds the stored prefix of a sequence. Thread-safe.
 
     Attributes:
+        digest: stands for the identity with which the store was made.
         follower: before each look, it takes in what a writer process did; None in the writer itself.
     """
 
     residency: Residency
-    identity: ModelIdentity
+    digest: bytes
     block_tokens: int
     follower: Follower | None
     _roots: dict[bytes, bytes] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Lookup:
         """Return the key before the first block of a namespace, which is given by its digest."""
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = chain_root(self.identity.digest, namespace, self.block_tokens)
+            root = self._roots[namespace] = chain_root(self.digest, namespace, self.block_tokens)
         return root
 
     def depth(self, namespace: bytes, tokens: Tokens) -> int:

@@ -11,6 +11,7 @@ from kvstore.codecs import KVView
 from kvstore.codecs.device import wait_for
 from kvstore.config import MIB
 from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.errors import ConfigError
 
 # Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
 # made of tensors that can be freed one by one.
@@ -96,9 +97,35 @@ def is_on_cpu(device: Any) -> bool:
         >>> is_on_cpu(None), is_on_cpu("cuda:0")
         (True, False)
     """
-    if device is None:
-        return True
+    return device is None or _device(device).type == "cpu"
+
+
+def check_device(device: Any) -> None:
+    """Check that tensors can be made on `device`.
+
+    Raises:
+        ConfigError: this machine has no such device, or torch was built without it.
+        ValueError: `device` is not a torch device.
+    """
+    if is_on_cpu(device) or device in _usable:
+        return
     try:
-        return torch.device(device).type == "cpu"
+        if _device(device).type == "meta":
+            raise RuntimeError("its tensors have no contents")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device: {str(device)!r} cannot be used here: {reason}; name another one, or omit it for the CPU"
+        ) from error
+    _usable.add(device)
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f'device: {device!r} is not a torch device; use "cpu" or "cuda:0": {error}') from error
+
+
+_usable: set[Any] = set()  # devices that were tried: a try costs a call of the driver

@@ -225,7 +225,7 @@ class Residency(Ledger):
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
                 return
-            if self.disk is not None and self.disk.holds(record):
+            if self.disk is not None and not self.disk.lacks(record):
                 return
             self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
         self._tell(self._forgotten, [record])

@@ -114,8 +114,6 @@ def test_what_does_not_bind_a_profile(change: dict[str, str]) -> None:
     "change",
     [
         {"weights": "bb"},
-        {"model": "other"},
-        {"revision": "2"},
         {"shard": "0/2"},
         {"tokenizer": "other"},
         {"layout": KVLayout.uniform(2, 1, 8)},

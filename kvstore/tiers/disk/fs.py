@@ -9,10 +9,41 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
+# Errors that say nothing about the bytes on disk: of this process, its limits and rights, or of the moment.
+_PASSING = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EBUSY}
+)
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class NotAFile(OSError):
+    """Something else, for example a symbolic link or a FIFO, stands where a file of the store should be."""
+
+    @classmethod
+    def at(cls, path: str, kind: str) -> NotAFile:
+        """Make the error for `path`, where `kind` was found."""
+        return cls(errno.EINVAL, f"is {kind}, not a file", path)
+
+
+def is_passing(error: OSError) -> bool:
+    """Return whether an error says nothing about the bytes on disk, so that the same call may succeed later.
+
+    Example:
+        >>> is_passing(OSError(errno.EMFILE, "too many open files")), is_passing(OSError(errno.EIO, "bad sector"))
+        (True, False)
+    """
+    return error.errno in _PASSING
 
 
 class FileSystem:
@@ -30,7 +61,24 @@ class FileSystem:
     """
 
     def open(self, path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        """Open a file, or with O_DIRECTORY a folder. Follows no symbolic link to a file, and waits for nobody.
+
+        Raises:
+            NotAFile: `path` is a symbolic link, a folder, a FIFO, a socket or a device.
+        """
+        if flags & os.O_DIRECTORY:
+            return os.open(path, flags | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV):
+                raise NotAFile.at(path, self.kind(path)) from error
+            raise
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(fd)
+            raise NotAFile.at(path, _kind(mode))
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -40,6 +88,13 @@ class FileSystem:
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)
+
+    def next_data(self, fd: int, offset: int) -> int:
+        """Return where the first bytes from `offset` on are that are more than a hole; the file's size if none are."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
 
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)
@@ -63,7 +118,15 @@ class FileSystem:
         return os.listdir(path)
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size
+        """Return the bytes of a file. Raises `NotAFile` as `open` does."""
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFile.at(path, _kind(status.st_mode))
+        return status.st_size
+
+    def kind(self, path: str) -> str:
+        """Return what is at `path` itself: "a file", "a folder", "a symbolic link", "a FIFO", "a socket", or else."""
+        return _kind(os.lstat(path).st_mode)
 
     def sync_directory(self, path: str) -> None:
         fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -83,6 +146,10 @@ class FileSystem:
     def unlock(self, fd: int) -> None:
         """Give the lock back, even if a forked child still has the file open."""
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
@@ -137,7 +204,9 @@ def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
 def write_file(fs: FileSystem, path: str, data: bytes) -> None:
     """Replace a small file, whole or not at all. Durable on return. Raises `OSError`."""
     temporary = path + ".new"
-    fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with contextlib.suppress(FileNotFoundError):
+        fs.unlink(temporary)  # a crash left it, or it is a link, which must not be written through
+    fd = fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         write_all(fs, fd, [memoryview(data)], 0)
         fs.fdatasync(fd)

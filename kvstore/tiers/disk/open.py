@@ -4,22 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvstore.config import GIB, MIB, PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
-from kvstore.errors import CorruptStore
+from kvstore.errors import ConfigError, CorruptStore, DiskError, StoreNotFound
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk import catalog as catalog_module
 from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
 from kvstore.tiers.disk.entry import Scan
-from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
+from kvstore.tiers.disk.files import segment_path
+from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, read_all
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.rebuild import DATA_FILE, rebuild, recover_entries
 from kvstore.tiers.disk.segments import Segments, segment_numbers
 from kvstore.tiers.disk.superblock import FORMAT, Superblock
+
+LOCK_FILE = "lock.mdb"
+_MOST_LOCK_BYTES = 1 << 24  # LMDB's takes 64 bytes a reader
+
+
+@contextlib.contextmanager
+def told(path: str) -> Iterator[None]:
+    """Turn errors of the system into typed ones that name the file and say what to do, while `path` is opened.
+
+    Raises:
+        CorruptStore: something else stands where a file should be.
+        ConfigError: `path` leads through a file.
+        DiskError: everything else; nothing on disk is damaged by it.
+    """
+    try:
+        yield
+    except NotAFile as error:
+        raise CorruptStore(f"{error.filename}: {error.strerror}; remove it, then open the store again") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"path: {error.filename or path} is a file; name a folder") from error
+    except OSError as error:
+        raise DiskError(
+            f"{error.filename or path}: the store cannot be opened now: {error.strerror or error}. Its contents are "
+            "not damaged by this; mend the cause (rights, open files, space, the disk), then open it again"
+        ) from error
+
+
+def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bool) -> StoreConfig:
+    """Return the settings with the sizes of the store at `path`, if there is one. Changes nothing.
+
+    Raises:
+        StoreNotFound: there is none, and it is to be read only.
+        ConfigError: `path` is a file, or the budget is too small for the sizes of the store.
+        FormatVersion, CorruptStore, DiskError: the superblock cannot be read.
+    """
+    with told(path):
+        try:
+            kind = fs.kind(path)
+        except FileNotFoundError:
+            kind = ""
+        if kind not in ("", "a folder"):
+            raise ConfigError(f"path: {path} is {kind}; name a folder")
+        superblock = Superblock.read(fs, path) if kind else None
+        if superblock is not None:
+            return superblock.settled(path, config)
+        if read_only and not (kind and "segments" in fs.names(path) and fs.names(os.path.join(path, "segments"))):
+            what = "there is no such folder" if not kind else "the folder holds no store"
+            raise StoreNotFound(f"{path}: {what}, and read_only=True makes none; open it for writing first")
+        return config
 
 
 @dataclass(frozen=True)
@@ -63,6 +114,7 @@ class Opening:
                 self.fs.mkdir(directory)
             lock.take()
         try:
+            self._check_kinds()
             superblock = Superblock.read(self.fs, self.path)
             if superblock is None:
                 if self.read_only or self.fs.names(self.segment_directory):
@@ -71,13 +123,41 @@ class Opening:
                     )
                 superblock = Superblock.new(identity, self.config.block_tokens, self.config.segment_bytes)
                 superblock.write(self.fs, self.path)
-            superblock.check(self.path, identity, self.config.block_tokens, self.config.segment_bytes)
+            superblock.check(self.path, identity)
+            if superblock.settled(self.path, self.config) != self.config:
+                raise DiskError(f"{self.path}: another process made a store here at this moment; open it again")
             if superblock.format != FORMAT and not self.read_only:
                 superblock.write(self.fs, self.path)  # before the catalog changes: an older program must not see that
+            return self._with_tokenizer(superblock, identity)
         except BaseException:
             lock.release()
             raise
-        return superblock
+
+    def _with_tokenizer(self, superblock: Superblock, identity: ModelIdentity) -> Superblock:
+        """Notes the tokenizer that is named first. It is a label, so that a disk which refuses it refuses nothing."""
+        if self.read_only or superblock.tokenizer or not identity.tokenizer:
+            return superblock
+        named = replace(superblock, tokenizer=identity.tokenizer)
+        try:
+            named.write(self.fs, self.path)
+        except OSError:
+            self.metrics.add(Metric.DISK_WRITE_ERRORS)
+            return superblock
+        return named
+
+    def _check_kinds(self) -> None:
+        """Raises `CorruptStore` where something else stands in place of a folder, or of a file that LMDB opens."""
+        expected = {self.segment_directory: "a folder", self.catalog_directory: "a folder"}
+        expected |= {os.path.join(self.catalog_directory, name): "a file" for name in (DATA_FILE, LOCK_FILE)}
+        for path, kind in expected.items():
+            with contextlib.suppress(FileNotFoundError):
+                found = self.fs.kind(path)
+                if found != kind:
+                    raise CorruptStore(f"{path}: is {found}, not {kind}; remove it, then open the store for writing")
+        lock_file = os.path.join(self.catalog_directory, LOCK_FILE)
+        with contextlib.suppress(FileNotFoundError):
+            if self.fs.size(lock_file) > _MOST_LOCK_BYTES:
+                raise CorruptStore(f"{lock_file}: is no lock file of LMDB; remove it, then open the store again")
 
     def upgrade(self, superblock: Superblock, catalog: Catalog) -> None:
         """Make a store of format 1 one of format 2. If this is cut short, the next open for writing goes on with it.
@@ -120,7 +200,7 @@ class Opening:
     def _problems(self) -> list[str]:
         if not self._is_there(self.catalog_file):
             # The catalog is made before the first segment.
-            return ["it is missing"] if segment_numbers(self.fs, self.segment_directory) else []
+            return ["it is missing"] if self._segment_numbers() else []
         if problems := catalog_module.check(self.catalog_directory):
             return problems
         pages = bytearray(2 * PAGE_BYTES)
@@ -128,6 +208,8 @@ class Opening:
         try:
             read_all(self.fs, fd, [memoryview(pages)], 0)
         except OSError as error:
+            if is_passing(error):
+                raise
             return [str(error)]
         finally:
             close_quietly(self.fs, fd)
@@ -147,11 +229,18 @@ class Opening:
         Damaged entries are read again from their records. Those that cannot be are dropped and counted.
         """
         scan = catalog.scan()
-        numbers = segment_numbers(self.fs, self.segment_directory)
+        numbers = self._segment_numbers()
         if scan.damaged:
             self.metrics.add(Metric.DAMAGED_ENTRIES, len(scan.damaged))
             if not self.read_only:
-                mended = recover_entries(self.fs, self.segment_directory, numbers, scan, catalog.namespaces())
+                mended = recover_entries(
+                    self.fs,
+                    self.segment_directory,
+                    numbers,
+                    self.config.segment_bytes,
+                    scan,
+                    catalog.namespaces(),
+                )
                 catalog.purge(scan.damaged)
                 catalog.commit(mended)
                 self.metrics.add(Metric.MENDED_ENTRIES, len(mended))
@@ -178,7 +267,7 @@ class Opening:
         damaged = segments.open_existing(used, not self.read_only)
         if damaged:
             self.metrics.add(Metric.DAMAGED_SEGMENTS, len(damaged))
-        if not segments.direct:
+        if not segments.files.direct:
             self.metrics.add(Metric.FALLBACK_BUFFERED_IO)
 
     def _rebuild(self) -> Catalog:
@@ -188,12 +277,11 @@ class Opening:
                 self.fs.unlink(self.catalog_file)
         elif self._is_there(self.catalog_file):
             self.fs.rename(self.catalog_file, self._damaged_file)
-        numbers = segment_numbers(self.fs, self.segment_directory)
         catalog, found = rebuild(
             self.fs,
             self.segment_directory,
             self._damaged_file,
-            numbers,
+            self._segment_numbers(),
             self.config.segment_bytes,
             self.new_catalog,
         )
@@ -203,6 +291,15 @@ class Opening:
         if self._is_there(self._damaged_file):
             self.fs.unlink(self._damaged_file)
         return catalog
+
+    def _segment_numbers(self) -> list[int]:
+        """The segments that are files: what else is there under such a name is left alone."""
+        found = []
+        for number in segment_numbers(self.fs, self.segment_directory):
+            with contextlib.suppress(NotAFile):
+                self.fs.size(segment_path(self.segment_directory, number))
+                found.append(number)
+        return found
 
     def _is_there(self, path: str) -> bool:
         return os.path.basename(path) in self.fs.names(self.catalog_directory)

@@ -6,6 +6,7 @@ not yet been overwritten come back: their contents are right for their tokens, a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +17,15 @@ from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, key_t
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord, SessionText, tokens_of
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of
+from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.format1 import session_of_format_1
-from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
-from kvstore.tiers.disk.segments import Extent, segment_path
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing, read_all
+from kvstore.tiers.disk.segments import Extent
 
 DATA_FILE = "data.mdb"
 _CHUNK_BYTES = 4 << 20
 _LMDB_HEADER = 16
+_MOST_VALUE = 1 << 28  # no session is larger
 _MAX_NUMBER = 1 << 62  # records are numbered from 1; anything near 2^64 was not written by a store
 _LEAF, _BIG = 0x02, 0x01
 
@@ -52,8 +55,27 @@ def rebuild(
         segment_numbers: the segments to read.
         segment_bytes: size of each.
         make_catalog: makes the empty catalog.
+
+    Raises:
+        OSError: a file cannot be read, which says nothing about its bytes. The new catalog is closed, and of no use.
+        CatalogError: the same, if the new catalog cannot be written.
     """
     catalog = make_catalog()
+    with contextlib.ExitStack() as undo:
+        undo.callback(catalog.close)
+        found = _fill(catalog, fs, directory, segment_numbers, segment_bytes, salvage_sessions(fs, damaged_catalog))
+        undo.pop_all()
+    return catalog, found
+
+
+def _fill(
+    catalog: Catalog,
+    fs: FileSystem,
+    directory: str,
+    segment_numbers: list[int],
+    segment_bytes: int,
+    sessions: dict[bytes, SessionRecord],
+) -> Rebuilt:
     newest: dict[bytes, tuple[RecordHeader, Extent]] = {}
     for number in segment_numbers:
         for header, extent in scan_segment(fs, segment_path(directory, number), number, segment_bytes):
@@ -70,10 +92,9 @@ def rebuild(
         # A donor that is gone has no number; what needed it finds that out.
         donors = tuple(numbers.get(donor.key, 0) for donor in header.donors)
         entries.append(replace(entry, record=numbers[header.key], donors=donors))
-    sessions = salvage_sessions(fs, damaged_catalog)
     changes = [SessionChange(key, record, record.sequence) for key, record in sessions.items()]
     catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=changes)
-    return catalog, Rebuilt(len(entries), len(sessions))
+    return Rebuilt(len(entries), len(sessions))
 
 
 def _numbers(headers: Iterable[RecordHeader]) -> dict[bytes, int]:
@@ -90,14 +111,23 @@ def _numbers(headers: Iterable[RecordHeader]) -> dict[bytes, int]:
 
 
 def recover_entries(
-    fs: FileSystem, directory: str, segment_numbers: list[int], scan: Scan, namespaces: dict[bytes, int]
+    fs: FileSystem,
+    directory: str,
+    segment_numbers: list[int],
+    segment_bytes: int,
+    scan: Scan,
+    namespaces: dict[bytes, int],
 ) -> list[Entry]:
-    """Make the damaged entries of a scan again from their records, which the segments still hold."""
+    """Make the damaged entries of a scan again from their records, which the segments still hold.
+
+    Raises:
+        OSError: a segment cannot be read, which says nothing about its bytes.
+    """
     wanted = {int.from_bytes(key, "big") for key in scan.damaged}
     by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
     found: dict[int, Entry] = {}
     for number in segment_numbers:
-        for header, extent in scan_segment(fs, segment_path(directory, number), number, 1 << 40):
+        for header, extent in scan_segment(fs, segment_path(directory, number), number, segment_bytes):
             # A number stands once in the catalog; of two records with it one was moved, and either is whole.
             if header.record_id in wanted and header.namespace in namespaces:
                 parent = by_tag.get(key_tag(header.parent), 0)
@@ -106,18 +136,26 @@ def recover_entries(
 
 
 def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> Iterator[tuple[RecordHeader, Extent]]:
-    """Yield the intact record headers of a segment, in order. After a damaged one the search goes on page by page."""
+    """Yield the intact record headers of a segment, in order. After a damaged one the search goes on page by page.
+
+    Raises:
+        OSError: the file cannot be read, which says nothing about its bytes: too few descriptors, no right to read it.
+    """
     try:
         size = min(fs.size(path), segment_bytes)
         fd = fs.open(path, os.O_RDONLY)
-    except OSError:
+    except OSError as error:
+        if is_passing(error):
+            raise
         return
     try:
         offset = PAGE_BYTES
         while offset + PAGE_BYTES <= size:
             try:
                 header = _read_header(fs, fd, offset, size)
-            except (DamagedRecord, OSError):
+            except (DamagedRecord, OSError) as error:
+                if isinstance(error, OSError) and is_passing(error):
+                    raise
                 offset += PAGE_BYTES
                 continue
             extent = Extent(number, offset, padded(header.record_bytes))
@@ -142,6 +180,9 @@ def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, SessionRecord]:
     """Return the sessions in the leaf pages of a damaged LMDB file: every intact one whose texts are there, too.
 
     Old pages hold old values; the value with the highest sequence number wins.
+
+    Raises:
+        OSError: the file cannot be read, which says nothing about its bytes.
     """
     texts: dict[bytes, SessionText] = {}
     heads: dict[bytes, list[SessionHead]] = {}
@@ -174,17 +215,24 @@ def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:
     try:
         size = fs.size(path)
         fd = fs.open(path, os.O_RDONLY)
-    except OSError:
+    except OSError as error:
+        if is_passing(error):
+            raise
         return
     try:
-        page = bytearray(PAGE_BYTES)
-        for offset in range(0, size - PAGE_BYTES + 1, PAGE_BYTES):
+        page, offset = bytearray(PAGE_BYTES), 0
+        while offset + PAGE_BYTES <= size:
+            here, offset = offset, offset + PAGE_BYTES
             try:
-                read_all(fs, fd, [memoryview(page)], offset)
-            except OSError:
+                read_all(fs, fd, [memoryview(page)], here)
+            except OSError as error:
+                if is_passing(error):
+                    raise
                 continue
             flags, lower = struct.unpack_from("<HH", page, 10)
             if not flags & _LEAF or lower > PAGE_BYTES:
+                if not any(page):
+                    offset = max(offset, fs.next_data(fd, offset) // PAGE_BYTES * PAGE_BYTES)
                 continue
             for slot in range(_LMDB_HEADER, lower - 1, 2):
                 (node,) = struct.unpack_from("<H", page, slot)
@@ -201,11 +249,13 @@ def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:
                     continue
                 (first_page,) = struct.unpack_from("<Q", page, begin)
                 where = first_page * PAGE_BYTES + _LMDB_HEADER
-                if where + value_size <= size:
+                if value_size <= _MOST_VALUE and where + value_size <= size:
                     value = bytearray(value_size)
                     try:
                         read_all(fs, fd, [memoryview(value)], where)
-                    except OSError:
+                    except OSError as error:
+                        if is_passing(error):
+                            raise
                         continue
                     yield key, bytes(value)
     finally:

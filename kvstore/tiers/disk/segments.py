@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, read_all, write_all
+from kvstore.tiers.disk.files import OpenFile, SegmentFiles, segment_path
+from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, read_all, write_all
 
 SEGMENT_MAGIC = b"KVSTSEG1"
 _HEADER = struct.Struct("<8sHxxIQ16s")
@@ -52,7 +53,7 @@ class Segment:
     """One segment file. `Segments` guards and changes it.
 
     Attributes:
-        number, fd: of the file.
+        number: of the file.
         end: where the next record goes.
         live: bytes of records that the catalog knows in it.
         reads, writes: reads under way, and records placed but not settled; until they end it is not recycled.
@@ -60,7 +61,6 @@ class Segment:
     """
 
     number: int
-    fd: int
     end: int = PAGE_BYTES
     live: int = 0
     reads: int = 0
@@ -80,6 +80,7 @@ class Segments:
         segment_bytes: size of every file.
         max_segments: the most files, the one in reserve included.
         store_id: 16 bytes, written into every file.
+        open_files: how many of the files stay open.
 
     Example:
         >>> import tempfile
@@ -97,13 +98,23 @@ class Segments:
         >>> folder.cleanup()
     """
 
-    def __init__(self, fs: FileSystem, directory: str, segment_bytes: int, max_segments: int, store_id: bytes) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        segment_bytes: int,
+        max_segments: int,
+        store_id: bytes,
+        open_files: int = 256,
+    ) -> None:
         self.fs = fs
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.max_segments = max_segments
         self.store_id = store_id
-        self.direct = bool(O_DIRECT)
+        self.files = SegmentFiles(fs, directory, open_files)
+        # Files that were written and not synced: an error of the disk is told to those who had the file open then.
+        self._unsynced: dict[int, OpenFile] = {}
         self.by_number: dict[int, Segment] = {}
         self.free: list[Segment] = []
         self.current: Segment | None = None
@@ -112,43 +123,65 @@ class Segments:
     # ---- opening -------------------------------------------------------------------------------------------------
 
     def open_existing(self, used: dict[int, tuple[int, int]], writable: bool) -> list[int]:
-        """Opens the files of the directory. used: per segment (end of its last live record, live bytes).
+        """Takes in the files of the directory. used: per segment (end of its last live record, live bytes).
 
-        Files that the catalog does not mention are free space. Returns the segments that are mentioned but missing
-        or cut short of their last record.
+        Files that the catalog does not mention are free space. Returns the segments that are missing, cut short of
+        their last record, or no files. Raises OSError if the process has not what it takes to look, such as
+        descriptors.
         """
+        self.files.writable = writable
         damaged = []
         present = set(segment_numbers(self.fs, self.directory))
         for number in sorted(present | set(used)):
             end, live = used.get(number, (PAGE_BYTES, 0))
             if number < _MAX_NUMBER:
                 self.next_number = max(self.next_number, number + 1)
-            if number not in present:
+            try:
+                segment = self._take_in(number, end, live, writable)
+            except (NotAFile, FileNotFoundError):
                 damaged.append(number)
                 continue
-            if live == 0 and not self.is_ours(number):
-                # Never finished, or somebody else's.
-                if writable:
-                    with contextlib.suppress(OSError):
-                        self.fs.unlink(self._path(number))
+            if segment is None:
                 continue
-            if self.fs.size(self._path(number)) < self.segment_bytes:
-                # Cut short: what can still be read is read, nothing is written to it again.
+            if segment.sealed:
                 damaged.append(number)
-                segment = Segment(number, self._open(number, writable), end, live, sealed=True)
-            else:
-                segment = Segment(number, self._open(number, writable), end, live)
             self.by_number[number] = segment
             if live == 0 and not segment.sealed:
                 self.free.append(segment)
         # Go on where the emptiest one stopped, so that reopening often does not waste what is left of each.
         started = [s for s in self.by_number.values() if s.live > 0 and not s.sealed]
         self.current = min(started, key=lambda s: s.end, default=None)
+        for number in list(self.by_number)[:1]:
+            with contextlib.suppress(OSError):
+                self.files.get(number)  # finds out whether this file system has direct I/O
         return damaged
 
+    def _take_in(self, number: int, end: int, live: int, writable: bool) -> Segment | None:
+        """A segment whose file is there; None if it is nothing of this store's, or must be left alone."""
+        size = self.fs.size(segment_path(self.directory, number))
+        if live > 0:
+            # Cut short: what can still be read is read, nothing is written to it again.
+            return Segment(number, end, live, sealed=size < self.segment_bytes)
+        try:
+            ours = self._is_ours(number)
+        except PermissionError:
+            return None  # somebody took our rights to it: it is neither used nor removed
+        if ours:
+            return Segment(number, end)
+        if writable:  # never finished, or somebody else's
+            with contextlib.suppress(OSError):
+                self.fs.unlink(segment_path(self.directory, number))
+        return None
+
     def is_ours(self, number: int) -> bool:
-        """Whether a file is a whole segment of this store."""
-        path, page = self._path(number), bytearray(PAGE_BYTES)
+        """Whether a file is a whole segment of this store, as far as can be said now."""
+        try:
+            return self._is_ours(number)
+        except OSError:
+            return False
+
+    def _is_ours(self, number: int) -> bool:
+        path, page = segment_path(self.directory, number), bytearray(PAGE_BYTES)
         try:
             if self.fs.size(path) != self.segment_bytes:
                 return False
@@ -157,21 +190,24 @@ class Segments:
                 read_all(self.fs, fd, [memoryview(page)], 0)
             finally:
                 close_quietly(self.fs, fd)
-        except OSError:
+        except OSError as error:
+            if is_passing(error):
+                raise
             return False
         return is_segment_of(bytes(page), number, self.store_id)
 
     def add_for_reading(self, number: int) -> bool:
-        """Opens a segment that a writer process made since; False where the file is not there."""
+        """Takes in a segment that a writer process made since; False where the file is not there."""
         try:
-            self.by_number[number] = Segment(number, self._open(number, writable=False))
+            self.fs.size(segment_path(self.directory, number))
         except OSError:
             return False
+        self.by_number[number] = Segment(number)
         return True
 
     def close(self) -> None:
-        for segment in self.by_number.values():
-            close_quietly(self.fs, segment.fd)
+        self.files.close()
+        self._unsynced.clear()
         self.by_number.clear()
         self.free.clear()
         self.current = None
@@ -213,18 +249,25 @@ class Segments:
 
     def write(self, extents: Sequence[Extent], buffers: Sequence[memoryview]) -> None:
         """Writes buffers to their extents, neighbours with one call. Durable only after `sync`."""
-        for first, last in _runs(extents):
-            fd = self.by_number[extents[first].segment].fd
-            write_all(self.fs, fd, buffers[first:last], extents[first].offset)
+        try:
+            for first, last in _runs(extents):
+                number = extents[first].segment
+                file = self._unsynced[number] = self._unsynced.get(number) or self.files.get(number)
+                write_all(self.fs, file.fd, buffers[first:last], extents[first].offset)
+        except BaseException:
+            self._unsynced.clear()  # the caller gives up all that it wrote since the last sync
+            raise
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Makes the segments durable. After a failure a segment is sealed: the kernel may have dropped the dirty
         pages and marked them clean, so a second sync would prove nothing."""
+        written, self._unsynced = self._unsynced, {}
         for number in numbers:
             if self.by_number[number].sealed:  # since the records to be synced were placed there
                 raise OSError(errno.EIO, f"segment {number} is sealed: an earlier sync of it failed")
+            file = written.get(number) or self.files.get(number)
             try:
-                self.fs.fdatasync(self.by_number[number].fd)
+                self.fs.fdatasync(file.fd)
             except OSError:
                 self.seal(number)
                 raise
@@ -283,7 +326,8 @@ class Segments:
 
     def read(self, segment: int, buffers: Sequence[memoryview], offset: int) -> None:
         """Reads neighbouring records with one call. Raises OSError. The caller holds the segment."""
-        read_all(self.fs, self.by_number[segment].fd, buffers, offset)
+        file = self.files.get(segment)
+        read_all(self.fs, file.fd, buffers, offset)
 
     def _recycle(self, segment: Segment) -> None:
         if segment.live > 0 or segment.reads > 0 or segment.writes > 0:
@@ -298,10 +342,10 @@ class Segments:
 
     def _delete(self, segment: Segment) -> None:
         del self.by_number[segment.number]
-        close_quietly(self.fs, segment.fd)
+        self.files.drop(segment.number)
         # A file that cannot be unlinked is found again, as free space, at the next open.
         with contextlib.suppress(OSError):
-            self.fs.unlink(self._path(segment.number))
+            self.fs.unlink(segment_path(self.directory, segment.number))
 
     def _next(self) -> None:
         full, self.current = self.current, None
@@ -314,7 +358,7 @@ class Segments:
         self.current.end = PAGE_BYTES
 
     def _create(self) -> Segment:
-        number, path = self.next_number, self._path(self.next_number)
+        number, path = self.next_number, segment_path(self.directory, self.next_number)
         fd = self.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             # On a full disk the call fails but may leave a file of all that was left.
@@ -329,27 +373,10 @@ class Segments:
             raise
         finally:
             close_quietly(self.fs, fd)
-        segment = Segment(number, self._open(number, writable=True))
+        segment = Segment(number)
         self.next_number += 1
         self.by_number[number] = segment
         return segment
-
-    def _open(self, number: int, writable: bool) -> int:
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        if self.direct:
-            try:
-                return self.fs.open(self._path(number), flags | O_DIRECT)
-            except OSError:
-                self.direct = False  # visible in stats(): this file system has no direct I/O
-        return self.fs.open(self._path(number), flags)
-
-    def _path(self, number: int) -> str:
-        return segment_path(self.directory, number)
-
-
-def segment_path(directory: str, number: int) -> str:
-    """Where the file of a segment is."""
-    return os.path.join(directory, f"{number:08x}.seg")
 
 
 def segment_numbers(fs: FileSystem, directory: str) -> list[int]:

@@ -12,7 +12,7 @@ from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.catalog import Catalog, CatalogError
 from kvstore.tiers.disk.entry import Entry
-from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.fs import FileSystem, is_passing
 from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
@@ -158,7 +158,9 @@ class DiskSpace:
                 buffer = self._pool.take(entry.extent.nbytes)
                 try:
                     self.segments.read(segment.number, [buffer.view], entry.extent.offset)
-                except OSError:
+                except OSError as error:
+                    if is_passing(error):
+                        raise OutOfSpace from error  # nothing is wrong with the record: it stays where it is
                     lost.append(entry)
                     continue
                 with self._lock:

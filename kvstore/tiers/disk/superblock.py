@@ -1,24 +1,29 @@
-"""What a store is bound to: format, identity, sizes. Two copies, each with a checksum; changed by an upgrade alone."""
+"""What a store is bound to: format, identity, sizes. Two copies, each with a checksum.
+
+Written when the store is made, by an upgrade, and when a tokenizer is named first. Keys follow from it for ever.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
 
-from kvstore.core.identity import ModelIdentity
-from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch
-from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
+from kvstore.config import MIN_SEGMENT_BYTES, PAGE_BYTES, StoreConfig
+from kvstore.core.identity import ModelIdentity, digest_of
+from kvstore.errors import ConfigError, CorruptStore, FormatVersion, IdentityMismatch
+from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, write_file
 
 FORMAT = 2
 _OLDER = (1,)  # formats that are read, and that a writer upgrades
 NAMES = ("store.json", "store.json.copy")
 _LIMIT = 1 << 20
 _ID_BYTES = 16
+_MOST_SEGMENT_BYTES, _MOST_BLOCK_TOKENS = 1 << 32, 4096  # that any version of this format wrote
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,16 @@ class Superblock:
 
     Attributes:
         store_id: 16 random bytes, also in every segment.
-        identity: what `ModelIdentity.fields` returned.
+        identity: what `ModelIdentity.fields` returned when the store was made.
         block_tokens, segment_bytes: settings that cannot change.
         format: what the catalog is written in, or is being upgraded from.
+        tokenizer: fingerprint of the tokenizer that was named first, "" if none was yet.
 
     Example:
         >>> from kvstore import KVLayout
         >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
         >>> superblock = Superblock.new(identity, block_tokens=64, segment_bytes=1 << 26)
-        >>> superblock.check("/var/kv", identity, 64, 1 << 26)
+        >>> superblock.check("/var/kv", identity)
     """
 
     store_id: bytes
@@ -43,11 +49,17 @@ class Superblock:
     block_tokens: int
     segment_bytes: int
     format: int = FORMAT
+    tokenizer: str = ""
 
     @classmethod
     def new(cls, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> Superblock:
         """Make the superblock of a new store."""
-        return cls(uuid.uuid4().bytes, identity.fields(), block_tokens, segment_bytes)
+        return cls(uuid.uuid4().bytes, identity.fields(), block_tokens, segment_bytes, tokenizer=identity.tokenizer)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that all keys of the store begin with: of the identity that the store was made with."""
+        return digest_of(self.identity)
 
     def write(self, fs: FileSystem, directory: str) -> None:
         """Write both copies, one after the other. Durable on return. Raises `OSError`.
@@ -62,6 +74,8 @@ class Superblock:
             "block_tokens": self.block_tokens,
             "segment_bytes": self.segment_bytes,
         }
+        if self.tokenizer != self.identity.get("tokenizer", ""):
+            document["tokenizer"] = self.tokenizer
         if self.format != FORMAT:
             document["upgrading_from"] = self.format
         body = json.dumps(document, sort_keys=True).encode() + b"\n"
@@ -75,6 +89,7 @@ class Superblock:
         Raises:
             FormatVersion: an intact copy is of another version.
             CorruptStore: there are copies, and none is intact.
+            OSError: a copy cannot be read, which says nothing about its bytes.
         """
         found = []
         for name in NAMES:
@@ -84,8 +99,9 @@ class Superblock:
                 return cls._parse(read_file(fs, path, _LIMIT), path)
             except FileNotFoundError:
                 found.pop()
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                continue
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+                if isinstance(error, OSError) and is_passing(error):
+                    raise
         if found:
             raise CorruptStore(f"{found[0]}: damaged, and there is no intact copy; restore it, or delete the store")
         return None
@@ -106,30 +122,37 @@ class Superblock:
         store_id = bytes.fromhex(document["store_id"])
         if len(store_id) != _ID_BYTES:
             raise ValueError(f"store_id: expected {_ID_BYTES} bytes, found {len(store_id)}")
-        return cls(
-            store_id,
-            {str(k): str(v) for k, v in document["identity"].items()},
-            int(document["block_tokens"]),
-            int(document["segment_bytes"]),
-            int(document.get("upgrading_from", found)),
-        )
+        identity = {str(k): str(v) for k, v in document["identity"].items()}
+        block_tokens, segment_bytes = int(document["block_tokens"]), int(document["segment_bytes"])
+        in_range = MIN_SEGMENT_BYTES <= segment_bytes <= _MOST_SEGMENT_BYTES and segment_bytes % PAGE_BYTES == 0
+        if not (in_range and 1 <= block_tokens <= _MOST_BLOCK_TOKENS):
+            raise ValueError(f"block_tokens {block_tokens} or segment_bytes {segment_bytes} are out of range")
+        before = int(document.get("upgrading_from", found))
+        tokenizer = str(document.get("tokenizer", identity.get("tokenizer", "")))
+        return cls(store_id, identity, block_tokens, segment_bytes, before, tokenizer)
 
-    def check(self, directory: str, identity: ModelIdentity, block_tokens: int, segment_bytes: int) -> None:
-        """Compare with what the caller opens the store with.
+    def check(self, directory: str, identity: ModelIdentity) -> None:
+        """Compare with what the caller opens the store with. Names are labels: see `ModelIdentity.difference`.
 
         Raises:
             IdentityMismatch: names what differs.
         """
-        if self.identity != identity.fields():
+        difference = identity.difference({**self.identity, "tokenizer": self.tokenizer})
+        if difference:
             raise IdentityMismatch(
-                f"{directory} holds caches of another identity ({identity.difference(self.identity)}); use another "
-                "directory for this model"
+                f"{directory} holds caches of another identity ({difference}); use another directory for this model"
             )
-        for name, stored, given in (
-            ("block_tokens", self.block_tokens, block_tokens),
-            ("segment_bytes", self.segment_bytes, segment_bytes),
-        ):
-            if stored != given:
-                raise IdentityMismatch(
-                    f"{directory} was made with {name}={stored}, not {given}; open it with that value"
-                )
+
+    def settled(self, directory: str, config: StoreConfig) -> StoreConfig:
+        """Return the settings with the sizes that the store was made with, which cannot change.
+
+        Raises:
+            ConfigError: the budget of the disk is too small for them.
+        """
+        try:
+            return replace(config, block_tokens=self.block_tokens, segment_bytes=self.segment_bytes)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{directory} was made with segment_bytes={self.segment_bytes}, which cannot change, and for these "
+                f"{error}"
+            ) from error

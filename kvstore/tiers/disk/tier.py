@@ -23,9 +23,10 @@ from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.entry import Entry, Scan, entry_of
+from kvstore.tiers.disk.files import most_open
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
-from kvstore.tiers.disk.open import Opening
+from kvstore.tiers.disk.open import Opening, told
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 from kvstore.tiers.disk.space import DiskSpace
 from kvstore.tiers.disk.survey import Survey, segment_problems
@@ -66,8 +67,12 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         leaves: called with the entries that the catalog gives up because their records were forgotten, and not because
             newer ones took their place.
 
+    Attributes:
+        digest: 32 bytes that stand for the identity with which the store was made; all its keys begin with them.
+
     Raises:
-        FormatVersion, IdentityMismatch, StoreLocked, CorruptStore: the store cannot be opened; the message says why.
+        FormatVersion, IdentityMismatch, StoreLocked, CorruptStore, DiskError: the store cannot be opened; the message
+            says why.
 
     Example:
         >>> import tempfile
@@ -102,33 +107,40 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         self._alive = alive
         self._writer = WriterLock(fs, path)
         self._bytes_per_token = identity.layout.bytes_per_token
-        opening = self._opening
-        superblock = opening.superblock(identity, self._writer)
-        try:
-            self.segments = Segments(
-                fs, opening.segment_directory, config.segment_bytes, self._max_segments(), superblock.store_id
-            )
-            self.catalog = opening.catalog(self._writer)
-            try:
-                try:
-                    scan = self._scan(opening)
-                except CatalogDamaged:
-                    # Mending it damaged it further: its list of free pages names pages that are in use.
-                    self.catalog.close()
-                    self.catalog = opening.rebuilt("what was mended damaged other pages")
-                    scan = self._scan(opening)
-                opening.upgrade(superblock, self.catalog)
-            except BaseException:
-                self.catalog.close()
-                self.segments.close()
-                raise
-        except BaseException:
-            self._writer.release()
-            raise
+        with told(path):
+            scan = self._open(self._opening, identity)
         self._at_open: Scan | None = scan
         self._last_record = scan.last_record
         self._records, self._tokens = len(scan.entries), len(scan.tokens)  # guarded by _lock
         self._live_at_open = self.segments.live_bytes
+
+    def _open(self, opening: Opening, identity: ModelIdentity) -> Scan:
+        """Open everything, or nothing."""
+        with contextlib.ExitStack() as undo:
+            superblock = opening.superblock(identity, self._writer)
+            undo.callback(self._writer.release)
+            self.digest = superblock.digest
+            self.segments = Segments(
+                self._fs,
+                opening.segment_directory,
+                self._config.segment_bytes,
+                self._max_segments(),
+                superblock.store_id,
+                most_open(self._config.open_segments),
+            )
+            undo.callback(self.segments.close)
+            self.catalog = opening.catalog(self._writer)
+            undo.callback(lambda: self.catalog.close())
+            try:
+                scan = self._scan(opening)
+            except CatalogDamaged:
+                # Mending it damaged it further: its list of free pages names pages that are in use.
+                self.catalog.close()
+                self.catalog = opening.rebuilt("what was mended damaged other pages")
+                scan = self._scan(opening)
+            opening.upgrade(superblock, self.catalog)
+            undo.pop_all()
+            return scan
 
     def _scan(self, opening: Opening) -> Scan:
         self._seen_version = self.catalog.version()
@@ -224,8 +236,16 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         return self._known([record])[0]
 
     def holds(self, record: int) -> bool:
-        """Return whether the catalog knows the record."""
+        """Return whether the catalog knows the record; False if it cannot be asked now."""
         return self.entry(record) is not None
+
+    def lacks(self, record: int) -> bool:
+        """Return whether the catalog does not know the record; False if it cannot be asked now."""
+        try:
+            return self.catalog.get([record])[0] is None
+        except CatalogError:
+            self.metrics.add(Metric.CATALOG_ERRORS)
+            return False
 
     def stats(self) -> dict[str, int]:
         """Return numbers: bytes (of live records, whole pages), raw_bytes (before coding), file_bytes, and others."""
@@ -241,7 +261,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 "catalog_bytes": self._catalog_bytes(),
                 "segments": len(segments.by_number),
                 "free_segments": len(segments.free),
-                "direct_io": int(segments.direct),
+                "direct_io": int(segments.files.direct),
             }
 
     @contextlib.contextmanager

@@ -336,7 +336,7 @@ def test_after_a_refused_opening_the_store_can_be_opened(opened: Open, tmp_path:
     config = StoreConfig(disk=TierConfig(8 * SEGMENT), segment_bytes=SEGMENT, block_tokens=4)
     with pytest.raises(IdentityMismatch):
         DiskTier(
-            FileSystem(), str(tmp_path), identity(model="other"), config, False, Metrics(), BufferPool(0), int, bool
+            FileSystem(), str(tmp_path), identity(weights="other"), config, False, Metrics(), BufferPool(0), int, bool
         )
     opened().write(1)
 

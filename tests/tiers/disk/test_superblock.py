@@ -10,8 +10,8 @@ import pytest
 import xxhash
 from kvcases import identity
 
-from kvstore import KVLayout
-from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch
+from kvstore import KVLayout, StoreConfig, TierConfig
+from kvstore.errors import ConfigError, CorruptStore, FormatVersion, IdentityMismatch
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.superblock import NAMES, Superblock
 
@@ -132,6 +132,12 @@ def test_a_right_checksum_over_the_right_fields_is_read(written: Superblock, tmp
         {"segment_bytes": []},
         {"block_tokens": float("inf")},
         {"block_tokens": float("nan")},
+        {"block_tokens": 0},
+        {"block_tokens": 1 << 20},
+        {"segment_bytes": 0},
+        {"segment_bytes": -4096},
+        {"segment_bytes": 4096 * 16 + 1},
+        {"segment_bytes": 10**400},
     ],
     ids=str,
 )
@@ -151,15 +157,19 @@ def test_a_hostile_document_with_a_right_checksum_is_a_corrupt_store(tmp_path: P
 
 
 def test_another_identity_is_refused_with_what_differs(written: Superblock, tmp_path: Path) -> None:
-    written.check("here", IDENTITY, 64, 1 << 20)
+    written.check("here", IDENTITY)
     with pytest.raises(IdentityMismatch, match=r"weights: stored 'w', given 'other'\); use another directory"):
-        written.check("here", identity(weights="other"), 64, 1 << 20)
+        written.check("here", identity(weights="other"))
     with pytest.raises(IdentityMismatch, match="layout"):
-        written.check("here", identity(KVLayout.uniform(1, 1, 1)), 64, 1 << 20)
+        written.check("here", identity(KVLayout.uniform(1, 1, 1)))
 
 
-def test_other_sizes_are_refused_with_the_stored_ones(written: Superblock) -> None:
-    with pytest.raises(IdentityMismatch, match="made with block_tokens=64, not 32; open it with that value"):
-        written.check("here", IDENTITY, 32, 1 << 20)
-    with pytest.raises(IdentityMismatch, match="segment_bytes=1048576, not 65536"):
-        written.check("here", IDENTITY, 64, 65536)
+def test_the_sizes_of_the_store_are_taken(written: Superblock) -> None:
+    given = StoreConfig(block_tokens=32, segment_bytes=1 << 26, threads=3)
+    assert written.settled("here", given) == StoreConfig(block_tokens=64, segment_bytes=1 << 20, threads=3)
+
+
+def test_a_budget_that_is_too_small_for_the_sizes_of_the_store_is_refused(written: Superblock) -> None:
+    small = StoreConfig(disk=TierConfig(1 << 20), segment_bytes=1 << 16)
+    with pytest.raises(ConfigError, match=r"here was made with segment_bytes=1048576, .*disk\.bytes: 1048576 is below"):
+        written.settled("here", small)

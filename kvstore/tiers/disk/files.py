@@ -1,0 +1,129 @@
+"""The open segment files: as few as the process can afford, the least recently used is closed first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from collections import OrderedDict
+
+from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, NotAFile, close_quietly
+
+# A process needs descriptors for other things than its store, which may open more than one.
+_SHARE_OF_LIMIT = 4
+
+
+class OpenFile:
+    """An open file. It is closed when nobody has this object any more, so a file is never closed while it is read."""
+
+    __slots__ = ("_fs", "fd")
+
+    def __init__(self, fs: FileSystem, fd: int) -> None:
+        self._fs = fs
+        self.fd = fd
+
+    def __del__(self) -> None:
+        close_quietly(self._fs, self.fd)
+
+
+class SegmentFiles:
+    """The open files of the segments. Thread-safe: `_lock` guards `_open` and `direct`; it is a leaf.
+
+    Args:
+        fs: the file system.
+        directory: of the files.
+        most: how many stay open; while more are in use at once, more are open.
+
+    Attributes:
+        writable: whether they are opened for writing, too; constant once the first is open.
+        direct: whether they are opened past the page cache (O_DIRECT); False once the file system refused that.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for number in (1, 2, 3):
+        ...         open(segment_path(folder, number), "xb").close()
+        ...     files = SegmentFiles(FileSystem(), folder, most=2)
+        ...     used = [files.get(number).fd > 0 for number in (1, 2, 3)]
+        ...     print(used, len(files))
+        ...     files.close()
+        [True, True, True] 2
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, most: int) -> None:
+        self.direct = bool(O_DIRECT)
+        self.writable = True
+        self._fs = fs
+        self._directory = directory
+        self._most = most
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, number: int) -> OpenFile:
+        """Return the open file of a segment; whoever reads or writes it keeps this object meanwhile.
+
+        Raises:
+            OSError: it cannot be opened, also not after all files that nobody uses were closed.
+        """
+        with self._lock:
+            known = self._open.get(number)
+            if known is not None:
+                self._open.move_to_end(number)
+                return known
+        made = self._opened(number)
+        idle = []  # closed behind the lock
+        with self._lock:
+            file = self._open.setdefault(number, made)  # another thread may have been faster
+            while len(self._open) > self._most:
+                idle.append(self._open.popitem(last=False))
+        return file
+
+    def drop(self, number: int) -> None:
+        """Close the file of a segment that is about to be removed."""
+        with self._lock:
+            gone = self._open.pop(number, None)
+        del gone
+
+    def close(self) -> None:
+        """Close all files; those in use when their users are done. Idempotent."""
+        with self._lock:
+            gone, self._open = self._open, OrderedDict()
+        gone.clear()
+
+    def _opened(self, number: int) -> OpenFile:
+        path = segment_path(self._directory, number)
+        try:
+            return self._try(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self.close()
+        return self._try(path)
+
+    def _try(self, path: str) -> OpenFile:
+        flags = os.O_RDWR if self.writable else os.O_RDONLY
+        if self.direct:
+            try:
+                return OpenFile(self._fs, self._fs.open(path, flags | O_DIRECT))
+            except NotAFile:
+                raise
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                self.direct = False  # visible in stats(): this file system has no direct I/O
+        return OpenFile(self._fs, self._fs.open(path, flags))
+
+
+def most_open(setting: int) -> int:
+    """Return how many segment files may stay open: `setting`, or a quarter of the process's limit if that is less."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return setting if limit == resource.RLIM_INFINITY else max(1, min(setting, limit // _SHARE_OF_LIMIT))
+
+
+def segment_path(directory: str, number: int) -> str:
+    """Where the file of a segment is."""
+    return os.path.join(directory, f"{number:08x}.seg")
