@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 import kvstore.codecs._native as _native
 from kvstore.core.layout import KVLayout
+from kvstore.core.tensors import resolved, why_unreadable
+from kvstore.errors import LayoutMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -62,19 +64,27 @@ class KVView:
         self._detached = detached  # a copy, not the tensors it was made of: to be read only
 
     @classmethod
-    def of_layers(cls, layout: KVLayout, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> KVView:
+    def of_layers(
+        cls, layout: KVLayout, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], *, checked: bool = False
+    ) -> KVView:
         """Return a view of tensors.
 
         Args:
             layout: of the tensors; they must have its shapes and dtype, which is not checked.
             layers: K and V of each layer, `[heads, tokens, dim]`, any strides. Tensors on the CPU whose last dimension
-                is not contiguous are copied, and the view can then only be read (`writable`).
+                is not contiguous are copied, as those are on which torch has only marked a negation; the view can then
+                only be read (`writable`).
+            checked: `KVLayout.layers_of` returned them, or they were made for this: their memory is not looked at.
+
+        Raises:
+            LayoutMismatch: a tensor has no memory of its own: it is on the meta device, say, or its storage was
+                resized.
         """
         given = [tensor for pair in layers for tensor in pair]
-        tensors, rows = given, None
+        tensors, rows = given if checked else _readable(given), None
         if all(t.device.type == "cpu" for t in given):
             # A last dimension that is not contiguous has no rows to copy.
-            tensors = [t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in given]
+            tensors = [t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in tensors]
             item = layout.item_bytes
             rows = np.array(
                 [
@@ -191,6 +201,13 @@ class KVView:
             return
         for to, source in zip(target.tensors(), self.tensors(), strict=True):
             to.copy_(source)
+
+
+def _readable(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for number, tensor in enumerate(given):
+        if problem := why_unreadable(tensor):
+            raise LayoutMismatch(f"{'KV'[number % 2]} of layer {number // 2}: {problem}")
+    return [resolved(tensor) for tensor in given]
 
 
 @lru_cache(maxsize=64)

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 TRANSFORMERS = "kvstore.integrations.transformers"
 LAYERS = [
     {"kvstore.errors"},
+    {"kvstore.core.tensors"},
     {"kvstore.core.layout"},
-    # Leaves, which know only the two above: the identity asks `describe` about a model, and a hit makes a `cache`. So
+    # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.
     {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache"},
     {f"{TRANSFORMERS}.describe"},

@@ -79,7 +79,7 @@ class Assembler:
             self.residency.release([read.source for read in reads])
             raise
         layers = out.layers(planned.tokens)
-        view = KVView.of_layers(self.reader.layout, [(k[0], v[0]) for k, v in layers])
+        view = KVView.of_layers(self.reader.layout, [(k[0], v[0]) for k, v in layers], checked=True)
         fetcher = self.getter.fetcher
         good, tiers = fetcher.fetch(reads, view) if reads else (0, {})
         if good < len(reads) or not self._fill(planned, request.tokens, exact, view):

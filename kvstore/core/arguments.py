@@ -6,7 +6,8 @@ import os
 import time
 from typing import Any
 
-from kvstore.errors import ConfigError
+from kvstore.core.tensors import as_array
+from kvstore.errors import ConfigError, LayoutMismatch
 
 _FOR_EVER = 1e12  # seconds: ten thousand years
 
@@ -56,9 +57,16 @@ def as_folder(path: Any) -> str:
         raise ConfigError(f"path: expected the name of a folder, found {path!r}: {error}") from error
 
 
-def as_floats(values: Any) -> Any:
-    """Return a tensor as a float32 array on the CPU, and anything else as it is."""
-    return values.detach().float().cpu().numpy() if hasattr(values, "detach") else values
+def as_numbers(name: str, values: Any) -> Any:
+    """Return a tensor as an array on the CPU, and anything else as it is.
+
+    Raises:
+        ValueError: the tensor has no memory of its own; the message begins with `name`.
+    """
+    try:
+        return as_array(values) if hasattr(values, "detach") else values
+    except LayoutMismatch as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _short(value: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from kvstore.core.tensors import resolved, why_unreadable
 from kvstore.errors import ConfigError, LayoutMismatch, UnsupportedCache
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class KVLayout:
         return first.key_dim == first.value_dim and all(layer == first for layer in self.layers)
 
     @cached_property
+    def _torch_dtype(self) -> str:
+        return f"torch.{self.dtype}"
+
+    @cached_property
     def item_bytes(self) -> int:
         """Bytes of one number."""
         return ITEM_BYTES[self.dtype]
@@ -159,12 +164,12 @@ class KVLayout:
             tokens: how many tokens the cache has to hold.
 
         Returns:
-            The layers as `[heads, tokens, dim]` views, and whether the caller may still write into them. That is False
-            for transformers' DynamicLayer, which replaces its tensors and never writes into them, and for our
-            GrowingLayer, which never overwrites what it has written.
+            The layers as `[heads, tokens, dim]` views (copies where torch has only marked a negation), and whether the
+            caller may still write into them. That is False for transformers' DynamicLayer, which replaces its tensors
+            and never writes into them, and for our GrowingLayer, which never overwrites what it has written.
 
         Raises:
-            LayoutMismatch: names the tensor that does not fit.
+            LayoutMismatch: names the tensor that does not fit, or that has no memory of its own.
             UnsupportedCache: names a layer that does not hold the keys and values of all tokens.
         """
         items, owned = _items(kv)
@@ -185,7 +190,10 @@ class KVLayout:
         return tuple(views), not owned
 
     def _view(self, tensor: Any, name: str, heads: int, tokens: int, dim: int) -> torch.Tensor:
-        shape = tuple(getattr(tensor, "shape", ()))
+        try:
+            shape = tuple(getattr(tensor, "shape", ()))
+        except RuntimeError as error:  # a nested tensor has none
+            raise LayoutMismatch(f"{name}: {why_unreadable(tensor)}") from error
         if len(shape) == 4 and shape[0] == 1:
             tensor, shape = tensor[0], shape[1:]
         if shape != (heads, tokens, dim):
@@ -193,12 +201,11 @@ class KVLayout:
                 f"{name}: expected [heads={heads}, tokens={tokens}, dim={dim}] (a leading batch of 1 is fine), "
                 f"found {list(getattr(tensor, 'shape', ())) or type(tensor).__name__}"
             )
-        if str(tensor.dtype) != f"torch.{self.dtype}":
+        if str(tensor.dtype) != self._torch_dtype:
             raise LayoutMismatch(f"{name}: expected dtype {self.dtype}, found {tensor.dtype}")
-        if tensor.device.type == "meta" or str(tensor.layout) != "torch.strided":
-            raise LayoutMismatch(f"{name}: expected a dense tensor, found {tensor.layout} on {tensor.device}")
-        checked: torch.Tensor = tensor.detach()
-        return checked
+        if problem := why_unreadable(tensor):
+            raise LayoutMismatch(f"{name}: {problem}")
+        return resolved(tensor.detach())
 
 
 def _items(kv: Any) -> tuple[list[Any], bool]:

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.core.tensors import as_array
+from kvstore.errors import LayoutMismatch
+
 Tokens = npt.NDArray[np.uint32]
 """Token ids, `[n]`, contiguous."""
 
@@ -26,8 +29,10 @@ def as_tokens(tokens: Any) -> Tokens:
     """
     try:
         if hasattr(tokens, "detach"):
-            tokens = tokens.detach().cpu().numpy()
+            tokens = as_array(tokens)
         array = np.asarray(tokens)
+    except LayoutMismatch as error:
+        raise ValueError(f"tokens: {error}") from error
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"tokens: expected a 1-D array of integers, found {type(tokens).__name__}") from error
     if array.ndim != 1:

@@ -71,7 +71,7 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
             )
             for x in layout.layers
         )
-        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors])
+        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
     if device is not None:
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         wait_for([device])

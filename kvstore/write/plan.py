@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs.view import KVView
-from kvstore.core.arguments import as_floats, end_of_life
+from kvstore.core.arguments import as_numbers, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.tokens import Tokens, as_tokens
@@ -65,11 +65,11 @@ def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: Buffer
         pool: copy them into memory of this pool, because the caller may still write into them; None: reference them.
     """
     cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
-    view = KVView.of_layers(layout, cut)
+    view = KVView.of_layers(layout, cut, checked=True)
     if pool is None:
         return view
     if not view.on_cpu:
-        return KVView.of_layers(layout, [(k.clone(), v.clone()) for k, v in cut])
+        return KVView.of_layers(layout, [(k.clone(), v.clone()) for k, v in cut], checked=True)
     # Not torch's clone: its threads wait for each other at every tensor, which takes long on a busy machine.
     buffer = pool.take(view.nbytes)
     copy = KVView.packed(layout, view.tokens, buffer.address, buffer)
@@ -108,7 +108,9 @@ class PutRequest:
             ValueError: an argument is malformed.
         """
         ids = as_tokens(tokens)
-        bits = UNIFORM_BITS_PER_TOKEN if logprobs is None else bits_from_logprobs(as_floats(logprobs), len(ids))
+        bits: npt.NDArray[np.float32] | float = UNIFORM_BITS_PER_TOKEN
+        if logprobs is not None:
+            bits = bits_from_logprobs(as_numbers("logprobs", logprobs), len(ids))
         return cls(layout, root, namespace, ids, bits, end_of_life(ttl), bool(pin))
 
     def bits_between(self, start: int, end: int) -> float:

@@ -181,5 +181,5 @@ def test_the_extension_copies_what_numpy_copies(
 
 def test_tensors_that_are_not_on_the_cpu_have_no_rows() -> None:
     kv = [tuple(t.to("meta") for t in pair) for pair in random_kv(3, LAYOUT)]
-    assert not KVView.of_layers(LAYOUT, kv).on_cpu
+    assert not KVView.of_layers(LAYOUT, kv, checked=True).on_cpu
     assert KVView.of_layers(LAYOUT, random_kv(3, LAYOUT)).on_cpu

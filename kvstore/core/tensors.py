@@ -1,0 +1,73 @@
+"""Tensors that pretend: what must be known of one before anything below torch reads its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import LayoutMismatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+def why_unreadable(tensor: torch.Tensor) -> str:
+    """Say what keeps the memory of a tensor from being read; "" if nothing does. Reads no values.
+
+    Example:
+        >>> import torch
+        >>> why_unreadable(torch.zeros(2)), why_unreadable(torch.zeros(2, device="meta"))
+        ('', 'it is on the meta device and holds no values')
+    """
+    try:
+        storage = tensor.untyped_storage()
+        found = storage.nbytes()
+        address = 0 if storage.device.type == "meta" else storage.data_ptr()  # a FakeTensor's says nothing of it
+        last = tensor.storage_offset()
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            last += (size - 1) * stride
+        needed = (last + 1) * tensor.element_size()
+    except (RuntimeError, NotImplementedError):  # sparse, nested, or inside of a transformation of torch
+        return f"expected a dense tensor with memory of its own, found a {_kind(tensor)}"
+    if (address and found >= needed) or tensor.numel() == 0:
+        return ""
+    if tensor.device.type == "meta":
+        return "it is on the meta device and holds no values"
+    if found >= needed:
+        return f"a {_kind(tensor)} holds no values"
+    return f"its storage was resized to {found} bytes, but it needs {needed}"
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its memory as its values are: a negation or conjugation that is only marked is done.
+
+    Example:
+        >>> import torch
+        >>> lazy = torch._neg_view(torch.ones(1))
+        >>> lazy.is_neg(), resolved(lazy).is_neg()
+        (True, False)
+    """
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.resolve_conj() if tensor.is_conj() else tensor
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return the values of a tensor as a numpy array on the CPU; small floats, which numpy does not know, as float32.
+
+    Raises:
+        LayoutMismatch: the tensor has no memory of its own.
+
+    Example:
+        >>> import torch
+        >>> as_array(torch.tensor([1.5]).bfloat16())
+        array([1.5], dtype=float32)
+    """
+    if problem := why_unreadable(tensor):
+        raise LayoutMismatch(problem)
+    tensor = resolved(tensor.detach())
+    return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).cpu().numpy()
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    layout = str(tensor.layout).removeprefix("torch.")
+    return type(tensor).__name__ if layout == "strided" else f"{layout} {type(tensor).__name__}"
