@@ -16,6 +16,7 @@ PAGE_BYTES = 4096
 MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
 MIN_SEGMENTS = 4
 _MOST_SECONDS = 1 << 30  # decades; locks count no further than some centuries
+_MOST_PINNED = 0.9  # otherwise there might be no space for anything else
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class StoreConfig:
             finds on disk and for each block that is used; what it learnt is forgotten when the store is closed.
         namespaces: if not empty, the only namespaces accepted.
         threads: worker threads that read and decode.
+        pinned_share: pinned sequences may take this share of what the disk can hold (of host or device, whichever is
+            larger, in a store without a disk); 0 to 0.9. A pin beyond it is refused, and `PutResult.pinned` says so.
         slow_call_s: a put, get, delete or flush that takes more seconds is counted and logged; 0 for none.
         profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and
             continues with the newest copy if no file is named.
@@ -104,6 +107,7 @@ class StoreConfig:
     eviction: str = "lru"
     donor_step: float | None = None
     slow_call_s: float = 10.0
+    pinned_share: float = 0.5
 
     def __post_init__(self) -> None:
         for tier in ("device", "host", "disk"):
@@ -128,6 +132,9 @@ class StoreConfig:
             )
         _seconds("put_timeout_s", self.put_timeout_s)
         _seconds("slow_call_s", self.slow_call_s)
+        share = self.pinned_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= _MOST_PINNED:
+            raise ConfigError(f"pinned_share: expected 0 to {_MOST_PINNED}, found {share!r}")
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
         if not isinstance(self.eviction, str) or not self.eviction:

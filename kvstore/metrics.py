@@ -62,6 +62,11 @@ class Metric(StrEnum):
     PUT_NEW_TOKENS = "put_new_tokens", "tokens among them that were not stored before"
     PUT_WAIT_S = "put_wait_s", "seconds that puts waited for room in the write queue"
     DROPPED_QUEUE_FULL = "dropped_queue_full", "blocks that a put dropped, for the write queue stayed full"
+    DROPPED_NO_ROOM = (
+        "dropped_no_room",
+        "blocks that a put dropped, for the store cannot hold them beside what is pinned",
+    )
+    REFUSED_PINS = "refused_pins", "pins that were refused, for pinned sequences take all of their share"
     DROPPED_NO_SPACE = "dropped_no_space", "blocks that found no space on disk"
     DROPPED_WRITE_ERROR = "dropped_write_error", "blocks that the disk refused to write"
     DROPPED_CATALOG_ERROR = "dropped_catalog_error", "blocks that the catalog refused"
@@ -151,6 +156,8 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DROPPED_QUEUE_FULL: Notice(
         WARNING, "put less at once, raise write_queue_bytes or put_timeout_s, or use a faster disk"
     ),
+    Metric.DROPPED_NO_ROOM: Notice(WARNING, "unpin what is not needed, or raise disk.bytes"),
+    Metric.REFUSED_PINS: Notice(WARNING, "unpin what is not needed, or raise pinned_share or disk.bytes"),
     Metric.DROPPED_NO_SPACE: Notice(WARNING, "raise disk.bytes, or unpin what is not needed"),
     Metric.DROPPED_WRITE_ERROR: _CHECK_DISK,
     Metric.DROPPED_CATALOG_ERROR: _CHECK_DISK,

@@ -85,6 +85,7 @@ class Engine:
         return {
             "index": residency.index.stats(),
             "families": residency.family_stats(),
+            "pins": residency.pin_stats(),
             "content": residency.content.stats() if residency.content is not None else {},
             **{tier.name: tier.stats() for tier in tiers},
             "queue": {

@@ -114,10 +114,11 @@ class KVStore:
             namespace: sequences of different namespaces never share blocks.
             logprobs: natural log-probabilities of the tokens, `[n]`, for the trie.
             ttl: seconds after which the sequence is removed.
-            pin: never evict the sequence.
+            pin: never evict the sequence, until `unpin`, `delete` or the end of its `ttl`.
 
         Returns:
-            What was new. If the write queue stays full for `put_timeout_s`, the blocks are dropped; the result says so.
+            What was new. If the write queue stays full for `put_timeout_s`, the blocks are dropped; the result says so,
+            and also whether the sequence is pinned: a pin beyond `StoreConfig.pinned_share` is refused.
 
         Raises:
             ValueError: tokens, logprobs, ttl or namespace are malformed. Nothing is changed then, nor below.
@@ -285,6 +286,27 @@ class KVStore:
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
         with self._calls, self._slow("delete"):
             return put_path.delete(digest, ids)
+
+    def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
+        """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
+
+        Args:
+            tokens, namespace: as of the put that pinned it. Sequences that end in the same block share one pin.
+
+        Returns:
+            False if the sequence is not stored in full, or not pinned.
+
+        Raises:
+            ValueError: tokens or namespace are malformed.
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> store.put([11, 12, 13], kv, pin=True).pinned, store.unpin([11, 12, 13]), store.unpin([11, 12, 13])
+            (True, True, False)
+        """
+        put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
+        with self._calls:
+            return put_path.unpin(digest, ids)
 
     def flush(self) -> FlushResult:
         """Return when every put and session change made before is durable, or was dropped and counted.

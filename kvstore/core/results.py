@@ -21,9 +21,12 @@ class PutResult:
         tokens: length of the sequence.
         new_tokens: tokens that were not stored before.
         new_blocks: blocks queued for writing.
-        dropped_blocks: blocks not taken because the write queue stayed full and, with durability "put", blocks that
-            could not be made durable. `stats()` counts both.
+        dropped_blocks: blocks not taken because the write queue stayed full, or the store cannot hold them beside what
+            is pinned; with durability "put" also blocks that could not be made durable. `stats()` counts them.
         waited_s: seconds that `put` waited for space in the queue.
+        pinned: whether the sequence is pinned as was asked for. False if no pin was asked for, and if the pin was
+            refused because pinned sequences take all of their share (`StoreConfig.pinned_share`); the sequence is
+            stored without it then.
 
     Example:
         >>> done = PutResult(tokens=100, new_tokens=36, new_blocks=1, dropped_blocks=0, waited_s=0.0)
@@ -36,6 +39,7 @@ class PutResult:
     new_blocks: int
     dropped_blocks: int
     waited_s: float
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import copy_on_cpu, move
 from kvstore.codecs.view import KVView
+from kvstore.core.layout import KVLayout
 from kvstore.core.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import TensorSource
@@ -19,6 +20,13 @@ from kvstore.tiers.host import HostRecord
 
 if TYPE_CHECKING:
     import torch
+
+
+def most_bytes(layout: KVLayout, tokens: int, paged: bool = True) -> int:
+    """What a block of so many tokens takes in a tier if coding does not make it smaller. paged: it is a record, which
+    takes whole pages; else it is its tensors alone."""
+    raw = tokens * layout.bytes_per_token
+    return padded(payload_offset(len(layout.layers), tokens) + raw) if paged else raw
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ class Census:
         unwritten: records whose write failed.
         replaced: stored records that are to go when a newer one is written, or with the next commit.
         pinned: the last records of pinned sequences.
-        kept: all records of those sequences.
+        kept: all records of those sequences, with their bytes.
+        pinned_bytes: what the ledger counts of those.
         paths: all records of the sequence that ends with a pinned record, by that record.
         expiry: end of life in unix seconds, by record.
         waiting: (end of life, record), as the queue of ends of life has them.
@@ -33,7 +34,8 @@ class Census:
     unwritten: frozenset[int]
     replaced: frozenset[int]
     pinned: frozenset[int]
-    kept: frozenset[int]
+    kept: dict[int, int]
+    pinned_bytes: int
     paths: dict[int, tuple[int, ...]]
     expiry: dict[int, float]
     waiting: frozenset[tuple[float, int]]

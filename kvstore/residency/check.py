@@ -270,8 +270,10 @@ def _mark_problems(census: Census) -> list[str]:
     indexed = set(census.indexed.tolist()) if census.pinned or census.expiry else set()
     found += [f"pinned record {record} is not in the index" for record in census.pinned - indexed]
     kept = {record for path in census.paths.values() for record in path}
-    if kept != census.kept:
-        found.append(f"records {sorted(kept ^ census.kept)[:8]}: kept without a pin, or pinned and not kept")
+    if kept != census.kept.keys():
+        found.append(f"records {sorted(kept ^ census.kept.keys())[:8]}: kept without a pin, or pinned and not kept")
+    if sum(census.kept.values()) != census.pinned_bytes:
+        found.append(f"pins count {census.pinned_bytes} bytes, the records that they keep {sum(census.kept.values())}")
     for record, end in census.expiry.items():
         if (end, record) not in census.waiting:
             found.append(f"record {record} has an end of life that is not in the queue of ends")

@@ -81,10 +81,10 @@ class DiskOrder:
         self._policy.discard(record)
         self._aside.discard(record)
 
-    def unpinned(self) -> None:
-        """Bring back the records that were set aside and are pinned no more."""
+    def unpinned(self, records: Iterable[int]) -> None:
+        """Bring back those of these records, which are pinned no more, that were set aside."""
         self._guard.check_held()
-        back = sorted(record for record in self._aside if not self._is_kept(record))
+        back = sorted(self._aside.intersection(records))
         self._aside.difference_update(back)
         for record in back:
             self._policy.add(record)

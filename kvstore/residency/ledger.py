@@ -16,7 +16,7 @@ from kvstore.core.explanation import Reason
 from kvstore.core.guard import RESIDENCY, Guard
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metrics
-from kvstore.residency.block import Block, StoredBlock
+from kvstore.residency.block import Block, StoredBlock, most_bytes
 from kvstore.residency.census import Census
 from kvstore.residency.departures import BlockName, Departures
 from kvstore.residency.donor_rule import may_be_donor
@@ -71,7 +71,7 @@ class Ledger:
         # Which blocks those are that only memory has. Guarded by _lock.
         self._memory_only: dict[int, BlockName] = {}
         self.departures = Departures()  # it has a lock of its own
-        self._pins = Pins(self._path_with_holes)  # guarded by _lock
+        self._pins = Pins(self._path_with_holes, self.size_of)  # guarded by _lock
         self._expiry = Expiry()  # guarded by _lock
         self._families = Families()  # changed under _lock; it has its own for readers
         # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
@@ -127,6 +127,25 @@ class Ledger:
         """Whether the record, or one that continues it, is pinned."""
         return self._pins.is_kept(record)
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of all records that pins keep; what is not written yet counts with its keys and values as they are."""
+        return self._pins.nbytes
+
+    def pin_stats(self) -> dict[str, int]:
+        """sequences: pinned ones. bytes: see `pinned_bytes`."""
+        return {"sequences": len(self._pins), "bytes": self.pinned_bytes}
+
+    def size_of(self, record: int) -> int:
+        """Bytes that a record takes, or may take when it is written; 0 where it is unknown."""
+        block = self._pending.get(record)
+        return most_bytes(block.view.layout, len(block.tokens), self.holds_pages) if block is not None else 0
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether the tier that holds most has records of whole pages, and not tensors on a device."""
+        return bool(self.config.disk.bytes) or self.config.host.bytes >= self.config.device.bytes
+
     def donors_of(self, record: int) -> tuple[int, ...]:
         """What the record is coded against, in the order of its own table; () for one that stands alone."""
         return self._families.donors(record)
@@ -156,7 +175,7 @@ class Ledger:
         """Makes blocks of one sequence findable; returns the records that they replace, which are forgotten.
 
         tokens: of the sequence, to the end of the last block. Blocks that are queued wait for `written`; what they
-        replace stays on disk until then. The last block is pinned if it says so.
+        replace stays on disk until then. Blocks are pinned if they say so.
         """
         last = blocks[-1]
         with self._lock:
@@ -166,10 +185,13 @@ class Ledger:
                 self._expiry.set(block.record, block.expiry)
             ends = np.array([block.end for block in blocks], np.uint32)
             numbers = np.array([block.record for block in blocks], np.uint64)
+            pinned = self._to_pin(tokens, blocks)
             replaced: list[int] = self.index.insert(last.namespace, tokens, ends, numbers, bits=bits).tolist()
             stored = [old for record in replaced for old in (*self._replaced.pop(record, ()), record)]
             if stored and last.queued is not None and self.config.disk.bytes:
                 self._replaced[last.record] = stored
+            for record, again in pinned.items():  # before what they replace goes: what both keep is always kept
+                self._pin(record, again)
             for record in replaced:
                 self._forget(record)
             for block in blocks:
@@ -177,8 +199,6 @@ class Ledger:
                     if block.donors:
                         self._families.add(block.record, block.donors)
                     self._offer(block)
-            if last.pinned:
-                self._pin(last.record)
             self._pins.arrived()
             self.departures.arrived(block.queued.key for block in blocks if block.queued is not None)
         self._tell(self._forgotten, replaced)
@@ -218,10 +238,30 @@ class Ledger:
         with self._lock:
             self._pin(record)
 
-    def _pin(self, record: int) -> None:
+    def unpin(self, record: int) -> None:
+        """A pinned record may be evicted from now on, unless another pin keeps it."""
+        with self._lock:
+            self.index.unpin(*self.index.path(record))
+            self._no_longer_kept(self._pins.end(record))
+
+    def _to_pin(self, tokens: Tokens, blocks: Sequence[Block] | Sequence[StoredBlock]) -> dict[int, bool]:
+        """Records of arriving blocks that are pinned: whether the index has that pin already, for they take the place
+        of pinned ones."""
+        listed = [block for block in blocks if block.pinned]
+        if not listed:
+            return {}
+        match = self.index.match(listed[0].namespace, tokens, touch=False)
+        there = dict(zip(match.ends.tolist(), match.records.tolist(), strict=True))
+        return {block.record: self._pins.is_pinned(there.get(block.end, 0)) for block in listed}
+
+    def _pin(self, record: int, again: bool = False) -> None:
         self._lock.check_held()
-        self.index.pin(*self.index.path(record))
+        if not again:
+            self.index.pin(*self.index.path(record))
         self._pins.add(record)
+
+    def _no_longer_kept(self, records: Sequence[int]) -> None:
+        """Called with records that pins kept until now."""
 
     def set_expiry(self, record: int, expiry: float) -> None:
         """expiry: unix seconds; 0 for never."""
@@ -287,11 +327,12 @@ class Ledger:
         pinned: Iterable[int] = (),
         expiry: Mapping[int, float] | None = None,
         donors: Mapping[int, Sequence[int]] | None = None,
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
-        """What the catalog says of records that were put into the index at open: pins, ends of life, and by member
-        its donors."""
+        """What the catalog says of records that were put into the index at open: pins, ends of life, by member its
+        donors, and bytes."""
         with self._lock:
-            self._pins.load(pinned)
+            self._pins.load(pinned, sizes or {})
             for record, end in (expiry or {}).items():
                 self._expiry.set(record, end)
             for member, listed in (donors or {}).items():
@@ -338,6 +379,8 @@ class Ledger:
         self._lock.check_held()
         for record in records:
             self._depart(record, reason)
+            if self._pins.is_pinned(record) and record in self.index:
+                self.index.unpin(*self.index.path(record))
             self.index.remove(record)
             self._forget(record)
         return [*(old for record in records for old in self._replaced.pop(record, ())), *records]
@@ -360,7 +403,7 @@ class Ledger:
         self._families.remove(record)
         if self.content is not None:
             self.content.remove(record)
-        self._pins.remove(record)
+        self._no_longer_kept(self._pins.remove(record))
         self._expiry.remove(record)
 
     @staticmethod
@@ -383,6 +426,7 @@ class Ledger:
                 | frozenset(self._abandoned),
                 pinned=pinned,
                 kept=kept,
+                pinned_bytes=self._pins.nbytes,
                 paths={record: tuple(self.path(record)) for record in pinned},
                 expiry=ends,
                 waiting=waiting,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.record import FLAG_PINNED
 from kvstore.metrics import Metric
@@ -95,9 +96,10 @@ def _restore(
 
 def _load_lives(residency: Residency, scan: Scan, dropped: list[int]) -> None:
     """Pins, and ends of life."""
-    rows = scan.entries
+    rows, pinned = scan.entries, _pinned(scan)
     residency.load(
-        pinned=rows["record"][_pinned(scan) & ~np.isin(rows["record"], dropped)].tolist(),
+        pinned=rows["record"][pinned & ~np.isin(rows["record"], dropped)].tolist(),
+        sizes=_sizes(scan) if pinned.any() else None,
         expiry={int(rows["record"][i]): float(rows["expiry"][i]) for i in np.flatnonzero(rows["expiry"]).tolist()},
     )
 
@@ -140,6 +142,11 @@ def _load_content(residency: Residency, scan: Scan, names: list[bytes], which: n
         np.ascontiguousarray(rows["count"][serves]),
         np.ascontiguousarray(scan.tokens[np.repeat(serves, rows["count"])]),
     )
+
+
+def _sizes(scan: Scan) -> dict[int, int]:
+    rows = scan.entries
+    return dict(zip(rows["record"].tolist(), (rows["pages"].astype(np.int64) * PAGE_BYTES).tolist(), strict=True))
 
 
 def _pinned(scan: Scan) -> npt.NDArray[np.bool_]:

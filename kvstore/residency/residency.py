@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
+from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.record import NO_KEY, key_tag
 from kvstore.errors import ConfigError
@@ -135,6 +136,8 @@ class Residency(Ledger):
         in memory only, or gone. Returns how many of them are wanted and could not be written."""
         with self._lock:
             lost = self._left_queue(blocks, on_disk)
+            for block in blocks:
+                self._pins.resize(block.record)
             self._order_written(blocks, on_disk)
         for record in lost:
             self.drop_if_nowhere(record, Reason.DROPPED)
@@ -239,14 +242,40 @@ class Residency(Ledger):
                     self.host.remove([record])
 
     def _forget(self, record: int) -> None:
-        was_pinned = self._pins.is_pinned(record)
         super()._forget(record)
         self.device.remove([record])
         self.host.remove([record])
         if self._disk_order is not None:
             self._disk_order.forget(record)
-            if was_pinned:
-                self._disk_order.unpinned()
+
+    def _no_longer_kept(self, records: Sequence[int]) -> None:
+        if self._disk_order is not None and records:
+            self._disk_order.unpinned(records)
+
+    def size_of(self, record: int) -> int:
+        if (known := super().size_of(record)) or self.disk is None:
+            source = self.host.get(record) or self.device.get(record)
+            return known or (source.nbytes if source is not None else 0)
+        entry = self.disk.entry(record)
+        return entry.nbytes if entry is not None else 0
+
+    def can_hold(self) -> int:
+        """The most bytes of records that the store can hold: on disk, or in the larger tier of a store without one."""
+        return self.disk.capacity if self.disk is not None else max(self.host.budget, self.device.budget)
+
+    def most_new_records(self) -> int:
+        """The most records that fit beside those that pins keep: what `put` can know before it codes them."""
+        free = max(0, self.can_hold() - self.pinned_bytes)
+        return free // PAGE_BYTES if self.holds_pages else free
+
+    @property
+    def pin_budget(self) -> int:
+        """The most bytes that pins may keep."""
+        return int(self.config.pinned_share * self.can_hold())
+
+    def pin_stats(self) -> dict[str, int]:
+        """sequences: pinned ones. bytes: of the records that they keep. budget: the most that these may take."""
+        return {**super().pin_stats(), "budget": self.pin_budget}
 
     def entries_leave(self, entries: Sequence[Entry]) -> None:
         """The catalog gives up the entries of records that were forgotten: they say which blocks those were."""

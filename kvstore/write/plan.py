@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,11 @@ class MissingBlocks:
 
     blocks: list[int]
     first_token: int
+
+    def first(self, count: int) -> tuple[MissingBlocks, int]:
+        """Return the first `count` of them, and how many are left out."""
+        left_out = max(0, len(self.blocks) - count)
+        return (replace(self, blocks=self.blocks[:count]) if left_out else self), left_out
 
 
 def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collection[int] = ()) -> MissingBlocks:
@@ -121,12 +126,19 @@ class PutRequest:
 
 
 def make_blocks(
-    request: PutRequest, match: Match, missing: MissingBlocks, view: KVView, first_record: int, block_tokens: int
+    request: PutRequest,
+    match: Match,
+    missing: MissingBlocks,
+    view: KVView,
+    first_record: int,
+    block_tokens: int,
+    pinned: Collection[int] = (),
 ) -> Iterator[Block]:
     """Make the missing blocks, numbered from `first_record`, the first of the sequence first.
 
     Args:
         view: keys and values from `missing.first_token` on.
+        pinned: indexes of blocks that were pinned and are stored again.
     """
     keys = [request.root, *chain_keys(request.root, request.tokens, block_tokens)]
     records = dict(enumerate(match.records.tolist()))
@@ -145,7 +157,7 @@ def make_blocks(
             view=view.narrow(start - missing.first_token, len(tokens)),
             bits=request.bits_between(start, start + len(tokens)),
             expiry=request.expiry,
-            pinned=request.pin and index == last,
-            alone=request.pin,
+            pinned=index in pinned or (request.pin and index == last),
+            alone=request.pin or bool(pinned),
         )
         records[index] = number

@@ -13,7 +13,7 @@ from kvstore.core.results import FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric, Metrics
-from kvstore.residency.block import Block
+from kvstore.residency.block import Block, most_bytes
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
 from kvstore.tiers.buffers import BufferPool
@@ -92,6 +92,18 @@ class PutPath:
         self.metrics.add(Metric.DELETED_RECORDS, count)
         return count
 
+    def unpin(self, namespace: bytes, tokens: Tokens) -> bool:
+        """Let a pinned sequence be evicted again; see `KVStore.unpin`. Durable after `flush`."""
+        residency = self.residency
+        with self._lock:
+            match = residency.index.match(namespace, tokens, touch=False)
+            record = int(match.records[-1]) if match.depth >= len(tokens) else 0
+            if not residency.is_pinned(record):
+                return False
+            residency.unpin(record)
+            self.queue.submit(WriteBatch(changed=[(record, None, False)]))
+            return True
+
     def flush(self) -> FlushResult:
         """Return when everything that was put or changed before is durable, or dropped and counted."""
         return self.queue.flush()
@@ -110,16 +122,17 @@ class PutPath:
         """Everything up to the queue: (the result for the caller, the blocks that were queued)."""
         residency, count = self.residency, len(request.tokens)
         residency.expire()
-        match = self._match(request)
+        request, match, missing = self._plan(request)
         records: list[int] = match.records.tolist()
-        missing = missing_blocks(match, count, residency.config.block_tokens, residency.unwritten_among(records))
+        missing, too_many = missing.first(residency.most_new_records())
+        self.metrics.add(Metric.DROPPED_NO_ROOM, too_many)
         waited = self._wait_for_space(request, missing)
         sessions = [self.sessions.set(*session)] if session is not None else []
         if waited is None:
             if sessions:
                 self.queue.submit(WriteBatch(sessions=sessions))
             self.metrics.add(Metric.DROPPED_QUEUE_FULL, len(missing.blocks))
-            return PutResult(count, 0, 0, len(missing.blocks), residency.config.put_timeout_s), []
+            return PutResult(count, 0, 0, len(missing.blocks) + too_many, residency.config.put_timeout_s), []
         blocks = self._store_missing(request, match, missing, layers, mutable)
         changed = self._extend_lives(request, match, blocks)
         residency.touch(records)
@@ -129,18 +142,43 @@ class PutPath:
         if request.pin:
             # A block that was queued may have become a member just before it was pinned.
             self._stand_alone(self._members_among(records))
-        return PutResult(count, sum(len(block.tokens) for block in blocks), len(blocks), 0, waited), blocks
+        new_tokens = sum(len(block.tokens) for block in blocks)
+        return PutResult(count, new_tokens, len(blocks), too_many, waited, request.pin), blocks
 
-    def _match(self, request: PutRequest) -> Match:
-        """What is stored of the sequence. Before it is pinned its members stand alone: a pinned record must not go
-        with a donor that is not pinned."""
-        index = self.residency.index
-        match = index.match(request.namespace, request.tokens, touch=False)
+    def _plan(self, request: PutRequest) -> tuple[PutRequest, Match, MissingBlocks]:
+        """(the request, without its pin where that is refused; what is stored of the sequence; what is missing).
+
+        Before a sequence is pinned its members stand alone: a pinned record must not go with a donor that is not
+        pinned.
+        """
+        match, missing = self._look(request)
+        if request.pin and not self._may_pin(request, match, missing):
+            self.metrics.add(Metric.REFUSED_PINS)
+            request = replace(request, pin=False)
         members = self._members_among(match.records.tolist()) if request.pin else []
-        if not members:
-            return match
-        self._stand_alone(members)
-        return index.match(request.namespace, request.tokens, touch=False)
+        if members:
+            self._stand_alone(members)
+            match, missing = self._look(request)
+        return request, match, missing
+
+    def _look(self, request: PutRequest) -> tuple[Match, MissingBlocks]:
+        residency = self.residency
+        match = residency.index.match(request.namespace, request.tokens, touch=False)
+        again = residency.unwritten_among(match.records.tolist())
+        return match, missing_blocks(match, len(request.tokens), residency.config.block_tokens, again)
+
+    def _may_pin(self, request: PutRequest, match: Match, missing: MissingBlocks) -> bool:
+        """Whether pins may keep this sequence, too. What is not written yet may take all of its raw bytes, and so may a
+        member, which is to be written again."""
+        residency, size, count = self.residency, self.residency.config.block_tokens, len(request.tokens)
+        paged = residency.holds_pages
+        needed = sum(most_bytes(request.layout, min(size, count - index * size), paged) for index in missing.blocks)
+        new = set(missing.blocks)
+        for index, record in enumerate(match.records.tolist()):
+            if record and index not in new and not residency.is_kept(record):
+                member = bool(residency.donors_of(record))
+                needed += most_bytes(request.layout, size, paged) if member else residency.size_of(record)
+        return not needed or residency.pinned_bytes + needed <= residency.pin_budget
 
     def _wait_for_space(self, request: PutRequest, missing: MissingBlocks) -> float | None:
         """Waits until the missing blocks fit the queue; the seconds that it took, None if it took too long."""
@@ -157,15 +195,23 @@ class PutPath:
         if not missing.blocks:
             residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
             return []
-        if any(residency.is_pinned(record) for record in match.records.tolist()[missing.blocks[-1] :]):
-            request = replace(request, pin=True)  # it is stored again, and stays pinned
         view = view_from(request.layout, layers, missing.first_token, self.pool if mutable else None)
-        blocks = list(make_blocks(request, match, missing, view, self.next_record, size))
+        pinned = self._pinned_again(match, missing, len(request.tokens))
+        blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned))
         self.next_record += len(blocks)
         end = blocks[-1].end
         bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
         residency.arrive(request.tokens[:end], blocks, bits)
         return blocks
+
+    def _pinned_again(self, match: Match, missing: MissingBlocks, tokens: int) -> set[int]:
+        """The missing blocks that are pinned, and in memory only, because their write failed: they stay pinned when
+        they are stored again."""
+        residency, size = self.residency, self.residency.config.block_tokens
+        records, ends = match.records.tolist(), match.ends.tolist()
+        here = [index for index in missing.blocks if index < len(records)]
+        same = [index for index in here if ends[index] == min(tokens, (index + 1) * size)]
+        return {index for index in same if residency.is_pinned(records[index])}
 
     def _extend_lives(self, request: PutRequest, match: Match, blocks: list[Block]) -> list[Change]:
         """What changes for records that were stored already: a prefix lives as long as anything that continues it,

@@ -76,7 +76,7 @@ def _disk_lost(residency: Any) -> None:
 
 
 def _unpinned(residency: Any) -> None:
-    residency._pins._kept.discard(1)
+    residency._pins._kept.pop(1)
 
 
 def _pin_left_over(residency: Any) -> None:

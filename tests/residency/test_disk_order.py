@@ -210,7 +210,7 @@ def test_a_pinned_record_is_named_once_and_comes_back_when_its_pin_goes() -> Non
         order.forget(4)
         assert order.victim() == 0
         pinned.clear()
-        order.unpinned()
+        order.unpinned([1, 2])
         order.touch([1, 2])
         order.touch([9])
         assert [order.victim(), order.held()] == [2, {1, 2}]
@@ -305,6 +305,12 @@ def test_whoever_owns_a_policy_lets_one_thread_in_at_a_time(tmp_path: Path, monk
 
 def test_an_order_fails_for_a_thread_without_the_lock() -> None:
     order = DiskOrder(LeafFirstLFU(), Guard(RESIDENCY), is_kept=lambda record: False, may_go=lambda record: True)
-    for call in (order.victim, order.held, order.unpinned, lambda: order.touch([1]), lambda: order.forget(1)):
+    for call in (
+        order.victim,
+        order.held,
+        lambda: order.unpinned([1]),
+        lambda: order.touch([1]),
+        lambda: order.forget(1),
+    ):
         with pytest.raises(AssertionError, match="the lock of residency is not held"):
             call()

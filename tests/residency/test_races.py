@@ -15,7 +15,7 @@ _LONG, _SHORT = 30.0, 0.3
 
 
 def test_a_pin_while_another_pinned_record_leaves_is_kept() -> None:
-    """What is kept is computed anew when a pinned record goes: a pin meanwhile must not fall out of it."""
+    """What is kept shrinks when a pinned record goes: a pin meanwhile must not fall out of it."""
     with (
         small_stores.scratch() as folder,
         KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store,
@@ -24,16 +24,15 @@ def test_a_pin_while_another_pinned_record_leaves_is_kept() -> None:
             small_stores.put(store, small_stores.tokens_of(number, 4), pin=number < 3)
         store.flush()
         residency: Any = store._residency
-        path, computing, pinned = residency._pins._path, threading.Event(), threading.Event()
+        release, computing, pinned = residency._pins._release, threading.Event(), threading.Event()
 
-        def slow_path(record: int) -> list[int]:
-            found: list[int] = path(record)
-            if not computing.is_set():
-                computing.set()
-                pinned.wait(_SHORT)  # the pin waits for the lock, so this runs out
-            return found
+        def slow_release(record: int) -> list[int]:
+            computing.set()
+            pinned.wait(_SHORT)  # the pin waits for the lock, so this runs out
+            freed: list[int] = release(record)
+            return freed
 
-        residency._pins._path = slow_path
+        residency._pins._release = slow_release
         leaves = threading.Thread(target=residency.forget, args=([1], Reason.DELETED))
         leaves.start()
         assert computing.wait(_LONG)

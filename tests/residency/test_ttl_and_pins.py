@@ -237,7 +237,7 @@ def test_pins_are_not_above_the_budget(tmp_path: Path) -> None:
             put(store, tokens(20, seed), pin=True)
         assert store.stats()["host"]["bytes"] <= 8 * RECORD
         assert stored(store, tokens(20)) == 20
-        assert store.stats()["counters"]["dropped_no_memory"] > 0
+        assert store.stats()["counters"]["refused_pins"] > 0
 
 
 def test_a_pinned_sequence_that_expires_goes(tmp_path: Path, clock: list[float]) -> None:

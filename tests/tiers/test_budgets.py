@@ -114,7 +114,9 @@ def the_budget_holds(store: KVStore, tier: str, records: int) -> None:
 
 @pytest.mark.parametrize("disk", [0, 16 * small_stores.SEGMENT], ids=["memory-only", "with-disk"])
 def test_the_host_budget_holds(tmp_path: Path, disk: int) -> None:
-    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=40 * RECORD, disk=disk)) as store:
+    with KVStore(
+        tmp_path, small_stores.IDENTITY, small_stores.config(host=40 * RECORD, disk=disk, pinned_share=0.9)
+    ) as store:
         assert store._residency.host.budget == 40 * RECORD
         the_budget_holds(store, "host", 400)
 
@@ -122,23 +124,25 @@ def test_the_host_budget_holds(tmp_path: Path, disk: int) -> None:
 @pytest.mark.parametrize("host", [0, 1 << 20], ids=["device-only", "with-host"])
 def test_the_device_budget_holds(tmp_path: Path, host: int) -> None:
     budget = 40 * small_stores.BLOCK * small_stores.LAYOUT.bytes_per_token
-    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(device=budget, host=host, disk=0)) as store:
+    with KVStore(
+        tmp_path, small_stores.IDENTITY, small_stores.config(device=budget, host=host, disk=0, pinned_share=0.9)
+    ) as store:
         assert store._residency.device.budget == budget
         the_budget_holds(store, "device", 400)
 
 
-def test_what_is_pinned_beyond_the_budget_is_dropped_and_counted_not_stored_above_it(tmp_path: Path) -> None:
+def test_what_is_pinned_beyond_its_share_is_stored_without_a_pin_and_within_the_budget(tmp_path: Path) -> None:
     budget = 6 * small_stores.SEGMENT
-    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0, disk=budget)) as store:
-        dropped = 0
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0, disk=budget, pinned_share=0.9)) as store:
+        pinned = []
         for number in range(60):
-            small_stores.put(store, small_stores.tokens_of(number, 40), pin=True)
-            dropped += store.flush().dropped_blocks
+            if small_stores.put(store, small_stores.tokens_of(number, 40), pin=True).pinned:
+                pinned.append(number)
+            assert store.flush().dropped_blocks == 0
             assert small_stores.disk_use(tmp_path) <= budget + small_stores.SEGMENT
-        assert dropped == store.stats()["counters"]["dropped_no_space"] > 0
+        assert 0 < len(pinned) == 60 - store.stats()["counters"]["refused_pins"]
         small_stores.all_is_well(store)
-        kept = sum(small_stores.stored(store, small_stores.tokens_of(number, 40)) for number in range(60))
-        assert kept >= 4 * budget // RECORD // 2
+        assert {small_stores.stored(store, small_stores.tokens_of(number, 40)) for number in pinned} == {40}
 
 
 def test_the_write_queue_is_bounded_and_says_what_it_drops(tmp_path: Path) -> None:

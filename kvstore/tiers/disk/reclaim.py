@@ -21,6 +21,16 @@ _MOST_EVICTED = 2
 FULL = 0.98
 
 
+def live_limit(segments: int, segment_bytes: int) -> int:
+    """Return the most bytes of records that may live in so many segments, of which one is the reserve.
+
+    Example:
+        >>> live_limit(11, 1004096)
+        9000000
+    """
+    return int(max(1, segments - 1) * (segment_bytes - PAGE_BYTES) * _LIVE_SHARE)
+
+
 @dataclass
 class Space:
     """Live bytes, as a reclaim goes on. For one thread.
@@ -59,7 +69,7 @@ class Space:
         return cls(
             segment=size,
             live=segments.live_bytes,
-            limit=int(max(1, segments.max_segments - 1) * size * _LIVE_SHARE),
+            limit=live_limit(segments.max_segments, segments.segment_bytes),
             left={s.number: s.live for s in segments.settled()},
             # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
             can_move=segments.available() > 0,

@@ -14,7 +14,7 @@ from kvstore.tiers.disk.catalog import Catalog, CatalogError
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.fs import FileSystem, is_passing
 from kvstore.tiers.disk.open import Opening
-from kvstore.tiers.disk.reclaim import FULL, Space
+from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 
 _CATALOG_HEADROOM = 2  # a commit adds at most half a segment to the catalog
@@ -97,6 +97,11 @@ class DiskSpace:
         # The catalog grows with the next commit too.
         catalog = self._catalog_bytes() + segment_bytes // _CATALOG_HEADROOM
         return max(MIN_SEGMENTS, (self._config.disk.bytes - catalog) // segment_bytes + 1)
+
+    @property
+    def capacity(self) -> int:
+        """The most bytes of live records that the budget leaves room for."""
+        return live_limit(self._max_segments(), self._config.segment_bytes)
 
     def _catalog_bytes(self) -> int:
         try:
