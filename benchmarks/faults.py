@@ -16,12 +16,13 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     sys.path.insert(0, str(_TESTS / "helpers"))
     import trials
+    from lives import PHASES
 
     rows = Rows("faults", options.json)
     kill = _TESTS / "faults" / "kill_trials.py"
     damage = _TESTS / "hostile" / "damage_trials.py"
     lives, kills, flips = (2, 3, 4) if options.quick else (8, 5, 50)
-    for phase in trials.load(kill).PHASES:
+    for phase in PHASES:
         found = trials.run(kill, "life", [{"seed": s, "phase": phase, "kills": kills} for s in range(lives)])
         _kills(rows, phase, found)
     kinds = trials.load(damage)

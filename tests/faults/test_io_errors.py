@@ -10,40 +10,56 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import failing
 import pytest
 import seeds
 import small_stores
 from faultfs import CALLS, Fault, FaultFS, PowerCutFS
 
 from kvstore import FlushResult, KVStore
-from kvstore.errors import KVStoreError
 
 pytestmark = pytest.mark.faults
 
 _FULL_DISK = ("open", "pwritev", "allocate", "truncate", "mkdir")
 _HALF = ("pwritev", "preadv", "allocate")
-_CODES = (("EIO", errno.EIO, CALLS), ("ENOSPC", errno.ENOSPC, _FULL_DISK), ("short", "short", _HALF))
-_MOST = 600  # more calls of one kind than the script makes
-_STRIDE = 1 if os.environ.get("KVSTORE_FAULTS") == "full" else 11  # of the calls after the first few
+_DESCRIPTORS = ("open", "names", "sync_directory")
+_CODES = (
+    ("EIO", errno.EIO, CALLS),
+    ("ENOSPC", errno.ENOSPC, _FULL_DISK),
+    ("EINTR", errno.EINTR, CALLS),
+    ("EMFILE", errno.EMFILE, _DESCRIPTORS),
+    ("short", "short", _HALF),
+)
+_MOST = 600  # more calls of one kind than a script makes
+FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 
 
 def _cases() -> Iterator[Any]:
-    for call in CALLS:
-        for name, code, kinds in _CODES:
-            for sticky in (False, True):
-                if call in kinds:
-                    yield pytest.param(call, code, sticky, id=f"{call}-{name}-{'sticky' if sticky else 'once'}")
+    for script in failing.SCRIPTS:
+        for call in CALLS:
+            for name, code, kinds in _CODES:
+                for sticky in (False, True):
+                    if call in kinds and (FULL or _is_quick(script, call, name, sticky)):
+                        kind = "sticky" if sticky else "once"
+                        yield pytest.param(script, call, code, sticky, id=f"{script}-{call}-{name}-{kind}")
 
 
-@pytest.mark.parametrize(("call", "code", "sticky"), list(_cases()))
-def test_the_nth_call_fails(call: str, code: int | str, sticky: bool) -> None:
+def _is_quick(script: str, call: str, name: str, sticky: bool) -> bool:
+    if script != "plain":
+        return name == "EIO" and call in ("pwritev", "fdatasync") and not sticky
+    return name in ("EIO", "ENOSPC", "short") or (call == "open" and not sticky)
+
+
+@pytest.mark.parametrize(("script", "call", "code", "sticky"), list(_cases()))
+def test_the_nth_call_fails(script: str, call: str, code: int | str, sticky: bool) -> None:
+    stride = 1 if FULL else 11 if script == "plain" else 41  # of the calls after the first few
     for nth in range(1, _MOST):
-        if nth > 8 and nth % _STRIDE != _offset(call, sticky):
+        if nth > (8 if script == "plain" or FULL else 1) and nth % stride != (len(call) + sticky) % stride:
             continue
         fault = Fault(call, nth, code, sticky)
         with small_stores.scratch() as folder:
             try:
-                _script(folder / "store", FaultFS(fault))
+                _run(script, folder / "store", FaultFS(fault))
             except BaseException as error:
                 raise AssertionError(f"call {nth} of {call}") from error
         if not fault.hits:
@@ -51,63 +67,19 @@ def test_the_nth_call_fails(call: str, code: int | str, sticky: bool) -> None:
     pytest.fail(f"{_MOST} calls of {call} were not enough")
 
 
-def _offset(call: str, sticky: bool) -> int:
-    return (len(call) + sticky) % _STRIDE
-
-
-def _config() -> Any:
-    return small_stores.config(host=1 << 14, disk=6 * small_stores.SEGMENT)
-
-
-def _script(path: Path, fs: FaultFS) -> None:
-    """Puts, flushes, evictions, moves, deletes, a session, gets and a second opening, all on the failing disk."""
-    for first in (0, 40):
+def _run(script: str, path: Path, fs: FaultFS) -> None:
+    def heal() -> None:
+        fs.fault = None
         fs.forget_failed_syncs()
-        try:
-            store = KVStore(path, small_stores.IDENTITY, _config(), fs=fs)
-        except (OSError, KVStoreError):
-            continue  # the disk failed under the opening itself; it is tried again below
-        try:
-            small_stores.put(store, small_stores.tokens_of(1, 9), pin=True)
-            store.session("s").save(small_stores.tokens_of(2, 9), small_stores.kv_of(small_stores.tokens_of(2, 9)))
-            for number in range(10 + first, 18 + first):
-                small_stores.put(store, small_stores.tokens_of(number, 40))
-                store.flush()
-                small_stores.stored(store, small_stores.tokens_of(number, 40))
-                small_stores.stored(store, small_stores.tokens_of(10, 40))
-            if store.delete(small_stores.tokens_of(12 + first, 40)):
-                assert small_stores.stored(store, small_stores.tokens_of(12 + first, 40)) == 0
-        finally:
-            store.close()
-    fs.fault = None
-    fs.forget_failed_syncs()
-    with KVStore(path, small_stores.IDENTITY, _config(), fs=fs) as store:
-        last = _works(store)
-        small_stores.all_is_well(store)
+
+    failing.SCRIPTS[script](path, fs, heal)
     assert fs.resynced == []
-    with KVStore(path, small_stores.IDENTITY, _config()) as store:
-        for number in range(90):
-            small_stores.stored(store, small_stores.tokens_of(number, 40))
-        assert small_stores.stored(store, last) == 40
-        small_stores.all_is_well(store)
-
-
-def _works(store: KVStore) -> Any:
-    """New puts are kept and come back from disk."""
-    for number in range(80, 90):
-        tokens = small_stores.tokens_of(number, 40)
-        put = small_stores.put(store, tokens)
-        assert put.dropped_blocks == 0
-        assert store.flush() == FlushResult(put.new_blocks, 0)
-        store._residency.host.clear()
-        assert small_stores.stored(store, tokens) == 40
-    return tokens
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv", "fdatasync", "allocate", "open", "unlink", "close", "size"])
 def test_an_open_store_works_again_after_the_fault_clears(tmp_path: Path, call: str) -> None:
     fs = FaultFS()
-    with KVStore(tmp_path, small_stores.IDENTITY, _config(), fs=fs) as store:
+    with KVStore(tmp_path, small_stores.IDENTITY, failing.config(), fs=fs) as store:
         small_stores.put(store, small_stores.tokens_of(1, 9), pin=True)
         store.flush()
         for _ in range(3):
@@ -117,7 +89,7 @@ def test_an_open_store_works_again_after_the_fault_clears(tmp_path: Path, call: 
                 small_stores.stored(store, small_stores.tokens_of(number - 3, 40))
             store.flush()
             fs.fault = None
-            _works(store)
+            failing.works(store)
             small_stores.all_is_well(store)
         assert fs.resynced == []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import lives
 import pytest
 import trials
 from teller import MOMENTS
@@ -15,12 +16,11 @@ from teller import MOMENTS
 CASES = Path(__file__).with_name("kill_trials.py")
 KILLS = 5  # of one store
 LIVES = 8 if os.environ.get("KVSTORE_FAULTS") == "full" else 2
-_module = trials.load(CASES)
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("phase", _module.PHASES)
+@pytest.mark.parametrize("phase", lives.PHASES)
 def test_what_was_acknowledged_survives_a_kill(phase: str) -> None:
     moments = range(len(MOMENTS[phase]))
     lives = [{"seed": seed, "phase": phase, "kills": KILLS} for seed in range(LIVES)]

@@ -6,7 +6,7 @@ import os
 import signal
 import struct
 
-from faultfs import FaultFS
+import lives
 
 ACK = struct.Struct("<cIH")  # kind, number of the sequence, length
 # Where the first child of a life dies, whatever chance says: once it has told of something durable, and then of the
@@ -21,7 +21,7 @@ MOMENTS = {
 }
 
 
-class Teller(FaultFS):
+class PipeTeller(lives.Teller):
     """The child's pipe and its files: kills the process at its moment, if it has one."""
 
     def __init__(self, pipe: int, phase: str, moment: tuple[bytes, bytes | str] | None) -> None:

@@ -21,16 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import seeds
+import shim
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60.0
 
 
-def run(module: Path, function: str, cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per case: the case itself, and `result`, or `error` (a traceback), or `signal` (a number)."""
+def run(module: Path, function: str, cases: Iterable[dict[str, Any]], preload: bool = False) -> list[dict[str, Any]]:
+    """One row per case: the case itself, and `result`, or `error` (a traceback), or `signal` (a number).
+
+    preload: with the library that makes file calls fail (helpers/shim.py), which needs a compiler."""
     jobs = list(cases)
     command = [sys.executable, str(HERE / "trials.py"), str(module), function]
-    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=environment())
+    env = {**environment(), **(shim.preloaded() if preload else {})}
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == len(jobs), done.stderr[-4000:]

@@ -152,6 +152,27 @@ def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
+def make_directory(fs: FileSystem, path: str) -> None:
+    """Make a folder and those above it, where they are missing. Durable on return. Raises `OSError`."""
+    missing = [os.path.abspath(path)]
+    while not _is_there(fs, missing[-1]):
+        missing.append(os.path.dirname(missing[-1]))
+    fs.mkdir(path)
+    for parent in missing[1:]:
+        with contextlib.suppress(PermissionError):  # a parent that may not be read cannot be synced
+            fs.sync_directory(parent)
+
+
+def _is_there(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.names(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write all buffers one after the other from `offset` on.
 

@@ -17,7 +17,7 @@ from kvstore.tiers.disk import catalog as catalog_module
 from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.files import segment_path
-from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, read_all
+from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, make_directory, read_all
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.rebuild import DATA_FILE, rebuild, recover_entries
 from kvstore.tiers.disk.segments import Segments, segment_numbers
@@ -111,7 +111,7 @@ class Opening:
         """
         if not self.read_only:
             for directory in (self.path, self.segment_directory, self.catalog_directory):
-                self.fs.mkdir(directory)
+                make_directory(self.fs, directory)
             lock.take()
         try:
             self._check_kinds()
@@ -179,11 +179,14 @@ class Opening:
         if not problems and not trusted:
             problems = self._problems()
         if not problems:
+            is_new = not self.read_only and not self._is_there(self.catalog_file)
             try:
                 catalog = self.new_catalog()
             except CatalogDamaged as error:
                 problems = [str(error)]
             else:
+                if is_new:
+                    self._keep_names(catalog)
                 if trusted or catalog.is_sound():
                     return catalog
                 catalog.close()
@@ -277,6 +280,7 @@ class Opening:
                 self.fs.unlink(self.catalog_file)
         elif self._is_there(self.catalog_file):
             self.fs.rename(self.catalog_file, self._damaged_file)
+            self.fs.sync_directory(self.catalog_directory)  # or what is made anew could be taken for the old one
         catalog, found = rebuild(
             self.fs,
             self.segment_directory,
@@ -288,9 +292,18 @@ class Opening:
         self.metrics.add(Metric.CATALOG_REBUILT)
         self.metrics.add(Metric.CATALOG_REBUILT_RECORDS, found.records)
         self.metrics.add(Metric.CATALOG_REBUILT_SESSIONS, found.sessions)
+        self._keep_names(catalog)
         if self._is_there(self._damaged_file):
             self.fs.unlink(self._damaged_file)
         return catalog
+
+    def _keep_names(self, catalog: Catalog) -> None:
+        """Makes it durable that the files of the catalog are there. Closes it and raises `OSError` where that fails."""
+        try:
+            self.fs.sync_directory(self.catalog_directory)
+        except BaseException:
+            catalog.close()
+            raise
 
     def _segment_numbers(self) -> list[int]:
         """The segments that are files: what else is there under such a name is left alone."""

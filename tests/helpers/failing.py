@@ -1,0 +1,133 @@
+"""Scripts for a disk on which one call fails, or every call from one on: what is stored stays right, what was flushed
+stays there, and the store works again once the disk does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import family_stores
+import small_stores
+from faultfs import FaultFS
+from small_stores import tokens_of
+
+from kvstore import FlushResult, KVStore
+from kvstore.errors import KVStoreError
+
+Healing = Callable[[], None]
+_KEPT = (1, 2)  # sequences that are pinned
+
+
+def config() -> Any:
+    return small_stores.config(host=1 << 14, disk=6 * small_stores.SEGMENT)
+
+
+def plain(path: Path, fs: FaultFS, heal: Healing) -> None:
+    """Puts, flushes, evictions, moves, deletes, a session, gets and a second opening, all on the failing disk."""
+    must: set[int] = set()
+    for first in (0, 40):
+        fs.forget_failed_syncs()
+        try:
+            store = KVStore(path, small_stores.IDENTITY, config(), fs=fs)
+        except (OSError, KVStoreError):
+            continue  # the disk failed under the opening itself; it is tried again below
+        try:
+            _fill(store, first, must)
+        finally:
+            _forgive(store, must)
+            store.close()
+    heal()
+    with KVStore(path, small_stores.IDENTITY, config(), fs=fs) as store:
+        for number in must:
+            assert small_stores.stored(store, tokens_of(number, 9)) == 9, f"sequence {number} was flushed"
+        last = works(store)
+        small_stores.all_is_well(store)
+    with KVStore(path, small_stores.IDENTITY, config()) as store:
+        for number in range(90):
+            small_stores.stored(store, tokens_of(number, 40))
+        assert small_stores.stored(store, last) == 40
+        small_stores.all_is_well(store)
+
+
+def _fill(store: KVStore, first: int, must: set[int]) -> None:
+    for number in _KEPT[:1]:
+        small_stores.put(store, tokens_of(number, 9), pin=True)
+    store.session("s").save(tokens_of(2, 9), small_stores.kv_of(tokens_of(2, 9)))
+    if store.flush().dropped_blocks == 0 and store.contains(tokens_of(1, 9)) == 9:
+        must.add(1)
+    for number in range(10 + first, 18 + first):
+        small_stores.put(store, tokens_of(number, 40))
+        store.flush()
+        small_stores.stored(store, tokens_of(number, 40))
+        small_stores.stored(store, tokens_of(10, 40))
+    if _deleted(store, tokens_of(12 + first, 40)):
+        assert small_stores.stored(store, tokens_of(12 + first, 40)) == 0
+
+
+def works(store: KVStore) -> Any:
+    """New puts are kept and come back from disk. Returns the last sequence, of 40 tokens."""
+    for number in range(80, 90):
+        tokens = tokens_of(number, 40)
+        put = small_stores.put(store, tokens)
+        assert put.dropped_blocks == 0
+        assert store.flush() == FlushResult(put.new_blocks, 0)
+        store._residency.host.clear()
+        assert small_stores.stored(store, tokens) == 40
+    return tokens
+
+
+def families(path: Path, fs: FaultFS, heal: Healing) -> None:
+    """Members are coded against donors, and coded anew when these are deleted."""
+    settings = family_stores.config(disk=64 * small_stores.SEGMENT)
+    texts = [family_stores.passage(number, 3 * family_stores.BLOCK) for number in (1, 2)]
+    alike = [family_stores.behind(10 + n, text, 7 * n) for text in texts for n in (1, 2)]
+    must: list[Any] = []
+    for _ in range(2):
+        fs.forget_failed_syncs()
+        try:
+            store = KVStore(path, family_stores.IDENTITY, settings, fs=fs)
+        except (OSError, KVStoreError):
+            continue
+        try:
+            must.clear()
+            for tokens in (*texts, *alike):
+                family_stores.put(store, tokens)
+                if store.flush().dropped_blocks == 0 and store.contains(tokens) == len(tokens):
+                    must.append(tokens)
+            if _deleted(store, texts[0]):
+                assert store.contains(texts[0]) < len(texts[0])
+            must = [tokens for tokens in must if tokens is not texts[0]]
+            for tokens in (*texts, *alike):
+                family_stores.stored(store, tokens)
+        finally:
+            _forgive(store, must)
+            store.close()
+    heal()
+    with KVStore(path, family_stores.IDENTITY, settings, fs=fs) as store:
+        for tokens in must:
+            assert family_stores.stored(store, tokens) == len(tokens), "a member that was flushed"
+        family_stores.families_hold(store)
+        for tokens in (*texts, *alike):
+            family_stores.put(store, tokens)
+        assert store.flush().dropped_blocks == 0
+    with KVStore(path, family_stores.IDENTITY, settings) as store:
+        for tokens in (*texts, *alike):
+            assert family_stores.stored(store, tokens) == len(tokens)
+        family_stores.families_hold(store)
+
+
+def _forgive(store: KVStore, must: Any) -> None:
+    """What could not be read when its segment had to be emptied is gone, and the store says so."""
+    if store.stats()["counters"].get("disk_lost_records"):
+        must.clear()
+
+
+def _deleted(store: KVStore, tokens: Any) -> bool:
+    try:
+        return store.delete(tokens) > 0
+    except KVStoreError:  # the catalog cannot be written; the sequence is gone from this process all the same
+        return True
+
+
+SCRIPTS: dict[str, Callable[[Path, FaultFS, Healing], None]] = {"plain": plain, "families": families}
