@@ -15,6 +15,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE_BYTES = 4096
 MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
 MIN_SEGMENTS = 4
+_SESSION_SHARE = 8
 _MOST_SECONDS = 1 << 30  # decades; locks count no further than some centuries
 _MOST_PINNED = 0.9  # otherwise there might be no space for anything else
 
@@ -46,6 +47,8 @@ class StoreConfig:
         host: encoded records in host memory (pinned if CUDA is present).
         disk: segment files. The budget counts whole segments: at least `MIN_SEGMENTS` of them, or 0 for a store in
             memory.
+        session_bytes: what the names and tokens of all sessions may take of the disk's budget; if they take more, those
+            that were used least recently are forgotten. None: an eighth of it (in memory, of the host's and device's).
         block_tokens: tokens of a block, the unit of storage and sharing; 1 to 4096. A store that exists keeps its own.
         segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096. A store that exists keeps
             its own.
@@ -93,6 +96,7 @@ class StoreConfig:
     device: TierConfig = TierConfig(0)
     host: TierConfig = TierConfig(1 * GIB, "splitzip")
     disk: TierConfig = TierConfig(8 * GIB, "auto")
+    session_bytes: int | None = None
     block_tokens: int = 64
     segment_bytes: int = 64 * MIB
     open_segments: int = 256
@@ -119,6 +123,8 @@ class StoreConfig:
                 raise ConfigError(f"{tier}.codec: expected a codec's name, found {value.codec!r}")
         if self.device.codec not in ("raw", "splitzip"):
             raise ConfigError(f"device.codec: expected 'raw' or 'splitzip', found {self.device.codec!r}")
+        if self.session_bytes is not None:
+            _integer("session_bytes", self.session_bytes, 0, 1 << 60)
         _integer("block_tokens", self.block_tokens, 1, 4096)
         _integer("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
         _integer("open_segments", self.open_segments, 1, 1 << 20)
@@ -149,6 +155,13 @@ class StoreConfig:
                 raise ConfigError(f"donor_step: expected None or 2**-10 to 2**10, found {self.donor_step!r}")
         if not isinstance(self.namespaces, tuple) or not all(isinstance(n, bytes) for n in self.namespaces):
             raise ConfigError(f"namespaces: expected a tuple of bytes, found {self.namespaces!r}")
+
+    @property
+    def most_session_bytes(self) -> int:
+        """What sessions may take, in bytes."""
+        if self.session_bytes is not None:
+            return self.session_bytes
+        return (self.disk.bytes or self.host.bytes + self.device.bytes) // _SESSION_SHARE
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> StoreConfig:

@@ -77,6 +77,8 @@ class Metric(StrEnum):
     MEMORY_EVICTED_RECORDS = "memory_evicted_records", "records that the device or host tier gave up"
     DISK_EVICTED_RECORDS = "disk_evicted_records", "records that the disk tier gave up"
     EXPIRED_RECORDS = "expired_records", "records whose time to live was over"
+    EVICTED_SESSIONS = "evicted_sessions", "sessions that were forgotten, for all of them took more than they may"
+    EXPIRED_SESSIONS = "expired_sessions", "sessions that were forgotten, for their time to live was over"
     DELETED_RECORDS = "deleted_records", "records that `delete` removed"
     HOST_FULL = "host_full", "records that did not fit the host tier"
     DEVICE_FULL = "device_full", "blocks that the device had no memory for"

@@ -92,6 +92,7 @@ class Engine:
                 "bytes": self.put_path.queue.pending_bytes if self.put_path is not None else 0,
                 "records": residency.queued_records(),
             },
+            "sessions": self.sessions.stats(),
             "buffers": {"free_bytes": self.pool.free_bytes},
             "counters": residency.metrics.snapshot(),
         }
@@ -132,7 +133,7 @@ def open_engine(
         opened.callback(metrics.log.close)  # last, after everything that may still be counted
         base = _open_base(opened, path, identity, config, metrics, read_only, fs)
         assembler = _open_reading(opened, base)
-        sessions = SessionTable(base.residency.disk)
+        sessions = SessionTable(base.residency.disk, config)
         put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
         background = ThreadPoolExecutor(1, "kvstore-prefetch")
         opened.callback(background.shutdown, cancel_futures=True)
@@ -239,12 +240,17 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
     """Everything that a put needs; from here on the write queue has threads."""
     config, residency, pool = base.config, base.residency, base.pool
     fetcher, root = assembler.getter.fetcher, assembler.getter.lookup.root
+
+    def tick() -> None:
+        residency.expire()
+        sessions.expire()
+
     queue = WriteQueue(
         config.write_queue_bytes,
         _group_bytes(config),
         _encoder(base, assembler).encode,
         GroupCommit(residency, sessions).commit,
-        residency.expire,
+        tick,
     )
     opened.callback(save_traffic, residency)  # after the queue is closed
     opened.callback(queue.close)

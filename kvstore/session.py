@@ -1,4 +1,4 @@
-"""Sessions: a name for a sequence of tokens, which outlives eviction, close, restart and kill."""
+"""Sessions: a name for a sequence of tokens, which outlives the cache of it, close, restart and kill."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class Session:
     def tokens(self) -> Tokens:
         """The tokens of the session, `[n]` uint32, read-only; empty if it does not exist.
 
-        They outlive the cache: if the blocks were evicted, the cache can be computed again from them.
+        They outlive the cache: if the blocks were evicted, the cache can be computed again from them. They have a
+        budget of their own (`StoreConfig.session_bytes`; sessions that begin alike share their tokens). If all sessions
+        take more, those that were saved, resumed or forked longest ago are forgotten, pinned ones last.
         """
         record = self._record()
         return record.tokens if record is not None else as_tokens([0])[:0]
@@ -84,13 +86,16 @@ class Session:
         Both become durable together: after `flush()`, or on return if the store's durability is "put".
 
         Args:
-            tokens, kv, logprobs, ttl, pin: see `KVStore.put`.
+            tokens, kv, logprobs: see `KVStore.put`.
+            ttl: seconds after which the session is forgotten and its cache is removed, as `KVStore.put` does it.
+            pin: see `KVStore.put`; the session itself is forgotten only after all that are not pinned.
 
         Returns:
             What `KVStore.put` returns.
 
         Raises:
             The errors of `KVStore.put`; the session stays as it was then.
+            ConfigError: this session alone would take more than all of them may. Nothing is changed.
 
         Example:
             >>> session.save([11, 12, 13], kv).tokens
@@ -132,7 +137,9 @@ class Session:
         return self._store.get(record.tokens, record.namespace, max_tokens, device, reserve)
 
     def fork(self, new_id: str) -> Session:
-        """Make another session that starts from the same tokens; the stored blocks are shared.
+        """Make another session that starts from the same tokens, which it shares, and the stored blocks with them.
+
+        It ends when this one's time to live is over, and is not pinned.
 
         Args:
             new_id: the other session's name; a session with that name is replaced.

@@ -150,6 +150,8 @@ class KVStore:
         layout, root = self.identity.layout, self._lookup.root(digest)
         request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin)
         layers, mutable = layout.layers_of(kv, len(request.tokens))
+        if session is not None:
+            self._engine.sessions.check(session[1])
         with self._calls, self._slow("put"):
             return put_path.put(request, layers, mutable, session)
 
@@ -381,8 +383,8 @@ class KVStore:
         """Return sizes and counters as plain numbers.
 
         Returns:
-            "index", "families", "content", "queue", "buffers", one entry for each tier, and "counters", which only
-            grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry is counted.
+            "index", "families", "content", "queue", "sessions", "buffers", one entry for each tier, and "counters",
+            which only grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry is counted.
 
         Example:
             >>> store.stats()["counters"]["put_tokens"]

@@ -7,10 +7,11 @@ stands with the session itself (FORMAT.md, "Sessions"). Pure: values in, bytes o
 from __future__ import annotations
 
 import hashlib
-import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ MAX_NAME_BYTES = 400  # LMDB takes keys of at most 511 bytes
 _HEAD = struct.Struct("<QdddII32s16s")
 _TEXT = struct.Struct("<16sI")
 _TEXT_BYTES = _TEXT.size + 4 * TEXT_TOKENS
-_KEY_BYTES = 16  # of a text, and what a session's key has of its namespace
+TEXT_KEY_BYTES = 16  # also what a session's key has of its namespace
 _PINNED = 1
 _MAX_SEQUENCE = 1 << 62  # what a store counts to; more would not fit when it counts on
 
@@ -37,15 +38,15 @@ class SessionRecord:
         namespace: digest of its namespace, 32 bytes.
         tokens: `[n]` uint32.
         created, used: unix seconds.
-        sequence: grows with every change of any session, so the newest value is known.
+        sequence: of two values of one session the greater is the newer.
         expiry: unix seconds, 0 for never.
         pinned: whether it is given up only when every session is pinned.
 
     Example:
         >>> record = SessionRecord("alice", bytes(32), np.arange(600, dtype=np.uint32), 0.0, 0.0, 1)
         >>> head = SessionHead.unpack(record.key, record.head().pack())
-        >>> head.count, len(head.rest), len(record.texts())
-        (600, 88, 2)
+        >>> head.length, len(head.rest), len(record.texts())
+        (600, 352, 2)
     """
 
     name: str
@@ -71,7 +72,7 @@ class SessionRecord:
         if end is None:
             end = next((key for key, _, _ in reversed(self.texts())), no_text(self.namespace))
         count = len(self.tokens)
-        rest = self.tokens[count - count % TEXT_TOKENS :]
+        rest = self.tokens[count - count % TEXT_TOKENS :].astype("<u4", copy=False).tobytes()
         return SessionHead(
             self.name,
             self.namespace,
@@ -86,21 +87,19 @@ class SessionRecord:
         )
 
 
-@dataclass(frozen=True)
-class SessionHead:
+class SessionHead(NamedTuple):
     """What the catalog keeps under a session's key: everything but the texts. Immutable.
 
-    Attributes:
-        name, namespace, created, used, sequence, expiry, pinned: as of `SessionRecord`.
-        count: how many tokens the session has.
-        rest: the tokens behind the last whole text.
-        end: key of the last text; `no_text` if the session has none.
+    name, namespace, created, used, sequence, expiry, pinned: as of `SessionRecord`.
+    length: how many tokens the session has.
+    rest: the tokens behind the last whole text, 4 bytes each, little-endian.
+    end: key of the last text; `no_text` if the session has none.
     """
 
     name: str
     namespace: bytes
-    count: int
-    rest: Tokens
+    length: int
+    rest: bytes
     end: bytes
     created: float
     used: float
@@ -126,12 +125,12 @@ class SessionHead:
             self.created,
             self.used,
             self.expiry,
-            self.count,
+            self.length,
             _PINNED if self.pinned else 0,
             self.namespace,
             self.end,
         )
-        return head + self.rest.astype("<u4", copy=False).tobytes() + self.name.encode()
+        return head + self.rest + self.name.encode()
 
     @classmethod
     def unpack(cls, key: bytes, data: bytes) -> SessionHead | None:
@@ -140,21 +139,20 @@ class SessionHead:
             return None
         sequence, created, used, expiry, count, flags, namespace, end = _HEAD.unpack_from(data)
         behind = _HEAD.size + 4 * (count % TEXT_TOKENS)
+        name = data[behind:]
         # The key repeats namespace and name: whatever is found under another key is another session, or damaged.
-        if namespace[:_KEY_BYTES] + data[behind:] != key or flags > _PINNED or not sequence < _MAX_SEQUENCE:
+        if namespace[:TEXT_KEY_BYTES] + name != key or flags > _PINNED or sequence >= _MAX_SEQUENCE:
             return None
-        if not (math.isfinite(created) and math.isfinite(used) and math.isfinite(expiry)) or not count:
+        if not count or not isfinite(created + used + expiry) or not 1 <= len(name) <= MAX_NAME_BYTES:
             return None
         if count < TEXT_TOKENS and end != no_text(namespace):
             return None
         try:
-            name = data[behind:].decode()
+            text = name.decode()
         except UnicodeDecodeError:
             return None
-        if not 1 <= len(data) - behind <= MAX_NAME_BYTES:
-            return None
-        rest = np.frombuffer(data, "<u4", count % TEXT_TOKENS, _HEAD.size)
-        return cls(name, namespace, count, rest, end, created, used, sequence, expiry, bool(flags & _PINNED))
+        rest = data[_HEAD.size : behind]
+        return cls(text, namespace, count, rest, end, created, used, sequence, expiry, flags == _PINNED)
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ def session_key(namespace: bytes, name: str) -> bytes:
         raise ValueError(f"session: expected text that UTF-8 can hold, found {name!r}") from error
     if not 1 <= len(key) <= MAX_NAME_BYTES:
         raise ValueError(f"session: expected 1 to {MAX_NAME_BYTES} bytes, found {len(key)}")
-    return namespace[:_KEY_BYTES] + key
+    return namespace[:TEXT_KEY_BYTES] + key
 
 
 def tokens_of(head: SessionHead, text: Callable[[bytes], SessionText | None]) -> Tokens | None:
@@ -237,8 +235,8 @@ def tokens_of(head: SessionHead, text: Callable[[bytes], SessionText | None]) ->
     Args:
         text: gives the text of a key.
     """
-    parts, key = [head.rest.astype("<u4", copy=False).tobytes()], head.end
-    for _ in range(head.count // TEXT_TOKENS):
+    parts, key = [head.rest], head.end
+    for _ in range(head.length // TEXT_TOKENS):
         found = text(key)
         if found is None:
             return None
@@ -249,12 +247,12 @@ def tokens_of(head: SessionHead, text: Callable[[bytes], SessionText | None]) ->
 
 def no_text(namespace: bytes) -> bytes:
     """Return what stands before the first text of a namespace, in place of a key."""
-    return namespace[:_KEY_BYTES]
+    return namespace[:TEXT_KEY_BYTES]
 
 
 def text_key(before: bytes, tokens: bytes) -> bytes:
     """Return the key of a text: it follows from the tokens, and from all tokens before them."""
-    return hashlib.sha256(before + tokens).digest()[:_KEY_BYTES]
+    return hashlib.sha256(before + tokens).digest()[:TEXT_KEY_BYTES]
 
 
 def _texts(namespace: bytes, tokens: Tokens) -> Iterator[tuple[bytes, bytes, bytes]]:

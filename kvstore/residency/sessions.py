@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
+from kvstore.config import StoreConfig
 from kvstore.core.results import SessionInfo
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
+from kvstore.errors import ConfigError
 from kvstore.metrics import Metric
 from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.saved_sessions import most_bytes
 from kvstore.tiers.disk.tier import DiskTier
+
+_RELIEF = 16  # see `SavedSessions.shrink`
+_EXPIRE_EVERY_S = 60.0  # bytes of sessions whose time is over; they are not found any more at once
 
 
 class SessionTable:
     """All sessions: changes that are not written yet are here, the rest is in the catalog.
 
-    Thread-safe: `_lock` guards `_recent` and `_last_change`; the catalog has locks of its own and is asked without it.
+    Without a disk all of them are here, within the same budget. Thread-safe: `_lock` guards every field; the catalog
+    has locks of its own and is asked without it.
 
     Args:
         disk: the tier whose catalog has the sessions; None for a store in memory.
+        config: the settings of the store.
 
     Example:
-        >>> SessionTable(None).all(bytes_per_token=1)
+        >>> SessionTable(None, StoreConfig()).all(bytes_per_token=1)
         []
     """
 
-    def __init__(self, disk: DiskTier | None) -> None:
+    def __init__(self, disk: DiskTier | None, config: StoreConfig) -> None:
         self._disk = disk
+        self._budget = config.most_session_bytes
         self._recent: dict[bytes, tuple[SessionRecord | None, int]] = {}
+        self._bytes = 0  # of those in `_recent`
         self._lock = threading.Lock()
-        self._last_change = max((head.sequence for head in self._stored()), default=0)
+        self._last_change = 0
+        self._expire_at = time.monotonic() + _EXPIRE_EVERY_S
+
+    def check(self, record: SessionRecord) -> None:
+        """Raise `ConfigError` if a session alone would take more than all of them may."""
+        needed = most_bytes(record)
+        if needed > self._budget:
+            raise ConfigError(
+                f"session {record.name!r}: {len(record.tokens)} tokens take up to {needed} bytes, and all sessions may "
+                f"take {self._budget}; raise session_bytes or disk.bytes in the StoreConfig"
+            )
 
     def get(self, key: bytes) -> SessionRecord | None:
         """Return a session; None if there is none, its time is over, or it is damaged."""
@@ -57,20 +78,40 @@ class SessionTable:
     def set(self, key: bytes, record: SessionRecord | None) -> SessionChange:
         """Change a session, or delete it (None), in memory; return the change for the catalog."""
         with self._lock:
-            self._last_change += 1
+            # By the clock, so that nothing need be read to go on where another life of the store ended.
+            self._last_change = max(self._last_change + 1, time.time_ns())
             if record is not None:
                 record = replace(record, sequence=self._last_change)
+            self._remove(key)
             self._recent[key] = record, self._last_change
+            self._bytes += most_bytes(record) if record is not None else 0
             return SessionChange(key, record, self._last_change)
 
-    def written(self, change: SessionChange) -> None:
-        """Note that the catalog has the change now. A later change of the same session stays here."""
-        if self._disk is not None:
-            self._forget(change)
+    def written(self, changes: Sequence[SessionChange]) -> int:
+        """Note that the catalog has these changes now. A later change of the same session stays here.
 
-    def dropped(self, change: SessionChange) -> None:
-        """The catalog could not take the change: the session is again what the catalog says."""
-        self._forget(change)
+        Returns:
+            How many sessions a store without a disk forgot now, because all of them took more than they may.
+        """
+        with self._lock:
+            for change in changes:
+                if self._disk is not None or change.record is None:
+                    self._remove(change.key, change.sequence)
+            return self._shrink() if self._disk is None and self._bytes > self._budget else 0
+
+    def dropped(self, changes: Sequence[SessionChange]) -> None:
+        """The catalog could not take these changes: the sessions are again what the catalog says."""
+        with self._lock:
+            for change in changes:
+                self._remove(change.key, change.sequence)
+
+    def expire(self) -> None:
+        """Remove what is left of sessions whose time is over, now and then."""
+        if time.monotonic() < self._expire_at:
+            return
+        self._expire_at = time.monotonic() + _EXPIRE_EVERY_S
+        if self._disk is not None:
+            self._disk.expire_sessions()
 
     def all(self, bytes_per_token: int) -> list[SessionInfo]:
         """Return all sessions, in no order; reads no tokens.
@@ -80,10 +121,11 @@ class SessionTable:
         """
         with self._lock:
             recent = {key: record for key, (record, _) in self._recent.items()}
+        now = time.time()
         rows = [
-            SessionInfo(head.name, head.count, head.count * bytes_per_token, head.used)
+            SessionInfo(head.name, head.length, head.length * bytes_per_token, head.used)
             for head in self._stored()
-            if head.key not in recent and not _is_over(head)
+            if not 0.0 < head.expiry <= now and not (recent and head.key in recent)
         ]
         rows += [
             SessionInfo(record.name, len(record.tokens), len(record.tokens) * bytes_per_token, record.used)
@@ -92,14 +134,39 @@ class SessionTable:
         ]
         return rows
 
+    def stats(self) -> dict[str, int]:
+        """Return numbers: sessions, bytes that they take, budget. What is not written yet counts as if it shared
+        nothing."""
+        with self._lock:
+            sessions, taken = sum(record is not None for record, _ in self._recent.values()), self._bytes
+        if self._disk is not None:
+            try:
+                sessions += self._disk.catalog.session_count()
+                taken += self._disk.catalog.session_bytes()
+            except CatalogError:
+                self._disk.metrics.add(Metric.CATALOG_ERRORS)
+        return {"sessions": sessions, "bytes": taken, "budget": self._budget}
+
     def _recently(self, key: bytes) -> tuple[SessionRecord | None, int] | None:
         with self._lock:
             return self._recent.get(key)
 
-    def _forget(self, change: SessionChange) -> None:
-        with self._lock:
-            if self._recent.get(change.key, (None, 0))[1] == change.sequence:
-                del self._recent[change.key]
+    def _remove(self, key: bytes, sequence: int | None = None) -> None:
+        known = self._recent.get(key)
+        if known is None or sequence not in (None, known[1]):
+            return
+        del self._recent[key]
+        self._bytes -= most_bytes(known[0]) if known[0] is not None else 0
+
+    def _shrink(self) -> int:
+        """Of a store in memory: forgets what is over, then what was changed first; returns how many that were."""
+        evicted, goal = 0, self._budget - self._budget // _RELIEF
+        for key, (record, _) in sorted(self._recent.items(), key=_first_to_go):
+            if self._bytes <= goal:
+                break
+            self._remove(key)
+            evicted += record is not None and not _is_over(record)
+        return evicted
 
     def _stored(self) -> list[SessionHead]:
         if self._disk is None:
@@ -109,6 +176,11 @@ class SessionTable:
         except CatalogError:
             self._disk.metrics.add(Metric.CATALOG_ERRORS)
             return []
+
+
+def _first_to_go(item: tuple[bytes, tuple[SessionRecord | None, int]]) -> tuple[bool, bool, int]:
+    record, sequence = item[1]
+    return record is not None and not _is_over(record), record is not None and record.pinned, sequence
 
 
 def _is_over(session: SessionRecord | SessionHead) -> bool:

@@ -44,11 +44,11 @@ class GroupCommit:
             )
             if on_disk is None:
                 residency.metrics.add(Metric.DROPPED_SESSIONS, len(sessions))
-                for session in sessions:
-                    self.sessions.dropped(session)
+                self.sessions.dropped(sessions)
             else:
                 written = on_disk
-                for session in sessions:
-                    self.sessions.written(session)
+                self.sessions.written(sessions)
+        elif sessions:
+            residency.metrics.add(Metric.EVICTED_SESSIONS, self.sessions.written(sessions))
         dropped = sum(residency.written(batch.blocks, written) for batch in group)
         return FlushResult(len(written), dropped)

@@ -41,10 +41,10 @@ def test_a_session_comes_back_from_its_bytes(
     head = SessionHead.unpack(record.key, record.head().pack())
     assert head is not None
     texts = {key: SessionText(before, 1, tokens) for key, before, tokens in record.texts()}
-    assert (head.name, head.namespace, head.count) == (name, NAMESPACE, count)
+    assert (head.name, head.namespace, head.length) == (name, NAMESPACE, count)
     assert (head.created, head.used, head.expiry) == times
     assert (head.sequence, head.pinned) == (sequence, pinned)
-    assert len(head.rest) + 256 * len(texts) == count
+    assert len(head.rest) // 4 + 256 * len(texts) == count
     assert head.end == (list(texts)[-1] if texts else NAMESPACE[:16])
     for key, text in texts.items():
         assert SessionText.unpack(key, text.pack()) == text
@@ -59,7 +59,7 @@ def packed(**changes: object) -> bytes:
 def test_the_bytes_are_those_of_the_page() -> None:
     head = SessionHead.unpack(KEY, packed())
     assert head is not None
-    assert (head.name, head.count, head.rest.tolist(), head.sequence) == ("chat", 2, [1, 2], 7)
+    assert (head.name, head.length, head.rest, head.sequence) == ("chat", 2, struct.pack("<2I", 1, 2), 7)
     assert head.pack() == packed()
 
 
@@ -69,6 +69,7 @@ def test_the_bytes_are_those_of_the_page() -> None:
         {"sequence": 1 << 62},
         {"sequence": (1 << 64) - 1},
         {"created": float("nan")},
+        {"created": float("inf"), "used": float("-inf")},
         {"used": float("inf")},
         {"expiry": float("nan")},
         {"tokens": 0},
@@ -81,7 +82,7 @@ def test_the_bytes_are_those_of_the_page() -> None:
 )
 def test_a_session_with_a_field_that_cannot_be_is_none(changes: dict[str, object]) -> None:
     head = SessionHead.unpack(KEY, packed(**changes))
-    assert head is None or head.count == 258 << 20  # its texts are not there, so nobody gets its tokens
+    assert head is None or head.length == 258 << 20  # its texts are not there, so nobody gets its tokens
 
 
 def test_a_session_under_another_key_is_none() -> None:

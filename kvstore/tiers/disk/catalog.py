@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -75,7 +76,7 @@ class Catalog:
         >>> folder = tempfile.TemporaryDirectory()
         >>> catalog = Catalog(folder.name, 1 << 24, readonly=False)
         >>> tokens = np.array([1, 2], np.uint32)
-        >>> catalog.commit(added=[Entry(5, 0, 10, 0, Extent(1, 4096, 8192), 0, 1, codec=7, tokens=tokens)])
+        >>> gone = catalog.commit(added=[Entry(5, 0, 10, 0, Extent(1, 4096, 8192), 0, 1, codec=7, tokens=tokens)])
         >>> [entry.record for entry in catalog.get([5])], len(catalog.scan().entries)
         ([5], 1)
         >>> catalog.close()
@@ -106,6 +107,7 @@ class Catalog:
                 raise
         self._records, self._places, self._namespaces, sessions, self._traffic, texts, self._tasks = opened
         self._saved = SavedSessions(sessions, texts)
+        self._session_bytes: int | None = None  # not counted yet; changed by who writes
         self.pid = os.getpid()
         _open_catalogs.add(self)
 
@@ -170,14 +172,20 @@ class Catalog:
         self,
         added: Iterable[Entry] = (),
         removed: Iterable[Entry] = (),
-        sessions: Iterable[SessionChange] = (),
-    ) -> None:
+        sessions: Sequence[SessionChange] = (),
+        session_budget: int | None = None,
+    ) -> tuple[int, int]:
         """Commit changes: all or nothing. Durable on return.
 
         Args:
             added: entries to add, or to replace those of the same record.
             removed: entries to remove.
             sessions: changes, the oldest first.
+            session_budget: bytes that all sessions may take; if `sessions` make them take more, those that were used
+                least recently go in the same commit. None: they may take any.
+
+        Returns:
+            How many sessions went because their time was over, and how many for space.
 
         Raises:
             CatalogError: nothing changed.
@@ -193,11 +201,27 @@ class Catalog:
                     self._forget(txn, known)
                 txn.put(key, entry.pack(), db=self._records)
                 txn.put(_place(entry.extent), key, db=self._places)
-            for change in sessions:
-                if change.record is None:
-                    self._saved.delete(txn, change.key)
-                else:
-                    self._saved.put(txn, change.key, change.record)
+            total, gone = self._change_sessions(txn, sessions, session_budget) if sessions else (None, (0, 0))
+        if total is not None:
+            self._session_bytes = total
+        return gone
+
+    def _change_sessions(
+        self, txn: lmdb.Transaction[bytes], changes: Sequence[SessionChange], budget: int | None
+    ) -> tuple[int, tuple[int, int]]:
+        """Returns what all sessions take then, and how many of them went."""
+        saved, total, gone = self._saved, self._session_bytes, (0, 0)
+        if total is None:
+            total = saved.nbytes(txn)
+        for change in changes:
+            if change.record is None:
+                total += saved.delete(txn, change.key)
+            else:
+                total += saved.put(txn, change.key, change.record)
+        if budget is not None and total > budget:
+            grown, *counts = saved.shrink(txn, time.time(), total - budget, budget)
+            total, gone = total + grown, (counts[0], counts[1])
+        return total, gone
 
     def purge(self, keys: Sequence[bytes]) -> None:
         """Remove damaged entries by their raw keys. Durable on return. Raises `CatalogError`."""
@@ -277,10 +301,35 @@ class Catalog:
         with _errors("read"), self._env.begin() as txn:
             return list(self._saved.heads(txn))
 
+    def session_count(self) -> int:
+        """Return how many sessions there are, damaged ones included."""
+        with _errors("read"), self._env.begin() as txn:
+            return self._saved.count(txn)
+
+    def session_bytes(self) -> int:
+        """Return how many bytes all sessions take."""
+        if self._session_bytes is not None:
+            return self._session_bytes
+        with _errors("read"), self._env.begin() as txn:
+            return self._saved.nbytes(txn)
+
+    def expire_sessions(self) -> int:
+        """Remove the sessions whose time is over; return how many. Durable on return. Raises `CatalogError`."""
+        if not any(0.0 < head.expiry <= time.time() for head in self.sessions()):
+            return 0
+        with _errors("commit"), self._env.begin(write=True) as txn:
+            total = self._saved.nbytes(txn) if self._session_bytes is None else self._session_bytes
+            grown, expired, _ = self._saved.shrink(txn, time.time(), over=0, budget=0)
+        self._session_bytes = total + grown
+        return expired
+
     def session_problems(self) -> tuple[int, list[str]]:
         """Return how many sessions there are, and what is wrong with them."""
         with _errors("read"), self._env.begin() as txn:
-            return self._saved.count(txn), self._saved.problems(txn)
+            found, taken = self._saved.problems(txn), self._saved.nbytes(txn)
+            if self._session_bytes not in (None, taken):
+                found.append(f"sessions are counted with {self._session_bytes} bytes, and take {taken}")
+            return self._saved.count(txn), found
 
     def upgrade_sessions(self) -> None:
         """Rewrite all sessions of format 1, in some commits; if it is cut short, it is to be called again.
@@ -296,6 +345,7 @@ class Catalog:
         while after is not None:
             with _errors("commit"), self._env.begin(write=True) as txn:
                 after = self._saved.upgrade(txn, after, _UPGRADE_RUN)
+        self._session_bytes = None
 
     # ---- traffic -------------------------------------------------------------------------------------------------
 

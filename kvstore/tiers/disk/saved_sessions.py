@@ -1,6 +1,7 @@
 """The sessions in the catalog, and the texts that they share (FORMAT.md, "Sessions").
 
 Every method is called inside a transaction of the catalog, so sessions, texts and counts of references change together.
+What changes something returns by how many bytes (`bytes_of`) sessions and texts have grown.
 """
 
 from __future__ import annotations
@@ -10,11 +11,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.core.session_record import UNCOUNTED, SessionHead, SessionRecord, SessionText, no_text, tokens_of
+from kvstore.core.session_record import (
+    TEXT_KEY_BYTES,
+    TEXT_TOKENS,
+    UNCOUNTED,
+    SessionHead,
+    SessionRecord,
+    SessionText,
+    no_text,
+    tokens_of,
+)
 from kvstore.tiers.disk.entry import checked, with_sum
 from kvstore.tiers.disk.format1 import session_of_format_1
 
 Transaction = Any  # of LMDB, which only the catalog knows
+# LMDB: a node has 10 bytes beside key and value. Its pages are two thirds full, for keys arrive in no order.
+_NODE_BYTES = 10
+_OVER, _UNDER = 3, 2
+_RELIEF = 16  # what is over its budget is brought this share of it below, so that the next change is not over again
+
+
+def bytes_of(key: bytes, value: bytes) -> int:
+    """Return how many bytes of the catalog's pages a pair takes, about."""
+    return (_NODE_BYTES + len(key) + len(value)) * _OVER // _UNDER
+
+
+_TEXT_COST = bytes_of(bytes(TEXT_KEY_BYTES), with_sum(SessionText(b"", 1, bytes(4 * TEXT_TOKENS)).pack()))
+
+
+def most_bytes(record: SessionRecord) -> int:
+    """Return how many bytes a session takes if it shares nothing."""
+    head = bytes_of(record.key, with_sum(record.head(no_text(record.namespace)).pack()))
+    return len(record.tokens) // TEXT_TOKENS * _TEXT_COST + head
 
 
 @dataclass(frozen=True)
@@ -60,28 +88,63 @@ class SavedSessions:
         """Return how many sessions there are, damaged ones included."""
         return int(txn.stat(self.sessions)["entries"])
 
+    def nbytes(self, txn: Transaction) -> int:
+        """Return how many bytes all sessions and texts take."""
+        with txn.cursor(db=self.sessions) as cursor:
+            total = sum(bytes_of(key, value) for key, value in cursor)
+        if self.texts is None:
+            return total
+        return total + _TEXT_COST * int(txn.stat(self.texts)["entries"])
+
     # ---- writing -------------------------------------------------------------------------------------------------
 
-    def put(self, txn: Transaction, key: bytes, record: SessionRecord) -> None:
+    def put(self, txn: Transaction, key: bytes, record: SessionRecord) -> int:
         """Add a session, or replace the one under `key`."""
-        texts, old = record.texts(), self._referring(txn, key)
+        texts, old, grown = record.texts(), self._referring(txn, key), 0
         end = texts[-1][0] if texts else no_text(record.namespace)
         if old is None or old.end != end:
-            self._refer(txn, texts)
+            grown = self._refer(txn, texts)
             if old is not None:
-                self._release(txn, old.end)
-        txn.put(key, with_sum(record.head(end).pack()), db=self.sessions)
+                grown -= self._release(txn, old.end)
+        before, value = txn.get(key, db=self.sessions), with_sum(record.head(end).pack())
+        txn.put(key, value, db=self.sessions)
+        return grown + bytes_of(key, value) - (bytes_of(key, before) if before is not None else 0)
 
-    def delete(self, txn: Transaction, key: bytes) -> bool:
-        """Remove a session, and the texts that no other one needs; return whether there was one."""
-        head = self._referring(txn, key)
-        found = bool(txn.delete(key, db=self.sessions))
-        if head is not None:
-            self._release(txn, head.end)
-        return found
+    def delete(self, txn: Transaction, key: bytes) -> int:
+        """Remove a session, and the texts that no other one needs."""
+        head, before = self._referring(txn, key), txn.get(key, db=self.sessions)
+        if before is None:
+            return 0
+        txn.delete(key, db=self.sessions)
+        return -bytes_of(key, before) - (self._release(txn, head.end) if head is not None else 0)
+
+    def shrink(self, txn: Transaction, now: float, over: int, budget: int) -> tuple[int, int, int]:
+        """Remove the sessions whose time is over, and if that is not enough those that were used least recently; those
+        that are pinned go last.
+
+        Args:
+            now: unix seconds.
+            over: by how many bytes they take more than the budget; 0 or less: only time counts.
+            budget: bytes that they may take.
+
+        Returns:
+            By how many bytes they have grown (0 or less), and how many went for their time, and for space.
+        """
+        rows = [
+            (not 0.0 < head.expiry <= now, head.pinned, head.used, key)
+            for key, head in ((head.key, head) for head in self.heads(txn))
+        ]
+        grown, expired, evicted = 0, 0, 0
+        goal = over + budget // _RELIEF if over > 0 else 0
+        for lives, _, _, key in sorted(rows):
+            if lives and -grown >= goal:
+                break
+            grown += self.delete(txn, key)
+            expired, evicted = expired + (not lives), evicted + lives
+        return grown, expired, evicted
 
     def upgrade(self, txn: Transaction, after: bytes, most: int) -> bytes | None:
-        """Rewrite those of the next `most` sessions behind the key `after` that are of format 1.
+        """Rewrite those of the next `most` sessions behind the key `after` that are of format 1. Counts no bytes.
 
         Returns:
             The key to go on behind; None if that was all.
@@ -159,29 +222,34 @@ class SavedSessions:
         body = checked(value) if value is not None else None
         return SessionText.unpack(key, body) if body is not None else None
 
-    def _refer(self, txn: Transaction, texts: list[tuple[bytes, bytes, bytes]]) -> None:
+    def _refer(self, txn: Transaction, texts: list[tuple[bytes, bytes, bytes]]) -> int:
         """One more session ends with the last of these texts, and each names the one before: the first that is there
         already is named once more, and those before it are. One that is damaged is written again, to stay: how often
         it was named is not known any more."""
-        there = False
+        there, grown = False, 0
         for key, before, tokens in reversed(texts):
             text = self._text(txn, key)
             if text is None:
-                lost = there or txn.get(key, db=self.texts) is not None
-                text = SessionText(before, UNCOUNTED if lost else 1, tokens)
+                damaged = txn.get(key, db=self.texts)
+                text = SessionText(before, 1 if damaged is None and not there else UNCOUNTED, tokens)
+                grown += _TEXT_COST - (bytes_of(key, damaged) if damaged is not None else 0)
             elif not there:
                 there, text = True, text.referred(1)
             else:
                 continue
             txn.put(key, with_sum(text.pack()), db=self.texts)
+        return grown
 
-    def _release(self, txn: Transaction, key: bytes) -> None:
-        """One session fewer ends with this text. A text that nobody names any more goes, and names no other."""
-        text = self._text(txn, key)
+    def _release(self, txn: Transaction, key: bytes) -> int:
+        """One session fewer ends with this text. A text that nobody names any more goes, and names no other. Returns
+        how many bytes went."""
+        text, freed = self._text(txn, key), 0
         while text is not None:
             if text.references > 1:
                 txn.put(key, with_sum(text.referred(-1).pack()), db=self.texts)
-                return
+                break
             txn.delete(key, db=self.texts)
+            freed += _TEXT_COST
             key = text.before
             text = self._text(txn, key)
+        return freed

@@ -168,6 +168,11 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         """Pages of live records."""
         return self.segments.live_bytes
 
+    @property
+    def session_budget(self) -> int:
+        """Bytes that sessions may take, of the tier's budget."""
+        return self._config.most_session_bytes
+
     # ---- what is stored, for the index ---------------------------------------------------------------------------
 
     def take_scan(self) -> Scan:
@@ -372,6 +377,15 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 self._settle((), entries)
             return len(entries)
 
+    def expire_sessions(self) -> None:
+        """Remove the sessions whose time is over; a failure is counted, and it is tried again at the next call."""
+        with self._write_lock:
+            try:
+                self.metrics.add(Metric.EXPIRED_SESSIONS, self.catalog.expire_sessions())
+            except CatalogError:
+                self.metrics.add(Metric.CATALOG_ERRORS)
+                self._reopen_catalog()
+
     def _replaced(
         self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
     ) -> list[Entry]:
@@ -440,12 +454,14 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             return True
         before = [e for e in self._known([entry.record for entry in entries]) if e is not None]
         try:
-            self.catalog.commit(entries, gone, sessions)
+            expired, evicted = self.catalog.commit(entries, gone, sessions, self.session_budget)
         except CatalogError as error:
             self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             self.metrics.add(Metric.DROPPED_CATALOG_ERROR, len(entries))
             self._reopen_catalog()
             return False
+        self.metrics.add(Metric.EXPIRED_SESSIONS, expired)
+        self.metrics.add(Metric.EVICTED_SESSIONS, evicted)
         self._settle(entries, [*gone, *before])
         return True
 

@@ -154,7 +154,7 @@ def test_sessions_of_format_1_are_read_as_they_are(tmp_path: Path) -> None:
     before = (tmp_path / "data.mdb").read_bytes()
     catalog = Catalog(str(tmp_path), 64 * MIB, readonly=True)
     assert tokens_in(catalog) == {"a": list(range(5)), "long": list(range(5000))}
-    assert [head.count for head in catalog.sessions()] == [5, 5000]
+    assert [head.length for head in catalog.sessions()] == [5, 5000]
     assert catalog.is_sound()
     all_is_well(catalog, 2)
     catalog.close()
