@@ -58,6 +58,8 @@ class Codec(Protocol):
         profile: id of the profile that decoding needs (see profile.py); zeros if it needs none.
         has_kernels: whether it can code tensors on the device that holds them, if `codes_on` is true for that device.
             Elsewhere the CPU codes a copy. That takes longer, and is counted.
+        takes_donors: whether a tier with this codec may code blocks against donors too. For codecs that are chosen for
+            the size of what they write: a block with donors takes longer to read.
 
     Example:
         >>> from kvstore.codecs import codec_by_name
@@ -71,6 +73,7 @@ class Codec(Protocol):
     exact: bool
     profile: bytes = NO_PROFILE
     has_kernels: bool = False
+    takes_donors: bool = False
 
     def bound(self, info: BlockInfo) -> int:
         """Return the most payload bytes that `encode` can write for such a block."""

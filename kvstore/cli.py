@@ -37,7 +37,7 @@ def calibrate(
 
     The same command continues an interrupted run.
     """
-    with _errors():
+    with _errors("interrupted; the same command goes on from here"):
         from kvstore.calibration.calibrate import calibrate as make
         from kvstore.calibration.calibrate import load_model, load_text
         from kvstore.calibration.report import size_line, table
@@ -89,8 +89,11 @@ def _bars() -> Iterator[_Bars]:
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    """Tell the user's mistakes in one line, with status 1. Any other error is a bug and keeps its traceback."""
+def _errors(interrupted: str) -> Iterator[None]:
+    """Tell the user's mistakes in one line, with status 1. Any other error is a bug and keeps its traceback.
+
+    interrupted: what to say when the user stops the command.
+    """
     try:
         yield
     except KVStoreError as error:
@@ -98,7 +101,7 @@ def _errors() -> Iterator[None]:
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except KeyboardInterrupt:
-        text = "interrupted; the same command goes on from here"
+        text = interrupted
     else:
         return
     _err.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)

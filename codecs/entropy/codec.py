@@ -37,6 +37,7 @@ class EntropyCodec(Codec):
 
     id = 7
     name = "entropy"
+    takes_donors = True
     exact = True
 
     def bound(self, info: BlockInfo) -> int:

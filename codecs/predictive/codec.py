@@ -59,6 +59,7 @@ class PredictiveCodec(Codec):
 
     id = 2
     name = "predictive"
+    takes_donors = True
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class BlockDecoder:
 
     def _decode_member(self, read: BlockRead, header: RecordHeader, payload: memoryview, target: KVView) -> None:
         """Decodes a block that is coded against others."""
-        codec = self.profiles.donor_decoder(header.profile)
+        codec = self.profiles.delta_decoder(header.codec, header.profile)
         if codec is None:
             raise _NoProfile
         # What was found with the record holds even if the block is made to stand alone meanwhile.

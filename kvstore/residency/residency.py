@@ -228,7 +228,7 @@ class Residency(Ledger):
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
                 return
-            if self.disk is not None and not self.disk.lacks(record):
+            if not all(tier.lacks(record) for tier in self.storage.values()):
                 return
             self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
         self._tell(self._forgotten, [record])
@@ -305,7 +305,10 @@ class Residency(Ledger):
         # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.
         if not self._pins.is_kept(record):
             return True
-        return self.disk is not None and self.disk.holds(record)
+        return self._is_stored(record)
+
+    def _is_stored(self, record: int) -> bool:
+        return any(tier.holds(record) for tier in self.storage.values())
 
     def _left_memory(self, record: int) -> None:
         self.metrics.add(Metric.MEMORY_EVICTED_RECORDS)

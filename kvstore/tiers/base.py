@@ -125,6 +125,12 @@ class Tier(Protocol[S]):
 class StorageTier(Tier[R], Protocol[R]):
     """A tier whose records must be read before they can be decoded."""
 
+    def holds(self, record: int) -> bool:
+        """Return whether the tier has the record, and will give it to `locate`. False if it cannot be asked now."""
+
+    def lacks(self, record: int) -> bool:
+        """Return whether the tier does not have the record. False if it cannot be asked now."""
+
     def follows(self, before: R, source: R) -> bool:
         """Return whether `source` lies right behind `before`, so that one call reads both."""
 
@@ -135,7 +141,7 @@ class StorageTier(Tier[R], Protocol[R]):
 
         Args:
             sources: records of which each `follows` the one before.
-            buffers: one for each record, of its `nbytes`; mutated.
+            buffers: one for each record, mutated. Of its `nbytes`, or shorter: then the record's beginning is read.
 
         Raises:
             OSError: the storage cannot be read.

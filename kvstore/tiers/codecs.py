@@ -18,8 +18,6 @@ from kvstore.tiers.profiles import Profiles
 
 # Codecs that need no profile: what the host tier is coded with, and what stands in for one whose profile is not kept.
 _FAST, _PLAIN = "splitzip", "entropy"
-# Codecs that were chosen for the size of what they write.
-_SMALL = ("predictive", "entropy")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, pla
     """None also where the tier's codec was chosen for its speed: a member is read at the pace of its donors."""
     if not plain.exact and config.donor_step is None:
         return None  # what is bit for bit like a donor cannot stand on values that another machine rounds otherwise
-    small = plain.name in _SMALL and identity.layout.dtype == "bfloat16"
+    small = plain.takes_donors and identity.layout.dtype == "bfloat16"
     if not (config.donors and config.disk.bytes and small):
         return None
     if config.donor_step is not None and identity.codec_family == "exact":

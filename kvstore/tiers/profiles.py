@@ -56,7 +56,7 @@ class Profiles:
         self._loaded: dict[bytes, Profile] = {}
         self._damaged: set[bytes] = set()
         self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
-        self._donor_decoders: dict[bytes, DeltaCodec | None] = {}
+        self._delta_decoders: dict[tuple[int, bytes], DeltaCodec | None] = {}
         self._given = given
         if given is not None:
             self._loaded[given.id] = given
@@ -100,7 +100,7 @@ class Profiles:
         """Whether there is a decoder for a record with this codec number and profile id. Counts no profile that is
         missing."""
         try:
-            found = self._donor_decoder(profile) if is_delta(number) else self._decoder(number, profile)
+            found = self._delta_decoder(number, profile) if is_delta(number) else self._decoder(number, profile)
         except UnknownCodec:
             return False
         return found is not None
@@ -131,9 +131,16 @@ class Profiles:
             return DonorCodec(plain, None, step)
         return DonorCodec(plain, DonorModel.from_profile(profile), step, profile.id)
 
-    def donor_decoder(self, profile: bytes) -> DeltaCodec | None:
-        """Return the delta codec for a record with this profile id; None, which is counted, as `decoder` does."""
-        codec = self._donor_decoder(profile)
+    def delta_decoder(self, number: int, profile: bytes) -> DeltaCodec | None:
+        """Return the delta codec for a record with this codec number and profile id.
+
+        Returns:
+            None, which is counted, as `decoder` does.
+
+        Raises:
+            UnknownCodec: there is no delta codec with this number.
+        """
+        codec = self._delta_decoder(number, profile)
         if codec is None:
             self._metrics.add(Metric.UNKNOWN_PROFILE)
         return codec
@@ -171,20 +178,21 @@ class Profiles:
                 self._make_decoder(number, profile)
             return self._decoders.get((number, profile))
 
-    def _donor_decoder(self, profile: bytes) -> DeltaCodec | None:
+    def _delta_decoder(self, number: int, profile: bytes) -> DeltaCodec | None:
         if profile == NO_PROFILE:
-            return delta_by_id(DonorCodec.id)
+            return delta_by_id(number)
+        key = (number, profile)
         with self._lock:
-            if profile not in self._donor_decoders:
+            if key not in self._delta_decoders:
                 loaded = self._load(profile)
                 if loaded is None:
                     return None  # a writer may still bring it
                 try:
-                    self._donor_decoders[profile] = delta_by_id(DonorCodec.id, loaded)
+                    self._delta_decoders[key] = delta_by_id(number, loaded)
                 except ProfileError:
                     self._note_damaged(profile)
-                    self._donor_decoders[profile] = None
-            return self._donor_decoders[profile]
+                    self._delta_decoders[key] = None
+            return self._delta_decoders[key]
 
     def _make_decoder(self, number: int, profile_id: bytes) -> None:
         profile = self._load(profile_id)

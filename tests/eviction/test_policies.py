@@ -17,7 +17,7 @@ from kvstore.eviction.prior import FEW_GHOSTS, GHOSTS
 from kvstore.eviction.reuse_model import BOUNDS, Reuse
 
 ALL: list[Callable[[], EvictionPolicy]] = list(POLICIES.values())  # a new row is tested like the others
-OURS: list[Callable[[], LeafFirst]] = [LeafFirstLFU, LeafFirstS3FIFO, PriorGuided]
+OURS: list[Callable[[], LeafFirst]] = [kind for kind in POLICIES.values() if issubclass(kind, LeafFirst)]
 
 
 def path_of(node: int) -> list[int]:

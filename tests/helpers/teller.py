@@ -40,6 +40,8 @@ class PipeTeller(lives.Teller):
             self._missing |= {b"P"}  # what was put may be what goes
         if kind == b"D" and length:
             self._missing -= {b"R"}  # a member was made to stand alone
+        if kind == b"D":
+            self._armed = False  # a delete that wrote nothing was no moment: another one will be
         self._armed |= not self._missing and self._moment is not None and kind == self._moment[0]
 
     def _called(self, call: str) -> None:

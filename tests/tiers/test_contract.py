@@ -226,7 +226,13 @@ class RemoteTier(StorageTier[RemoteRecord]):
 
     def read(self, sources: Sequence[RemoteRecord], buffers: Sequence[Buffer]) -> None:
         for source, buffer in zip(sources, buffers, strict=True):
-            buffer.view[:] = source.data
+            buffer.view[:] = source.data[: len(buffer.view)]
+
+    def holds(self, record: int) -> bool:
+        return record in self.records
+
+    def lacks(self, record: int) -> bool:
+        return record not in self.records
 
     def is_current(self, source: RemoteRecord) -> bool:
         return source.record not in self.moved
@@ -259,6 +265,22 @@ def test_a_tier_that_the_engine_does_not_know_is_read(remote: tuple[KVStore, Rem
     assert store.stats()["remote"]["records"] == 3
     store.get(IDS)
     assert store.get(IDS).tiers == {"host": 3 * BLOCK}  # what is read again is promoted
+    assert tier.held == 0
+
+
+def test_what_only_such_a_tier_holds_stays_when_memory_gives_it_up(remote: tuple[KVStore, RemoteTier]) -> None:
+    store, tier = remote
+    store.get(IDS)
+    store.get(IDS)
+    assert store.get(IDS).tiers == {"host": 3 * BLOCK}
+    for other in range(1, 400):
+        if all(record not in store._residency.host for record in (1, 2, 3)):
+            break
+        more = tokens(40 * BLOCK, seed=other)
+        store.put(more, kv_of(more))
+        store.flush()
+    assert store.get(IDS).tiers == {"remote": 3 * BLOCK}
+    assert store.explain(IDS).tokens == 3 * BLOCK  # it reads the records' headers alone
     assert tier.held == 0
 
 
