@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.view import KVView
+from kvstore.core.forking import no_fork
 from kvstore.errors import CodecError
 
 _OVERHEAD_BYTES = 64  # blosc2 stores incompressible data with a header of 32 bytes
@@ -104,9 +105,17 @@ class ZstdCodec(Codec):
         return memory[:nbytes]
 
 
-def _blosc2() -> Any:
-    # Imported at the first use: it costs 0.3 s, and stores without this codec need not pay it.
-    import blosc2
+_imported: Any = None
 
-    blosc2.set_releasegil(True)
-    return blosc2
+
+def _blosc2() -> Any:
+    # Imported at the first use: it costs 0.3 s, and stores without this codec need not pay it. No process forks
+    # meanwhile: the child would wait for ever for an import that a thread of the parent had begun.
+    global _imported
+    if _imported is None:
+        with no_fork():
+            import blosc2
+
+            blosc2.set_releasegil(True)
+            _imported = blosc2
+    return _imported

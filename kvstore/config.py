@@ -57,6 +57,8 @@ class StoreConfig:
         group_bytes: the writing thread makes this many bytes durable with one sync.
         write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
         put_timeout_s: seconds that `put` waits for space in that queue before it drops the blocks (counted).
+        exit_timeout_s: seconds that the end of the program waits for what is not written yet, where the store is still
+            open then. What is not written by then is lost, and logged.
         durability: "flush": durable when flush() returns. "put": durable when put() returns.
         eviction: the policy by which device, host and disk choose what they give up when they are full. "lru": the
             least recently used. "lfu": the least often used. "s3fifo": S3-FIFO, which lets a scan of new sequences pass
@@ -103,6 +105,7 @@ class StoreConfig:
     group_bytes: int = 64 * MIB
     write_queue_bytes: int = 512 * MIB
     put_timeout_s: float = 30.0
+    exit_timeout_s: float = 30.0
     durability: Literal["flush", "put"] = "flush"
     namespaces: tuple[bytes, ...] = field(default=())
     threads: int = 2
@@ -141,6 +144,7 @@ class StoreConfig:
         share = self.pinned_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= _MOST_PINNED:
             raise ConfigError(f"pinned_share: expected 0 to {_MOST_PINNED}, found {share!r}")
+        _seconds("exit_timeout_s", self.exit_timeout_s)
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
         if not isinstance(self.eviction, str) or not self.eviction:

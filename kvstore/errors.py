@@ -39,6 +39,14 @@ class StoreClosed(KVStoreError):
     """The store was used after close()."""
 
 
+class StoreBusy(KVStoreError):
+    """A signal handler called the store while it interrupted another call of it in the same thread."""
+
+
+class BlocksLost(KVStoreError):
+    """The store was closed, and blocks that were put could not be written; the message says how many, and why."""
+
+
 class StoreForked(KVStoreError):
     """The store was opened in a parent process; open it anew in the child."""
 

@@ -70,6 +70,7 @@ class Metric(StrEnum):
     DROPPED_NO_SPACE = "dropped_no_space", "blocks that found no space on disk"
     DROPPED_WRITE_ERROR = "dropped_write_error", "blocks that the disk refused to write"
     DROPPED_CATALOG_ERROR = "dropped_catalog_error", "blocks that the catalog refused"
+    DROPPED_ENCODING = "dropped_encoding", "blocks that could not be encoded, for memory ran out or a codec failed"
     DROPPED_SESSIONS = "dropped_sessions", "changes of sessions that could not be written"
     DROPPED_NO_MEMORY = "dropped_no_memory", "blocks that no memory tier had room for, in a store without a disk"
 
@@ -163,6 +164,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DROPPED_NO_SPACE: Notice(WARNING, "raise disk.bytes, or unpin what is not needed"),
     Metric.DROPPED_WRITE_ERROR: _CHECK_DISK,
     Metric.DROPPED_CATALOG_ERROR: _CHECK_DISK,
+    Metric.DROPPED_ENCODING: Notice(ERROR, "put them again, and report the error if it comes again"),
     Metric.DROPPED_SESSIONS: Notice(WARNING, "check the disk, and save the sessions again"),
     Metric.DROPPED_NO_MEMORY: Notice(WARNING, "raise host.bytes or device.bytes, or unpin what is not needed"),
     Metric.HOST_FULL: Notice(INFO, "raise host.bytes; the disk keeps them, if there is one"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ from kvstore.approximate.assemble import Assembler
 from kvstore.codecs import Profile
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.results import FlushResult
+from kvstore.core.workers import Workers
 from kvstore.dedup.donor_cache import DonorReader
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
@@ -61,6 +62,7 @@ class Engine:
         sessions: the saved sessions.
         clusters: groups of alike sequences.
         background: the thread of prefetches.
+        own: the thread that closes the store.
     """
 
     residency: Residency
@@ -71,12 +73,25 @@ class Engine:
     put_path: PutPath | None
     sessions: SessionTable
     clusters: ClusterIndex
-    background: ThreadPoolExecutor
+    background: Workers
+    own: Workers
     _opened: contextlib.ExitStack
 
-    def close(self) -> None:
-        """Write what is queued, close files, end threads, give memory back. No call may be under way. Idempotent."""
+    def close(self) -> FlushResult:
+        """Write what is queued, close files, end threads, give memory back. No call may be under way. Idempotent.
+
+        Returns:
+            What became of the blocks since the last flush.
+
+        Raises:
+            BlocksLost: the thread that writes died before.
+        """
         self._opened.close()
+        return self.put_path.flush() if self.put_path is not None else FlushResult(0, 0)
+
+    def abandon(self) -> int:
+        """Write nothing any more, for time has run out; return how many blocks were not written."""
+        return self.put_path.queue.abandon() if self.put_path is not None else 0
 
     def stats(self) -> dict[str, Any]:
         """See `KVStore.stats`."""
@@ -103,7 +118,7 @@ class Engine:
         def is_idle() -> bool:
             if calls.inside > 1:
                 return False
-            self.background.submit(int).result()  # prefetches come one after the other: all before this one are done
+            self.background.run(int)  # prefetches come one after the other: all before this one are done
             return calls.inside == 1
 
         residency = self.residency
@@ -131,12 +146,14 @@ def open_engine(
         config = settled_config(fs, path, config, read_only)
     with contextlib.ExitStack() as opened:
         opened.callback(metrics.log.close)  # last, after everything that may still be counted
+        own = Workers(1, "kvstore-close")
+        opened.callback(own.close)
         base = _open_base(opened, path, identity, config, metrics, read_only, fs)
         assembler = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk, config)
         put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
-        background = ThreadPoolExecutor(1, "kvstore-prefetch")
-        opened.callback(background.shutdown, cancel_futures=True)
+        background = Workers(1, "kvstore-prefetch")
+        opened.callback(background.close, cancel=True)
         return Engine(
             residency=base.residency,
             pool=base.pool,
@@ -147,6 +164,7 @@ def open_engine(
             sessions=sessions,
             clusters=ClusterIndex(base.residency),
             background=background,
+            own=own,
             _opened=opened.pop_all(),
         )
 
@@ -220,8 +238,8 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     # A store on disk goes by the identity that it was made with: names in it may be others by now.
     digest = residency.disk.digest if residency.disk is not None else base.identity.digest
     # One more than may compute, so that one can wait for the disk.
-    executor = ThreadPoolExecutor(config.threads + 1, "kvstore")
-    opened.callback(executor.shutdown)
+    executor = Workers(config.threads + 1, "kvstore")
+    opened.callback(executor.close)
     donors = DonorReader(residency, base.pool, base.profiles, base.metrics, layout, base.is_exact)
     opened.callback(donors.clear)
     residency.listen(forgotten=donors.forget)
@@ -251,6 +269,7 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
         _encoder(base, assembler).encode,
         GroupCommit(residency, sessions).commit,
         tick,
+        base.metrics,
     )
     opened.callback(save_traffic, residency)  # after the queue is closed
     opened.callback(queue.close)

@@ -10,6 +10,7 @@ from typing import Any
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
+from kvstore.core.ending import Ending, check_may_open
 from kvstore.core.explanation import Explanation
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
@@ -83,11 +84,17 @@ class KVStore:
         self.read_only = read_only
         if read_only and not self.config.disk.bytes:
             raise ConfigError("read_only: a store without a disk tier has nothing to read; set disk.bytes")
+        place, config = os.path.realpath(self.path), self.config
+        check_may_open(place)
         self._calls = CallGuard()
-        self._engine = open_engine(self.path, identity, self.config, self.metrics, read_only=read_only, fs=fs)
+        self._engine = open_engine(self.path, identity, config, self.metrics, read_only=read_only, fs=fs)
         self._residency = self._engine.residency
         self.config = self._residency.config
         self._lookup = self._engine.getter.lookup
+        self._ending = Ending(
+            place, self._engine.own, self._calls.close, self._engine.close, self._engine.abandon, config.exit_timeout_s
+        )
+        self._ending.watch(self)
 
     # ---- the main job --------------------------------------------------------------------------------------------
 
@@ -152,8 +159,8 @@ class KVStore:
         layers, mutable = layout.layers_of(kv, len(request.tokens))
         if session is not None:
             self._engine.sessions.check(session[1])
-        with self._calls, self._slow("put"):
-            return put_path.put(request, layers, mutable, session)
+        with self._slow("put"):
+            return self._calls.run(put_path.put, request, layers, mutable, session)
 
     def get(
         self,
@@ -208,10 +215,10 @@ class KVStore:
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))
-        with self._calls, self._slow("get"):
+        with self._slow("get"):
             if approximate is not None:
-                return self._engine.assembler.get(approximate, request)
-            return self._engine.getter.get(request)
+                return self._calls.run(self._engine.assembler.get, approximate, request)
+            return self._calls.run(self._engine.getter.get, request)
 
     def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """Return how many leading tokens are stored. Reads nothing but the index, and counts as no use.
@@ -225,8 +232,7 @@ class KVStore:
         """
         self._calls.check()
         ids, digest = as_tokens(tokens), self._digest(namespace)
-        with self._calls:
-            return self._lookup.depth(digest, ids)
+        return self._calls.run(self._lookup.depth, digest, ids)
 
     def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
         """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
@@ -246,8 +252,7 @@ class KVStore:
         """
         self._calls.check()
         ids, digest = as_tokens(tokens), self._digest(namespace)
-        with self._calls:
-            return self._engine.explainer.explain(digest, ids)
+        return self._calls.run(self._engine.explainer.explain, digest, ids)
 
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
         """Bring the stored prefix from disk into the host tier, in the background.
@@ -264,8 +269,7 @@ class KVStore:
         """
         self._calls.check()
         ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
-        with self._calls:
-            return self._engine.background.submit(self._engine.getter.prefetch, digest, ids)
+        return self._calls.run(self._engine.background.submit, self._engine.getter.prefetch, digest, ids)
 
     def delete(self, tokens: Any, *, namespace: bytes = b"") -> int:
         """Remove a stored sequence, durably on return.
@@ -286,8 +290,8 @@ class KVStore:
             (1, 0)
         """
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
-        with self._calls, self._slow("delete"):
-            return put_path.delete(digest, ids)
+        with self._slow("delete"):
+            return self._calls.run(put_path.delete, digest, ids)
 
     def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
         """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
@@ -307,8 +311,7 @@ class KVStore:
             (True, True, False)
         """
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
-        with self._calls:
-            return put_path.unpin(digest, ids)
+        return self._calls.run(put_path.unpin, digest, ids)
 
     def flush(self) -> FlushResult:
         """Return when every put and session change made before is durable, or was dropped and counted.
@@ -321,8 +324,8 @@ class KVStore:
             FlushResult(durable_blocks=1, dropped_blocks=0)
         """
         put_path = self._put_path()
-        with self._calls, self._slow("flush"):
-            return put_path.flush()
+        with self._slow("flush"):
+            return self._calls.run(put_path.flush)
 
     # ---- sessions and clusters -----------------------------------------------------------------------------------
 
@@ -351,8 +354,7 @@ class KVStore:
             [('alice', 3)]
         """
         width = self.identity.layout.bytes_per_token
-        with self._calls:
-            rows = self._engine.sessions.all(width)
+        rows = self._calls.run(self._engine.sessions.all, width)
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
     def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
@@ -374,8 +376,7 @@ class KVStore:
         """
         self._calls.check()
         digest = None if namespace is None else self._digest(namespace)
-        with self._calls:
-            return self._engine.clusters.clusters(float(radius_bits), digest)
+        return self._calls.run(self._engine.clusters.clusters, float(radius_bits), digest)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -390,8 +391,7 @@ class KVStore:
             >>> store.stats()["counters"]["put_tokens"]
             3
         """
-        with self._calls:
-            return self._engine.stats()
+        return self._calls.run(self._engine.stats)
 
     def check(self, deep: bool = False) -> CheckReport:
         """Compare everything that the store says of itself: index, tiers, catalog, segments, families, pins, sessions.
@@ -410,17 +410,30 @@ class KVStore:
             >>> store.check(deep=True).problems
             ()
         """
-        self._calls.check()
-        with self._calls:
-            return self._engine.checker(self._calls).check(deep)
+        return self._calls.run(self._engine.checker(self._calls).check, deep)
 
-    def close(self) -> None:
+    def close(self) -> FlushResult:
         """Write what is queued, durably, and close the store; waits for the calls of other threads.
 
-        Idempotent. Everything else raises `StoreClosed` from then on.
+        Idempotent: a call that was interrupted can be repeated. Everything else raises `StoreClosed` from then on. A
+        store that nobody refers to any more is closed soon after, in the background. One that is open when the program
+        ends is closed after the program's threads have ended, other than daemons; that takes at most
+        `StoreConfig.exit_timeout_s` and five seconds more, and what is not written by then is lost, and logged. A
+        process that is killed, calls `os._exit` or executes another program keeps what was written by then.
+
+        Returns:
+            What became of the blocks since the last `flush`. Blocks that could not be written are lost, and logged.
+
+        Raises:
+            BlocksLost: the thread that writes blocks died before; what was queued is lost.
+            StoreBusy: a signal handler closes the store while it interrupts a call of it; let the handler raise.
+
+        Example:
+            >>> store.close().dropped_blocks
+            0
         """
-        if self._calls.close():
-            self._engine.close()
+        self._calls.close()
+        return self._ending.close()
 
     def __enter__(self) -> KVStore:
         return self
@@ -433,9 +446,7 @@ class KVStore:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _note_session(self, key: bytes, record: SessionRecord | None) -> None:
-        put_path = self._put_path()
-        with self._calls:
-            put_path.note(key, record)
+        self._calls.run(self._put_path().note, key, record)
 
     def _session_record(self, key: bytes) -> SessionRecord | None:
         self._calls.check()

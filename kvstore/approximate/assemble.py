@@ -116,7 +116,7 @@ class Assembler:
             block.view.narrow(span.donor_start, span.count).copy_to(out.narrow(span.start, span.count))
         _clear(out, end, planned.tokens)
         moves = [(out.narrow(start, count), shift) for start, count, shift in _moves(planned.spans)]
-        list(self.getter.fetcher.executor.map(lambda move: rotate_keys(*move), moves))
+        self.getter.fetcher.executor.map(lambda move: rotate_keys(*move), moves)
         return True
 
     def _block(self, record: int) -> DonorBlock | None:

@@ -7,13 +7,13 @@ call, and reading some of them overlaps with decoding others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from kvstore.codecs import KVView
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
+from kvstore.core.workers import Workers
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
@@ -41,7 +41,7 @@ class Fetcher:
 
     residency: Residency
     pool: BufferPool
-    executor: Executor
+    executor: Workers
     threads: int
     decoder: BlockDecoder
 
@@ -59,7 +59,7 @@ class Fetcher:
         """
         ranges = self._ranges(reads)
         task = ReadTask(self, reads, out, origin)
-        outcomes = [task(ranges[0])] if len(ranges) == 1 else list(self.executor.map(task, ranges))
+        outcomes = [task(ranges[0])] if len(ranges) == 1 else self.executor.map(task, ranges)
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(reads))
         # What was promoted came in any order: put the beginning of the prefix before its end again.

@@ -8,30 +8,33 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any, TypeVar
 
-from kvstore.errors import StoreClosed, StoreForked
+from kvstore.errors import StoreBusy, StoreClosed, StoreForked
 from kvstore.metrics import Metric, Metrics
+
+T = TypeVar("T")
 
 
 class CallGuard:
-    """A context manager around every call of a store; calls run in parallel.
+    """Makes every call of a store; calls run in parallel.
 
-    Thread-safe: the condition `_left` guards `_inside` and every write of `_closed`. `check` reads `_closed` without
-    it, which is one reference; `__enter__` checks again under it.
+    Which calls are under way is not counted: each has a lock of its own, held while it runs, which Python gives back
+    however the call ends. Thread-safe.
 
     Example:
         >>> calls = CallGuard()
-        >>> with calls:
-        ...     pass  # a call
+        >>> calls.run(len, "abc")
+        3
         >>> calls.close(), calls.close()
-        (True, False)
+        (True, True)
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._closed = False
-        self._inside = 0
-        self._left = threading.Condition()
+        # By the lock of each call that began: its thread. One that was interrupted may stay here, with its lock free.
+        self._began: dict[threading.Lock, int] = {}
 
     def check(self) -> None:
         """Raise `StoreForked` or `StoreClosed` if a call may not begin."""
@@ -40,41 +43,60 @@ class CallGuard:
         if self._closed:
             raise StoreClosed("the store is closed; open it again")
 
-    def __enter__(self) -> None:
-        self.check()
-        with self._left:
-            self.check()
-            self._inside += 1
+    def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Make a call of the store, and return what it returns.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._left:
-            self._inside -= 1
-            self._left.notify_all()
+        Raises:
+            StoreForked, StoreClosed: no call may begin.
+            StoreBusy: this thread is inside a call already.
+        """
+        self.check()
+        mine = threading.get_ident()
+        if mine in self._began.values():
+            self._check_thread(mine)
+        running = threading.Lock()
+        with running:
+            self._began[running] = mine
+            self.check()  # again: `close` looks only at calls that it can see
+            result = call(*arguments)
+            del self._began[running]
+        return result
+
+    def _check_thread(self, mine: int) -> None:
+        for running, thread in list(self._began.items()):
+            if not running.locked():
+                self._began.pop(running, None)
+            elif thread == mine:
+                raise StoreBusy(
+                    "a call of this store was interrupted in this thread by the code that makes this call (a signal "
+                    "handler, or a finalizer); let that code raise or set a flag, and call the store afterwards"
+                )
 
     @property
     def inside(self) -> int:
         """How many calls are under way."""
-        return self._inside
+        return sum(running.locked() for running in list(self._began))
 
-    def close(self) -> bool:
+    def close(self, timeout_s: float | None = None) -> bool:
         """Let no call begin any more, and return when the last one has ended.
 
         Returns:
-            False if it was closed already.
+            False if `timeout_s` ran out before.
 
         Raises:
             StoreForked: this is a forked child; the parent owns the store.
+            StoreBusy: this thread is inside a call.
         """
         if os.getpid() != self._pid:
             self.check()
-        with self._left:
-            if self._closed:
+        self._check_thread(threading.get_ident())
+        self._closed = True
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        for running in list(self._began):
+            if not running.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
                 return False
-            self._closed = True
-            self._left.wait_for(lambda: not self._inside)
-            return True
+            running.release()
+        return True
 
 
 class SlowCall:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
 
 from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.device import falls_back
+from kvstore.core.workers import Workers
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
 from kvstore.metrics import Metric
@@ -38,7 +38,7 @@ class Encoder:
 
     residency: Residency
     pool: BufferPool
-    executor: Executor
+    executor: Workers
     codecs: TierCodecs
     matcher: DonorMatcher | None
     against: DonorCoding | None
@@ -49,7 +49,7 @@ class Encoder:
         Blocks that were deleted or replaced since they were put have no record.
         """
         plans = self.matcher.plan(blocks) if self.matcher is not None else [()] * len(blocks)
-        made = list(self.executor.map(self._encode, blocks, plans))
+        made = self.executor.map(self._encode, blocks, plans)
         for first, last in _chains(blocks):
             self._keep(blocks[first:last], [host for host, _ in made[first:last]])
         self.residency.drop_late(block.record for block in blocks)

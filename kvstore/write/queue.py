@@ -6,20 +6,26 @@ put is never split over two groups, so it is durable whole or not at all.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.core.results import FlushResult
 from kvstore.core.session_record import SessionChange
+from kvstore.core.waiting import Bell
+from kvstore.core.workers import Task, Workers
+from kvstore.errors import BlocksLost
+from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
 from kvstore.tiers.disk.tier import SealedRecord
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class WriteBatch:
     """What one put, or one change of a session, leaves to be written; durable whole or not at all.
 
@@ -27,6 +33,7 @@ class WriteBatch:
         blocks: new blocks, each of which continues the one before.
         changed: (record, expiry in unix seconds or None to keep it, pinned) of stored records.
         sessions: changes of sessions.
+        nbytes: raw bytes of the blocks.
 
     Example:
         >>> WriteBatch(changed=[(7, None, True)]).nbytes
@@ -36,11 +43,10 @@ class WriteBatch:
     blocks: Sequence[Block] = ()
     changed: Sequence[tuple[int, float | None, bool]] = ()
     sessions: Sequence[SessionChange] = ()
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Raw bytes of the blocks."""
-        return sum(block.view.nbytes for block in self.blocks)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", sum(block.view.nbytes for block in self.blocks))
 
 
 Encode = Callable[[Sequence[Block]], list[SealedRecord]]
@@ -51,21 +57,23 @@ Tick = Callable[[], None]
 class WriteQueue:
     """A bounded queue of batches, and the two threads that encode and write them. Thread-safe.
 
-    The condition `_changed` guards every field that is not constant.
+    What is queued is what counts: numbers that follow from it are made anew whenever a group is written, so that a
+    call that was interrupted between two changes leaves none of them wrong for long. `_lock` guards `_open`, `_bytes`
+    and the counts of blocks.
 
     Args:
         queue_bytes: raw bytes that may wait.
         group_bytes: about this many raw bytes are written with one commit.
-        encode: makes the records of the blocks of a group. Must not raise.
+        encode: makes the records of the blocks of a group. If it raises, the blocks are dropped, logged and counted.
         commit: writes a group durably, and says what became of it. Must not raise.
-        tick: is called about every `tick_s` seconds and before each group.
+        tick: is called about every `tick_s` seconds and before each group. Must not raise.
 
     Example:
         >>> written = []
         >>> def commit(group, sealed):
         ...     written.extend(group)
         ...     return FlushResult(durable_blocks=0, dropped_blocks=0)
-        >>> queue = WriteQueue(1 << 20, 1 << 16, lambda blocks: [], commit, lambda: None)
+        >>> queue = WriteQueue(1 << 20, 1 << 16, lambda blocks: [], commit, lambda: None, Metrics())
         >>> queue.submit(WriteBatch())
         >>> queue.wait()
         >>> len(written)
@@ -74,22 +82,32 @@ class WriteQueue:
     """
 
     def __init__(
-        self, queue_bytes: int, group_bytes: int, encode: Encode, commit: Commit, tick: Tick, tick_s: float = 1.0
+        self,
+        queue_bytes: int,
+        group_bytes: int,
+        encode: Encode,
+        commit: Commit,
+        tick: Tick,
+        metrics: Metrics,
+        tick_s: float = 1.0,
     ) -> None:
         self._queue_bytes = queue_bytes
         self._group_bytes = group_bytes
         self._encode = encode
         self._commit = commit
         self._tick = tick
+        self._metrics = metrics
         self._tick_s = tick_s
-        self._batches: deque[WriteBatch] = deque()
+        self._open: dict[WriteBatch, None] = {}  # what was submitted and is not written, the oldest first
+        self._taken = 0  # how many of them are in the hands of the threads, which alone change this
         self._bytes = 0
-        self._submitted = self._completed = 0
         self._durable = self._dropped = 0
         self._failure: BaseException | None = None
         self._closing = False
-        self._changed = threading.Condition()
-        self._disk = ThreadPoolExecutor(1, "kvstore-disk")
+        self._abandoned = False
+        self._lock = threading.Lock()
+        self._submitted, self._written = Bell(), Bell()
+        self._disk = Workers(1, "kvstore-disk")
         self._thread = threading.Thread(target=self._run, name="kvstore-encode", daemon=True)
         self._thread.start()
 
@@ -98,6 +116,11 @@ class WriteQueue:
         """Raw bytes of blocks that were submitted and are not durable yet."""
         return self._bytes
 
+    @property
+    def pending_blocks(self) -> int:
+        """How many blocks were submitted and are not durable yet."""
+        return sum(len(batch.blocks) for batch in list(self._open))
+
     def wait_for_space(self, nbytes: int, timeout_s: float) -> float | None:
         """Wait until `nbytes` more fit the queue; if it is empty, any number fits.
 
@@ -105,93 +128,126 @@ class WriteQueue:
             The seconds that it took, or None if it took longer than `timeout_s`.
         """
         begin = time.monotonic()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._has_space(nbytes), timeout_s):
-                return None
+        if not self._written.wait_for(lambda: self._has_space(nbytes), timeout_s):
+            return None
         return time.monotonic() - begin
 
     def submit(self, batch: WriteBatch) -> None:
-        """Queue a batch, and return at once; see `wait_for_space`. Its blocks must not change from now on."""
-        with self._changed:
-            self._batches.append(batch)
-            self._bytes += batch.nbytes
-            self._submitted += 1
-            self._changed.notify_all()
+        """Queue a batch, and return at once; see `wait_for_space`. Its blocks must not change from now on.
+
+        To submit a batch that is queued already changes nothing.
+        """
+        nbytes = batch.nbytes
+        with self._lock:
+            if batch not in self._open:
+                self._open[batch] = None
+                self._bytes += nbytes
+        self._submitted.ring()
 
     def flush(self) -> FlushResult:
         """Return when everything submitted before is durable or dropped: the counts since the last flush.
 
         Raises:
-            RuntimeError: the encoding thread died, which no input should cause.
+            BlocksLost: the thread that writes died, which no input should cause.
         """
-        with self._changed:
-            self._wait()
+        self.wait()
+        with self._lock:
             result = FlushResult(self._durable, self._dropped)
             self._durable = self._dropped = 0
-            return result
+        return result
 
     def wait(self) -> None:
         """Return when everything submitted before is durable or dropped. Raises as `flush` does."""
-        with self._changed:
-            self._wait()
-
-    def _wait(self) -> None:
-        target = self._submitted
-        self._changed.wait_for(lambda: self._completed >= target or self._failure is not None)
+        with self._lock:
+            last = next(reversed(self._open), None)
+        self._written.wait_for(lambda: last not in self._open or self._failure is not None)
         if self._failure is not None:
-            raise RuntimeError(
-                "the thread that encodes blocks died; close the store and open it again"
+            raise BlocksLost(
+                f"{self.pending_blocks} blocks were not written, for a thread that writes them died; close the store, "
+                "open it again, and put them again"
             ) from self._failure
 
+    def abandon(self) -> int:
+        """Write no group any more but the one that is being written, for time has run out.
+
+        Returns:
+            How many blocks were not written.
+        """
+        self._abandoned = self._closing = True
+        self._submitted.ring()
+        return self.pending_blocks
+
     def close(self) -> None:
-        """Write what is queued, then end the threads."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        """Write what is queued, then end the threads. Idempotent."""
+        self._closing = True
+        self._submitted.ring()
         self._thread.join()
-        self._disk.shutdown()
+        self._disk.close()
 
     def _has_space(self, nbytes: int) -> bool:
         return self._bytes == 0 or self._bytes + nbytes <= self._queue_bytes or self._failure is not None
 
     def _run(self) -> None:
-        writing: Future[None] | None = None
+        writing: Task[None] | None = None
         try:
             while (group := self._next_group()) is not None:
                 self._tick()
                 if not group:
                     continue
-                sealed = self._encode([block for batch in group for block in batch.blocks])
+                sealed = self._encoded([block for batch in group for block in batch.blocks])
                 # At most one group is being written while the next is encoded: that bounds the buffers.
                 if writing is not None:
                     writing.result()
-                writing = self._disk.submit(self._write, group, sealed)
+                writing = Task(self._write, group, sealed)
+                self._disk.start(writing)
             if writing is not None:
                 writing.result()
         except BaseException as error:
-            # Nothing above should raise. If it does, flush() must say so rather than wait for ever.
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-            raise
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing that the threads call should raise. If it does, flush() must say so rather than wait for ever."""
+        if self._failure is None:
+            _log.error("a thread that writes blocks died; %d were not written", self.pending_blocks, exc_info=error)
+            self._failure = error
+        self._written.ring()
+
+    def _encoded(self, blocks: Sequence[Block]) -> Sequence[SealedRecord]:
+        """The records of a group; () if they cannot be made, and the commit finds them missing then."""
+        try:
+            return self._encode(blocks)
+        except Exception as error:
+            self._metrics.add(Metric.DROPPED_ENCODING, len(blocks), because=error)
+            return ()
 
     def _write(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> None:
-        result = self._commit(group, sealed)
-        with self._changed:
-            self._bytes -= sum(batch.nbytes for batch in group)
-            self._completed += len(group)
+        try:
+            result = self._commit(group, sealed)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        with self._lock:
+            for batch in group:
+                self._open.pop(batch, None)
+            self._taken -= len(group)
+            self._bytes = sum(batch.nbytes for batch in self._open)
             self._durable += result.durable_blocks
             self._dropped += result.dropped_blocks
-            self._changed.notify_all()
+        self._written.ring()
 
     def _next_group(self) -> list[WriteBatch] | None:
         """Whole batches of about `group_bytes`; [] when a tick is due, None at the end."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._batches or self._closing, self._tick_s):
-                return []
-            group: list[WriteBatch] = []
-            total = 0
-            while self._batches and (not group or total + self._batches[0].nbytes <= self._group_bytes):
-                group.append(self._batches.popleft())
-                total += group[-1].nbytes
-            return group or None
+        if not self._submitted.wait_for(lambda: len(self._open) > self._taken or self._closing, self._tick_s):
+            return []
+        if self._abandoned:
+            return None
+        group: list[WriteBatch] = []
+        total = 0
+        with self._lock:
+            for batch in itertools.islice(self._open, self._taken, None):
+                if group and total + batch.nbytes > self._group_bytes:
+                    break
+                group.append(batch)
+                total += batch.nbytes
+            self._taken += len(group)
+        return group or None

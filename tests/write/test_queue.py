@@ -16,6 +16,8 @@ from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.results import FlushResult
+from kvstore.errors import BlocksLost
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk.tier import SealedRecord
 from kvstore.write.queue import WriteBatch, WriteQueue
 
@@ -64,7 +66,7 @@ def make(sink: Sink) -> Iterator[Callable[..., WriteQueue]]:
     made: list[WriteQueue] = []
 
     def make_one(queue_bytes: int = 100, group_bytes: int = 30, tick_s: float = 60.0) -> WriteQueue:
-        made.append(WriteQueue(queue_bytes, group_bytes, sink.encode, sink.persist, sink.ticks.set, tick_s))
+        made.append(WriteQueue(queue_bytes, group_bytes, sink.encode, sink.persist, sink.ticks.set, Metrics(), tick_s))
         return made[-1]
 
     yield make_one
@@ -167,15 +169,45 @@ def test_the_tick_comes_without_any_job(make: Callable[..., WriteQueue], sink: S
     assert sink.ticks.wait(HANGS_S)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
-    writer = WriteQueue(100, 30, lambda blocks: 1 / 0, sink.persist, sink.ticks.set)  # type: ignore[arg-type,return-value]
+def test_blocks_that_cannot_be_encoded_are_dropped_and_what_follows_is_written(sink: Sink) -> None:
+    metrics, encode = Metrics(), sink.encode
+
+    def fails_at_first(blocks: Sequence[Any]) -> list[SealedRecord]:
+        if blocks[0].record == 1:
+            raise MemoryError
+        return encode(blocks)
+
+    writer = WriteQueue(100, 5, fails_at_first, sink.persist, sink.ticks.set, metrics)
     writer.submit(batch(1))
-    with pytest.raises(RuntimeError, match="thread that encodes blocks died") as error:
+    writer.submit(batch(2))
+    writer.wait()
+    assert (numbers(sink), sink.encoded) == ([[1], [2]], [2])
+    assert metrics[Metric.DROPPED_ENCODING] == 1
+    writer.close()
+
+
+def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
+    def persist(group: Sequence[WriteBatch], encoded: Sequence[SealedRecord]) -> FlushResult:
+        raise ZeroDivisionError
+
+    writer = WriteQueue(100, 30, sink.encode, persist, sink.ticks.set, Metrics())
+    writer.submit(batch(1))
+    with pytest.raises(BlocksLost, match="1 blocks were not written") as error:
         writer.flush()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
     assert writer.wait_for_space(1 << 40, 60) is not None  # nobody waits for it any more
     writer.close()
+
+
+def test_a_batch_is_written_once_however_often_it_is_submitted(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    writer, one = make(), batch(3)
+    stall(writer, sink)
+    for _ in range(3):
+        writer.submit(one)
+    assert writer.pending_bytes == 30
+    sink.gate.set()
+    writer.flush()
+    assert numbers(sink) == [[1], [2], [3]]
 
 
 # ---- in the store ------------------------------------------------------------------------------------------------

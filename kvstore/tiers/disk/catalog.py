@@ -8,6 +8,7 @@ This is the only module that imports lmdb. See FORMAT.md, "Catalog".
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import struct
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import numpy.typing as npt
+from lmdb import _envid as lmdb_files
 from lmdb import verify as lmdb_verify
 
 from kvstore.config import PAGE_BYTES
@@ -84,7 +86,6 @@ class Catalog:
     """
 
     def __init__(self, directory: str, map_bytes: int, readonly: bool) -> None:
-        _close_inherited()
         with _errors("open"):
             self._env = lmdb.open(
                 directory,
@@ -108,8 +109,7 @@ class Catalog:
         self._records, self._places, self._namespaces, sessions, self._traffic, texts, self._tasks = opened
         self._saved = SavedSessions(sessions, texts)
         self._session_bytes: int | None = None  # not counted yet; changed by who writes
-        self.pid = os.getpid()
-        _open_catalogs.add(self)
+        _open_environments.add(self._env)
 
     def _open_db(self, name: bytes, readonly: bool) -> Any:
         try:
@@ -433,17 +433,29 @@ _DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
-_open_catalogs: weakref.WeakSet[Catalog] = weakref.WeakSet()
+_open_environments: weakref.WeakSet[lmdb.Environment] = weakref.WeakSet()
+_keys_of_files = lmdb_files.env_keys
 
 
-def _close_inherited() -> None:
-    """In a forked child: forgets the environments of its parent, beside which it could not open its own. That gives
-    nothing back that is the parent's: locks and reader slots belong to the parent's process id."""
-    # Not at the fork itself: another thread may have been inside of LMDB then, and most children never come here.
-    for catalog in list(_open_catalogs):
-        if catalog.pid != os.getpid():
-            catalog.close()
-            _open_catalogs.discard(catalog)
+def _leave_inherited() -> None:
+    """In a forked child: lets go of the parent's environments without touching them.
+
+    To close one, or to let Python free it, waits for the transactions that the parent's other threads were inside of
+    at the fork; in the child these threads do not exist, and it waits for ever. So the child keeps them. And py-lmdb
+    refuses to open a file twice in one process; here it is another process, whose files it must tell from the parent's.
+    """
+    for environment in list(_open_environments):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment))
+        _open_environments.discard(environment)
+    lmdb_files.env_keys = _keys_in_this_process
+
+
+def _keys_in_this_process(path: Any, subdir: bool) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = _keys_of_files(path, subdir)  # type: ignore[no-untyped-call]
+    return tuple((os.getpid(), key) for key in found)
+
+
+os.register_at_fork(after_in_child=_leave_inherited)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,172 @@
+"""Threads of a store's own, which work until the store is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Task(Generic[T]):
+    """One call that a thread of `Workers` makes, and its result.
+
+    Whoever waits for it may be interrupted; the call goes on.
+    """
+
+    def __init__(self, function: Callable[..., T], *arguments: Any) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._unwanted = False
+        self._running = threading.Lock()  # held until the call has ended
+        self._running.acquire()
+
+    def __call__(self) -> None:
+        """Make the call, once; on the thread that took the task."""
+        try:
+            if not self._unwanted:
+                self._value = self._function(*self._arguments)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._running.release()
+
+    def cancel(self) -> None:
+        """Make no call if it has not begun."""
+        self._unwanted = True
+
+    def is_done(self, timeout_s: float) -> bool:
+        """Return whether the call has ended; wait so long for it."""
+        if not self._running.acquire(timeout=timeout_s):
+            return False
+        self._running.release()
+        return True
+
+    def result(self) -> T:
+        """Wait for the end of the call; return what it returned, or raise what it raised."""
+        with self._running:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._value  # type: ignore[return-value]
+
+
+class Workers:
+    """A fixed number of threads that make calls, the first come first. Thread-safe.
+
+    The threads of `concurrent.futures` refuse work as soon as the main thread has ended, while a program's other
+    threads, and what it registered with `atexit`, may still use a store. These work until they are closed; they start
+    at once, because Python starts no thread any more when it ends.
+
+    Example:
+        >>> workers = Workers(2, "example")
+        >>> workers.map(len, ["a", "bc"])
+        [1, 2]
+        >>> workers.close()
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        for number in range(count):
+            # A daemon: Python waits for the other threads before it lets stores end themselves (`ending`).
+            thread = threading.Thread(target=self._work, args=(self._tasks,), name=f"{name}-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives the process no further thread
+                self.close()
+                raise
+            self._threads.append(thread)
+
+    def start(self, task: Callable[[], None]) -> None:
+        """Let a thread call `task`, which must not raise; return at once. May be called by a finalizer."""
+        self._tasks.put(task)
+
+    @property
+    def starter(self) -> Callable[[Any], None]:
+        """What `start` does, as one call into C, which no interrupt can cut short."""
+        return self._tasks.put
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` on one of the threads and wait; return or raise what it does.
+
+        If the wait is interrupted, the call goes on to its end all the same.
+        """
+        task = Task(function, *arguments)
+        self.start(task)
+        return task.result()
+
+    def map(self, function: Callable[..., T], *columns: Iterable[Any]) -> list[T]:
+        """Call `function` for every row of the columns, and return the results in order.
+
+        Raises:
+            The first error; calls that had not begun are not made then. Nor are they where the wait is interrupted.
+        """
+        tasks = [Task(function, *row) for row in zip(*columns, strict=True)]
+        try:
+            for task in tasks:
+                self.start(task)
+            return [task.result() for task in tasks]
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Let a thread call `function`; return a future of the result."""
+        future: Future[T] = Future()
+        self.start(_Promise(future, function, arguments))
+        return future
+
+    def close(self, cancel: bool = False) -> None:
+        """End the threads when they have made all calls. Idempotent; a thread of these may call it itself.
+
+        Args:
+            cancel: make only the calls that have begun, and cancel the futures of the others.
+        """
+        if cancel:
+            with contextlib.suppress(Empty):
+                while True:
+                    _cancel(self._tasks.get_nowait())
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    @staticmethod
+    def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (task := tasks.get()) is not None:
+            task()
+            task = None  # what it holds must not wait for the next one
+
+
+class _Promise:
+    """A task whose result goes into a future."""
+
+    def __init__(self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.future = future
+        self._function = function
+        self._arguments = arguments
+
+    def __call__(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            value = self._function(*self._arguments)
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
+
+
+def _cancel(task: Callable[[], None] | None) -> None:
+    future = getattr(task, "future", None)
+    if future is not None:
+        future.cancel()
