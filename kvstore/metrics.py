@@ -141,6 +141,7 @@ class Metric(StrEnum):
     FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
     FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
+    FALLBACK_MODEL_CHANGED = "fallback_model_changed", "answers not stored, for the model changed meanwhile"
 
 
 def hit_tokens(tier: str) -> Metric:
@@ -214,6 +215,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.FALLBACK_BUFFERED_IO: Notice(
         INFO, "reading and writing take longer; use a file system with direct I/O, such as ext4 or xfs"
     ),
+    Metric.FALLBACK_MODEL_CHANGED: Notice(WARNING, "change adapters and weights between calls of generate"),
 }
 """What is logged when a counter grows that means a loss or a fallback. The others grow while all is well."""
 

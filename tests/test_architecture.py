@@ -22,10 +22,12 @@ ROOT = Path(__file__).parents[1]
 TRANSFORMERS = "kvstore.integrations.transformers"
 LAYERS = [
     {"kvstore.errors"},
-    {"kvstore.core.tensors"},
+    {"kvstore.core.tensors", "kvstore.core.fingerprints"},
     {"kvstore.core.layout"},
     # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.
+    {f"{TRANSFORMERS}.config_facts"},
+    {f"{TRANSFORMERS}.adapters"},
     {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache"},
     {f"{TRANSFORMERS}.describe"},
     {"kvstore.config"},

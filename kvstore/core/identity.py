@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from kvstore.core.fingerprints import differing_parts
 from kvstore.core.keys import hash_fields
 from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError
@@ -50,10 +51,12 @@ class ModelIdentity:
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any = None, revision: str = "") -> ModelIdentity:
-        """Make the identity of a loaded transformers model.
+        """Make the identity of a loaded transformers model as it is now.
 
         The layout comes from the model's config. The fingerprint of the weights is a hash over a sample of every
-        tensor: another checkpoint never has the same one, an edit of single values may.
+        tensor: another checkpoint never has the same one, an edit of single values may. Beside it stand hashes over
+        the config's fields and over the adapters that are active (of peft or transformers): call this again after
+        other adapters were activated, merged or disabled.
 
         Args:
             model: a loaded transformers model.
@@ -61,7 +64,8 @@ class ModelIdentity:
             revision: the checkpoint's version; "" takes the commit that the model was loaded from.
 
         Raises:
-            UnsupportedModel: names what the model keeps that cannot be stored, or that its weights are not loaded.
+            UnsupportedModel: names what the model keeps that cannot be stored, an adapter whose caches do not follow
+                from token ids, or that its weights are not loaded.
         """
         from kvstore.integrations.transformers.describe import identity_fields
 
@@ -88,7 +92,11 @@ class ModelIdentity:
             del mine[label]
         if not (self.tokenizer and other.get("tokenizer")):
             del mine["tokenizer"]
-        rows = [f"{k}: stored {other.get(k)!r}, given {v!r}" for k, v in mine.items() if other.get(k) != v]
+        pairs = {k: (other.get(k), v) for k, v in mine.items() if k != "weights" and other.get(k) != v}
+        rows = [
+            f"{name}: stored {stored!r}, given {given!r}"
+            for name, (stored, given) in {**pairs, **differing_parts(other.get("weights", ""), self.weights)}.items()
+        ]
         return "; ".join(row if len(row) < 300 else row[:300] + "..." for row in rows)
 
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvstore.core.layout import KVLayout, LayerLayout
 from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
 
 # Models that turn, in every layer, each value of the first half of a head with the one half a head behind it.
@@ -101,13 +102,13 @@ def _rope(config: Any, name: str) -> str:
 
 
 def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> dict[str, Any]:
-    """What `ModelIdentity` is made of, for a loaded model.
+    """What `ModelIdentity` is made of, for a loaded model as it is now, with the adapters that are active.
 
     Reads a sample of every tensor, not all of it: an edit of single values may go unnoticed, another checkpoint never
     does.
 
     Args:
-        model: a loaded transformers model; one wrapped by `torch.compile` is fine.
+        model: a loaded transformers model; one wrapped by `torch.compile` or peft is fine.
         tokenizer: its tokenizer; None where tokens are made elsewhere.
         revision: the name of the checkpoint's version; "" takes the commit that the model was loaded from.
 
@@ -115,9 +116,10 @@ def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> di
         The arguments `model`, `revision`, `weights`, `tokenizer` and `layout` of `ModelIdentity`.
 
     Raises:
-        UnsupportedModel: see `layout_from_config`; also for weights that are not loaded.
+        UnsupportedModel: see `layout_from_config`, `weights_fingerprint`.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile wraps; the weights are the same
+    weights = weights_fingerprint(model)
+    model = bare(model)
     config = model.config
     name = str(getattr(config, "_name_or_path", "") or type(model).__name__)
     if os.path.isdir(name):  # where a checkpoint lies does not change it
@@ -125,7 +127,7 @@ def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> di
     return {
         "model": name,
         "revision": revision or str(getattr(config, "_commit_hash", None) or ""),
-        "weights": weights_fingerprint(model),
+        "weights": weights,
         "tokenizer": "" if tokenizer is None else tokenizer_fingerprint(tokenizer),
         "layout": layout_from_config(config, model.dtype),
     }

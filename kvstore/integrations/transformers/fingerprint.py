@@ -1,4 +1,4 @@
-"""Fingerprints of a model's weights and of its tokenizer: other weights make other caches."""
+"""Fingerprints of what a model computes with, and of its tokenizer: another one makes other caches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
+from kvstore.core.fingerprints import MORE, SAMPLED
 from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers.adapters import Adapters, bare, check_adapters
+from kvstore.integrations.transformers.config_facts import HARMLESS, IN_LAYOUT, config_facts
 
 SAMPLES = 256  # elements of every tensor that the fingerprint reads
-SAMPLED = "sampled-sha256:"  # marks fingerprints made here; others are a caller's own and are not compared
-# Numbers of a config that the forward pass uses and that neither the weights nor the layout show. A list, not
-# the whole config: new fields of newer versions must not change the identity of an old model.
-COMPUTED_WITH = (
+_PART = 32  # hexadecimal digits of the parts behind the first
+# Fields of the config in the first part of the fingerprint, which the first stores had alone. Never changed, so that
+# they still open; the part "config" has every field.
+_IN_WEIGHTS = (
     "activation_function",
     "attention_multiplier",
     "attn_logit_softcapping",
@@ -42,23 +45,48 @@ COMPUTED_WITH = (
 
 
 def weights_fingerprint(model: Any) -> str:
-    """Return the fingerprint of a model's weights. Changes nothing. Thread-safe, for it shares no state.
+    """Return the fingerprint of what a model computes with. Changes nothing. Thread-safe, for it shares no state.
 
-    SHA-256 over name, shape, dtype and 256 evenly spread elements (first and last included) of every parameter and
-    persistent buffer, and over the numbers in `COMPUTED_WITH`.
+    Three parts, each a SHA-256 behind its name:
+
+    - the weights: name, shape, dtype and 256 evenly spread elements (first and last included) of every parameter and
+      persistent buffer;
+    - "config": every field of the config that is not known to be harmless (`HARMLESS`) and not in the layout, and
+      the buffers that are not saved with the weights;
+    - "adapters", where adapters are active: their tensors, scalings and other numbers, layer by layer. Those that are
+      merged are in the weights; those that are disabled or not active do not count.
+
+    Attributes of modules that neither torch nor transformers defines count as adapters. What hooks do is not seen.
 
     Args:
-        model: a loaded transformers model.
+        model: a loaded transformers model; one wrapped by `torch.compile` or peft is fine.
 
     Raises:
-        UnsupportedModel: names a tensor that is not loaded.
+        UnsupportedModel: names a tensor that is not loaded, or an adapter whose caches do not follow from token ids.
     """
-    hasher = hashlib.sha256()
-    config = model.config.get_text_config(decoder=True)
-    numbers = {key: getattr(config, key, None) for key in COMPUTED_WITH}
-    hasher.update(json.dumps({k: v for k, v in numbers.items() if v is not None}, sort_keys=True).encode())
+    check_adapters(model)
+    model = bare(model)
+    text = model.config.get_text_config(decoder=True)
+    numbers = {key: getattr(text, key, None) for key in _IN_WEIGHTS}
+    adapters = Adapters.of(model, lambda tensor: _digest([("", tensor)]))
+    saved, added = list[tuple[str, torch.Tensor]](), list[tuple[str, torch.Tensor]]()
+    for path, tensor in _tensors(model):
+        name, owned = adapters.place(path)
+        if name is not None:
+            (added if owned else saved).append((name, tensor))
+    weights = _digest(saved, _json({k: v for k, v in numbers.items() if v is not None}))
+    config = _digest([], _json([config_facts(model.config, HARMLESS | IN_LAYOUT), _derived(model, adapters)]))
+    parts = [SAMPLED + weights, "config:" + config[:_PART]]
+    if added or adapters.facts:
+        parts.append("adapters:" + _digest(added, _json(adapters.facts))[:_PART])
+    return MORE.join(parts)
+
+
+def _digest(tensors: list[tuple[str, torch.Tensor]], text: str = "") -> str:
+    """SHA-256 over a text and over a sample of each tensor, as hexadecimal digits."""
+    hasher = hashlib.sha256(text.encode())
     samples: dict[torch.device, list[torch.Tensor]] = {}
-    for name, tensor in _tensors(model):
+    for name, tensor in tensors:
         if tensor.is_meta:
             raise UnsupportedModel(f"{name}: not loaded (it is on the meta device); load the weights first")
         hasher.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -66,12 +94,15 @@ def weights_fingerprint(model: Any) -> str:
             samples.setdefault(tensor.device, []).append(_sample(tensor))
     for parts in samples.values():  # one transfer per device, not one per tensor
         hasher.update(torch.cat(parts).cpu().numpy().tobytes())
-    return SAMPLED + hasher.hexdigest()
+    return hasher.hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and persistent buffers by name; tied tensors once. Non-persistent buffers are derived
-    values."""
+    """Parameters and persistent buffers by name; tied tensors once."""
     seen: set[int] = set()
     for name, value in sorted(model.state_dict(keep_vars=True).items()):
         if isinstance(value, torch.Tensor) and id(value) not in seen:
@@ -79,13 +110,32 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value.detach()
 
 
+def _derived(model: Any, adapters: Adapters) -> list[Any]:
+    """Buffers that are not saved, as those of rotary positions: name, shape, dtype, and values to three digits, which
+    are the same on every machine."""
+    saved, found = model.state_dict(keep_vars=True).keys(), []
+    for path, buffer in model.named_buffers():
+        name, _ = adapters.place(path)
+        if path in saved or name is None:
+            continue
+        if buffer.is_meta:
+            raise UnsupportedModel(f"{path}: not loaded (it is on the meta device); load the weights first")
+        values = [f"{value:.2e}" for value in _spread(buffer.detach()).flatten().tolist()] if buffer.numel() else []
+        found.append([name, list(buffer.shape), str(buffer.dtype), values])
+    return sorted(found)
+
+
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8 `[bytes]`: evenly spread elements of `tensor`, without copying all of it even where it is
-    strided."""
+    """uint8 `[bytes]`: evenly spread elements of `tensor`."""
+    return _spread(tensor).view(torch.uint8)
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """`[elements]`: evenly spread elements of `tensor`, without copying all of it even where it is strided."""
     places = _places(tensor.numel(), tensor.device)
-    flat = tensor.is_contiguous()
-    values = tensor.view(-1)[places] if flat else tensor[torch.unravel_index(places, tensor.shape)]
-    return values.view(torch.uint8)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[places]
+    return tensor[torch.unravel_index(places, tensor.shape)]
 
 
 @lru_cache(maxsize=4096)

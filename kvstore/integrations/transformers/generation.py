@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
 
+from kvstore.core.fingerprints import SAMPLED, differing_parts
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import IdentityMismatch
 from kvstore.integrations.transformers.cache import cache_layers
-from kvstore.integrations.transformers.fingerprint import SAMPLED
 from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.integrations.transformers.recompute import recompute
+from kvstore.integrations.transformers.watch import identity_now
+from kvstore.metrics import Metric
 
 if TYPE_CHECKING:
     from kvstore.core.approximate import Approximate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # Arguments of `generate` that feed the model something the token ids do not show, bring a cache of their own,
 # or leave tokens in the cache that are not in the text.
 REFUSED_ARGUMENTS = (
+    "adapter_names",
     "assistant_model",
     "cache_implementation",
     "custom_generate",
@@ -31,9 +33,7 @@ REFUSED_ARGUMENTS = (
     "token_type_ids",
 )
 
-
-# Fingerprints of the models seen by `generate`: one look per model object, not one per call.
-_identities: weakref.WeakKeyDictionary[Any, ModelIdentity] = weakref.WeakKeyDictionary()
+_WORDS = {"adapters": "active adapters", "config": "settings in its config"}
 
 
 def generate(
@@ -52,8 +52,12 @@ def generate(
     computes logits anyway: of the answer, and of the prompt only if the model ignores `logits_to_keep`. Logits of a
     whole prompt may cost as much as several layers; tokens without a log-probability count 16 bits each.
 
+    Every call looks whether the model is still the one that the store was opened for: its weights, their dtype, the
+    config, and the adapters that are active. If it changes during the call, nothing is stored (counted as
+    `fallback_model_changed`).
+
     Args:
-        model: a transformers model in evaluation mode.
+        model: a transformers model in evaluation mode; one wrapped by `torch.compile` or peft is fine.
         input_ids: integers `[1, n]`, n >= 1. At least the last one is computed.
         store: all tokens that end up in the cache (the prompt and the answer without the last new token) are put here.
         session: store them as the state of this session, which replaces the former one.
@@ -68,7 +72,9 @@ def generate(
     Raises:
         ValueError: names the argument that does not fit: batches, beams, several sequences, inputs other than tokens,
             a model in training mode.
-        IdentityMismatch: the store holds the caches of another model.
+        IdentityMismatch: the store holds the caches of another model, or of the same one with other adapters, weights
+            or settings; the message says which.
+        UnsupportedModel: the model's caches cannot be stored (see `ModelIdentity.from_transformers`).
 
     Example:
         >>> import tempfile
@@ -86,13 +92,15 @@ def generate(
         6
     """
     _check_arguments(model, input_ids, kwargs)
-    _check_identity(model, store)
+    identity = _checked_identity(model, store)
     prompt = input_ids[0].tolist()
     cache = _stored_cache(model, prompt, store, namespace, approximate)
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
     with Scores(model, cache) as scores:
         output = model.generate(input_ids, past_key_values=cache, **kwargs)
-    if not getattr(cache, "is_approximate", False):
+    if identity_now(model) != identity:
+        store.metrics.add(Metric.FALLBACK_MODEL_CHANGED)
+    elif not getattr(cache, "is_approximate", False):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         _store(store, sequences[0], cache, scores, namespace, session)
     return output
@@ -151,19 +159,19 @@ def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None
             raise ValueError(f"{name}: the store knows a cache by its token ids alone; remove this input")
 
 
-def _check_identity(model: Any, store: KVStore) -> None:
+def _checked_identity(model: Any, store: KVStore) -> ModelIdentity:
     """Refuses a store made for another model. Weights are compared where both fingerprints were made here."""
-    mine = _identities.get(model)
-    if mine is None:
-        mine = _identities[model] = ModelIdentity.from_transformers(model)
-    theirs = store.identity
+    mine, theirs = identity_now(model), store.identity
     if mine.layout != theirs.layout:
         raise IdentityMismatch(
             f"the model's cache layout is {mine.layout.canonical()}, the store holds "
             f"{theirs.layout.canonical()}; open a store with ModelIdentity.from_transformers(model)"
         )
-    if theirs.weights.startswith(SAMPLED) and mine.weights != theirs.weights:
+    differ = differing_parts(theirs.weights, mine.weights) if theirs.weights.startswith(SAMPLED) else {}
+    if differ:
+        what = " and ".join(_WORDS.get(part, part) for part in differ)
         raise IdentityMismatch(
-            f"the store holds caches of other weights ({theirs.model} {theirs.revision}); open a store with "
-            "ModelIdentity.from_transformers(model)"
+            f"the store holds caches that the model computed with other {what} ({theirs.model} {theirs.revision}); "
+            "set the model back, or open another store with ModelIdentity.from_transformers(model)"
         )
+    return mine

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvstore.integrations.transformers.adapters import bare
 from kvstore.trie import UNIFORM_LOGPROB
 
 __all__ = ["Scores"]
@@ -41,7 +42,7 @@ class Scores:
     """
 
     def __init__(self, model: Any, cache: Any) -> None:
-        self._model = getattr(model, "_orig_mod", model)
+        self._model = bare(model)
         self._cache = cache
         self._scored: list[tuple[int, torch.Tensor]] = []  # position of the first token, float32 log-probabilities
         self._last: tuple[int, torch.Tensor] | None = None  # position to be scored, its logits [1, vocabulary]

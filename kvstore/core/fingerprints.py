@@ -1,0 +1,34 @@
+"""The text of a fingerprint of weights: what made it, and its parts."""
+
+from __future__ import annotations
+
+SAMPLED = "sampled-sha256:"
+"""Begins the fingerprints that `ModelIdentity.from_transformers` makes; others are a caller's own, in one part."""
+MORE = ";"
+"""Between the parts: the weights, then "config:" and "adapters:". The first stores have the weights alone."""
+
+
+def differing_parts(stored: str, given: str) -> dict[str, tuple[str | None, str | None]]:
+    """Return the parts, "weights", "config" or "adapters", that two fingerprints have not in common: stored, given.
+
+    A fingerprint of the first stores says little of the config and nothing of adapters. It is taken for that of a model
+    with the same weights, the given config and no active adapters.
+
+    Example:
+        >>> differing_parts("sampled-sha256:1;config:2", "sampled-sha256:1;config:2;adapters:3")
+        {'adapters': (None, '3')}
+        >>> differing_parts("sampled-sha256:1", "sampled-sha256:1;config:2")
+        {}
+    """
+    one, other = _parts(stored), _parts(given)
+    if stored.startswith(SAMPLED) and MORE not in stored and "config" in other:
+        one["config"] = other["config"]
+    names = list({**one, **other})
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def _parts(text: str) -> dict[str, str]:
+    if not text.startswith(SAMPLED):
+        return {"weights": text}
+    weights, *rest = text.split(MORE)
+    return {"weights": weights} | {part.partition(":")[0]: part.partition(":")[2] for part in rest}
