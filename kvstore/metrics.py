@@ -95,6 +95,8 @@ class Metric(StrEnum):
     DISK_FULL = "disk_full", "times that the file system was full before the budget was"
     CATALOG_ERRORS = "catalog_errors", "reads and writes that the catalog refused"
     CATALOG_REOPENED = "catalog_reopened", "times that the catalog was opened anew after a failed write"
+    CATALOG_COMPACTED = "catalog_compacted", "times that opening wrote the catalog anew, for its file had grown"
+    STALE_READERS = "stale_readers", "readers that died while they read the catalog, and no longer hold its pages"
     CATALOG_LOST = "catalog_lost", "times that it could not be opened anew: nothing is written any more"
 
     # ---- damage
@@ -178,6 +180,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DISK_FULL: Notice(WARNING, "free space on the file system, or lower disk.bytes"),
     Metric.CATALOG_ERRORS: _CHECK_DISK,
     Metric.CATALOG_REOPENED: Notice(INFO, "the store goes on; the line before says why"),
+    Metric.STALE_READERS: Notice(INFO, "nothing is lost; look for what killed the process that read the store"),
     Metric.CATALOG_LOST: Notice(ERROR, "mend the disk, then close the store and open it again"),
     Metric.QUARANTINED_RECORDS: _MISSES,
     Metric.DAMAGED_MAGIC: _MISSES,

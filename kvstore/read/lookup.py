@@ -104,8 +104,8 @@ class Lookup:
         elif record in residency.index:  # else whoever removed it says why
             # A writer process removed it, or else nobody did.
             reason = Reason.EVICTED if self.follower is not None else Reason.DAMAGED
-            residency.departures.add(name, reason)
-            residency.drop_if_nowhere(record, reason)
+            if residency.drop_if_nowhere(record, reason):
+                residency.departures.add(name, reason)
 
     def in_memory(self, records: Sequence[int]) -> list[bool]:
         """Return, for each record, whether it is in memory."""

@@ -223,15 +223,16 @@ class Residency(Ledger):
         self.metrics.add(why, because=f"record {record} in the {source.tier} tier")
         self.quarantine(record)
 
-    def drop_if_nowhere(self, record: int, reason: Reason) -> None:
-        """Forgets a record that no tier holds any more. reason: why that is so."""
+    def drop_if_nowhere(self, record: int, reason: Reason) -> bool:
+        """Forgets a record that no tier holds any more, and says whether it did. reason: why that is so."""
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
-                return
+                return False
             if not all(tier.lacks(record) for tier in self.storage.values()):
-                return
+                return False
             self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
         self._tell(self._forgotten, [record])
+        return True
 
     def drop_late(self, records: Iterable[int]) -> None:
         """Frees what the memory tiers took of records that left while they were on their way there."""

@@ -19,7 +19,7 @@ from kvstore.codecs.registry import delta_by_id
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError, UnknownCodec
 from kvstore.metrics import Metric, Metrics
-from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
+from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, write_file
 
 FOLDER = "profiles"
 _NEWEST = "newest"  # a file with the id of the profile that was used last
@@ -221,8 +221,9 @@ class Profiles:
                 raise ProfileError("the file holds another profile than its name says")
         except FileNotFoundError:
             return None  # a writer may still bring it
-        except (OSError, ValueError):
-            self._note_damaged(profile_id)
+        except (OSError, ValueError) as error:
+            if not (isinstance(error, OSError) and is_passing(error)):
+                self._note_damaged(profile_id)
             return None
         return profile
 
@@ -244,8 +245,9 @@ class Profiles:
                 raise ValueError(f"expected a profile id of {len(NO_PROFILE)} bytes, found {len(found)}")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError):
-            self._metrics.add(Metric.DAMAGED_PROFILES)
+        except (OSError, ValueError) as error:
+            if not (isinstance(error, OSError) and is_passing(error)):
+                self._metrics.add(Metric.DAMAGED_PROFILES)
             return None
         return found
 

@@ -15,7 +15,7 @@ from kvstore.tiers.disk.fs import FileSystem
 
 CALLS = (
     "open", "close", "pwritev", "preadv", "fdatasync", "allocate", "truncate", "rename", "unlink", "mkdir", "names",
-    "size", "sync_directory", "lock",
+    "size", "kind", "sync_directory", "lock",
 )  # fmt: skip
 
 
@@ -147,6 +147,10 @@ class FaultFS(FileSystem):
     def size(self, path: str) -> int:
         self._check("size")
         return super().size(path)
+
+    def kind(self, path: str) -> str:
+        self._check("kind")
+        return super().kind(path)
 
     def sync_directory(self, path: str) -> None:
         self._check("sync_directory")

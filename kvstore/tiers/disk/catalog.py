@@ -25,6 +25,8 @@ from lmdb import verify as lmdb_verify
 from kvstore.config import PAGE_BYTES
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
 from kvstore.errors import DiskError, StoreLocked
+from kvstore.metrics import Metric, Metrics
+from kvstore.tiers.disk.catalog_file import DATA_FILE, META_BYTES, renumbered
 from kvstore.tiers.disk.entry import (
     ENTRY,
     SUM_BYTES,
@@ -37,6 +39,7 @@ from kvstore.tiers.disk.entry import (
     tokens_end,
     with_sum,
 )
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing
 from kvstore.tiers.disk.saved_sessions import SavedSessions
 from kvstore.tiers.disk.segments import Extent
 
@@ -46,7 +49,8 @@ _DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic", b"t
 _OF_FORMAT_2 = (b"texts", b"tasks")
 _TRAFFIC_RUN = 4096  # records whose counts of traffic stand in one value
 _UPGRADE_RUN = 1024  # sessions that one commit of an upgrade rewrites
-_META_TXNID = 144  # where a meta page has the number of its commit
+_SCAN_RUN = 4096  # entries that one transaction of a scan reads: a longer one would keep pages from being used again
+_LOOK_FOR_STALE = 32  # commits between two looks for readers that died inside of a transaction
 
 # The engine's format, pinned: an environment variable of py-lmdb could otherwise change it.
 _ENGINE = 0
@@ -67,6 +71,8 @@ class Catalog:
         directory: of the LMDB files; it must exist. The caller has checked the file (`check`).
         map_bytes: the most bytes that the catalog may take.
         readonly: open it beside a writer.
+        metrics: where readers that died are counted; None for nowhere.
+        fs: the file system.
 
     Raises:
         CatalogDamaged: the file is damaged.
@@ -85,7 +91,18 @@ class Catalog:
         >>> folder.cleanup()
     """
 
-    def __init__(self, directory: str, map_bytes: int, readonly: bool) -> None:
+    def __init__(
+        self,
+        directory: str,
+        map_bytes: int,
+        readonly: bool,
+        metrics: Metrics | None = None,
+        fs: FileSystem | None = None,
+    ) -> None:
+        self.path = os.path.join(directory, DATA_FILE)
+        self._fs = fs or FileSystem()
+        self._metrics = metrics or Metrics()
+        self._commits = 0
         with _errors("open"):
             self._env = lmdb.open(
                 directory,
@@ -93,6 +110,7 @@ class Catalog:
                 max_dbs=8,
                 readonly=readonly,
                 create=not readonly,
+                mode=0o600,
                 max_readers=1024,
                 lib_version=_ENGINE,
             )
@@ -110,6 +128,9 @@ class Catalog:
         self._saved = SavedSessions(sessions, texts)
         self._session_bytes: int | None = None  # not counted yet; changed by who writes
         _open_environments.add(self._env)
+        if not readonly:
+            self._free_stale_readers()
+            self._lengthen()
 
     def _open_db(self, name: bytes, readonly: bool) -> Any:
         try:
@@ -129,7 +150,7 @@ class Catalog:
 
     def is_sound(self) -> bool:
         """Whether every key that is there is found when it is looked for, keys and values have the lengths that they
-        must have, and sessions and numbers of namespaces are intact.
+        must have, and sessions and numbers of namespaces are intact. Raises `CatalogError` if it cannot be said now.
 
         `check` knows nothing of that. One flipped bit in a key hides entries; a value of another length must not even
         be deleted, for LMDB would move what lies beside it; without its number a namespace would lose all entries.
@@ -140,7 +161,11 @@ class Catalog:
                 databases = (self._records, self._places, self._namespaces, self._traffic)
                 others = (saved.sessions, saved.texts, self._tasks)
                 return all(self._are_sound(txn, db) for db in (*databases, *others) if db is not None)
-        except CatalogError:
+        except CatalogDamaged:
+            return False
+        except CatalogError as error:
+            if _is_passing(error):
+                raise
             return False
 
     def _are_sound(self, txn: lmdb.Transaction[bytes], db: Any) -> bool:
@@ -166,6 +191,64 @@ class Catalog:
                     return False
         return True
 
+    # ---- the file ------------------------------------------------------------------------------------------------
+
+    def used_bytes(self) -> int:
+        """Return how large the file would be without free pages. Raises `CatalogError`."""
+        saved = self._saved
+        databases = (self._records, self._places, self._namespaces, self._traffic, self._tasks)
+        with _errors("read"), self._env.begin() as txn:
+            stats = [txn.stat(db) for db in (*databases, saved.sessions, saved.texts) if db is not None]
+        stats.append(self._env.stat())
+        pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return META_BYTES + pages * PAGE_BYTES
+
+    def write_compacted(self, path: str) -> None:
+        """Write a copy without free pages to a new file, of the same commit. Durable on return.
+
+        Raises:
+            CatalogError, OSError: the copy is of no use.
+        """
+        commit = self.version()
+        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            with _errors("copy"):
+                self._env.copyfd(fd, compact=True)
+            renumbered(self._fs, fd, commit)
+            self._fs.fdatasync(fd)
+        finally:
+            close_quietly(self._fs, fd)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """A transaction that is committed at the end, durably."""
+        with _errors("commit"), self._env.begin(write=True) as txn:
+            yield txn
+        self._lengthen()
+        self._commits += 1
+        if self._commits % _LOOK_FOR_STALE == 0:
+            self._free_stale_readers()
+
+    def _free_stale_readers(self) -> None:
+        """Pages that a reader may see are not used again; a reader that was killed inside of a transaction would keep
+        them for ever."""
+        with contextlib.suppress(lmdb.Error):  # it is tried again
+            found = int(self._env.reader_check())
+            if found:
+                self._metrics.add(Metric.STALE_READERS, found)
+
+    def _lengthen(self) -> None:
+        """LMDB does not write free pages at the end of its file. A file that has them is known to be whole by its
+        length alone, which is all that a reader beside a busy writer can check."""
+        end = (int(self._env.info()["last_pgno"]) + 1) * PAGE_BYTES
+        with contextlib.suppress(OSError):  # it costs a reader a second look
+            if self._fs.size(self.path) < end:
+                fd = self._fs.open(self.path, os.O_WRONLY)
+                try:
+                    self._fs.truncate(fd, end)
+                finally:
+                    close_quietly(self._fs, fd)
+
     # ---- records -------------------------------------------------------------------------------------------------
 
     def commit(
@@ -190,7 +273,7 @@ class Catalog:
         Raises:
             CatalogError: nothing changed.
         """
-        with _errors("commit"), self._env.begin(write=True) as txn:
+        with self._writing() as txn:
             for entry in removed:
                 self._forget(txn, entry)
             for entry in added:
@@ -225,7 +308,7 @@ class Catalog:
 
     def purge(self, keys: Sequence[bytes]) -> None:
         """Remove damaged entries by their raw keys. Durable on return. Raises `CatalogError`."""
-        with _errors("commit"), self._env.begin(write=True) as txn:
+        with self._writing() as txn:
             for key in keys:
                 txn.delete(key, db=self._records)
 
@@ -250,14 +333,11 @@ class Catalog:
 
     def scan(self, after: int = 0) -> Scan:
         """Return all entries with a number above `after`. Damaged ones are left out and their keys reported."""
-        values, damaged = [], []
-        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
-            if cursor.set_range(_RECORD_KEY.pack(after + 1)):
-                for key, value in cursor:
-                    if is_entry(key, value):
-                        values.append(value)
-                    else:
-                        damaged.append(key)
+        values: list[bytes] = []
+        damaged: list[bytes] = []
+        begin: bytes | None = _RECORD_KEY.pack(after + 1)
+        while begin is not None:
+            begin = self._scan_run(begin, values, damaged)
         heads = b"".join([value[: ENTRY.itemsize] for value in values])
         tokens = b"".join([value[ENTRY.itemsize : tokens_end(value)] for value in values])
         entries = np.frombuffer(heads, ENTRY)
@@ -268,11 +348,26 @@ class Catalog:
         }
         return Scan(entries, np.frombuffer(tokens, "<u4"), damaged, donors)
 
+    def _scan_run(self, begin: bytes, values: list[bytes], damaged: list[bytes]) -> bytes | None:
+        """Reads the next entries from the key `begin` on; returns where the ones after them begin, None for nowhere."""
+        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
+            there = cursor.set_range(begin)
+            for _ in range(_SCAN_RUN):
+                if not there:
+                    return None
+                key, value = cursor.item()
+                if is_entry(key, value):
+                    values.append(value)
+                else:
+                    damaged.append(key)
+                there = cursor.next()
+            return cursor.key() if there else None
+
     # ---- namespaces and sessions ---------------------------------------------------------------------------------
 
     def namespace(self, digest: bytes) -> int:
         """Return the number of a namespace, which it gets at its first use. Durable on return."""
-        with _errors("commit"), self._env.begin(write=True) as txn:
+        with self._writing() as txn:
             value = txn.get(digest, db=self._namespaces)
             number = _number(digest, value)
             if number is None:
@@ -343,7 +438,7 @@ class Catalog:
             self._env.set_mapsize(int(info["map_size"]) + 2 * (int(info["last_pgno"]) + 1) * PAGE_BYTES)
         after: bytes | None = b""
         while after is not None:
-            with _errors("commit"), self._env.begin(write=True) as txn:
+            with self._writing() as txn:
                 after = self._saved.upgrade(txn, after, _UPGRADE_RUN)
         self._session_bytes = None
 
@@ -362,7 +457,7 @@ class Catalog:
         runs = records // _TRAFFIC_RUN
         numbers, firsts = np.unique(runs, return_index=True)
         ends = [*firsts.tolist(), len(records)][1:]
-        with _errors("commit"), self._env.begin(write=True) as txn:
+        with self._writing() as txn:
             txn.drop(self._traffic, delete=False)
             for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
                 run = np.zeros(_TRAFFIC_RUN, "<u4")
@@ -388,29 +483,28 @@ class Catalog:
             txn.delete(place, db=self._places)
 
 
-def check(directory: str) -> list[str]:
+def check(directory: str, name: str = DATA_FILE) -> list[str]:
     """Return what is wrong with the structure of the LMDB file, as text; [] if nothing is.
 
-    This reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS.
+    This reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS. It looks at no
+    page of a long value but the first: see `is_cut_short`.
+
+    Raises:
+        OSError: the file cannot be read, which says nothing about its bytes.
     """
     try:
-        return [str(problem) for problem in _verify(directory)]
-    except (lmdb_verify.VerifyError, OSError, struct.error, ValueError, IndexError, OverflowError) as error:
+        return [str(problem) for problem in _verify(os.path.join(directory, name))]
+    except OSError as error:
+        if is_passing(error):
+            raise
+        return [str(error)]
+    except (lmdb_verify.VerifyError, struct.error, ValueError, IndexError, OverflowError) as error:
         return [str(error)]
 
 
-def _verify(directory: str) -> list[Any]:
-    found: list[Any] = lmdb_verify.verify(directory, subdir=True)  # type: ignore[no-untyped-call]
+def _verify(path: str) -> list[Any]:
+    found: list[Any] = lmdb_verify.verify(path, subdir=False)  # type: ignore[no-untyped-call]
     return found
-
-
-def metas_agree(pages: bytes | bytearray) -> bool:
-    """Return whether the two meta pages are of commits n and n - 1, each in its place.
-
-    LMDB takes the newer one: a flipped bit in that number would silently undo the last commit.
-    """
-    even, odd = (int(struct.unpack_from("<Q", pages, place + _META_TXNID)[0]) for place in (0, PAGE_BYTES))
-    return even == odd == 0 or (even % 2 == 0 and odd % 2 == 1 and abs(even - odd) == 1)
 
 
 def _place(extent: Extent) -> bytes:
@@ -456,6 +550,13 @@ def _keys_in_this_process(path: Any, subdir: bool) -> tuple[Any, ...]:
 
 
 os.register_at_fork(after_in_child=_leave_inherited)
+
+
+def _is_passing(error: CatalogError) -> bool:
+    """Whether an error of LMDB says nothing about the file."""
+    cause = error.__cause__
+    code = getattr(cause, "code", None)
+    return isinstance(cause, lmdb.ReadersFullError) or (isinstance(code, int) and is_passing(OSError(code, "")))
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ class SegmentFiles:
         most: how many stay open; while more are in use at once, more are open.
 
     Attributes:
+        most: see above.
         writable: whether they are opened for writing, too; constant once the first is open.
         direct: whether they are opened past the page cache (O_DIRECT); False once the file system refused that.
 
@@ -56,7 +57,7 @@ class SegmentFiles:
         self.writable = True
         self._fs = fs
         self._directory = directory
-        self._most = most
+        self.most = most
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -78,7 +79,7 @@ class SegmentFiles:
         idle = []  # closed behind the lock
         with self._lock:
             file = self._open.setdefault(number, made)  # another thread may have been faster
-            while len(self._open) > self._most:
+            while len(self._open) > self.most:
                 idle.append(self._open.popitem(last=False))
         return file
 
@@ -94,28 +95,32 @@ class SegmentFiles:
             gone, self._open = self._open, OrderedDict()
         gone.clear()
 
-    def _opened(self, number: int) -> OpenFile:
-        path = segment_path(self._directory, number)
+    def open(self, path: str, flags: int) -> int:
+        """Open any file and return its descriptor. If there is none left, those of files that nobody uses are taken.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
         try:
-            return self._try(path)
+            return self._fs.open(path, flags)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         self.close()
-        return self._try(path)
+        return self._fs.open(path, flags)
 
-    def _try(self, path: str) -> OpenFile:
-        flags = os.O_RDWR if self.writable else os.O_RDONLY
+    def _opened(self, number: int) -> OpenFile:
+        path, flags = segment_path(self._directory, number), os.O_RDWR if self.writable else os.O_RDONLY
         if self.direct:
             try:
-                return OpenFile(self._fs, self._fs.open(path, flags | O_DIRECT))
+                return OpenFile(self._fs, self.open(path, flags | O_DIRECT))
             except NotAFile:
                 raise
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                     raise
                 self.direct = False  # visible in stats(): this file system has no direct I/O
-        return OpenFile(self._fs, self._fs.open(path, flags))
+        return OpenFile(self._fs, self.open(path, flags))
 
 
 def most_open(setting: int) -> int:

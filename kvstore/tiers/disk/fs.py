@@ -143,6 +143,22 @@ class FileSystem:
             return False
         return True
 
+    def is_sole_user(self, fd: int) -> bool:
+        """Return whether no process has the LMDB environment open whose lock file this is.
+
+        If so, none can open it until `fd` is closed, or any other descriptor of this process for the same file.
+        """
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)  # the lock that LMDB itself takes
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def inode(self, path: str) -> tuple[int, int]:
+        """Return what tells the file at `path` from one that took its place."""
+        status = os.lstat(path)
+        return status.st_dev, status.st_ino
+
     def unlock(self, fd: int) -> None:
         """Give the lock back, even if a forked child still has the file open."""
         fcntl.flock(fd, fcntl.LOCK_UN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,17 +15,21 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ConfigError, CorruptStore, DiskError, StoreNotFound
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
+from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, CatalogError
+from kvstore.tiers.disk.catalog_file import DATA_FILE, LOCK_FILE, Metas, is_cut_short
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.files import segment_path
-from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, make_directory, read_all
+from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, make_directory
 from kvstore.tiers.disk.lock import WriterLock
-from kvstore.tiers.disk.rebuild import DATA_FILE, rebuild, recover_entries
+from kvstore.tiers.disk.rebuild import rebuild, recover_entries
 from kvstore.tiers.disk.segments import Segments, segment_numbers
 from kvstore.tiers.disk.superblock import FORMAT, Superblock
 
-LOCK_FILE = "lock.mdb"
 _MOST_LOCK_BYTES = 1 << 24  # LMDB's takes 64 bytes a reader
+# A catalog is written anew when it takes more than this many times what is in it, and so many bytes on top.
+_GROWN, _GROWN_BYTES = 2, MIB
+# A reader that looks at the file while a writer changes it looks again, and then waits so often, so many seconds.
+_LOOKS, _WAITS, _WAIT_S = 3, 50, 0.02
 
 
 @contextlib.contextmanager
@@ -172,12 +177,10 @@ class Opening:
 
     def catalog(self, lock: WriterLock) -> Catalog:
         """Open the catalog, or rebuild it from the segments if it is damaged. Raises `CorruptStore` for a reader."""
-        # A rebuild that was cut short is begun again; a live writer has checked the file when it opened it, and
-        # changes it under a reader's eyes.
-        problems = ["a rebuild was cut short"] if self._is_there(self._damaged_file) else []
-        trusted = self.read_only and not lock.is_free()
-        if not problems and not trusted:
-            problems = self._problems()
+        problems = ["a rebuild was cut short"] if self._is_there(self._damaged_file) else []  # it is begun again
+        busy = False
+        if not problems:
+            problems, busy = self._look()
         if not problems:
             is_new = not self.read_only and not self._is_there(self.catalog_file)
             try:
@@ -185,13 +188,62 @@ class Opening:
             except CatalogDamaged as error:
                 problems = [str(error)]
             else:
-                if is_new:
-                    self._keep_names(catalog)
-                if trusted or catalog.is_sound():
-                    return catalog
+                # A live writer has looked at every entry when it opened the file.
+                try:
+                    if is_new:
+                        self._keep_names(catalog)
+                    if busy or (self.read_only and not lock.is_free()) or catalog.is_sound():
+                        return catalog
+                except BaseException:
+                    catalog.close()
+                    raise
                 catalog.close()
                 problems = ["entries that are there cannot be found, or the number of a namespace is lost"]
         return self.rebuilt(problems[0])
+
+    def compacted(self, catalog: Catalog) -> Catalog:
+        """Return the catalog, in a smaller file if its own has grown far beyond what is in it.
+
+        It grows when readers live long. The new file takes the place of the old one only if nobody else has that open,
+        and whole or not at all. What fails is counted, and the catalog stays as it is.
+
+        Raises:
+            CatalogError: the catalog cannot be opened again.
+        """
+        copy = self.catalog_file + ".new"
+        if self.read_only:
+            return catalog
+        written = False
+        try:
+            if self._is_there(copy):
+                self.fs.unlink(copy)  # of a time that was cut short
+            if self.fs.size(self.catalog_file) > _GROWN * catalog.used_bytes() + _GROWN_BYTES:
+                catalog.write_compacted(copy)
+                written = not catalog_module.check(self.catalog_directory, os.path.basename(copy))
+        except (CatalogError, OSError) as error:
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+        if written:
+            catalog.close()
+            try:
+                self._replace_catalog(copy)
+            except OSError as error:
+                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+            catalog = self.new_catalog()
+        with contextlib.suppress(OSError):
+            if self._is_there(copy):
+                self.fs.unlink(copy)
+        return catalog
+
+    def _replace_catalog(self, copy: str) -> None:
+        """Puts the copy in the place of the catalog's file, which this process has closed, if no other has it open."""
+        fd = self.fs.open(os.path.join(self.catalog_directory, LOCK_FILE), os.O_RDWR)
+        try:
+            if self.fs.is_sole_user(fd):
+                self.fs.rename(copy, self.catalog_file)
+                self.fs.sync_directory(self.catalog_directory)
+                self.metrics.add(Metric.CATALOG_COMPACTED)
+        finally:
+            close_quietly(self.fs, fd)
 
     def rebuilt(self, problem: str) -> Catalog:
         """Make a new catalog from the segments, in place of the damaged one. Raises `CorruptStore` for a reader."""
@@ -200,23 +252,44 @@ class Opening:
             raise CorruptStore(f"{self.catalog_file}: {problem}; open the store for writing to rebuild it")
         return self._rebuild()
 
+    def _look(self) -> tuple[list[str], bool]:
+        """(what is wrong with the catalog's file, whether a writer changed it all the while, so that only its length
+        could be checked)."""
+        for _ in range(_LOOKS):
+            before = self._commits()
+            problems = self._problems()
+            if not problems or not self.read_only or before == self._commits():
+                return problems, False
+        for _ in range(_WAITS):
+            metas = Metas.read(self.fs, self.catalog_file)
+            if self.fs.size(self.catalog_file) >= metas.end:
+                return [], True
+            time.sleep(_WAIT_S)
+        raise DiskError(f"{self.catalog_file}: its writer changes it all the time; open the store again")
+
+    def _commits(self) -> tuple[int, int] | None:
+        try:
+            return Metas.read(self.fs, self.catalog_file).commits
+        except OSError as error:
+            if is_passing(error):
+                raise
+            return None
+
     def _problems(self) -> list[str]:
         if not self._is_there(self.catalog_file):
             # The catalog is made before the first segment.
             return ["it is missing"] if self._segment_numbers() else []
         if problems := catalog_module.check(self.catalog_directory):
             return problems
-        pages = bytearray(2 * PAGE_BYTES)
-        fd = self.fs.open(self.catalog_file, os.O_RDONLY)
         try:
-            read_all(self.fs, fd, [memoryview(pages)], 0)
+            if is_cut_short(self.fs, self.catalog_file):
+                return ["it was cut short: pages that are in use are missing at its end"]
+            agree = Metas.read(self.fs, self.catalog_file).agree
         except OSError as error:
             if is_passing(error):
                 raise
             return [str(error)]
-        finally:
-            close_quietly(self.fs, fd)
-        return [] if catalog_module.metas_agree(pages) else ["its two meta pages are not of two commits in a row"]
+        return [] if agree else ["its two meta pages are not of two commits in a row"]
 
     def new_catalog(self) -> Catalog:
         """Open or make the LMDB environment as it is. Raises `CatalogError`, `StoreLocked`."""
@@ -224,7 +297,18 @@ class Opening:
         with contextlib.suppress(OSError):
             # A full one can still be opened, and made smaller.
             map_bytes = max(map_bytes, self.fs.size(self.catalog_file) + MIB)
-        return Catalog(self.catalog_directory, map_bytes, self.read_only)
+        while True:
+            before = self._inode()
+            catalog = Catalog(self.catalog_directory, map_bytes, self.read_only, self.metrics, self.fs)
+            if not self.read_only or before == self._inode():
+                return catalog
+            catalog.close()  # a writer put another file in its place meanwhile
+
+    def _inode(self) -> tuple[int, int] | None:
+        try:
+            return self.fs.inode(self.catalog_file)
+        except OSError:
+            return None
 
     def scan(self, catalog: Catalog, segments: Segments) -> Scan:
         """Open the segments, and return all sound entries.

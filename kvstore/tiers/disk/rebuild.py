@@ -22,7 +22,6 @@ from kvstore.tiers.disk.format1 import session_of_format_1
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing, read_all
 from kvstore.tiers.disk.segments import Extent
 
-DATA_FILE = "data.mdb"
 _CHUNK_BYTES = 4 << 20
 _LMDB_HEADER = 16
 _MOST_VALUE = 1 << 28  # no session is larger

@@ -113,8 +113,9 @@ class Segments:
         self.max_segments = max_segments
         self.store_id = store_id
         self.files = SegmentFiles(fs, directory, open_files)
-        # Files that were written and not synced: an error of the disk is told to those who had the file open then.
+        # Files that were written and not synced stay open: an error of the disk is told to who had the file open then.
         self._unsynced: dict[int, OpenFile] = {}
+        self._synced: set[int] = set()  # written in the same group, and synced so that fewer files are open
         self.by_number: dict[int, Segment] = {}
         self.free: list[Segment] = []
         self.current: Segment | None = None
@@ -207,7 +208,7 @@ class Segments:
 
     def close(self) -> None:
         self.files.close()
-        self._unsynced.clear()
+        self._end_group()
         self.by_number.clear()
         self.free.clear()
         self.current = None
@@ -251,26 +252,55 @@ class Segments:
         """Writes buffers to their extents, neighbours with one call. Durable only after `sync`."""
         try:
             for first, last in _runs(extents):
-                number = extents[first].segment
-                file = self._unsynced[number] = self._unsynced.get(number) or self.files.get(number)
+                file = self._to_be_written(extents[first].segment)
                 write_all(self.fs, file.fd, buffers[first:last], extents[first].offset)
         except BaseException:
-            self._unsynced.clear()  # the caller gives up all that it wrote since the last sync
+            self._end_group()  # the caller gives up all that it wrote since the last sync
             raise
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Makes the segments durable. After a failure a segment is sealed: the kernel may have dropped the dirty
         pages and marked them clean, so a second sync would prove nothing."""
-        written, self._unsynced = self._unsynced, {}
-        for number in numbers:
-            if self.by_number[number].sealed:  # since the records to be synced were placed there
-                raise OSError(errno.EIO, f"segment {number} is sealed: an earlier sync of it failed")
-            file = written.get(number) or self.files.get(number)
+        try:
+            for number in numbers:
+                if self.by_number[number].sealed:  # since the records to be synced were placed there
+                    raise OSError(errno.EIO, f"segment {number} is sealed: an earlier sync of it failed")
+                if number not in self._synced:
+                    self._sync(number, self._unsynced.get(number) or self.files.get(number))
+        finally:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        self._unsynced.clear()
+        self._synced.clear()
+
+    def _to_be_written(self, number: int) -> OpenFile:
+        """The open file of a segment, which stays open until it is synced."""
+        if number not in self._unsynced:
+            self._synced.discard(number)
+            if 2 * len(self._unsynced) >= self.files.most:
+                self._sync_early()
             try:
-                self.fs.fdatasync(file.fd)
-            except OSError:
-                self.seal(number)
-                raise
+                self._unsynced[number] = self.files.get(number)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._unsynced:
+                    raise
+                self._sync_early()
+                self._unsynced[number] = self.files.get(number)
+        return self._unsynced[number]
+
+    def _sync_early(self) -> None:
+        while self._unsynced:
+            number, file = self._unsynced.popitem()
+            self._sync(number, file)
+            self._synced.add(number)
+
+    def _sync(self, number: int, file: OpenFile) -> None:
+        try:
+            self.fs.fdatasync(file.fd)
+        except OSError:
+            self.seal(number)
+            raise
 
     def seal(self, number: int) -> None:
         segment = self.by_number[number]
@@ -359,7 +389,7 @@ class Segments:
 
     def _create(self) -> Segment:
         number, path = self.next_number, segment_path(self.directory, self.next_number)
-        fd = self.fs.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fd = self.files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             # On a full disk the call fails but may leave a file of all that was left.
             self.fs.allocate(fd, self.segment_bytes)

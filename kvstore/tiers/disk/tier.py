@@ -139,6 +139,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 self.catalog = opening.rebuilt("what was mended damaged other pages")
                 scan = self._scan(opening)
             opening.upgrade(superblock, self.catalog)
+            self.catalog = opening.compacted(self.catalog)
             undo.pop_all()
             return scan
 
