@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo test test-long test-repeat test-asan test-faults bench style docs clean
+.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -55,9 +55,28 @@ test-long: setup
 	@KVSTORE_FAULTS=full SEED=$(NEW_SEED); export KVSTORE_FAULTS; echo "KVSTORE_SEED=$$SEED makes this run again"; \
 	  PYTHONHASHSEED=0 KVSTORE_SEED=$$SEED $(PYTEST) -q -n $(JOBS) --dist worksteal
 
-# Kill, damage and full-disk tests alone, at full length.
+# Kills, power cuts, failing calls, damage and full disks alone, at full length: minutes. The seed is new each time and
+# printed; `make test-faults KVSTORE_SEED=...` repeats a run. CUTS=20000 power cuts take about half an hour more.
 test-faults: setup
-	KVSTORE_FAULTS=full $(RUN) -m faults
+	@SEED=$(NEW_SEED); echo "KVSTORE_SEED=$$SEED makes this run again"; \
+	  KVSTORE_FAULTS=full KVSTORE_CUTS=$(CUTS) PYTHONHASHSEED=0 KVSTORE_SEED=$$SEED \
+	  $(PYTEST) -q -n $(JOBS) --dist worksteal -m faults
+
+# Fuzzes whatever reads bytes, SECONDS for each target: the C++ under sanitizers, guided by what it reaches, and the
+# parsers. TARGETS="trie record" runs these alone; KEEP=1 keeps the inputs that reach something new. See docs/faults.md.
+SECONDS ?= 60
+fuzz: setup
+	$(PY) -m pip install -q "atheris; python_version < '3.13'" || echo "atheris cannot be installed: no parsers"
+	PYTHONPATH=tests/helpers OMP_NUM_THREADS=1 $(PY) tests/fuzz/run.py --seconds $(SECONDS) --jobs $(JOBS) \
+	  $(if $(KVSTORE_SEED),--seed $(KVSTORE_SEED)) $(if $(KEEP),--keep) $(if $(TARGETS),--targets $(TARGETS))
+
+# A writer of eight threads and four readers do everything at once for HOURS, and every get is checked. A second run goes
+# on where the first was left, in the folder SOAK.
+HOURS ?= 0.75
+SOAK ?= build/soak
+soak: setup
+	PYTHONPATH=tests/helpers $(PY) tests/soak/soak.py --hours $(HOURS) --folder $(SOAK) \
+	  $(if $(KVSTORE_SEED),--seed $(KVSTORE_SEED)) $(if $(CALM),--calm)
 
 # The tests that depend on chance, threads or processes, N times, until one fails. LOAD=1 keeps every core busy beside
 # them. FRESH=1 gives every run a seed of its own.
