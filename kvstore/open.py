@@ -220,6 +220,7 @@ def _open_base(
             alive=owner.is_pending,
             lost=owner.quarantine,
             leaves=owner.entries_leave,
+            holes=owner.holes,
         )
 
     has_disk = config.disk.bytes > 0

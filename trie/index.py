@@ -13,6 +13,10 @@ geometric mean; what is not stored counts as if it were, with uniform bits and n
 
 Recency is kept per node: an operation that touches a path makes all of it the most recent, and `evict`
 takes from the least recent leaf, so that a stored block always has its parents.
+
+`remove` may take a full block out of the middle of a sequence. That leaves a *hole*: what lies behind it stays where it
+is, and can be reached again as soon as a record fills the hole. The index keeps the id of a hole as long as it is one:
+until a record fills it (`insert` returns the id then), or nothing is stored behind it any more (`take_released`).
 """
 
 from __future__ import annotations
@@ -204,13 +208,13 @@ class TrieIndex:
         Args:
             namespace, tokens: the path.
             ends: uint32 `[m]`, strictly rising, each a multiple of B or len(tokens).
-            ids: uint64 `[m]`, not 0, none in use.
+            ids: uint64 `[m]`, 1 to 2^63 - 1, none in use.
             bits: float32 `[len(tokens)]`, finite and >= 0, or one number for every token; only those of new tokens
                 count.
 
         Returns:
-            The ids that this supersedes (uint64, rising): records that were replaced, and tails on this path inside a
-            newly covered block. A tail at a pinned depth is kept.
+            The ids that this supersedes (uint64, rising): records that were replaced, holes that were filled, and tails
+            on this path inside a newly covered block. A tail at a pinned depth is kept.
         """
         root = self._roots.get(namespace)
         if root is None:
@@ -329,6 +333,21 @@ class TrieIndex:
         """
         return self._trie.counts()
 
+    def holes(self) -> tuple[U64, U32]:
+        """Return the ids of all holes (uint64 `[m]`, rising) and their traffic (uint32 `[m]`), for `restore`."""
+        return self._trie.holes()
+
+    def is_hole(self, record_id: int) -> bool:
+        """Return whether this record left a hole, which is there still."""
+        return self._trie.is_hole(record_id)
+
+    def take_released(self) -> U64:
+        """Return the ids of holes that went since the last call because nothing is stored behind them any more.
+
+        Each is returned once (uint64, rising). Until this is called they are kept in a list.
+        """
+        return self._trie.take_released()
+
     def restore(
         self,
         namespaces: Sequence[bytes],
@@ -342,12 +361,14 @@ class TrieIndex:
         tokens: U32,
         pinned: U8,
         traffic: U32 | None = None,
+        holes: U8 | None = None,
     ) -> U64:
         """Rebuild an empty index from m catalog entries.
 
-        An entry is dropped if it is impossible, if its parent is missing, or if the parent does not end where the entry
-        starts. Of two entries for the same path the higher id stays. Tails inside a longer, newer record go. Recency is
-        by id.
+        Entries may come in any order of ids. An entry is dropped if it is impossible, if its parent is missing, or if
+        the parent does not end where the entry starts. A hole is a parent like any other; it is dropped if nothing is
+        behind it. Of two entries for the same path the record stays and not the hole, else the higher id. Tails inside
+        a longer, newer record go. Recency is by id.
 
         With `traffic` the count is as before where a record ends. Elsewhere (where paths part inside a block, and at
         the empty prefix) it is what went on into the branches that are stored: traffic that ended there, or went on
@@ -366,7 +387,8 @@ class TrieIndex:
             bits: float32 `[m]`, of all its tokens.
             tokens: the tokens of all entries, one after the other.
             pinned: uint8 `[m]`, not 0 for an entry that is pinned.
-            traffic: uint32 `[m]`, what `counts()` returned for it; default is none.
+            traffic: uint32 `[m]`, what `counts()` or `holes()` returned for it; default is none.
+            holes: uint8 `[m]`, not 0 for an entry that is a hole; default is none.
 
         Returns:
             The ids dropped (uint64, rising).
@@ -383,14 +405,16 @@ class TrieIndex:
         with self._lock:
             roots = np.array([self._root(namespace) for namespace in namespaces], np.uint32)
             mapped = roots[which] if which.size else np.zeros(0, np.uint32)
-            return self._trie.restore(mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic)
+            return self._trie.restore(
+                mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic, holes
+            )
 
     def compact(self) -> None:
         """Rebuild the token arena without garbage. Happens by itself when more than half is garbage."""
         self._trie.compact()
 
     def stats(self) -> dict[str, int]:
-        """Return nodes, tokens, records, bytes (of memory), arena_tokens, garbage_tokens and namespaces."""
+        """Return nodes, tokens, records, holes, bytes (of memory), arena_tokens, garbage_tokens and namespaces."""
         return {**self._trie.stats(), "namespaces": len(self._names)}
 
     def _root(self, namespace: bytes) -> int:

@@ -35,7 +35,7 @@ py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::h
 
 py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::handle starts, py::handle counts,
                               py::handle tags, py::handle parent_tags, py::handle bits, py::handle tokens,
-                              py::handle pinned, py::handle traffic) {
+                              py::handle pinned, py::handle traffic, py::handle holes) {
   const auto i = view<uint64_t>(ids, "ids");
   const auto t = view<uint32_t>(tokens, "tokens");
   TrieRows rows{};
@@ -50,6 +50,7 @@ py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::
   rows.parent_tags = column<uint64_t>(parent_tags, i.size, "parent_tags");
   rows.bits = column<float>(bits, i.size, "bits");
   rows.pinned = column<uint8_t>(pinned, i.size, "pinned");
+  rows.holes = holes.is_none() ? nullptr : column<uint8_t>(holes, i.size, "holes");
   rows.traffic = traffic.is_none() ? nullptr : column<uint32_t>(traffic, i.size, "traffic");
   return to_numpy(unlocked([&] { return trie.restore(rows); }));
 }
@@ -74,10 +75,11 @@ py::object near(const Trie& trie, uint64_t id, double radius, uint32_t visits) {
   return py::make_tuple(to_numpy(std::move(found.records)), to_numpy(std::move(found.distances)));
 }
 
+template <bool holes>
 py::tuple traffic(const Trie& trie) {
   std::vector<uint64_t> ids;
   std::vector<uint32_t> counts;
-  unlocked([&] { trie.traffic(&ids, &counts); });
+  unlocked([&] { trie.traffic(holes, &ids, &counts); });
   return py::make_tuple(to_numpy(std::move(ids)), to_numpy(std::move(counts)));
 }
 
@@ -102,6 +104,7 @@ py::dict stats(const Trie& trie) {
   out["nodes"] = s.nodes;
   out["tokens"] = s.tokens;
   out["records"] = s.records;
+  out["holes"] = s.holes;
   out["bytes"] = s.bytes;
   out["arena_tokens"] = s.arena_tokens;
   out["garbage_tokens"] = s.garbage_tokens;
@@ -131,7 +134,10 @@ void def_queries(py::class_<Trie>& trie) {
            py::arg("root"), py::arg("tokens"), py::arg("touch"))
       .def("leaf", &leaf, py::arg("record_id"))
       .def("near", &near, py::arg("record_id"), py::arg("radius_bits"), py::arg("visits"))
-      .def("counts", &traffic)
+      .def("counts", &traffic<false>)
+      .def("holes", &traffic<true>)
+      .def("is_hole", [](const Trie& trie, uint64_t id) { return unlocked([&] { return trie.is_hole(id); }); },
+           py::arg("record_id"))
       .def("contains", [](const Trie& trie, uint64_t id) { return unlocked([&] { return trie.contains(id); }); },
            py::arg("record_id"))
       .def("path", &path, py::arg("record_id"))
@@ -170,7 +176,8 @@ void def_changes(py::class_<Trie>& trie) {
            py::arg("root"), py::arg("max_bits"))
       .def("restore", &restore, py::arg("roots"), py::arg("ids"), py::arg("starts"), py::arg("counts"), py::arg("tags"),
            py::arg("parent_tags"), py::arg("bits"), py::arg("tokens"), py::arg("pinned"),
-           py::arg("traffic") = py::none())
+           py::arg("traffic") = py::none(), py::arg("holes") = py::none())
+      .def("take_released", [](Trie& trie) { return to_numpy(unlocked([&] { return trie.take_released(); })); })
       .def("compact", [](Trie& trie) { unlocked([&] { trie.compact(); }); });
 }
 

@@ -121,7 +121,7 @@ std::vector<uint64_t> Trie::prune(uint32_t root, double max_bits) {
     };
     take(nodes_[node].end, nodes_[node].tail);
     for (uint32_t k = slot_count(nodes_[node]); k > 0; --k)
-      take((from / block_ + k) * block_, slots_[nodes_[node].slots + k - 1]);
+      take((from / block_ + k) * block_, record_at(slots_[nodes_[node].slots + k - 1]));
     if (taken.size() > before) trim(node);
   }
   std::sort(taken.begin(), taken.end(), [](const auto& a, const auto& b) {
@@ -144,7 +144,7 @@ bool Trie::leaf(uint64_t id, TrieLeaf* found) const {
     const Node& at = nodes_[x];
     if (at.tail && at.end < end) found->above.push_back(at.tail);
     for (uint32_t k = slot_count(at); k > 0; --k) {
-      const uint64_t above = slots_[at.slots + k - 1];
+      const uint64_t above = record_at(slots_[at.slots + k - 1]);
       if (above && (start(at) / block_ + k) * block_ < end) found->above.push_back(above);
     }
   }
@@ -192,17 +192,19 @@ bool Trie::near(uint64_t id, double radius, uint32_t visits, TrieNear* found) co
   return true;
 }
 
-void Trie::traffic(std::vector<uint64_t>* ids, std::vector<uint32_t>* counts) const {
+void Trie::traffic(bool holes, std::vector<uint64_t>* ids, std::vector<uint32_t>* counts) const {
   std::vector<std::pair<uint64_t, uint32_t>> rows;
   {
     FairLock::Shared guard(lock_);
-    rows.reserve(live_records_);
+    rows.reserve(holes ? holes_.size() : live_records_);
     for (size_t i = 1; i < nodes_.size(); ++i) {
       const Node& x = nodes_[i];
       if (!x.parent) continue;  // free, or a root
-      for (uint32_t k = 0, slots = slot_count(x); k < slots; ++k)
-        if (slots_[x.slots + k]) rows.emplace_back(slots_[x.slots + k], x.count);
-      if (x.tail) rows.emplace_back(x.tail, x.count);
+      for (uint32_t k = 0, slots = slot_count(x); k < slots; ++k) {
+        const uint64_t place = slots_[x.slots + k];
+        if (place && holes == (record_at(place) == 0)) rows.emplace_back(place & ~kHole, x.count);
+      }
+      if (x.tail && !holes) rows.emplace_back(x.tail, x.count);
     }
   }
   std::sort(rows.begin(), rows.end());

@@ -63,7 +63,7 @@ uint32_t Trie::cover(Cursor at, uint64_t* id, uint32_t* end) const {
   for (uint32_t visits = 0; visits < kMaxVisits; ++visits) {
     const Node& node = nodes_[x];
     *end = std::min(node.end, limit);
-    *id = node.end >= limit ? slot(node, limit) : node.tail;
+    *id = node.end >= limit ? record_at(slot(node, limit)) : node.tail;
     if (*id) return x;
     if (node.end < limit && node.child) {
       x = node.child;
@@ -103,7 +103,7 @@ TrieMatch Trie::match(uint32_t root, const uint32_t* tokens, size_t count, bool 
         out.ends[node.end / block_] = node.end;
       }
       for (uint32_t i = start(node) / block_, k = node.slots; i < upto / block_; ++i, ++k) {
-        if (!slots_[k]) continue;
+        if (!record_at(slots_[k])) continue;
         out.records[i] = slots_[k];
         out.ends[i] = (i + 1) * block_;
       }
@@ -159,8 +159,8 @@ bool Trie::path(uint64_t id, uint32_t* root, std::vector<uint32_t>* tokens) cons
 TrieStats Trie::stats() const {
   FairLock::Shared guard(lock_);
   const uint64_t bytes = sizeof(*this) + arena_.bytes() + slots_.bytes() + nodes_.bytes() + children_.bytes() +
-                         records_.bytes() + roots_.capacity() * 4 + own_pins_.size() * 32;
-  return {live_nodes_, live_tokens_, live_records_, bytes, arena_.size(), arena_.size() - live_tokens_};
+                         records_.bytes() + roots_.capacity() * 4 + own_pins_.size() * 32 + holes_.size() * 32;
+  return {live_nodes_, live_tokens_, live_records_, holes_.size(), bytes, arena_.size(), arena_.size() - live_tokens_};
 }
 
 }  // namespace kvstore

@@ -2,7 +2,9 @@
 //
 // The records of one parent are inserted together, in order of their ids; then each chain of only children is appended
 // to the edge that it continues. So the result does not depend on where the records lie, and a sequence that nothing
-// else shares is one node. While building, a record's id is its row + 1; the real ids come last.
+// else shares is one node. While building, a record's id is its row + 1; the real ids come last, and until then a hole is
+// built like a record. Holes come before the records that start where they do, so that a record of the same path, whatever
+// its id is, takes the place of a hole.
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
@@ -48,20 +50,25 @@ class Trie::Rebuild {
 
   const uint32_t* tokens(uint32_t row) const { return rows_.tokens + at_[row]; }
 
+  bool hole(uint32_t row) const { return rows_.holes && rows_.holes[row]; }
+  bool pinned(uint32_t row) const { return rows_.pinned[row] && !hole(row); }
+
   bool plausible(uint32_t row) const {
     const uint32_t count = rows_.counts[row], start = rows_.starts[row];
-    return rows_.ids[row] && count && count <= trie_.block_ && start % trie_.block_ == 0 &&
-           start <= 0x7fffffff - count &&
+    return rows_.ids[row] && rows_.ids[row] < kHole && count && count <= trie_.block_ && start % trie_.block_ == 0 &&
+           start <= 0x7fffffff - count && (!hole(row) || count == trie_.block_) &&
            rows_.roots[row] < trie_.roots_.size() && rows_.bits[row] >= 0 && rows_.bits[row] <= 1e30f;
   }
 
-  // Finds every row's parent, in order of (start, id), and lists the trusted rows by parent in that order.
+  // Finds every row's parent, in order of (start, holes first, id), and lists the trusted rows by parent in that order,
+  // without the holes that nothing is behind.
   void link_rows() {
     const size_t m = rows_.count;
     std::vector<uint32_t> order(m);
     std::iota(order.begin(), order.end(), 0u);
     std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
       if (rows_.starts[a] != rows_.starts[b]) return rows_.starts[a] < rows_.starts[b];
+      if (hole(a) != hole(b)) return hole(a);
       return rows_.ids[a] != rows_.ids[b] ? rows_.ids[a] < rows_.ids[b] : a < b;
     });
     first_.assign(m, kNone);
@@ -99,6 +106,7 @@ class Trie::Rebuild {
     }
     for (size_t i = kept.size(); i > 0; --i) {
       const uint32_t row = kept[i - 1];
+      if (hole(row) && first_[row] == kNone) continue;  // what would be behind it was listed before
       uint32_t& head = parents[row] == kNone ? first_of_root_[rows_.roots[row]] : first_[parents[row]];
       next_[row] = head;
       head = row;
@@ -111,7 +119,7 @@ class Trie::Rebuild {
   // own end.
   uint32_t only_child(uint32_t row) const {
     const uint32_t child = first_[row];
-    const bool only = child != kNone && next_[child] == kNone && !rows_.pinned[row] && traffic(row) == traffic(child);
+    const bool only = child != kNone && next_[child] == kNone && !pinned(row) && traffic(row) == traffic(child);
     return only ? child : kNone;
   }
 
@@ -145,7 +153,7 @@ class Trie::Rebuild {
     std::vector<uint64_t> replaced;
     for (uint32_t x = leaf; trie_.nodes_[x].end > depth; x = trie_.nodes_[x].parent) {
       const Node& y = trie_.nodes_[x];
-      if (y.tail && y.end < end && !rows_.pinned[y.tail - 1]) trie_.take_tail(x, &replaced);
+      if (y.tail && y.end < end && !pinned(static_cast<uint32_t>(y.tail - 1))) trie_.take_tail(x, &replaced);
     }
     replaced.clear();
     uint32_t holder = leaf;
@@ -216,10 +224,16 @@ class Trie::Rebuild {
     const uint64_t row = *place - 1;
     *place = rows_.ids[row];
     trie_.nodes_[node].count = std::max(trie_.nodes_[node].count, traffic(static_cast<uint32_t>(row)));
+    trie_.top_id_ = std::max(trie_.top_id_, *place);
+    if (hole(static_cast<uint32_t>(row))) {
+      trie_.holes_.insert(*place);
+      *place |= kHole;
+      --trie_.live_records_;
+      return;
+    }
     trie_.records_.prepare(*place);
     trie_.records_.set(*place, node);
-    trie_.top_id_ = std::max(trie_.top_id_, *place);
-    if (!rows_.pinned[row]) return;
+    if (!pinned(static_cast<uint32_t>(row))) return;
     ++trie_.own_pins_[node];  // the record of a pinned row ends its node
     for (uint32_t x = node; trie_.nodes_[x].parent; x = trie_.nodes_[x].parent) {
       trie_.unlink(x);
@@ -248,7 +262,7 @@ class Trie::Rebuild {
       aged.push_back(Aged{0, x.end, node});
       stamp[node] = x.tail;
       const uint32_t slots = trie_.slot_count(x);
-      for (uint32_t i = 0; i < slots; ++i) stamp[node] = std::max(stamp[node], trie_.slots_[x.slots + i]);
+      for (uint32_t i = 0; i < slots; ++i) stamp[node] = std::max(stamp[node], record_at(trie_.slots_[x.slots + i]));
       trie_.unlink(node);
     }
     std::sort(aged.begin(), aged.end(), [](const Aged& a, const Aged& b) { return a.end > b.end; });
@@ -281,7 +295,7 @@ std::vector<uint64_t> Trie::restore(const TrieRows& rows) {
   if (arena_.size() != live_tokens_) rebuild_arena();
   std::vector<uint64_t> dropped;
   for (size_t i = 0; i < rows.count; ++i)
-    if (!records_.get(rows.ids[i])) dropped.push_back(rows.ids[i]);
+    if (!records_.get(rows.ids[i]) && !holes_.count(rows.ids[i])) dropped.push_back(rows.ids[i]);
   std::sort(dropped.begin(), dropped.end());
   dropped.erase(std::unique(dropped.begin(), dropped.end()), dropped.end());
   return dropped;

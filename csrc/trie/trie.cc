@@ -135,7 +135,7 @@ uint32_t Trie::split(uint32_t low, uint32_t depth) {
   const size_t hashed = find_slot(l.parent, low);
   const uint32_t above = depth / block_ - start(l) / block_;
   for (uint32_t i = 0; i < above; ++i)
-    if (const uint64_t id = slots_[l.slots + i]) records_.set(id, up);
+    if (const uint64_t id = record_at(slots_[l.slots + i])) records_.set(id, up);
   u = l;
   u.length = cut;
   u.end = depth;
@@ -184,7 +184,10 @@ uint32_t Trie::hang(Cursor at, const uint32_t* tokens, uint32_t count, double bi
 
 void Trie::put(uint32_t node, uint32_t end, uint64_t id, std::vector<uint64_t>* replaced) {
   uint64_t& place = end % block_ ? nodes_[node].tail : slot(nodes_[node], end);
-  if (place) {
+  if (place & kHole) {
+    replaced->push_back(place & ~kHole);
+    holes_.erase(place & ~kHole);
+  } else if (place) {
     replaced->push_back(place);
     records_.erase(place);
     --live_records_;
@@ -207,12 +210,21 @@ void Trie::clear_record(uint32_t node, uint32_t end) {
   --live_records_;
 }
 
+// Clears a place without a record; if it is a hole, it is told that nothing needs it.
+void Trie::release(uint64_t* place) {
+  if (*place & kHole) {
+    released_.push_back(*place & ~kHole);
+    holes_.erase(*place & ~kHole);
+  }
+  *place = 0;
+}
+
 void Trie::check_insert(const float* bits, float uniform_bits, uint32_t count, const uint32_t* ends,
                         const uint64_t* ids, size_t records) const {
   for (size_t i = 0; i < records; ++i) {
     if (ends[i] == 0 || ends[i] > count || (i && ends[i] <= ends[i - 1]) || (ends[i] % block_ && ends[i] != count))
       throw std::invalid_argument("ends: expected rising multiples of the block, or the last token");
-    if (ids[i] == 0) throw std::invalid_argument("ids: 0 is not an id");
+    if (ids[i] == 0 || ids[i] >= kHole) throw std::invalid_argument("ids: expected numbers from 1 to 2^63 - 1");
   }
   if (!std::is_sorted(ids, ids + records, std::less_equal<uint64_t>())) {
     std::vector<uint64_t> sorted(ids, ids + records);
@@ -235,7 +247,7 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
   FairLock::Exclusive guard(lock_);
   const uint32_t top = root_node(root);
   for (size_t i = 0; i < records; ++i)  // rising ids beyond all that were ever used need no look
-    if (ids[i] <= top_id_ && records_.get(ids[i]))
+    if (ids[i] <= top_id_ && (records_.get(ids[i]) || holes_.count(ids[i])))
       throw std::invalid_argument("ids: " + std::to_string(ids[i]) + " is in use");
   const Cursor at = walk(top, 0, tokens, n);
   // What linking the leaf will write to lies anywhere; fetch it while the tokens are copied.
@@ -288,24 +300,26 @@ uint64_t Trie::last_record(uint32_t node, uint32_t* end) const {
   if (x.tail) return x.tail;
   for (uint32_t i = slot_count(x); i > 0; --i) {
     *end = (start(x) / block_ + i) * block_;
-    if (const uint64_t id = slots_[x.slots + i - 1]) return id;
+    if (const uint64_t id = record_at(slots_[x.slots + i - 1])) return id;
   }
   return 0;
 }
 
-// Frees a node without children. Its records go to `taken` (they must be gone already if that is nullptr).
+// Frees a node without children. Its records go to `taken` (they must be gone already if that is nullptr), its holes are
+// released.
 void Trie::drop_node(uint32_t node, std::vector<uint64_t>* taken) {
   Node& x = nodes_[node];
   const uint32_t slots = slot_count(x);
   if (taken) {
     for (uint32_t i = 0; i < slots; ++i) {
-      if (const uint64_t id = slots_[x.slots + i]) {
+      if (const uint64_t id = record_at(slots_[x.slots + i])) {
         taken->push_back(id);
         clear_record(node, (start(x) / block_ + 1 + i) * block_);
       }
     }
     if (x.tail) take_tail(node, taken);
   }
+  for (uint32_t i = 0; i < slots; ++i) release(&slots_[x.slots + i]);
   children_.erase(find_slot(x.parent, node));
   (x.prev ? nodes_[x.prev].next : nodes_[x.parent].child) = x.next;
   if (x.next) nodes_[x.next].prev = x.prev;
@@ -327,6 +341,7 @@ void Trie::trim(uint32_t node) {
       if (end == nodes_[node].end) return;
       const double bits = bits_at(Cursor{node, end});
       Node& x = nodes_[node];
+      for (uint32_t i = end / block_ - start(x) / block_; i < slot_count(x); ++i) release(&slots_[x.slots + i]);
       live_slots_ -= x.end / block_ - end / block_;
       live_tokens_ -= x.end - end;
       x.bits = bits;
@@ -364,10 +379,29 @@ bool Trie::remove(uint64_t id) {
   FairLock::Exclusive guard(lock_);
   const uint32_t node = records_.get(id);
   if (!node) return false;
-  clear_record(node, record_end(node, id));
+  uint32_t last;
+  const uint32_t end = record_end(node, id);
+  const bool ends_here = !nodes_[node].child && last_record(node, &last) == id;
+  const bool leaves_hole = !ends_here && end % block_ == 0;
+  if (leaves_hole) holes_.insert(id);
+  clear_record(node, end);
+  if (leaves_hole) slot(nodes_[node], end) = id | kHole;
   trim(node);
   compact_if_half_garbage();
   return true;
+}
+
+bool Trie::is_hole(uint64_t id) const {
+  FairLock::Shared guard(lock_);
+  return holes_.count(id) != 0;
+}
+
+std::vector<uint64_t> Trie::take_released() {
+  FairLock::Exclusive guard(lock_);
+  std::vector<uint64_t> taken;
+  taken.swap(released_);
+  std::sort(taken.begin(), taken.end());
+  return taken;
 }
 
 std::vector<uint64_t> Trie::erase(uint32_t root, const uint32_t* tokens, size_t count) {

@@ -6,8 +6,10 @@
 //
 // An edge is a slice of one shared token arena; a split shares the slice. A node keeps the cumulative bits (-log2 P) at
 // its end; inside an edge they are linear. The ids of the full blocks that end on an edge are a slice of a shared id
-// arena (0: hole); a tail sits in the node that ends with it. Children are found in one hash table and listed newest
-// first.
+// arena; a tail sits in the node that ends with it. Children are found in one hash table and listed newest first.
+//
+// A full block that is removed while something continues it leaves a *hole*: its id stays in its place, marked, until a
+// new record fills it or nothing is stored behind it any more. A place that never had a record is 0.
 //
 // Traffic: a node counts the inserts and touches that entered its edge; all tokens of an edge share the count, and the
 // counts of a node's children never exceed its own. Counts and bits make the mixture probabilities (trie/bits.cc).
@@ -22,6 +24,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -53,7 +56,7 @@ struct TrieMatch {
 };
 
 struct TrieStats {
-  uint64_t nodes, tokens, records, bytes, arena_tokens, garbage_tokens;
+  uint64_t nodes, tokens, records, holes, bytes, arena_tokens, garbage_tokens;
 };
 
 // Columns of `count` records for restore(); `tokens` holds sum(counts) tokens, record after record.
@@ -63,6 +66,7 @@ struct TrieRows {
   const uint64_t *ids, *tags, *parent_tags;
   const float* bits;
   const uint8_t* pinned;
+  const uint8_t* holes;     // nullptr: none
   const uint32_t* traffic;  // nullptr: none
 };
 
@@ -101,6 +105,9 @@ class Trie {
   bool remove(uint64_t id);
   std::vector<uint64_t> erase(uint32_t root, const uint32_t* tokens, size_t count);
 
+  bool is_hole(uint64_t id) const;
+  std::vector<uint64_t> take_released();  // holes that nothing is behind any more, each told once; rising
+
   // ---- probabilities: trie/bits.cc ----
 
   std::pair<uint32_t, double> best_match(uint32_t root, const uint32_t* tokens, size_t count) const;
@@ -110,7 +117,7 @@ class Trie {
   std::vector<uint64_t> prune(uint32_t root, double max_bits);  // the ids removed, deepest first
   bool leaf(uint64_t id, TrieLeaf* found) const;                // false: unknown, or not the end of a sequence
   bool near(uint64_t id, double radius, uint32_t visits, TrieNear* found) const;
-  void traffic(std::vector<uint64_t>* ids, std::vector<uint32_t>* counts) const;
+  void traffic(bool holes, std::vector<uint64_t>* ids, std::vector<uint32_t>* counts) const;
 
   // ----
 
@@ -140,6 +147,10 @@ class Trie {
   class Rebuild;
   static constexpr uint32_t kOut = 0xffffffffu;
   static constexpr uint32_t kMaxVisits = 4096;  // nodes looked at for one covering record
+
+  // Marks the id of a hole in its place; ids are below it.
+  static constexpr uint64_t kHole = uint64_t{1} << 63;
+  static uint64_t record_at(uint64_t place) { return place & kHole ? 0 : place; }
 
   static constexpr double kLeastConcentration = 1e-6, kMostConcentration = 1e6;
 
@@ -172,6 +183,7 @@ class Trie {
   void take_tail(uint32_t node, std::vector<uint64_t>* taken);
   uint64_t last_record(uint32_t node, uint32_t* end) const;
   void clear_record(uint32_t node, uint32_t end);
+  void release(uint64_t* place);
   void drop_node(uint32_t node, std::vector<uint64_t>* taken);
   void trim(uint32_t node);
   uint32_t record_end(uint32_t node, uint64_t id) const;
@@ -195,6 +207,8 @@ class Trie {
   RecordTable records_;
   std::vector<uint32_t> roots_;
   std::unordered_map<uint32_t, uint32_t> own_pins_;  // only pinned nodes
+  std::unordered_set<uint64_t> holes_;
+  std::vector<uint64_t> released_;  // since take_released()
   uint32_t free_ = 0;
   uint64_t top_id_ = 0;  // no record has a higher id
   uint64_t live_nodes_ = 0, live_tokens_ = 0, live_slots_ = 0, live_records_ = 0;

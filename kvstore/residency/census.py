@@ -19,6 +19,9 @@ class Census:
         queued: blocks that wait to be written, by record.
         unwritten: records whose write failed.
         replaced: stored records that are to go when a newer one is written, or with the next commit.
+        holes: records that left holes in the index.
+        holes_due: records whose holes the catalog does not have yet.
+        released: holes that nothing is behind any more, and that the next commit removes.
         pinned: the last records of pinned sequences.
         kept: all records of those sequences, with their bytes.
         pinned_bytes: what the ledger counts of those.
@@ -33,6 +36,9 @@ class Census:
     queued: dict[int, Block]
     unwritten: frozenset[int]
     replaced: frozenset[int]
+    holes: frozenset[int]
+    holes_due: frozenset[int]
+    released: frozenset[int]
     pinned: frozenset[int]
     kept: dict[int, int]
     pinned_bytes: int

@@ -166,6 +166,8 @@ class Checker:
             ]
         if residency.disk is None or survey is not None:
             found += [*self._state_problems(look), *_family_problems(look), *offered]
+        if residency.disk is not None and not residency.disk.read_only and survey is not None:
+            found += _hole_problems(look)
         return found + _mark_problems(look.census), look
 
     def _disk_paused(self) -> AbstractContextManager[None]:
@@ -262,6 +264,26 @@ def _family_problems(look: _Look) -> Iterator[str]:
     for record in (stored.keys() | census.donors.keys()) & indexed & on_disk - census.queued.keys():
         if stored.get(record, ()) != census.donors.get(record, ()):
             yield f"record {record}: the catalog names other donors than the families do"
+
+
+def _hole_problems(look: _Look) -> Iterator[str]:
+    """The catalog has the holes that the index has, so that whatever is behind them can be placed at the next open."""
+    census, disk = look.census, look.disk
+    assert disk is not None
+    stored = set(disk.scan.holes["record"].tolist())
+    on_disk = set(look.on_disk.tolist())
+    for record in sorted(census.holes - stored - census.holes_due - (on_disk & disk.leaving)):
+        yield f"record {record} left a hole that is not in the catalog"
+    going = census.replaced | census.released | disk.leaving
+    for record in sorted(stored - census.holes - census.unwritten - going):
+        yield f"hole {record} is in the catalog, and nothing needs it"
+    if census.holes_due:
+        return
+    rows = disk.scan.entries
+    tags = np.concatenate([rows["tag"], disk.scan.holes["tag"]])
+    placed = (rows["start"] == 0) | np.isin(rows["parent_tag"], tags) | ~np.isin(rows["record"], census.indexed)
+    for record in rows["record"][~placed].tolist():
+        yield f"record {record} is on disk, and what comes before it is not, nor a hole in its place"
 
 
 def _mark_problems(census: Census) -> list[str]:

@@ -36,31 +36,37 @@ class Follower:
         with self._lock:
             try:
                 scan = disk.scan_new()
+                if scan is None:
+                    return
+                for block, tokens, bits in self._new_blocks(disk, scan):
+                    residency.arrive(tokens, [block], bits)
             except CatalogError as error:
                 residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
-                return
-            if scan is None:
-                return
-            for block, tokens, bits in self._new_blocks(disk, scan):
-                residency.arrive(tokens, [block], bits)
 
     def _new_blocks(self, disk: DiskTier, scan: Scan) -> Iterator[tuple[StoredBlock, Tokens, float]]:
         """(block, all tokens of its sequence to its end, bits a token) of what has a place and is not known yet.
 
-        A block's place may be behind the one before it, which must have arrived by then.
+        A block's place is behind the one before it, which must have arrived by then; that may have a higher number, for
+        it filled a hole. Raises `CatalogError`.
         """
         residency, rows = self.residency, scan.entries
         names = {number: digest for digest, number in disk.namespaces.items()}
         ends = np.cumsum(rows["count"])
-        for row, end in zip(rows, ends.tolist(), strict=True):
+        by_tag = dict(zip(rows["tag"].tolist(), rows["record"].tolist(), strict=True))
+        everything: _Paths | None = None
+        for i in np.lexsort((rows["record"], rows["start"])).tolist():
+            row, end = rows[i], int(ends[i])
             record, parent, start, count = (int(row[name]) for name in ("record", "parent", "start", "count"))
-            tokens = np.ascontiguousarray(scan.tokens[end - count : end])
-            before = self._tokens_before(parent, start)
-            if before is None:
-                residency.metrics.add(Metric.UNREACHABLE_RECORDS)
-                continue
             namespace = names.get(int(row["namespace"]))
             if namespace is None or record in residency.index:
+                continue
+            tokens = np.ascontiguousarray(scan.tokens[end - count : end])
+            before = self._tokens_before((parent, by_tag.get(int(row["parent_tag"]), 0)), namespace, start)
+            if before is None:  # what stood before it left before it was seen here: the catalog may know it still
+                everything = everything or _Paths(disk.catalog.scan())
+                before = everything.before(row)
+            if before is None:
+                residency.metrics.add(Metric.UNREACHABLE_RECORDS)
                 continue
             block = StoredBlock(
                 record=record,
@@ -73,9 +79,36 @@ class Follower:
             )
             yield block, np.concatenate([before, tokens]), float(row["bits"]) / max(1, count)
 
-    def _tokens_before(self, parent: int, start: int) -> Tokens | None:
-        """The `start` tokens up to the end of `parent`; None if that is not known here, or ends elsewhere."""
+    def _tokens_before(self, parents: tuple[int, ...], namespace: bytes, start: int) -> Tokens | None:
+        """The `start` tokens up to the end of one of `parents`; None if none is known here, or they end elsewhere."""
         if not start:
             return np.zeros(0, np.uint32)
-        known = self.residency.whole_path(parent)
-        return known[1] if known is not None and len(known[1]) == start else None
+        for parent in parents:
+            known = self.residency.whole_path(parent)
+            if known is not None and known[0] == namespace and len(known[1]) == start:
+                return known[1]
+        return None
+
+
+class _Paths:
+    """What stands before each entry of a catalog, by the tags of their keys: whole paths, whatever the numbers are."""
+
+    def __init__(self, scan: Scan) -> None:
+        self._rows = np.concatenate([scan.holes, scan.entries])
+        self._tokens = np.concatenate([scan.hole_tokens, scan.tokens])
+        self._ends = np.cumsum(self._rows["count"])
+        self._by_tag = {tag: i for i, tag in enumerate(self._rows["tag"].tolist())}
+
+    def before(self, row: np.void) -> Tokens | None:
+        """The tokens before an entry; None if one of the blocks before it is unknown."""
+        blocks: list[Tokens] = []
+        while int(row["start"]):
+            i = self._by_tag.get(int(row["parent_tag"]))
+            above = self._rows[i] if i is not None else None
+            if i is None or above is None or above["namespace"] != row["namespace"]:
+                return None
+            if int(above["start"]) + int(above["count"]) != int(row["start"]):
+                return None
+            blocks.append(self._tokens[int(self._ends[i]) - int(above["count"]) : int(self._ends[i])])
+            row = above
+        return np.concatenate(blocks[::-1]) if blocks else np.zeros(0, np.uint32)

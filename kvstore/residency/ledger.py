@@ -5,7 +5,7 @@ The index (trie) names the records; the ledger keeps the rest, and both change t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,11 @@ from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency.block import Block, StoredBlock, most_bytes
 from kvstore.residency.census import Census
-from kvstore.residency.departures import BlockName, Departures
+from kvstore.residency.departures import Departures
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.expiry import Expiry
 from kvstore.residency.families import Families
+from kvstore.residency.holes import Holes, LostBlock
 from kvstore.residency.pins import Pins
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
 from kvstore.trie.content import ContentIndex
@@ -69,10 +70,12 @@ class Ledger:
         # Stored records whose replacement left before it was written: they go next. Guarded by _lock.
         self._abandoned: list[int] = []
         # Which blocks those are that only memory has. Guarded by _lock.
-        self._memory_only: dict[int, BlockName] = {}
+        self._memory_only: dict[int, LostBlock] = {}
+        self._keeps_holes = False  # whether there is a catalog to keep them in; set once, before anything arrives
         self.departures = Departures()  # it has a lock of its own
         self._pins = Pins(self._path_with_holes, self.size_of)  # guarded by _lock
         self._expiry = Expiry()  # guarded by _lock
+        self.holes = Holes(self.index, self._lock, self.config.block_tokens, self._waiting_to_go)
         self._families = Families()  # changed under _lock; it has its own for readers
         # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
         self._arrived: tuple[Callable[[int], None], ...] = ()
@@ -170,15 +173,22 @@ class Ledger:
     # ---- arriving ------------------------------------------------------------------------------------------------
 
     def arrive(
-        self, tokens: Tokens, blocks: Sequence[Block] | Sequence[StoredBlock], bits: Bits = UNIFORM_BITS_PER_TOKEN
-    ) -> list[int]:
+        self,
+        tokens: Tokens,
+        blocks: Sequence[Block] | Sequence[StoredBlock],
+        bits: Bits = UNIFORM_BITS_PER_TOKEN,
+        needs: Iterable[int] = (),
+    ) -> list[int] | None:
         """Makes blocks of one sequence findable; returns the records that they replace, which are forgotten.
 
         tokens: of the sequence, to the end of the last block. Blocks that are queued wait for `written`; what they
-        replace stays on disk until then. Blocks are pinned if they say so.
+        replace stays on disk until then. Blocks are pinned if they say so. needs: records that the caller takes to be
+        there; None, and nothing is changed, where one of them left meanwhile.
         """
         last = blocks[-1]
         with self._lock:
+            if any(record not in self.index for record in needs):
+                return None
             for block in blocks:
                 if block.queued is not None:
                     self._pending[block.record] = block.queued  # first: a reader that the index sends here must find it
@@ -210,6 +220,12 @@ class Ledger:
         old = self._replaced.get(blocks[-1].record, []) if blocks else []
         return list(old), [block.record for block in blocks]
 
+    def _waiting_to_go(self, coming: Container[int]) -> set[int]:
+        """What is to be replaced by blocks that wait to be written, and are not `coming` to the disk now."""
+        self._lock.check_held()
+        waits = (olds for last, olds in self._replaced.items() if last in self._pending and last not in coming)
+        return {old for olds in waits for old in olds}
+
     def _left_queue(self, blocks: Sequence[Block], on_disk: set[int]) -> list[int]:
         """The blocks of one put are queued no more; returns those that are wanted and not on disk."""
         lost = []
@@ -220,7 +236,7 @@ class Ledger:
                 wanted = self._pending.pop(block.record, None) is not None
                 if wanted and block.record not in on_disk:
                     lost.append(block.record)
-                    self._memory_only[block.record] = _name_of(block)
+                    self._memory_only[block.record] = LostBlock.of(block)
                     self._could_not_write(block.record)
         return lost
 
@@ -229,6 +245,7 @@ class Ledger:
         if not self.config.disk.bytes:
             return
         self._unwritten.add(record)
+        self.holes.note(self._memory_only[record])
         self._families.remove(record)  # what memory holds of it needs no donor
         if self.content is not None:
             self.content.remove(record)
@@ -364,7 +381,8 @@ class Ledger:
 
     def forget(self, records: Iterable[int], reason: Reason) -> list[int]:
         """Forgets records in memory and in the index; returns whose catalog entries are to go: theirs, and those of
-        the stored records that they were to replace. reason: why, for `departures`."""
+        the stored records that they were to replace. Of a record that others continue a hole stays, see `Holes`.
+        reason: why, for `departures`."""
         listed = list(records)
         with self._lock:
             gone = self._forget_all(listed, reason)
@@ -378,22 +396,28 @@ class Ledger:
         """What `forget` does, and returns."""
         self._lock.check_held()
         for record in records:
-            self._depart(record, reason)
+            lost = self._depart(record, reason)
             if self._pins.is_pinned(record) and record in self.index:
                 self.index.unpin(*self.index.path(record))
             self.index.remove(record)
+            if lost is not None and self._keeps_holes and self.index.is_hole(record):
+                self.holes.note(lost)
             self._forget(record)
+        if not self._keeps_holes:
+            self.index.take_released()
         return [*(old for record in records for old in self._replaced.pop(record, ())), *records]
 
-    def _depart(self, record: int, reason: Reason) -> None:
-        """Notes why a record leaves; which block it is of a stored one, its catalog entry will say."""
+    def _depart(self, record: int, reason: Reason) -> LostBlock | None:
+        """Notes why a record leaves; which block it is of a stored one, its catalog entry will say. Returns what is
+        known of one that is not stored."""
         self._lock.check_held()
         block = self._pending.get(record)
-        name = _name_of(block) if block is not None else self._memory_only.get(record)
-        if name is not None:
-            self.departures.add(name, reason)
+        lost = LostBlock.of(block) if block is not None else self._memory_only.get(record)
+        if lost is not None:
+            self.departures.add(lost.name, reason)
         else:
             self.departures.expect(record, reason)
+        return lost
 
     def _forget(self, record: int) -> None:
         self._lock.check_held()
@@ -424,6 +448,9 @@ class Ledger:
                 unwritten=frozenset(self._unwritten),
                 replaced=frozenset(old for listed in self._replaced.values() for old in listed)
                 | frozenset(self._abandoned),
+                holes=frozenset(self.index.holes()[0].tolist()),
+                holes_due=self.holes.due,
+                released=self.holes.released,
                 pinned=pinned,
                 kept=kept,
                 pinned_bytes=self._pins.nbytes,
@@ -437,7 +464,3 @@ class Ledger:
     def _path_with_holes(self, record: int) -> list[int]:
         known = self.whole_path(record)
         return [] if known is None else self.index.match(*known, touch=False).records.tolist()
-
-
-def _name_of(block: Block) -> BlockName:
-    return BlockName.of(block.key, block.parent_key, block.namespace, block.start, block.tokens)

@@ -10,16 +10,18 @@ from kvstore.core.explanation import Reason
 from kvstore.core.record import FLAG_PINNED
 from kvstore.metrics import Metric
 from kvstore.residency.donor_rule import may_be_donor
+from kvstore.residency.holes import parents_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.disk.catalog import CatalogError
-from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.entry import FLAG_HOLE, Scan
 from kvstore.tiers.disk.tier import DiskTier
 
 
 def load_index(residency: Residency) -> int:
     """Fill an empty index, and what is known of its records, from the catalog.
 
-    Entries that cannot be placed, because what comes before them is gone, are counted and removed from the catalog.
+    Entries that cannot be placed, because what comes before them is gone, are counted and removed from the catalog; so
+    are holes that nothing is behind.
 
     Returns:
         The next free record number; 1 for a store without a disk tier.
@@ -28,20 +30,25 @@ def load_index(residency: Residency) -> int:
     if disk is None:
         return 1
     scan = disk.take_scan()
-    names, scan, which, lost = _by_namespace(disk, scan)
-    dropped = _restore(residency, disk, scan, names, which)
+    last_record = scan.last_record
+    names, scan, which, unknown = _by_namespace(disk, scan)
+    dropped = _restore(residency, disk, scan, names)
     _load_lives(residency, scan, dropped)
-    lost += [*dropped, *_load_families(residency, scan)]
+    lost, gone = _load_families(residency, scan)
+    holes = set(scan.holes["record"].tolist())
+    unreachable = [*unknown, *lost, *(record for record in dropped if record not in holes)]
+    parents = parents_of(scan.entries)
     if not disk.read_only:  # a reader evicts nothing
-        durable = scan.entries[~np.isin(scan.entries["record"], lost)]
-        residency.load_order(zip(durable["record"].tolist(), durable["parent"].tolist(), strict=True))
+        durable = ~np.isin(scan.entries["record"], unreachable)
+        records, before = scan.entries["record"][durable], parents[durable]
+        residency.load_order(zip(records.tolist(), before.tolist(), strict=True))
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
-    _load_content(residency, scan, names, which)
-    if lost:
-        residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(lost))
-        _remove(residency, disk, lost)
-    return max(scan.last_record, max(lost, default=0)) + 1
+    _load_content(residency, scan, names, which, parents)
+    if unreachable:
+        residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(unreachable))
+    _remove(residency, disk, [*unknown, *dropped, *gone])
+    return last_record + 1
 
 
 def save_traffic(residency: Residency) -> None:
@@ -52,7 +59,11 @@ def save_traffic(residency: Residency) -> None:
     if residency.disk is None:
         return
     try:
-        residency.disk.save_traffic(*residency.index.counts())
+        residency.disk.remove([])  # holes that are still to go
+        columns = residency.index.counts(), residency.index.holes()
+        records, counts = np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns])
+        order = np.argsort(records)
+        residency.disk.save_traffic(records[order], counts[order])
     except CatalogError as error:
         residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
 
@@ -60,19 +71,30 @@ def save_traffic(residency: Residency) -> None:
 def _by_namespace(disk: DiskTier, scan: Scan) -> tuple[list[bytes], Scan, npt.NDArray[np.intp], list[int]]:
     """(digests of the namespaces, the entries of these, which of them each is in, records of unknown namespaces)."""
     names = sorted(disk.namespaces, key=lambda digest: disk.namespaces[digest])
-    numbers = np.array([disk.namespaces[digest] for digest in names], np.uint32)
     rows = scan.entries
-    which = np.searchsorted(numbers, rows["namespace"])
-    known = which < len(numbers)
-    known[known] = numbers[which[known]] == rows["namespace"][known]
+    which, known = _which(disk, names, rows)
     return names, scan.subset(known), which[known], rows["record"][~known].tolist()
 
 
-def _restore(
-    residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes], which: npt.NDArray[np.intp]
-) -> list[int]:
-    """Fills the trie; returns the records that have no place in it, for what comes before them is gone."""
-    rows = scan.entries
+def _which(
+    disk: DiskTier, names: list[bytes], rows: npt.NDArray[np.void]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """(in which of the namespaces each entry is, whether it is in one of them)."""
+    numbers = np.array([disk.namespaces[digest] for digest in names], np.uint32)
+    which = np.searchsorted(numbers, rows["namespace"])
+    known = which < len(numbers)
+    known[known] = numbers[which[known]] == rows["namespace"][known]
+    return which, known
+
+
+def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes]) -> list[int]:
+    """Fills the trie; returns the records that have no place in it, for what comes before them is gone, and the holes
+    that nothing is behind."""
+    rows = np.concatenate([scan.entries, scan.holes])
+    tokens = np.concatenate([scan.tokens, scan.hole_tokens])
+    which, known = _which(disk, names, rows)
+    unknown: list[int] = rows["record"][~known].tolist()  # holes; the records are of these namespaces
+    which, rows, tokens = which[known], rows[known], tokens[np.repeat(known, rows["count"])]
     try:
         traffic = disk.traffic(np.ascontiguousarray(rows["record"]))
     except CatalogError as error:
@@ -87,16 +109,17 @@ def _restore(
         np.ascontiguousarray(rows["tag"]),
         np.ascontiguousarray(rows["parent_tag"]),
         np.ascontiguousarray(rows["bits"]),
-        np.ascontiguousarray(scan.tokens),
-        _pinned(scan).astype(np.uint8),
+        tokens,
+        _pinned(rows).astype(np.uint8),
         traffic,
+        (rows["flags"] & FLAG_HOLE).astype(np.uint8),
     ).tolist()
-    return dropped
+    return dropped + unknown
 
 
 def _load_lives(residency: Residency, scan: Scan, dropped: list[int]) -> None:
     """Pins, and ends of life."""
-    rows, pinned = scan.entries, _pinned(scan)
+    rows, pinned = scan.entries, _pinned(scan.entries)
     residency.load(
         pinned=rows["record"][pinned & ~np.isin(rows["record"], dropped)].tolist(),
         sizes=_sizes(scan) if pinned.any() else None,
@@ -104,8 +127,9 @@ def _load_lives(residency: Residency, scan: Scan, dropped: list[int]) -> None:
     )
 
 
-def _load_families(residency: Residency, scan: Scan) -> list[int]:
-    """Who needs whom; returns the members whose donors are gone, or are members themselves: nobody can read them."""
+def _load_families(residency: Residency, scan: Scan) -> tuple[list[int], list[int]]:
+    """Who needs whom; returns the members whose donors are gone, or are members themselves, for nobody can read them;
+    and whose entries are to go with that."""
     lost = [
         member
         for member, donors in scan.donors.items()
@@ -114,20 +138,26 @@ def _load_families(residency: Residency, scan: Scan) -> list[int]:
     ]
     kept = scan.donors.keys() - set(lost)
     residency.load(donors={member: scan.donors[member] for member in kept if member in residency.index})
-    if lost:
-        residency.forget(lost, Reason.DAMAGED)
-        residency.metrics.add(Metric.LOST_MEMBERS, len(lost))
-    return lost
+    if not lost:
+        return [], []
+    residency.metrics.add(Metric.LOST_MEMBERS, len(lost))
+    return lost, residency.forget(lost, Reason.DAMAGED)
 
 
-def _load_content(residency: Residency, scan: Scan, names: list[bytes], which: npt.NDArray[np.intp]) -> None:
+def _load_content(
+    residency: Residency,
+    scan: Scan,
+    names: list[bytes],
+    which: npt.NDArray[np.intp],
+    parents: npt.NDArray[np.uint64],
+) -> None:
     """Enters the blocks that others may be coded against in the content index: see `DonorMatcher`."""
     if residency.content is None:
         return
     rows = scan.entries
     serves = may_be_donor(
         record=rows["record"],
-        parent=rows["parent"],
+        parent=parents,
         tokens=rows["count"],
         block_tokens=residency.config.block_tokens,
         expiry=rows["expiry"],
@@ -138,7 +168,7 @@ def _load_content(residency: Residency, scan: Scan, names: list[bytes], which: n
         names,
         which[serves].astype(np.uint32),
         np.ascontiguousarray(rows["record"][serves]),
-        np.ascontiguousarray(rows["parent"][serves]),
+        np.ascontiguousarray(parents[serves]),
         np.ascontiguousarray(rows["count"][serves]),
         np.ascontiguousarray(scan.tokens[np.repeat(serves, rows["count"])]),
     )
@@ -149,12 +179,12 @@ def _sizes(scan: Scan) -> dict[int, int]:
     return dict(zip(rows["record"].tolist(), (rows["pages"].astype(np.int64) * PAGE_BYTES).tolist(), strict=True))
 
 
-def _pinned(scan: Scan) -> npt.NDArray[np.bool_]:
-    return np.asarray((scan.entries["flags"] & FLAG_PINNED) != 0)
+def _pinned(rows: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    return np.asarray((rows["flags"] & FLAG_PINNED) != 0)
 
 
 def _remove(residency: Residency, disk: DiskTier, records: list[int]) -> None:
-    if disk.read_only:
+    if disk.read_only or not records:
         return
     try:
         disk.remove(records)

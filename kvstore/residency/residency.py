@@ -6,6 +6,7 @@ A record that is in no tier any more is forgotten by the index too. `states` has
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
@@ -72,6 +73,7 @@ class Residency(Ledger):
             "host", budgets.host.bytes, policy(), self._may_leave_memory, self._left_memory
         )
         self.disk: DiskTier | None = None if open_disk is None else open_disk(self)
+        self._keeps_holes = self.disk is not None and not self.disk.read_only
 
     def close(self) -> None:
         """Close the disk tier, and give back the memory of the others. Idempotent."""
@@ -115,14 +117,28 @@ class Residency(Ledger):
                 self._disk_order.touch(records)
 
     def use_donors(self, records: Iterable[int]) -> None:
-        """These donors were used: a donor that is used no later than its members outlives them."""
-        done: set[int] = set()
-        for record in sorted(records, reverse=True):  # mostly the deepest first: what is above is done with it
-            known = self.whole_path(record) if record not in done else None
-            if known is not None:
-                path = [r for r in self.index.match(*known, touch=True).records.tolist() if r]
-                self.touch(path)
-                done.update(path)
+        """These donors were used: a donor that is used no later than its members outlives them.
+
+        With a donor what stands before it was used, and what that is coded against: a member in its beginning would
+        otherwise leave together with an old donor, and the donor could be reached no more.
+        """
+        needed = dict.fromkeys(records, 0)  # donors, by when a member of theirs was used last
+        waiting = sorted(-record for record in needed)
+        used: dict[int, int] = {}
+        now = 0
+        while waiting:  # the highest number first: what it needs is older, and of one sequence the deepest comes first
+            record = -heapq.heappop(waiting)
+            known = self.whole_path(record) if used.get(record, -1) < needed[record] else None
+            if known is None:
+                continue
+            now += 1
+            path = [r for r in self.index.match(*known, touch=True).records.tolist() if r]
+            self.touch(path)
+            used.update(dict.fromkeys(path, now))
+            for donor in (d for r in path for d in self._families.donors(r)):
+                if donor not in needed:
+                    heapq.heappush(waiting, -donor)
+                needed[donor] = now
 
     def use_donors_of(self, records: Iterable[int]) -> None:
         """The members among these records were used, and with them their donors."""
@@ -143,7 +159,13 @@ class Residency(Ledger):
             self.drop_if_nowhere(record, Reason.DROPPED)
             if self.disk is None and record not in self.index:
                 self.metrics.add(Metric.DROPPED_NO_MEMORY)
+        self.write_holes()
         return len(lost) if self.disk is not None else 0
+
+    def write_holes(self) -> None:
+        """Blocks that could not be written may stand before others that are on disk: the catalog learns of them."""
+        if self.holes.due:
+            self._remove_entries([])
 
     def evict(self) -> list[int]:
         """The disk is full: the store gives up the record that its policy names, in every tier; before it go the
@@ -231,6 +253,7 @@ class Residency(Ledger):
             if not all(tier.lacks(record) for tier in self.storage.values()):
                 return False
             self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
+            self.holes.release(record)  # the catalog may have a hole since it is in memory alone
         self._tell(self._forgotten, [record])
         return True
 

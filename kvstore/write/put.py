@@ -122,18 +122,22 @@ class PutPath:
         """Everything up to the queue: (the result for the caller, the blocks that were queued)."""
         residency, count = self.residency, len(request.tokens)
         residency.expire()
-        request, match, missing = self._plan(request)
-        records: list[int] = match.records.tolist()
-        missing, too_many = missing.first(residency.most_new_records())
-        self.metrics.add(Metric.DROPPED_NO_ROOM, too_many)
-        waited = self._wait_for_space(request, missing)
         sessions = [self.sessions.set(*session)] if session is not None else []
-        if waited is None:
-            if sessions:
-                self.queue.submit(WriteBatch(sessions=sessions))
-            self.metrics.add(Metric.DROPPED_QUEUE_FULL, len(missing.blocks))
-            return PutResult(count, 0, 0, len(missing.blocks) + too_many, residency.config.put_timeout_s), []
-        blocks = self._store_missing(request, match, missing, layers, mutable)
+        blocks, waited = None, 0.0
+        while blocks is None:  # again where a block that was there left meanwhile: the disk makes space beside us
+            request, match, missing = self._plan(request)
+            records: list[int] = match.records.tolist()
+            missing, too_many = missing.first(residency.most_new_records())
+            self.metrics.add(Metric.DROPPED_NO_ROOM, too_many)
+            seconds = self._wait_for_space(request, missing)
+            if seconds is None:
+                if sessions:
+                    self.queue.submit(WriteBatch(sessions=sessions))
+                self.metrics.add(Metric.DROPPED_QUEUE_FULL, len(missing.blocks))
+                dropped = len(missing.blocks) + too_many
+                return PutResult(count, 0, 0, dropped, residency.config.put_timeout_s), []
+            waited += seconds
+            blocks = self._store_missing(request, match, missing, layers, mutable)
         changed = self._extend_lives(request, match, blocks)
         residency.touch(records)
         residency.use_donors_of(records)
@@ -189,8 +193,8 @@ class PutPath:
 
     def _store_missing(
         self, request: PutRequest, match: Match, missing: MissingBlocks, layers: KVLayers, mutable: bool
-    ) -> list[Block]:
-        """Makes the missing blocks and lets everybody find them; returns them."""
+    ) -> list[Block] | None:
+        """Makes the missing blocks and lets everybody find them; returns them, or None if a block before them left."""
         residency, size = self.residency, self.residency.config.block_tokens
         if not missing.blocks:
             residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
@@ -198,10 +202,12 @@ class PutPath:
         view = view_from(request.layout, layers, missing.first_token, self.pool if mutable else None)
         pinned = self._pinned_again(match, missing, len(request.tokens))
         blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned))
-        self.next_record += len(blocks)
         end = blocks[-1].end
         bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
-        residency.arrive(request.tokens[:end], blocks, bits)
+        there = set(match.records.tolist()[: missing.blocks[-1]]) - {0}
+        if residency.arrive(request.tokens[:end], blocks, bits, needs=there) is None:
+            return None
+        self.next_record += len(blocks)
         return blocks
 
     def _pinned_again(self, match: Match, missing: MissingBlocks, tokens: int) -> set[int]:

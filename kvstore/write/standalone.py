@@ -77,7 +77,8 @@ class Recoder:
             pinned=residency.is_pinned(member),
             alone=True,
         )
-        residency.arrive(tokens, [block])
+        if residency.arrive(tokens, [block], needs=[member]) is None:
+            return None  # it left meanwhile, and what it was coded against may go
         return WriteBatch([block])
 
     def _read(self, member: int, start: int, tokens: Tokens, parent_key: bytes) -> KVView | None:

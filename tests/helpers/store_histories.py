@@ -13,6 +13,7 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,27 @@ def array(tokens: Tokens) -> np.ndarray:
 def shared(a: Tokens, b: Tokens) -> int:
     """How many first tokens of two sequences are equal."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def held(store: KVStore, sequences: Iterable[Any] = (), namespace: bytes = b"") -> dict[str, Any]:
+    """What an idle store holds: it must be the same after it was closed and opened again."""
+    residency = store._residency
+    census = residency.census()
+    return {
+        "records": census.indexed.tolist(),
+        "holes": sorted(census.holes),
+        "donors": census.donors,
+        "offered": [r for r in census.indexed.tolist() if residency.content is not None and r in residency.content],
+        "pinned": census.kept,
+        "lengths": [store.contains(np.asarray(tokens, np.uint32), namespace=namespace) for tokens in sequences],
+    }
+
+
+def is_settled(store: KVStore) -> bool:
+    """Whether the disk has everything that an idle store holds, and nothing else."""
+    census, disk = store._residency.census(), store._residency.disk
+    assert disk is not None
+    return not (census.unwritten or census.replaced or disk._orphans)
 
 
 class HistoryMachine(RuleBasedStateMachine):
@@ -69,6 +91,20 @@ class HistoryMachine(RuleBasedStateMachine):
     def opened(self) -> KVStore:
         assert self.store is not None
         return self.store
+
+    def reopened(self) -> None:
+        """Closes and opens the store; it holds what it held, unless the disk refused a part of that."""
+        before = None
+        if self.fs.fault is None:
+            self.opened.flush()
+            before = self.holds() if is_settled(self.opened) else None
+        self.close()
+        self.fs.forget_failed_syncs()
+        self.open()
+        assert before is None or self.holds() == before
+
+    def holds(self) -> list[dict[str, Any]]:
+        return [held(self.opened, sorted(put), namespace) for namespace, put in self.ever.items()]
 
     def doubt(self) -> None:
         """Something happened after which nothing is certain to be there."""

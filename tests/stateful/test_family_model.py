@@ -84,12 +84,13 @@ class FamilyMachine(HistoryMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.close()
-        self.fs.forget_failed_syncs()
         if self.fs.fault is not None:
+            self.close()
+            self.fs.forget_failed_syncs()
             self.fs.fault = None
             self.doubt()
-        self.open()
+            self.open()
+        self.reopened()
 
     @rule()
     def crash(self) -> None:
@@ -101,7 +102,7 @@ class FamilyMachine(HistoryMachine):
 
 class TestFamilyModel(FamilyMachine.TestCase):  # type: ignore[misc, name-defined]
     settings = settings(
-        max_examples=1000 if _FULL else 50,
+        max_examples=2000 if _FULL else 50,
         stateful_step_count=40 if _FULL else 25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -164,15 +164,16 @@ class StoreMachine(HistoryMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.close()
-        self.fs.forget_failed_syncs()
-        if self.fs.fault is None:
-            self.settle_sessions()
-        else:
+        if self.fs.fault is not None:
+            self.close()
+            self.fs.forget_failed_syncs()
             self.fs.fault = None
             self.doubt()
             self.sessions_certain = False
-        self.open()
+            self.open()
+        else:
+            self.settle_sessions()
+        self.reopened()
 
     @rule()
     def crash(self) -> None:

@@ -68,7 +68,9 @@ def test_blocks_come_back_as_one_path_in_any_order(trie: Any) -> None:
         ([A, B, (4, 4, [5, 6], 400, 100)], []),  # a newer tail
         ([A, (2, 4, [5, 6], 400, 100), (3, 4, [5, 6, 7, 8], 200, 100)], [2]),  # a tail inside a newer block
         ([(0, 0, [1], 100, 0)], [0]),
-        ([(2**64 - 1, 0, [1], 2**64 - 1, 0)], []),
+        ([(2**63 - 1, 0, [1], 2**64 - 1, 0)], []),
+        ([(2**63, 0, [1], 2**64 - 1, 0)], [2**63]),
+        ([(7, 0, [1, 2, 3, 4], 100, 0), B, (1, 8, [9, 10], 300, 200)], []),  # in no order of numbers
     ],
 )
 def test_what_cannot_be_is_dropped(trie: Any, rows: list[Row], dropped: list[int]) -> None:
@@ -81,6 +83,37 @@ def test_children_of_a_replaced_duplicate_stay(trie: Any) -> None:
     twin: Row = (9, 0, [1, 2, 3, 4], 100, 0)
     assert trie.restore(*columns([A, twin, B])).tolist() == [1]
     assert trie.match(0, np.arange(1, 9, dtype=np.uint32), False)[2].tolist() == [9, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "holes", "dropped", "records"),
+    [
+        ([A, B, C], {1}, [], [0, 2, 3]),
+        ([C, B, A], {1, 2}, [], [0, 0, 3]),
+        ([A, B, C], {2, 3}, [2, 3], [1]),  # nothing is behind them; a tail is no hole
+        ([A, B], {1, 2}, [1, 2], []),
+        ([A, B, (9, 0, [1, 2, 3, 4], 100, 0)], {1}, [1], [9, 2]),  # filled: the record stays
+        ([A, B, (9, 0, [1, 2, 3, 4], 100, 0)], {9}, [9], [1, 2]),  # whatever the numbers are
+        ([A, B, (9, 0, [1, 2, 3, 4], 100, 0)], {1, 9}, [9], [0, 2]),
+        ([A, B, (9, 0, [1, 2], 400, 0)], {1}, [], [9, 2]),  # a tail inside a hole
+    ],
+)
+def test_what_is_behind_a_hole_comes_back(
+    trie: Any, rows: list[Row], holes: set[int], dropped: list[int], records: list[int]
+) -> None:
+    marks = np.array([row[0] in holes for row in rows], np.uint8)
+    assert trie.restore(*columns(rows), None, marks).tolist() == dropped
+    left = sorted(holes - set(dropped))
+    assert trie.holes()[0].tolist() == left
+    assert trie.stats()["holes"] == len(left)
+    assert not any(trie.contains(hole) for hole in holes)
+    assert trie.match(0, np.arange(1, 11, dtype=np.uint32), False)[2].tolist() == records
+    while trie.evict() is not None:
+        pass
+    assert trie.take_released().tolist() == left
+    assert trie.stats() | {"bytes": 0, "arena_tokens": 0, "garbage_tokens": 0} == {
+        **dict.fromkeys(("nodes", "tokens", "records", "holes", "bytes", "arena_tokens", "garbage_tokens"), 0)
+    }
 
 
 def test_recency_follows_the_ids(trie: Any) -> None:
@@ -142,15 +175,17 @@ def test_hostile_columns_agree_with_the_oracle(rows: list[Any], random: Any) -> 
     data = [np.array([row[i] for row in rows], kind) for i, kind in enumerate(types)]
     tokens = np.array([random.randrange(2) for _ in range(int(data[3].sum()))], np.uint32)
     pinned = np.array([random.randrange(2) for _ in rows], np.uint8)
+    holes = np.array([random.randrange(3) == 0 for _ in rows], np.uint8)
     outcomes = []
     for kind in (Trie, ReferenceTrie):
         trie: Any = kind(BLOCK)
         trie.new_root()
-        dropped = trie.restore(*data, tokens, pinned).tolist()
-        evicted = []
+        dropped = trie.restore(*data, tokens, pinned, None, holes).tolist()
+        evicted, left = [], trie.holes()[0].tolist()
         while (gone := trie.evict()) is not None:
-            evicted.append(gone)
-        outcomes.append((dropped, evicted, {name: trie.stats()[name] for name in ("nodes", "tokens", "records")}))
+            evicted.append((gone, trie.take_released().tolist()))
+        counts = {name: trie.stats()[name] for name in ("nodes", "tokens", "records", "holes")}
+        outcomes.append((dropped, left, evicted, counts))
     assert outcomes[0] == outcomes[1]
 
 

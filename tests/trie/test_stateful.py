@@ -27,6 +27,15 @@ def close(value: Any) -> Any:
     return pytest.approx(value, rel=1e-6, abs=1e-12)
 
 
+def path_of(trie: ReferenceTrie, record: int) -> tuple[int, np.ndarray]:
+    """Root and path of a record or of a hole."""
+    if not trie.is_hole(record):
+        return trie.path(record)
+    nodes = list(trie._holes[record].up())
+    root = next(i for i, node in enumerate(trie._roots) if node is nodes[-1].parent)
+    return root, u32([node.token for node in reversed(nodes)])
+
+
 def rows_of(trie: ReferenceTrie, ids: list[int], pinned: set[int]) -> dict[str, np.ndarray]:
     """The columns that a catalog would hold for these records; tags are the paths' Python hashes, which
     never are 0."""
@@ -34,8 +43,12 @@ def rows_of(trie: ReferenceTrie, ids: list[int], pinned: set[int]) -> dict[str, 
     def tag(root: int, path: list[int]) -> int:
         return hash((root, *path)) & 0xFFFFFFFFFFFFFFFE | 1 if path else 0
 
-    paths = {i: trie.path(i) for i in ids}
-    traffic = dict(zip(*(column.tolist() for column in trie.counts()), strict=True))
+    paths = {i: path_of(trie, i) for i in ids}
+    traffic = {
+        i: count
+        for columns in (trie.counts(), trie.holes())
+        for i, count in zip(*(c.tolist() for c in columns), strict=True)
+    }
     starts = {i: (len(path) - 1) // BLOCK * BLOCK for i, (_, path) in paths.items()}
     bits = {
         i: trie.match(root, path, False)[1] - trie.match(root, path[: starts[i]], False)[1]
@@ -52,6 +65,7 @@ def rows_of(trie: ReferenceTrie, ids: list[int], pinned: set[int]) -> dict[str, 
         "tokens": u32(np.concatenate([[], *(paths[i][1][starts[i] :] for i in ids)])),
         "pinned": np.array([i in pinned for i in ids], np.uint8),
         "traffic": u32([traffic[i] for i in ids]),
+        "holes": np.array([trie.is_hole(i) for i in ids], np.uint8),
     }
 
 
@@ -108,6 +122,7 @@ class TrieMachine(RuleBasedStateMachine):
             bits = np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), np.float32)
         gone = self.both("insert", root, tokens, bits, u32(ends), u64(ids))
         self.ids = (self.ids | set(ids)) - set(gone)
+        assert not any(self.slow.is_hole(record) for record in gone)
         self.known.append((root, tokens.tolist()))
 
     @rule(
@@ -215,7 +230,7 @@ class TrieMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
         """As after a restart: some records were lost, some come twice, in any order."""
-        ids = data.draw(st.permutations(sorted(self.ids)))
+        ids = data.draw(st.permutations(sorted(self.ids | set(self.slow.holes()[0].tolist()))))
         pinned = set(data.draw(st.lists(st.sampled_from(ids), max_size=2))) if ids else set()
         columns = rows_of(self.slow, ids, pinned)
         if ids and data.draw(st.booleans()):  # one more record for a path that is there
@@ -237,9 +252,9 @@ class TrieMachine(RuleBasedStateMachine):
         for _ in range(self.roots):
             self.fast.new_root(), self.slow.new_root()
         if not data.draw(st.integers(0, 3)):
-            del columns["traffic"]
+            columns["traffic"][:] = 0
         dropped = set(self.both("restore", *columns.values()))
-        self.ids = set(columns["ids"].tolist()) - dropped
+        self.ids = set(columns["ids"].tolist()) - dropped - set(self.slow.holes()[0].tolist())
         self.next_id = max([self.next_id, *(i + 1 for i in self.ids if i < 1 << 40)])
 
     @invariant()
@@ -250,6 +265,10 @@ class TrieMachine(RuleBasedStateMachine):
         assert found["records"] == len(self.ids)
         assert found["arena_tokens"] - found["garbage_tokens"] == found["tokens"]
         assert [x.tolist() for x in self.fast.counts()] == [x.tolist() for x in self.slow.counts()]
+        holes = self.both("holes")[0]
+        assert not self.ids & set(holes)
+        assert not set(self.both("take_released")) & {*self.ids, *holes}
+        assert all(self.fast.is_hole(hole) and not self.fast.contains(hole) for hole in holes)
         for record in self.ids:
             root, path = self.fast.path(record)
             want_root, want_path = self.slow.path(record)

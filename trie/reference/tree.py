@@ -19,10 +19,10 @@ MOST_COUNT = (1 << 32) - 1
 
 
 class Node:
-    """One token. `record`: id of the record that ends here, or 0. `pins`: pins at exactly this depth. `count`:
-    the traffic that entered its edge."""
+    """One token. `record`: id of the record that ends here, or 0. `hole`: id of one that left while the path goes on.
+    `pins`: pins at exactly this depth. `count`: the traffic that entered its edge."""
 
-    __slots__ = ("bits", "children", "count", "depth", "edge_end", "parent", "pins", "record", "stamp", "token")
+    __slots__ = ("bits", "children", "count", "depth", "edge_end", "hole", "parent", "pins", "record", "stamp", "token")
 
     def __init__(self, parent: Node | None, token: int, bits: float) -> None:
         self.parent = parent
@@ -32,6 +32,7 @@ class Node:
         self.bits = bits
         self.count = 0
         self.record = 0
+        self.hole = 0
         self.edge_end = False
         self.stamp = 0
         self.pins = 0
@@ -67,6 +68,8 @@ class ReferenceTree:
         self.concentration = concentration
         self._roots: list[Node] = []
         self._records: dict[int, Node] = {}
+        self._holes: dict[int, Node] = {}
+        self._released: list[int] = []
         self._clock = 0
 
     def new_root(self) -> int:
@@ -124,7 +127,7 @@ class ReferenceTree:
     def stats(self) -> dict[str, int]:
         nodes = [node for root in self._roots for node in root.below() if node.parent is not None]
         edges = sum(node.edge_end for node in nodes)
-        return {"nodes": edges, "tokens": len(nodes), "records": len(self._records)}
+        return {"nodes": edges, "tokens": len(nodes), "records": len(self._records), "holes": len(self._holes)}
 
     # ---- recency ----
 
@@ -174,14 +177,36 @@ class ReferenceTree:
     # ---- changing ----
 
     def _set(self, node: Node, rid: int) -> int:
-        """Returns the id that this replaces, or 0."""
+        """Returns the id that this replaces, of a record or of a hole that it fills, or 0."""
         old = node.record
         if old:
             del self._records[old]
         node.record = rid
         if rid:
             self._records[rid] = node
+            if node.hole:
+                old = node.hole
+                del self._holes[old]
+                node.hole = 0
         return old
+
+    def _release(self, node: Node) -> None:
+        if node.hole:
+            del self._holes[node.hole]
+            self._released.append(node.hole)
+            node.hole = 0
+
+    def is_hole(self, record_id: int) -> bool:
+        return record_id in self._holes
+
+    def take_released(self) -> U64:
+        released, self._released = self._released, []
+        return np.array(sorted(released), np.uint64)
+
+    def _is_last(self, node: Node) -> bool:
+        """Whether a record is the last one of a path that nothing continues."""
+        end = self._edge_end(node)
+        return not end.children and next(x for x in self._edge(end) if x.record) is node
 
     def _grow(self, node: Node, tokens: list[int], bits: float) -> Node:
         """Adds one edge below `node` with `bits` in all."""
@@ -212,8 +237,10 @@ class ReferenceTree:
             late = i > 0 and end <= at_ends[i - 1]
             if not 0 < end <= n or late or (end % self.block_tokens and end != n):
                 raise ValueError("ends: expected rising multiples of the block, or the last token")
-        if 0 in new_ids or len(set(new_ids)) < len(new_ids) or any(rid in self._records for rid in new_ids):
-            raise ValueError("ids: 0, twice, or in use already")
+        if any(not 0 < rid < 1 << 63 for rid in new_ids) or len(set(new_ids)) < len(new_ids):
+            raise ValueError("ids: not in 1..2^63 - 1, or twice")
+        if any(rid in self._records or rid in self._holes for rid in new_ids):
+            raise ValueError("ids: in use already")
         each = np.full(n, bits, np.float32) if np.isscalar(bits) else np.asarray(bits)
         if len(each) != n or not (np.isfinite(each) & (each >= 0)).all():
             raise ValueError("bits: numbers must be finite and not negative")
@@ -232,6 +259,7 @@ class ReferenceTree:
     def _trim(self, node: Node) -> None:
         """Drops unpinned leaves without a record; what is left ends its edge there."""
         while node.parent is not None and not node.children and not node.pins and not node.record:
+            self._release(node)
             del node.parent.children[node.token]
             node = node.parent
         node.edge_end = node.parent is not None
@@ -254,7 +282,11 @@ class ReferenceTree:
         if record_id not in self._records:
             return False
         node = self._records[record_id]
+        leaves_hole = node.depth % self.block_tokens == 0 and not self._is_last(node)
         self._set(node, 0)
+        if leaves_hole:
+            node.hole = record_id
+            self._holes[record_id] = node
         self._trim(self._edge_end(node))
         return True
 
@@ -264,6 +296,8 @@ class ReferenceTree:
             return np.zeros(0, np.uint64)
         cut = (len(tokens) - 1) // self.block_tokens * self.block_tokens
         pinned_before = [x for x in at.up() if x.pinned()]
+        for x in at.below():
+            self._release(x)
         gone = [self._set(x, 0) for x in at.below()]
         for x in at.up():
             if x.depth > cut and not x.pins:
@@ -273,6 +307,7 @@ class ReferenceTree:
         node = at
         while node.parent is not None and not node.children and not node.pins:
             gone.append(self._set(node, 0))
+            self._release(node)
             del node.parent.children[node.token]
             node = node.parent
         freed = [x for x in node.up() if x in pinned_before and not x.pinned()]

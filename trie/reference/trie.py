@@ -37,8 +37,13 @@ class _Row:
     tag: int
     parent_tag: int
     bits: float
-    pinned: int
+    pinned: bool
     traffic: int
+    hole: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.block)
 
 
 class ReferenceTrie(ReferenceTree):
@@ -88,13 +93,9 @@ class ReferenceTrie(ReferenceTree):
             self._trim(self._edge_end(node))
         return np.array(gone, np.uint64)
 
-    def _is_leaf(self, node: Node) -> bool:
-        end = self._edge_end(node)
-        return not end.children and next(x for x in self._edge(end) if x.record) is node
-
     def leaf(self, record_id: int) -> tuple[float, U64] | None:
         node = self._records.get(record_id)
-        if node is None or not self._is_leaf(node):
+        if node is None or not self._is_last(node):
             return None
         above = [x.record for x in node.up() if x.record and x is not node]
         return self._mixed(node), np.array(above, np.uint64)
@@ -102,13 +103,13 @@ class ReferenceTrie(ReferenceTree):
     def near(self, record_id: int, radius_bits: float, visits: int) -> tuple[U64, F64] | None:
         """All of them, whatever `visits` says."""
         node = self._records.get(record_id)
-        if node is None or not self._is_leaf(node):
+        if node is None or not self._is_last(node):
             return None
         root, path = self.path(record_id)
         found = {}
         for other, end in self._records.items():
             at_root, tokens = self.path(other)
-            if other != record_id and at_root == root and self._is_leaf(end):
+            if other != record_id and at_root == root and self._is_last(end):
                 found[other] = self.distance(root, path, tokens)
         kept = [other for other, distance in found.items() if distance <= radius_bits]
         return np.array(kept, np.uint64), np.array([found[other] for other in kept], np.float64)
@@ -116,6 +117,10 @@ class ReferenceTrie(ReferenceTree):
     def counts(self) -> tuple[U64, U32]:
         ids = sorted(self._records)
         return np.array(ids, np.uint64), np.array([self._records[i].count for i in ids], np.uint32)
+
+    def holes(self) -> tuple[U64, U32]:
+        ids = sorted(self._holes)
+        return np.array(ids, np.uint64), np.array([self._holes[i].count for i in ids], np.uint32)
 
     # ---- restore ----
 
@@ -131,6 +136,7 @@ class ReferenceTrie(ReferenceTree):
         tokens: U32,
         pinned: U8,
         traffic: U32 | None = None,
+        holes: U8 | None = None,
     ) -> U64:
         if any(root.children for root in self._roots):
             raise ValueError("restore: the trie is not empty; restore into a new one")
@@ -138,33 +144,64 @@ class ReferenceTrie(ReferenceTree):
         if offsets[-1] != len(tokens):
             raise ValueError(f"tokens: expected {offsets[-1]}, the sum of counts, found {len(tokens)}")
         passed = [0] * len(ids) if traffic is None else traffic.tolist()
+        is_hole = [False] * len(ids) if holes is None else holes.astype(bool).tolist()
+        kept = [bool(pin) and not hole for pin, hole in zip(pinned.tolist(), is_hole, strict=True)]
         blocks = [tokens[begin:end].tolist() for begin, end in pairwise(offsets)]
-        columns = (roots, ids, starts, blocks, tags, parent_tags, bits, pinned, passed)
+        columns = (roots, ids, starts, blocks, tags, parent_tags, bits, kept, passed, is_hole)
         listed = [column if isinstance(column, list) else column.tolist() for column in columns]
         rows = [_Row(*row) for row in zip(*listed, strict=True)]
-        known = self._place(sorted(rows, key=lambda row: (row.start, row.record)))
-        for rid, node in self._records.items():
-            node.pins = int(bool(known[rid].pinned))
+        known = self._place(self._linked(sorted(rows, key=lambda row: (row.start, not row.hole, row.record))))
         self._straighten()
+        for rid, node in list(self._records.items()):
+            node.pins, node.count = int(known[rid].pinned), known[rid].traffic
+            if known[rid].hole:
+                self._set(node, 0)
+                node.hole = rid
+                self._holes[rid] = node
         for rid in sorted(self._records):
             for node in self._records[rid].up():
                 node.stamp = max(node.stamp, rid)
         self._settle_stamps()
-        for rid, node in self._records.items():
-            node.count = known[rid].traffic
         self._settle_counts()
         self._clock = max([0, *self._records])
-        return np.array(sorted({row.record for row in rows} - set(self._records)), np.uint64)
+        return np.array(sorted({row.record for row in rows} - self._records.keys() - self._holes.keys()), np.uint64)
 
-    def _place(self, rows: list[_Row]) -> dict[int, _Row]:
-        """Inserts the rows that can be; returns these by record number."""
-        known: dict[int, _Row] = {}
-        by_tag: dict[int, tuple[_Row, Node, Node]] = {}  # -> (row, parent, end)
-        followers: dict[Node, list[_Row]] = {}  # rows that start here
+    def _linked(self, rows: list[_Row]) -> list[tuple[_Row, _Row | None]]:
+        """The rows that can be, each with the row that it continues; without the holes that nothing is behind."""
+        by_tag: dict[int, _Row] = {}
+        above: dict[int, _Row | None] = {}
+        linked: list[_Row] = []
         for row in rows:
-            parent = self._parent(row, by_tag)
-            if parent is None or row.record in known:
+            if row.record in above or not self._is_possible(row):
                 continue
+            parent = by_tag.get(row.parent_tag) if row.parent_tag else None
+            if row.start and (parent is None or (parent.root, parent.end) != (row.root, row.start)):
+                continue
+            same = by_tag.get(row.tag) if row.tag else None
+            if same is not None and (
+                (same.root, same.block) != (row.root, row.block) or above[same.record] is not parent
+            ):
+                continue
+            above[row.record] = parent
+            linked.append(row)
+            if row.tag:
+                by_tag.setdefault(row.tag, row)
+        kept: list[tuple[_Row, _Row | None]] = []
+        behind: set[int] = set()
+        for row in reversed(linked):
+            parent = above[row.record]
+            if not row.hole or row.record in behind:
+                kept.append((row, parent))
+                behind.update([parent.record] if parent is not None else [])
+        return kept[::-1]
+
+    def _place(self, linked: list[tuple[_Row, _Row | None]]) -> dict[int, _Row]:
+        """Inserts the rows; returns them by record number."""
+        known: dict[int, _Row] = {}
+        ends: dict[int, Node] = {}
+        followers: dict[Node, list[_Row]] = {}  # rows that start here
+        for row, above in linked:
+            parent = ends[above.record] if above is not None else self._roots[row.root]
             known[row.record] = row
             node = parent
             while len(row.block) > node.depth - row.start and row.block[node.depth - row.start] in node.children:
@@ -175,9 +212,8 @@ class ReferenceTrie(ReferenceTree):
                 node.edge_end = True
             self._supersede_in_restore(node, known)
             self._set(node, row.record)
+            ends[row.record] = node
             followers.setdefault(parent, []).append(row)
-            if row.tag:
-                by_tag.setdefault(row.tag, (row, parent, node))
         for node, after in followers.items():  # an only child continues its parent's edge
             if len(after) > 1 or node.parent is None or known[node.record].pinned:
                 continue
@@ -185,26 +221,18 @@ class ReferenceTrie(ReferenceTree):
                 node.edge_end = False
         return known
 
-    def _parent(self, row: _Row, by_tag: dict[int, tuple[_Row, Node, Node]]) -> Node | None:
-        """Where the row's block begins; None if the row cannot be, or its parent is not known."""
-        possible = row.record and 1 <= len(row.block) <= self.block_tokens and row.start % self.block_tokens == 0
-        possible = possible and row.start + len(row.block) <= 0x7FFFFFFF and 0 <= row.bits <= 1e30
-        if not possible or row.root >= len(self._roots):
-            return None
-        parent = self._roots[row.root]
-        if row.start:
-            if row.parent_tag == 0 or row.parent_tag not in by_tag:
-                return None
-            above, _, parent = by_tag[row.parent_tag]
-            if above.root != row.root or parent.depth != row.start:
-                return None
-        elif row.parent_tag:
-            return None
-        if row.tag in by_tag:
-            same, parent_of_same, _ = by_tag[row.tag]
-            if (same.root, parent_of_same, same.block) != (row.root, parent, row.block):
-                return None
-        return parent
+    def _is_possible(self, row: _Row) -> bool:
+        whole = len(row.block) == self.block_tokens
+        return (
+            0 < row.record < 1 << 63
+            and 1 <= len(row.block) <= self.block_tokens
+            and row.start % self.block_tokens == 0
+            and row.end <= 0x7FFFFFFF
+            and 0 <= row.bits <= 1e30
+            and row.root < len(self._roots)
+            and (whole or not row.hole)
+            and bool(row.start or not row.parent_tag)
+        )
 
     def _supersede_in_restore(self, node: Node, known: dict[int, _Row]) -> None:
         block = (node.depth - 1) // self.block_tokens * self.block_tokens

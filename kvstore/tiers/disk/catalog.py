@@ -283,7 +283,8 @@ class Catalog:
                 if known is not None:
                     self._forget(txn, known)
                 txn.put(key, entry.pack(), db=self._records)
-                txn.put(_place(entry.extent), key, db=self._places)
+                if not entry.is_hole:
+                    txn.put(_place(entry.extent), key, db=self._places)
             total, gone = self._change_sessions(txn, sessions, session_budget) if sessions else (None, (0, 0))
         if total is not None:
             self._session_bytes = total
@@ -313,7 +314,7 @@ class Catalog:
                 txn.delete(key, db=self._records)
 
     def get(self, records: Iterable[int]) -> list[Entry | None]:
-        """Return the entries at one moment; None if a record is gone or its entry is damaged."""
+        """Return the entries at one moment, of records and holes; None if one is gone or damaged."""
         with _errors("read"), self._env.begin() as txn:
             values = [txn.get(_RECORD_KEY.pack(record), db=self._records) for record in records]
         entries = [Entry.unpack(value) if value is not None else None for value in values]
@@ -346,7 +347,7 @@ class Catalog:
             for record, value in zip(entries["record"].tolist(), values, strict=True)
             if len(value) > tokens_end(value)
         }
-        return Scan(entries, np.frombuffer(tokens, "<u4"), damaged, donors)
+        return Scan.of(entries, np.frombuffer(tokens, "<u4"), damaged, donors)
 
     def _scan_run(self, begin: bytes, values: list[bytes], damaged: list[bytes]) -> bytes | None:
         """Reads the next entries from the key `begin` on; returns where the ones after them begin, None for nowhere."""

@@ -8,7 +8,8 @@ Every value of the catalog begins with a checksum of the rest. Pure: bytes in, b
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ ENTRY = np.dtype(
         ("expiry", "<f8"),
     ]
 )
+FLAG_HOLE = 2  # of an entry alone; the other flags are those of `RecordHeader`
 _HEAD = struct.Struct("<QQQQQIIIIIIfHHd")  # the same columns, for one entry
 _SUM = struct.Struct("<Q")
 SUM_BYTES = _SUM.size
@@ -50,6 +52,10 @@ assert _HEAD.size == ENTRY.itemsize
 class Entry(Source):
     """One record as the catalog knows it; the disk tier reads it. Immutable.
 
+    Or a *hole*: a record that left while others continue it. Its entry stays, with the tokens that those need to have
+    a place, and without an extent; it goes when a new record of the same block is written, or the last one behind it
+    goes.
+
     Attributes:
         record: its number.
         parent: number of the record before it when this one was stored, 0 for none.
@@ -60,7 +66,7 @@ class Entry(Source):
         codec: number of the codec.
         tokens: uint32 `[n]`.
         bits: -log2 P of its tokens.
-        flags: as in `RecordHeader`.
+        flags: as in `RecordHeader`, and FLAG_HOLE.
         expiry: unix seconds, 0 for never.
         donors: numbers of the records that it is coded against.
 
@@ -98,6 +104,20 @@ class Entry(Source):
     @property
     def codec_id(self) -> int | None:
         return self.codec
+
+    @property
+    def is_hole(self) -> bool:
+        """Whether this is all that is left of the record."""
+        return bool(self.flags & FLAG_HOLE)
+
+    def as_hole(self) -> Entry:
+        """Return what stays of the record when it leaves the middle of its sequence."""
+        return replace(self, extent=Extent(0, 0, 0), codec=0, flags=FLAG_HOLE, expiry=0.0, donors=())
+
+    @property
+    def packed_bytes(self) -> int:
+        """How many bytes `pack` returns."""
+        return ENTRY.itemsize + 4 * len(self.tokens) + 8 * len(self.donors)
 
     def pack(self) -> bytes:
         """Return the bytes for the catalog (FORMAT.md, "Catalog")."""
@@ -149,10 +169,12 @@ class Scan:
     """All intact entries of the catalog, sorted by record number. Immutable.
 
     Attributes:
-        entries: columns of `ENTRY`.
-        tokens: the tokens of all entries, one after the other.
+        entries: columns of `ENTRY`, of the records.
+        tokens: the tokens of these entries, one after the other.
         damaged: keys of the entries that are not intact.
         donors: donors by record, for the records that have any.
+        holes: columns of `ENTRY`, of the holes.
+        hole_tokens: the tokens of the holes, one after the other.
 
     Example:
         >>> scan = Scan(np.zeros(0, ENTRY), np.zeros(0, np.uint32), damaged=[])
@@ -164,20 +186,48 @@ class Scan:
     tokens: Tokens
     damaged: list[bytes]
     donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    holes: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ENTRY))
+    hole_tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
+
+    @classmethod
+    def of(
+        cls, entries: npt.NDArray[np.void], tokens: Tokens, damaged: list[bytes], donors: dict[int, tuple[int, ...]]
+    ) -> Scan:
+        """Return the scan of entries among which there may be holes."""
+        is_hole = (entries["flags"] & FLAG_HOLE) != 0
+        if not is_hole.any():
+            return cls(entries, tokens, damaged, donors)
+        of_hole = np.repeat(is_hole, entries["count"])
+        return cls(entries[~is_hole], tokens[~of_hole], damaged, donors, entries[is_hole], tokens[of_hole])
 
     @property
     def last_record(self) -> int:
-        """The highest record number; 0 if there is none."""
-        return int(self.entries["record"].max(initial=0))
+        """The highest number of a record or a hole; 0 if there is none."""
+        return max(int(rows["record"].max(initial=0)) for rows in (self.entries, self.holes))
+
+    @property
+    def hole_bytes(self) -> int:
+        """How many bytes the entries of the holes take."""
+        return ENTRY.itemsize * len(self.holes) + 4 * len(self.hole_tokens)
+
+    def with_holes(self, more: Sequence[Entry]) -> Scan:
+        """Return the same with more holes, which come last."""
+        tokens = [self.hole_tokens, *(entry.tokens for entry in more)]
+        return replace(self, holes=np.concatenate([self.holes, _columns(more)]), hole_tokens=np.concatenate(tokens))
 
     def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
-        """Return the entries for which `keep`, bool `[entries]`, is true."""
+        """Return the records for which `keep`, bool `[entries]`, is true, and all holes."""
         if keep.all():
             return self
         entries = self.entries[keep]
         left = set(entries["record"].tolist()) if self.donors else set()
         donors = {record: donors for record, donors in self.donors.items() if record in left}
-        return Scan(entries, self.tokens[np.repeat(keep, self.entries["count"])], self.damaged, donors)
+        tokens = self.tokens[np.repeat(keep, self.entries["count"])]
+        return replace(self, entries=entries, tokens=tokens, donors=donors)
+
+
+def _columns(entries: Sequence[Entry]) -> npt.NDArray[np.void]:
+    return np.frombuffer(b"".join([entry.pack()[: ENTRY.itemsize] for entry in entries]), ENTRY)
 
 
 def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:

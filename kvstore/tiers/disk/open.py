@@ -338,9 +338,11 @@ class Opening:
         sound &= np.isin(rows["segment"], np.array(numbers, dtype=np.uint32))
         if not sound.all():
             self.metrics.add(Metric.LOST_ENTRIES, int((~sound).sum()))
+            # What is behind these records is found by their tokens.
+            lost = [entry for entry in catalog.get(rows["record"][~sound].tolist()) if entry is not None]
             if not self.read_only:
-                catalog.purge([int(r).to_bytes(8, "big") for r in rows["record"][~sound]])
-        scan = scan.subset(sound)
+                catalog.commit(added=[entry.as_hole() for entry in lost])
+            scan = scan.subset(sound).with_holes([entry.as_hole() for entry in lost])
         self._open_segments(scan, segments)
         return scan
 

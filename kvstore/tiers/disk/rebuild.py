@@ -1,4 +1,4 @@
-"""Rebuilds a catalog whose structure is damaged: records from the segments, sessions from its raw pages.
+"""Rebuilds a catalog whose structure is damaged: records from the segments, sessions and holes from its raw pages.
 
 Records describe themselves, so the segments alone say what is stored. Records that had been deleted or evicted and
 not yet been overwritten come back: their contents are right for their tokens, and they are evicted in turn.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord, SessionText, tokens_of
 from kvstore.tiers.disk.catalog import Catalog
-from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of
+from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of, is_entry
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.format1 import session_of_format_1
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing, read_all
@@ -62,7 +62,7 @@ def rebuild(
     catalog = make_catalog()
     with contextlib.ExitStack() as undo:
         undo.callback(catalog.close)
-        found = _fill(catalog, fs, directory, segment_numbers, segment_bytes, salvage_sessions(fs, damaged_catalog))
+        found = _fill(catalog, fs, directory, segment_numbers, segment_bytes, damaged_catalog)
         undo.pop_all()
     return catalog, found
 
@@ -73,8 +73,9 @@ def _fill(
     directory: str,
     segment_numbers: list[int],
     segment_bytes: int,
-    sessions: dict[bytes, SessionRecord],
+    damaged_catalog: str,
 ) -> Rebuilt:
+    sessions = salvage_sessions(fs, damaged_catalog)
     newest: dict[bytes, tuple[RecordHeader, Extent]] = {}
     for number in segment_numbers:
         for header, extent in scan_segment(fs, segment_path(directory, number), number, segment_bytes):
@@ -92,7 +93,8 @@ def _fill(
         donors = tuple(numbers.get(donor.key, 0) for donor in header.donors)
         entries.append(replace(entry, record=numbers[header.key], donors=donors))
     changes = [SessionChange(key, record, record.sequence) for key, record in sessions.items()]
-    catalog.commit(added=sorted(entries, key=lambda entry: entry.record), sessions=changes)
+    holes = salvage_holes(fs, damaged_catalog, entries)
+    catalog.commit(added=sorted([*entries, *holes], key=lambda entry: entry.record), sessions=changes)
     return Rebuilt(len(entries), len(sessions))
 
 
@@ -173,6 +175,34 @@ def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeade
         page = bytearray(wanted)
         read_all(fs, fd, [memoryview(page)], offset)
     return parse(memoryview(page), room)
+
+
+def salvage_holes(fs: FileSystem, path: str, entries: Sequence[Entry]) -> list[Entry]:
+    """Return holes in place of blocks that stand before some of `entries` and are not among them.
+
+    A record names the key of the block before it and not its tokens. These are in the entry of that block or of its
+    hole, if one of the leaf pages of the damaged LMDB file has it still; it may be of any age, for a key stands for one
+    sequence of tokens. Of what stays without a place `load_index` says that it cannot be reached.
+    """
+    tags = {entry.tag for entry in entries}
+    waiting = [entry for entry in entries if entry.start and entry.parent_tag not in tags]
+    known: dict[int, Entry] = {}
+    for key, value in _leaf_pairs(fs, path) if waiting else ():
+        entry = Entry.unpack(value) if is_entry(key, value) else None
+        if entry is not None and entry.tag not in tags:
+            known[entry.tag] = entry
+    holes: list[Entry] = []
+    free = max((entry.record for entry in entries), default=0) + 1
+    while waiting:
+        below = waiting.pop()
+        above = known.get(below.parent_tag)
+        if above is None or above.start + len(above.tokens) != below.start:
+            continue
+        del known[above.tag]
+        holes.append(replace(above.as_hole(), record=free + len(holes), namespace=below.namespace))
+        if above.start and above.parent_tag not in tags:
+            waiting.append(holes[-1])
+    return holes
 
 
 def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, SessionRecord]:

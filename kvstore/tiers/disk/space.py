@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
 from kvstore.core.guard import DISK, DISK_WRITE, Guard
+from kvstore.core.session_record import SessionChange
 from kvstore.errors import KVStoreError
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.catalog import Catalog, CatalogError
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.fs import FileSystem, is_passing
+from kvstore.tiers.disk.holes import HoleKeeper
 from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
@@ -32,8 +34,11 @@ class DiskSpace:
 
     segments: Segments  # its lists and counts are guarded by _lock; its files are written under _write_lock
     catalog: Catalog  # replaced under _lock; written under _write_lock; reads need no lock
+    namespaces: dict[bytes, int]  # numbers by digest; changed under _write_lock
     _records: int  # guarded by _lock
     _tokens: int  # guarded by _lock
+    _holes: int  # guarded by _lock
+    _hole_bytes: int  # guarded by _lock
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class DiskSpace:
         evict: Callable[[], Sequence[int]],
         lost: Callable[[int], None],
         leaves: Callable[[Sequence[Entry]], None],
+        holes: HoleKeeper,
     ) -> None:
         self.metrics = metrics
         self._fs = fs
@@ -54,6 +60,7 @@ class DiskSpace:
         self._evict = evict
         self._lost = lost
         self._leaves = leaves
+        self._hole_keeper = holes
         self._lock = Guard(DISK)
         self._write_lock = Guard(DISK_WRITE)
         self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
@@ -61,15 +68,57 @@ class DiskSpace:
     def _settle(self, born: Iterable[Entry], died: Iterable[Entry]) -> None:
         with self._lock:
             for entry in born:
-                self.segments.born(entry.extent)
-                self._records += 1
-                self._tokens += len(entry.tokens)
+                self._count(entry, 1)
+                if not entry.is_hole:
+                    self.segments.born(entry.extent)
             for entry in died:
-                self.segments.died(entry.extent)
-                self._records -= 1
-                self._tokens -= len(entry.tokens)
+                self._count(entry, -1)
+                if not entry.is_hole:
+                    self.segments.died(entry.extent)
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        if entry.is_hole:
+            self._holes += sign
+            self._hole_bytes += sign * entry.packed_bytes
+        else:
+            self._records += sign
+            self._tokens += sign * len(entry.tokens)
+
+    def _change(
+        self,
+        added: Sequence[Entry],
+        removed: Sequence[Entry],
+        sessions: Sequence[SessionChange] = (),
+        session_budget: int | None = None,
+    ) -> tuple[int, int]:
+        """Commits what comes and what goes; of what leaves a hole the entry of that stays, and holes that are none any
+        more go, too. An entry that comes takes the place of the one of the same number. Returns what `Catalog.commit`
+        does. Raises `CatalogError`; nothing is changed then."""
+        keeper = self._hole_keeper
+        released = keeper.take_released()
+        leaving = {e.record: e for e in self._entries(released) if e is not None and e.is_hole}
+        leaving |= {entry.record: entry for entry in removed}
+        holes = keeper.kept(list(leaving.values()), {entry.record for entry in added}, self.namespaces)
+        added = [*added, *holes]
+        before = {e.record: e for e in self._entries([entry.record for entry in added]) if e is not None}
+        gone = [entry for record, entry in leaving.items() if record not in before]
+        if not (added or gone or sessions):
+            return 0, 0
+        try:
+            sessions_gone = self.catalog.commit(added, gone, sessions, session_budget)
+        except CatalogError:
+            keeper.give_back(released)
+            raise
+        self._settle(added, [*gone, *before.values()])
+        keeper.written(holes)
+        return sessions_gone
 
     def _known(self, records: Sequence[int]) -> list[Entry | None]:
+        """The entries of records; None for what is gone, and for holes."""
+        return [None if e is None or e.is_hole else e for e in self._entries(records)]
+
+    def _entries(self, records: Sequence[int]) -> list[Entry | None]:
+        """The entries of records and of holes."""
         try:
             return self.catalog.get(records)
         except CatalogError as error:
@@ -113,9 +162,7 @@ class DiskSpace:
         """Makes a free segment: evicts what the index gives up, then moves what still lives in the emptiest
         segment into the reserve. Raises `OutOfSpace` where that did not help."""
         self.metrics.add(Metric.DISK_RECLAIMS)
-        evicted = self._victims(1)
-        self._commit_moves((), evicted)
-        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
+        self._commit_moves((), self._victims(1))
         if self.segments.available() <= 1:
             self._empty_a_segment()
 
@@ -127,29 +174,31 @@ class DiskSpace:
             room = (size - segments.current.end if segments.current else 0) + (segments.available() - 1) * size
         if not nbytes or nbytes <= room:
             return []
-        evicted = self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
-        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
-        return evicted
+        return self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
 
     def _victims(self, wanted: int) -> list[Entry]:
         """Evicts until `wanted` segments are empty, or one can be emptied at a fair price by moving what is left. The
         index has forgotten the records on return; the catalog is the caller's."""
-        evicted = [e for e in self._known(self._orphans) if e is not None]
+        gone = [e for e in self._entries(self._orphans) if e is not None]
         self._orphans.clear()
         with self._lock:
             space = Space.of(self.segments)
-        for entry in evicted:
-            space.lose(entry.extent)
+        for entry in gone:
+            if not entry.is_hole:
+                space.lose(entry.extent)
         for _ in range(wanted):
             while not space.enough() and (records := self._evict()):
-                for found in self._known(records):
+                for found in self._entries(records):
                     if found is not None:
-                        evicted.append(found)
+                        gone.append(found)
+                    if found is not None and not found.is_hole:
                         space.lose(found.extent)
             if not space.take_empty():
                 break
+        evicted = [entry for entry in gone if not entry.is_hole]
         self._leaves(evicted)
-        return evicted
+        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
+        return gone
 
     def _empty_a_segment(self) -> None:
         with self._lock:
@@ -172,28 +221,28 @@ class DiskSpace:
                     extent = self.segments.place(entry.extent.nbytes, reserve=True)
                 placed.append(extent)
                 self.segments.write([extent], [buffer.view])
-                moved.append((entry, replace(entry, extent=extent)))
+                moved.append(replace(entry, extent=extent))
             self.segments.sync({extent.segment for extent in placed})
-            self._commit_moves([new for _, new in moved], [*lost, *(old for old, _ in moved)])
+            for entry in lost:
+                self._lost(entry.record)
+            if lost:  # what is coded against them may have left with them
+                there = {e.record for e in self._known([entry.record for entry in moved]) if e is not None}
+                moved = [entry for entry in moved if entry.record in there]
+            self._commit_moves(moved, [e for e in self._known([entry.record for entry in lost]) if e is not None])
         finally:
             self._settle_writes(placed)
             with self._lock:
                 self.segments.release(segment.number)
         self.metrics.add(Metric.DISK_MOVED_RECORDS, len(moved))
         self.metrics.add(Metric.DISK_LOST_RECORDS, len(lost))
-        for entry in lost:
-            self._lost(entry.record)
         self._leaves(lost)
 
     def _commit_moves(self, added: Sequence[Entry], removed: Sequence[Entry]) -> None:
-        if not (added or removed):
-            return
         try:
-            self.catalog.commit(added, removed)
+            self._change(added, removed)
         except CatalogError as error:
             self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             # What was to go is no longer in the index: it must be tried again, or its space would be lost.
             self._orphans += [entry.record for entry in removed] if not added else []
             self._reopen_catalog()
             raise OutOfSpace from error
-        self._settle(added, removed)

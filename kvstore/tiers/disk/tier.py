@@ -25,6 +25,7 @@ from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.entry import Entry, Scan, entry_of
 from kvstore.tiers.disk.files import most_open
 from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
@@ -63,9 +64,10 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         pool: for the buffers of records that are moved.
         evict: makes the index forget the next records to give up together, and returns them ([] for none).
         alive: says whether a record is still wanted when its group is committed.
-        lost: called with a record that could not be read when it had to be moved, after the catalog forgot it.
+        lost: called with a record that could not be read when it had to be moved, before the catalog forgets it.
         leaves: called with the entries that the catalog gives up because their records were forgotten, and not because
             newer ones took their place.
+        holes: says what stays of records that leave the middle of their sequences.
 
     Attributes:
         digest: 32 bytes that stand for the identity with which the store was made; all its keys begin with them.
@@ -101,8 +103,10 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         alive: Callable[[int], bool],
         lost: Callable[[int], None] = lambda record: None,
         leaves: Callable[[Sequence[Entry]], None] = lambda entries: None,
+        holes: HoleKeeper | None = None,
     ) -> None:
-        super().__init__(fs, config, metrics, pool, Opening(fs, path, config, read_only, metrics), evict, lost, leaves)
+        opening = Opening(fs, path, config, read_only, metrics)
+        super().__init__(fs, config, metrics, pool, opening, evict, lost, leaves, holes or NoHoles())
         self.read_only = read_only
         self._alive = alive
         self._writer = WriterLock(fs, path)
@@ -111,7 +115,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             scan = self._open(self._opening, identity)
         self._at_open: Scan | None = scan
         self._last_record = scan.last_record
-        self._records, self._tokens = len(scan.entries), len(scan.tokens)  # guarded by _lock
+        self._records, self._tokens = len(scan.entries), len(scan.tokens)
+        self._holes, self._hole_bytes = len(scan.holes), scan.hole_bytes
         self._live_at_open = self.segments.live_bytes
 
     def _open(self, opening: Opening, identity: ModelIdentity) -> Scan:
@@ -210,7 +215,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             except CatalogError as error:
                 self.metrics.add(Metric.CATALOG_ERRORS, because=error)
                 return [None] * len(records)
-            return [e if e is not None and self._hold(e.extent.segment) else None for e in entries]
+            there = [e is not None and not e.is_hole and self._hold(e.extent.segment) for e in entries]
+            return [entry if found else None for entry, found in zip(entries, there, strict=True)]
 
     def release(self, entries: Iterable[Entry]) -> None:
         """End the hold of `locate`."""
@@ -248,7 +254,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
     def lacks(self, record: int) -> bool:
         """Return whether the catalog does not know the record; False if it cannot be asked now."""
         try:
-            return self.catalog.get([record])[0] is None
+            entry = self.catalog.get([record])[0]
+            return entry is None or entry.is_hole
         except CatalogError:
             self.metrics.add(Metric.CATALOG_ERRORS)
             return False
@@ -262,6 +269,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                 "budget": self.budget,
                 "records": self._records,
                 "tokens": self._tokens,
+                "holes": self._holes,
+                "hole_bytes": self._hole_bytes,
                 "raw_bytes": self._tokens * self._bytes_per_token,
                 "file_bytes": segments.file_bytes,
                 "catalog_bytes": self._catalog_bytes(),
@@ -288,6 +297,9 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
                     counted, there = (self._records, self._tokens), (len(scan.entries), len(scan.tokens))
                     if counted != there:
                         problems.append(f"the disk tier counts (records, tokens) {counted}, the catalog {there}")
+                    counted, there = (self._holes, self._hole_bytes), (len(scan.holes), scan.hole_bytes)
+                    if counted != there:
+                        problems.append(f"the disk tier counts (holes, bytes of them) {counted}, the catalog {there}")
                     if self.segments.live_bytes > max(self._config.disk.bytes, self._live_at_open):
                         problems.append(f"the disk tier holds {self.segments.live_bytes} bytes, more than its budget")
             problems += [f"catalog entry {key.hex()} is damaged" for key in scan.damaged]
@@ -360,23 +372,24 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             return written
 
     def remove(self, records: Sequence[int]) -> int:
-        """Forget records, durably on return; return how many there were.
+        """Forget records and holes, durably on return; return how many records there were.
+
+        Of a record that others continue a hole stays. Holes that wait to be written are written, too.
 
         Raises:
             CatalogError: the catalog cannot be written; the removal is tried again with the next writes.
         """
         with self._write_lock:
-            entries = [e for e in self._known(records) if e is not None]
-            self._leaves(entries)
-            if entries:
-                try:
-                    self.catalog.commit(removed=entries)
-                except CatalogError:
-                    self._orphans += [entry.record for entry in entries]
-                    self._reopen_catalog()
-                    raise
-                self._settle((), entries)
-            return len(entries)
+            entries = [e for e in self._entries(records) if e is not None]
+            gone = [entry for entry in entries if not entry.is_hole]
+            self._leaves(gone)
+            try:
+                self._change((), entries)
+            except CatalogError:
+                self._orphans += [entry.record for entry in entries]
+                self._reopen_catalog()
+                raise
+            return len(gone)
 
     def expire_sessions(self) -> None:
         """Remove the sessions whose time is over; a failure is counted, and it is tried again at the next call."""
@@ -392,7 +405,7 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
     ) -> list[Entry]:
         """The superseded records that can go: all that was to take their place is there."""
         gone = [record for records, by in superseded if all(other in entries for other in by) for record in records]
-        return [entry for entry in self._known(gone) if entry is not None]
+        return [entry for entry in self._entries(gone) if entry is not None]
 
     def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
         """See `Catalog.save_traffic`. Raises `CatalogError`."""
@@ -453,9 +466,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
     def _commit(self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[SessionChange]) -> bool:
         if not (entries or gone or sessions):
             return True
-        before = [e for e in self._known([entry.record for entry in entries]) if e is not None]
         try:
-            expired, evicted = self.catalog.commit(entries, gone, sessions, self.session_budget)
+            expired, evicted = self._change(entries, gone, sessions, self.session_budget)
         except CatalogError as error:
             self.metrics.add(Metric.CATALOG_ERRORS, because=error)
             self.metrics.add(Metric.DROPPED_CATALOG_ERROR, len(entries))
@@ -463,7 +475,6 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
             return False
         self.metrics.add(Metric.EXPIRED_SESSIONS, expired)
         self.metrics.add(Metric.EVICTED_SESSIONS, evicted)
-        self._settle(entries, [*gone, *before])
         return True
 
 
