@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvstore.core.explanation import BlockExplanation, Explanation, Reason
     from kvstore.core.identity import ModelIdentity
     from kvstore.core.layout import KVLayout, LayerLayout
-    from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
+    from kvstore.core.results import ClusterInfo, EraseResult, FlushResult, Hit, PutResult, SessionInfo
     from kvstore.session import Session
     from kvstore.store import KVStore
 
@@ -25,6 +25,7 @@ __all__ = [
     "Approximate",
     "BlockExplanation",
     "ClusterInfo",
+    "EraseResult",
     "Explanation",
     "FlushResult",
     "Hit",
@@ -44,7 +45,7 @@ _HOMES = {
     "core.approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
     "core.explanation": ("BlockExplanation", "Explanation", "Reason"),
-    "core.results": ("ClusterInfo", "FlushResult", "Hit", "PutResult", "SessionInfo"),
+    "core.results": ("ClusterInfo", "EraseResult", "FlushResult", "Hit", "PutResult", "SessionInfo"),
     "core.identity": ("ModelIdentity",),
     "core.layout": ("KVLayout", "LayerLayout"),
     "session": ("Session",),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 from kvstore.core.arguments import end_of_life
-from kvstore.core.results import Hit, PutResult
+from kvstore.core.results import EraseResult, Hit, PutResult
 from kvstore.core.session_record import SessionRecord, session_key
 from kvstore.core.tokens import Tokens, as_tokens
 
@@ -23,6 +23,7 @@ class SessionStore:
     note: replaces the record of a key, or with None forgets it.
     record: that of a key, None if there is none.
     created: when the session of a key was made, None if there is none.
+    remove: forgets the session of a key, with or without its blocks, erased or not.
     """
 
     read_only: bool
@@ -31,6 +32,7 @@ class SessionStore:
     note: Callable[[bytes, SessionRecord | None], None]
     record: Callable[[bytes], SessionRecord | None]
     created: Callable[[bytes], float | None]
+    remove: Callable[[bytes, bool, bool], EraseResult]
 
 
 class Session:
@@ -164,26 +166,39 @@ class Session:
         self._store.note(fork._key, replace(record, name=new_id, created=now, used=now, pinned=False))
         return fork
 
-    def delete(self) -> bool:
-        """Forget the session; durable after `flush()`.
+    @overload
+    def delete(self, *, blocks: bool = False, erase: Literal[False] = False) -> bool: ...
 
-        Its blocks stay until they are evicted, because other sequences may share them; `KVStore.delete(session.tokens)`
-        removes them, too.
+    @overload
+    def delete(self, *, blocks: bool = False, erase: Literal[True]) -> EraseResult: ...
+
+    def delete(self, *, blocks: bool = False, erase: bool = False) -> bool | EraseResult:
+        """Forget the session; durable after `flush()`, and with blocks or erase on return.
+
+        Args:
+            blocks: also remove its cache, and what continues it; blocks that another session begins with, or another
+                stored sequence shares, stay. Without this all of its cache stays until it is evicted.
+            erase: overwrite its name and tokens, and with blocks the cache, in every file of the store; see
+                `KVStore.delete`. Without blocks the tokens stay where the cache is.
 
         Returns:
-            False if the session does not exist.
+            False if the session does not exist; with erase an `EraseResult`.
 
         Raises:
             ReadOnlyStore: the store was opened with read_only=True.
+            DiskError: the disk refuses; with erase, the next erase or open for writing ends what was begun.
 
         Example:
             >>> session.delete(), session.exists
             (True, False)
         """
-        if not self.exists:
-            return False
-        self._store.note(self._key, None)
-        return True
+        found = self.exists
+        if not erase and not (found and blocks):
+            if found:
+                self._store.note(self._key, None)
+            return found
+        result = self._store.remove(self._key, blocks, erase)
+        return result if erase else found
 
     def _record(self) -> SessionRecord | None:
         return self._store.record(self._key)

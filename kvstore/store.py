@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
@@ -14,7 +14,7 @@ from kvstore.core.ending import Ending, check_may_open
 from kvstore.core.explanation import Explanation
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
-from kvstore.core.results import ClusterInfo, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.results import ClusterInfo, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
@@ -271,18 +271,32 @@ class KVStore:
         ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
         return self._calls.run(self._engine.background.submit, self._engine.getter.prefetch, digest, ids)
 
-    def delete(self, tokens: Any, *, namespace: bytes = b"") -> int:
+    @overload
+    def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[False] = False) -> int: ...
+
+    @overload
+    def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[True]) -> EraseResult: ...
+
+    def delete(self, tokens: Any, *, namespace: bytes = b"", erase: bool = False) -> int | EraseResult:
         """Remove a stored sequence, durably on return.
 
         This removes the block of its last token, every block that continues it, and the blocks before that no other
         sequence shares; pinned blocks stay. A sequence that is not stored in full is left as it is.
 
+        Args:
+            tokens, namespace: as of `put`.
+            erase: also overwrite what is removed, tokens, keys and values, in every file of the store, with all older
+                copies of it; of a sequence that is not stored in full what is left of it, unless others go on there.
+                Takes time in proportion to the free space of the segments and to the catalog; other writes wait. What
+                `explain` remembers of blocks that left is forgotten. Sessions keep their tokens (`Session.delete`).
+
         Returns:
-            How many blocks were removed.
+            How many blocks were removed; with erase an `EraseResult`, which says what stays.
 
         Raises:
             ValueError: tokens or namespace are malformed.
-            DiskError: the catalog cannot be written. The sequence is gone from this process all the same.
+            DiskError: the catalog cannot be written. The sequence is gone from this process all the same. With erase it
+                may also be that not all is overwritten yet; the next erase, or open for writing, ends that.
             ReadOnlyStore: the store was opened with read_only=True.
 
         Example:
@@ -291,7 +305,39 @@ class KVStore:
         """
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
         with self._slow("delete"):
+            if erase:
+                return self._calls.run(put_path.erase, digest, ids)
             return self._calls.run(put_path.delete, digest, ids)
+
+    @overload
+    def delete_namespace(self, namespace: bytes, *, erase: Literal[False] = False) -> int: ...
+
+    @overload
+    def delete_namespace(self, namespace: bytes, *, erase: Literal[True]) -> EraseResult: ...
+
+    def delete_namespace(self, namespace: bytes, *, erase: bool = False) -> int | EraseResult:
+        """Remove everything of a namespace, durably on return: all blocks, also pinned ones, and all sessions.
+
+        Args:
+            namespace: that of the puts.
+            erase: also overwrite it in every file of the store, as `delete` does it. A hash of the namespace's name
+                stays.
+
+        Returns:
+            How many blocks were removed; with erase an `EraseResult`.
+
+        Raises:
+            The errors of `delete`.
+
+        Example:
+            >>> store.delete_namespace(b"")
+            1
+        """
+        put_path, digest = self._put_path(), self._digest(namespace)
+        with self._slow("delete"):
+            if erase:
+                return self._calls.run(put_path.erase_namespace, digest)
+            return self._calls.run(put_path.delete_namespace, digest)
 
     def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
         """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
@@ -341,7 +387,13 @@ class KVStore:
         """
         self._calls.check()
         calls = SessionStore(
-            self.read_only, self._put, self._get, self._note_session, self._session_record, self._session_created
+            self.read_only,
+            self._put,
+            self._get,
+            self._note_session,
+            self._session_record,
+            self._session_created,
+            self._remove_session,
         )
         return Session(calls, name, self._digest(namespace))
 
@@ -454,6 +506,11 @@ class KVStore:
 
     def _slow(self, call: str) -> SlowCall:
         return SlowCall(call, self.config.slow_call_s, self.metrics)
+
+    def _remove_session(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
+        put_path = self._put_path()
+        with self._slow("delete"):
+            return self._calls.run(put_path.remove_session, key, blocks, erase)
 
     def _session_created(self, key: bytes) -> float | None:
         self._calls.check()

@@ -61,6 +61,28 @@ class FlushResult:
 
 
 @dataclass(frozen=True)
+class EraseResult:
+    """What an erase did: `KVStore.delete`, `KVStore.delete_namespace` and `Session.delete` with erase=True.
+
+    Attributes:
+        removed_blocks: blocks that are gone from every file of the store.
+        kept_tokens: leading tokens of the sequence that are still stored with their cache, because other sequences
+            begin with them, or pins keep them.
+        kept_blocks: blocks that hold those tokens.
+        sessions: names of other sessions that have more of its tokens than those; erase them, too, if they are to go.
+
+    Example:
+        >>> EraseResult(removed_blocks=3).kept_tokens
+        0
+    """
+
+    removed_blocks: int
+    kept_tokens: int = 0
+    kept_blocks: int = 0
+    sessions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class SessionInfo:
     """One row of `KVStore.sessions()`.
 

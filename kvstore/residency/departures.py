@@ -94,6 +94,14 @@ class Departures:
                 if reason is not None:
                     self._add(name, reason)
 
+    def clear(self) -> None:
+        """Forget everything, tokens and all."""
+        with self._lock:
+            self._left.clear()
+            self._after.clear()
+            self._expected.clear()
+            self._bytes = 0
+
     def arrived(self, keys: Iterable[bytes]) -> None:
         """The blocks with these keys are stored again."""
         if self._left:

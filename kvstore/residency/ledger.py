@@ -5,7 +5,8 @@ The index (trie) names the records; the ledger keeps the rest, and both change t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -378,6 +379,51 @@ class Ledger:
                 for record in records:
                     self.content.remove(record)
             return records
+
+    def erase_namespace(self, namespace: bytes) -> list[int]:
+        """Takes everything of a namespace out of the index, pinned or not; see `erase`."""
+        with self._lock:
+            pinned, _ = self._pins.snapshot()
+            for record in pinned:
+                known = self.whole_path(record)
+                if known is not None and known[0] == namespace:
+                    self.index.unpin(*known)
+                    self._no_longer_kept(self._pins.end(record))
+            records: list[int] = self.index.prune(namespace, -1.0).tolist()
+            if self.content is not None:
+                for record in records:
+                    self.content.remove(record)
+            return records
+
+    def stored_end(self, namespace: bytes, tokens: Tokens) -> int:
+        """How many leading tokens of a sequence `erase` may take: all if they are stored; else as many as are, if no
+        other sequence goes on there; else 0."""
+        match = self.index.match(namespace, tokens, touch=False)
+        if match.depth >= len(tokens):
+            return len(tokens)
+        for record, end in reversed(list(zip(match.records.tolist(), match.ends.tolist(), strict=True))):
+            if record and end <= match.depth:
+                return end if self.index.leaf(record) is not None else 0
+        return 0
+
+    @contextlib.contextmanager
+    def sparing(self, namespace: bytes, tokens: Tokens) -> Iterator[None]:
+        """Inside, `erase` leaves the blocks that end within these tokens."""
+        spared = tokens[: self.index.longest_prefix(namespace, tokens)] if len(tokens) else tokens
+        if not len(spared):
+            yield
+            return
+        self.index.pin(namespace, spared)
+        try:
+            yield
+        finally:
+            self.index.unpin(namespace, spared)
+
+    def take_abandoned(self) -> list[int]:
+        """Stored records that the index has forgotten and that were to go with the next ones: they go now."""
+        with self._lock:
+            abandoned, self._abandoned = self._abandoned, []
+            return abandoned
 
     def forget(self, records: Iterable[int], reason: Reason) -> list[int]:
         """Forgets records in memory and in the index; returns whose catalog entries are to go: theirs, and those of

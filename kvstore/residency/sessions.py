@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from kvstore.config import StoreConfig
 from kvstore.core.results import SessionInfo
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
+from kvstore.core.tokens import Tokens
 from kvstore.errors import ConfigError
 from kvstore.metrics import Metric
 from kvstore.tiers.disk.catalog import CatalogError
@@ -134,6 +137,25 @@ class SessionTable:
         ]
         return rows
 
+    def keys(self, namespace: bytes) -> list[bytes]:
+        """Return the keys of all sessions of a namespace (its digest), also of those whose time is over."""
+        return [key for key, _ in self._of(namespace)]
+
+    def that_begin_with(self, namespace: bytes, tokens: Tokens, but: bytes = b"") -> list[str]:
+        """Return the names of a namespace's sessions that begin with these tokens, sorted. but: key of one to leave
+        out."""
+        return sorted(
+            record.name
+            for key, record in self._records(namespace)
+            if key != but and np.array_equal(record.tokens[: len(tokens)], tokens)
+        )
+
+    def longest_shared(self, namespace: bytes, tokens: Tokens, but: bytes) -> int:
+        """Return how many leading tokens another session of the namespace than the one with key `but` shares."""
+        return max(
+            (_shared(record.tokens, tokens) for key, record in self._records(namespace) if key != but), default=0
+        )
+
     def stats(self) -> dict[str, int]:
         """Return numbers: sessions, bytes that they take, budget. What is not written yet counts as if it shared
         nothing."""
@@ -146,6 +168,20 @@ class SessionTable:
             except CatalogError:
                 self._disk.metrics.add(Metric.CATALOG_ERRORS)
         return {"sessions": sessions, "bytes": taken, "budget": self._budget}
+
+    def _of(self, namespace: bytes) -> list[tuple[bytes, SessionRecord | None]]:
+        """Key and, if it is not written yet, record of every session of a namespace."""
+        with self._lock:
+            recent = {key: record for key, (record, _) in self._recent.items()}
+        found = {head.key: None for head in self._stored() if head.namespace == namespace and head.key not in recent}
+        changed = {key: record for key, record in recent.items() if record is not None}
+        return [*found.items(), *((key, record) for key, record in changed.items() if record.namespace == namespace)]
+
+    def _records(self, namespace: bytes) -> Iterator[tuple[bytes, SessionRecord]]:
+        for key, known in self._of(namespace):
+            record = known or self.get(key)
+            if record is not None:
+                yield key, record
 
     def _recently(self, key: bytes) -> tuple[SessionRecord | None, int] | None:
         with self._lock:
@@ -181,6 +217,12 @@ class SessionTable:
 def _first_to_go(item: tuple[bytes, tuple[SessionRecord | None, int]]) -> tuple[bool, bool, int]:
     record, sequence = item[1]
     return record is not None and not _is_over(record), record is not None and record.pinned, sequence
+
+
+def _shared(a: Tokens, b: Tokens) -> int:
+    count = min(len(a), len(b))
+    differ = np.flatnonzero(a[:count] != b[:count])
+    return int(differ[0]) if len(differ) else count
 
 
 def _is_over(session: SessionRecord | SessionHead) -> bool:

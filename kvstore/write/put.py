@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
-from kvstore.core.results import FlushResult, PutResult
+from kvstore.core.results import EraseResult, FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric, Metrics
@@ -85,12 +85,91 @@ class PutPath:
         """
         with self._lock:
             count, entries = self._forget_sequence(namespace, tokens)
+        self._remove(entries)
+        self.metrics.add(Metric.DELETED_RECORDS, count)
+        return count
+
+    def erase(self, namespace: bytes, tokens: Tokens) -> EraseResult:
+        """Remove what is stored of a sequence, and overwrite it in every file; see `KVStore.delete`.
+
+        Raises:
+            DiskError: the disk refuses; it is ended by the next erase or open.
+        """
+        with self._erasing():
+            count = self.delete_stored(namespace, tokens)
+        return self._erased(namespace, tokens, count)
+
+    def remove_session(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
+        """Forget a session, durably on return; see `Session.delete`.
+
+        Args:
+            key: of the session.
+            blocks: also remove the blocks that no other session begins with.
+            erase: overwrite it in every file.
+        """
+        record = self.sessions.get(key)
+        with self._erasing() if erase else contextlib.nullcontext():
+            spare = self.sessions.longest_shared(record.namespace, record.tokens, but=key) if record else 0
+            self.note(key, None)
+            count = self.delete_stored(record.namespace, record.tokens, spare) if record and blocks else 0
+            self.queue.wait()
+        return self._erased(record.namespace, record.tokens, count) if record else EraseResult(0)
+
+    def _erased(self, namespace: bytes, tokens: Tokens, count: int) -> EraseResult:
+        match, size = self.residency.index.match(namespace, tokens, touch=False), self.residency.config.block_tokens
+        kept = match.usable(size)
+        longer = tokens[: kept + size]
+        names = self.sessions.that_begin_with(namespace, longer) if len(longer) > kept else []
+        return EraseResult(count, kept, -(-kept // size), tuple(names))
+
+    def erase_namespace(self, namespace: bytes) -> EraseResult:
+        """Remove a namespace with its sessions, and overwrite it in every file; see `KVStore.delete_namespace`."""
+        with self._erasing():
+            return EraseResult(self.delete_namespace(namespace))
+
+    def delete_stored(self, namespace: bytes, tokens: Tokens, spare: int = 0) -> int:
+        """Remove a sequence, or what is left of it if nothing continues that; durably on return. See `erase`."""
+        with self._lock, self.residency.sparing(namespace, tokens[:spare]):
+            end = self.residency.stored_end(namespace, tokens) if spare < len(tokens) else 0
+            count, entries = self._forget_sequence(namespace, tokens[:end]) if end > spare else (0, list[int]())
+        self._remove(entries)
+        self.metrics.add(Metric.DELETED_RECORDS, count)
+        return count
+
+    def delete_namespace(self, namespace: bytes) -> int:
+        """Remove all blocks and sessions of a namespace, durably on return; see `KVStore.delete_namespace`."""
+        with self._lock:
+            changes = [self.sessions.set(key, None) for key in self.sessions.keys(namespace)]
+            if changes:
+                self.queue.submit(WriteBatch(sessions=changes))
+            self.queue.wait()
+            records = self.residency.erase_namespace(namespace)
+            members = self._outside_members(records)
+            entries = self.residency.forget([*records, *members], Reason.DELETED)
+        self._remove(entries)
+        self.metrics.add(Metric.DELETED_RECORDS, len(records) + len(members))
+        return len(records) + len(members)
+
+    @contextlib.contextmanager
+    def _erasing(self) -> Iterator[None]:
+        """What is removed inside is overwritten at the end."""
+        residency, disk = self.residency, self.residency.disk
+        if disk is not None:
+            disk.begin_erase()
+        yield
+        self.queue.wait()
+        self._remove(residency.take_abandoned())
+        residency.departures.clear()
+        residency.index.compact()
+        if disk is not None:
+            disk.end_erase()
+
+    def _remove(self, entries: list[int]) -> None:
+        """Removes what was forgotten from the catalog, durably on return."""
         if self.residency.disk is not None and entries:
             # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
             self.queue.wait()
             self.residency.disk.remove(entries)
-        self.metrics.add(Metric.DELETED_RECORDS, count)
-        return count
 
     def unpin(self, namespace: bytes, tokens: Tokens) -> bool:
         """Let a pinned sequence be evicted again; see `KVStore.unpin`. Durable after `flush`."""

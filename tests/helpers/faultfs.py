@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from kvstore.tiers.disk.fs import FileSystem
 
 CALLS = (
-    "open", "close", "pwritev", "preadv", "fdatasync", "allocate", "truncate", "rename", "unlink", "mkdir", "names",
-    "size", "kind", "sync_directory", "lock",
+    "open", "close", "pwritev", "preadv", "fdatasync", "punch", "allocate", "truncate", "rename", "unlink",
+    "mkdir", "names", "size", "kind", "sync_directory", "lock",
 )  # fmt: skip
 
 
@@ -115,6 +115,10 @@ class FaultFS(FileSystem):
                 self._failed.add(_inode(fd))
             raise
         super().fdatasync(fd)
+
+    def punch(self, fd: int, offset: int, nbytes: int) -> None:
+        self._check("punch")
+        super().punch(fd, offset, nbytes)
 
     def allocate(self, fd: int, nbytes: int) -> None:
         code = self._error("allocate")

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +48,8 @@ _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
 _DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic", b"texts", b"tasks")
 _OF_FORMAT_2 = (b"texts", b"tasks")
+_ERASE = b"erase"
+_RENEW_WAIT_S = 30.0
 _TRAFFIC_RUN = 4096  # records whose counts of traffic stand in one value
 _UPGRADE_RUN = 1024  # sessions that one commit of an upgrade rewrites
 _SCAN_RUN = 4096  # entries that one transaction of a scan reads: a longer one would keep pages from being used again
@@ -103,10 +106,17 @@ class Catalog:
         self._fs = fs or FileSystem()
         self._metrics = metrics or Metrics()
         self._commits = 0
+        self._directory, self._map_bytes, self._readonly = directory, map_bytes, readonly
+        self._gate = threading.Condition()
+        self._inside, self._renewing = 0, False  # transactions that read; guarded by _gate
+        self._open()
+
+    def _open(self) -> None:
+        readonly = self._readonly
         with _errors("open"):
             self._env = lmdb.open(
-                directory,
-                map_size=map_bytes,
+                self._directory,
+                map_size=self._map_bytes,
                 max_dbs=8,
                 readonly=readonly,
                 create=not readonly,
@@ -143,6 +153,38 @@ class Catalog:
     def close(self) -> None:
         self._env.close()
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """A transaction that sees one commit; `renew` waits for its end."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._renewing)
+            self._inside += 1
+        try:
+            with _errors("read"), self._env.begin() as txn:
+                yield txn
+        finally:
+            with self._gate:
+                self._inside -= 1
+                self._gate.notify_all()
+
+    def renew(self) -> None:
+        """Open the file anew. LMDB writes pages from buffers that it uses again: what had been in them would come back
+        in the gaps of pages. Waits for readers in this process; who writes must be the caller.
+
+        Raises:
+            CatalogError: it cannot be opened.
+        """
+        with self._gate:
+            self._renewing = True
+            try:
+                if not self._gate.wait_for(lambda: not self._inside, _RENEW_WAIT_S):
+                    raise CatalogError("catalog: open: a thread of this process reads it all the time")
+                self._env.close()
+                self._open()
+            finally:
+                self._renewing = False
+                self._gate.notify_all()
+
     def version(self) -> int:
         """Number of the last commit: a reader that sees another one has something to catch up with."""
         with _errors("read"):
@@ -156,7 +198,7 @@ class Catalog:
         be deleted, for LMDB would move what lies beside it; without its number a namespace would lose all entries.
         """
         try:
-            with _errors("read"), self._env.begin() as txn:
+            with self._reading() as txn:
                 saved = self._saved
                 databases = (self._records, self._places, self._namespaces, self._traffic)
                 others = (saved.sessions, saved.texts, self._tasks)
@@ -197,7 +239,7 @@ class Catalog:
         """Return how large the file would be without free pages. Raises `CatalogError`."""
         saved = self._saved
         databases = (self._records, self._places, self._namespaces, self._traffic, self._tasks)
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             stats = [txn.stat(db) for db in (*databases, saved.sessions, saved.texts) if db is not None]
         stats.append(self._env.stat())
         pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
@@ -315,7 +357,7 @@ class Catalog:
 
     def get(self, records: Iterable[int]) -> list[Entry | None]:
         """Return the entries at one moment, of records and holes; None if one is gone or damaged."""
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             values = [txn.get(_RECORD_KEY.pack(record), db=self._records) for record in records]
         entries = [Entry.unpack(value) if value is not None else None for value in values]
         return [e if e is not None and e.record == r else None for e, r in zip(entries, records, strict=True)]
@@ -323,7 +365,7 @@ class Catalog:
     def in_segment(self, segment: int) -> list[Entry]:
         """Return the entries whose records lie in a segment, in the order in which they lie."""
         numbers = []
-        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._places) as cursor:
+        with self._reading() as txn, txn.cursor(db=self._places) as cursor:
             if cursor.set_range(_PLACE_KEY.pack(segment, 0)):
                 for key, value in cursor:
                     if _PLACE_KEY.unpack(key)[0] != segment:
@@ -351,7 +393,7 @@ class Catalog:
 
     def _scan_run(self, begin: bytes, values: list[bytes], damaged: list[bytes]) -> bytes | None:
         """Reads the next entries from the key `begin` on; returns where the ones after them begin, None for nowhere."""
-        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._records) as cursor:
+        with self._reading() as txn, txn.cursor(db=self._records) as cursor:
             there = cursor.set_range(begin)
             for _ in range(_SCAN_RUN):
                 if not there:
@@ -378,42 +420,42 @@ class Catalog:
 
     def namespaces(self) -> dict[bytes, int]:
         """Return all namespaces: number by digest."""
-        with _errors("read"), self._env.begin() as txn, txn.cursor(db=self._namespaces) as cursor:
+        with self._reading() as txn, txn.cursor(db=self._namespaces) as cursor:
             pairs = [(key, _number(key, value)) for key, value in cursor]
         return {key: number for key, number in pairs if number is not None and len(key) == 32}
 
     def session(self, key: bytes) -> SessionRecord | None:
         """Return a session with its tokens; None if there is none or it is damaged."""
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             return self._saved.get(txn, key)
 
     def session_head(self, key: bytes) -> SessionHead | None:
         """Return what stands with a session, without its tokens; None if there is none or it is damaged."""
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             return self._saved.head(txn, key)
 
     def sessions(self) -> list[SessionHead]:
         """Return what stands with each intact session, by key; reads no tokens."""
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             return list(self._saved.heads(txn))
 
     def session_count(self) -> int:
         """Return how many sessions there are, damaged ones included."""
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             return self._saved.count(txn)
 
     def session_bytes(self) -> int:
         """Return how many bytes all sessions take."""
         if self._session_bytes is not None:
             return self._session_bytes
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             return self._saved.nbytes(txn)
 
     def expire_sessions(self) -> int:
         """Remove the sessions whose time is over; return how many. Durable on return. Raises `CatalogError`."""
         if not any(0.0 < head.expiry <= time.time() for head in self.sessions()):
             return 0
-        with _errors("commit"), self._env.begin(write=True) as txn:
+        with self._writing() as txn:
             total = self._saved.nbytes(txn) if self._session_bytes is None else self._session_bytes
             grown, expired, _ = self._saved.shrink(txn, time.time(), over=0, budget=0)
         self._session_bytes = total + grown
@@ -421,7 +463,7 @@ class Catalog:
 
     def session_problems(self) -> tuple[int, list[str]]:
         """Return how many sessions there are, and what is wrong with them."""
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             found, taken = self._saved.problems(txn), self._saved.nbytes(txn)
             if self._session_bytes not in (None, taken):
                 found.append(f"sessions are counted with {self._session_bytes} bytes, and take {taken}")
@@ -442,6 +484,30 @@ class Catalog:
             with self._writing() as txn:
                 after = self._saved.upgrade(txn, after, _UPGRADE_RUN)
         self._session_bytes = None
+
+    # ---- tasks ---------------------------------------------------------------------------------------------------
+
+    def erasing(self) -> bool:
+        """Return whether an erase was begun and not ended."""
+        with self._reading() as txn:
+            return self._tasks is not None and txn.get(_ERASE, db=self._tasks) is not None
+
+    def begin_erase(self) -> None:
+        """Note that something is to be overwritten. Durable on return. Raises `CatalogError`."""
+        with self._writing() as txn:
+            txn.put(_ERASE, with_sum(bytes(8)), db=self._tasks)
+
+    def end_erase(self) -> None:
+        """Note that all of it was overwritten. Durable on return. Raises `CatalogError`."""
+        with self._writing() as txn:
+            txn.delete(_ERASE, db=self._tasks)
+
+    def readers_of_older_commits(self) -> list[int]:
+        """Return the process ids of readers that see an older commit than the last. Raises `CatalogError`."""
+        with _errors("read"):
+            self._env.reader_check()  # those of processes that died
+            last, rows = self.version(), [line.split() for line in str(self._env.readers()).splitlines()]
+        return [int(row[0]) for row in rows if len(row) == 3 and row[2].isdigit() and int(row[2]) < last]
 
     # ---- traffic -------------------------------------------------------------------------------------------------
 
@@ -468,7 +534,7 @@ class Catalog:
     def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """Return how often each record had been used when that was last saved, `[m]`; 0 if it is not known."""
         found = np.zeros(len(records), np.uint32)
-        with _errors("read"), self._env.begin() as txn:
+        with self._reading() as txn:
             for number in np.unique(records // _TRAFFIC_RUN).tolist():
                 value = txn.get(_RECORD_KEY.pack(number), db=self._traffic)
                 body = checked(value) if value is not None else None

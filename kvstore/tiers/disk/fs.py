@@ -6,6 +6,7 @@ LMDB makes its own calls; see catalog.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -13,6 +14,7 @@ import stat
 from collections.abc import Sequence
 
 O_DIRECT = getattr(os, "O_DIRECT", 0)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
 # Errors that say nothing about the bytes on disk: of this process, its limits and rights, or of the moment.
 _PASSING = frozenset(
@@ -95,6 +97,15 @@ class FileSystem:
             return os.lseek(fd, offset, os.SEEK_DATA)
         except OSError as error:
             return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
+
+    def punch(self, fd: int, offset: int, nbytes: int) -> None:
+        """Make a hole: these bytes are zeros from now on, and take no space. Raises `OSError`, also if the file system
+        cannot do that."""
+        if _libc is None:
+            raise OSError(errno.EOPNOTSUPP, "this system has no fallocate")
+        if _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, nbytes):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)
@@ -187,6 +198,18 @@ def _is_there(fs: FileSystem, path: str) -> bool:
     except OSError:
         return True
     return True
+
+
+def _load_libc() -> ctypes.CDLL | None:
+    """Python has no call that makes holes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate"):
+        return None
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc
+
+
+_libc = _load_libc()
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:

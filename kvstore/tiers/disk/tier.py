@@ -23,13 +23,13 @@ from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.entry import Entry, Scan, entry_of
+from kvstore.tiers.disk.erase import DiskErase
 from kvstore.tiers.disk.files import most_open
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
-from kvstore.tiers.disk.space import DiskSpace
 from kvstore.tiers.disk.survey import Survey, segment_problems
 
 _PLACE_ATTEMPTS = 4
@@ -50,7 +50,7 @@ class SealedRecord:
     buffer: Buffer
 
 
-class DiskTier(DiskSpace, StorageTier[Entry]):
+class DiskTier(DiskErase, StorageTier[Entry]):
     """Records in segment files, with the catalog as the truth about them.
 
     Thread-safe: see `DiskSpace` for which lock guards what.
@@ -118,6 +118,8 @@ class DiskTier(DiskSpace, StorageTier[Entry]):
         self._records, self._tokens = len(scan.entries), len(scan.tokens)
         self._holes, self._hole_bytes = len(scan.holes), scan.hole_bytes
         self._live_at_open = self.segments.live_bytes
+        if not read_only:
+            self.resume_erase()
 
     def _open(self, opening: Opening, identity: ModelIdentity) -> Scan:
         """Open everything, or nothing."""

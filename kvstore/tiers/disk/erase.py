@@ -1,0 +1,116 @@
+"""Erasing: after records and sessions were removed, nothing of them is left in any file of the store."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from kvstore.config import PAGE_BYTES
+from kvstore.errors import DiskError
+from kvstore.metrics import Metric
+from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.files import segment_path
+from kvstore.tiers.disk.overwrite import gaps, zero, zero_unused_pages
+from kvstore.tiers.disk.space import DiskSpace
+
+_WAIT_S = 10.0  # for gets that read what is to be overwritten, and for readers of the catalog in other processes
+_LOOK_S = 0.002
+
+
+class DiskErase(DiskSpace):
+    """What `DiskTier` does to overwrite everything that nothing names any more; see FORMAT.md, "Erase"."""
+
+    def begin_erase(self) -> None:
+        """Note that something is about to be removed and overwritten: if it is cut short, the next open for writing
+        ends it. Durable on return. Raises `CatalogError`."""
+        with self._write_lock:
+            self._durably(self.catalog.begin_erase)
+
+    def end_erase(self) -> None:
+        """Overwrite all bytes of the segments and of the catalog that nothing names. Durable on return.
+
+        Raises:
+            DiskError: it could not be ended; the next erase, or the next open for writing, ends it.
+        """
+        with self._write_lock:
+            try:
+                self._commit_orphans()
+                self.catalog.renew()
+                has_holes = self._zero_segments()
+                self._wait_for_readers()
+                zero_unused_pages(self._fs, self._opening.catalog_file, self.catalog.version())
+                self._durably(self.catalog.end_erase)
+            except (OSError, CatalogError) as error:
+                raise DiskError(
+                    f"erase: everything is removed, but not overwritten yet ({error}); erase again, or open the store "
+                    "anew, when the disk is well"
+                ) from error
+            self.metrics.add(Metric.ERASES)
+            if not has_holes:
+                self.metrics.add(Metric.FALLBACK_ZEROS)
+
+    def resume_erase(self) -> None:
+        """End an erase that was cut short in an earlier life of the store. A failure is counted, and leaves it to the
+        next open."""
+        try:
+            if self.catalog.erasing():
+                self.end_erase()
+                self.metrics.add(Metric.ERASES_RESUMED)
+        except CatalogError:
+            self.metrics.add(Metric.CATALOG_ERRORS)
+        except DiskError:
+            self.metrics.add(Metric.DISK_WRITE_ERRORS)
+
+    def _commit_orphans(self) -> None:
+        """What the index forgot and the catalog could not is to be overwritten, too, and holes that are none any more."""
+        entries = [entry for entry in self._entries(self._orphans) if entry is not None]
+        self._durably(lambda: self._change((), entries))
+        self._orphans.clear()
+
+    def _durably(self, change: Callable[[], object]) -> None:
+        try:
+            change()
+        except CatalogError:
+            self.metrics.add(Metric.CATALOG_ERRORS)
+            self._reopen_catalog()
+            raise
+
+    def _zero_segments(self) -> bool:
+        """Everything but page 0 and live records; returns whether that made holes everywhere."""
+        live: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        rows = self.catalog.scan().entries
+        for segment, page, pages in rows[["segment", "page", "pages"]].tolist():
+            if pages:
+                live[segment].append((page * PAGE_BYTES, (page + pages) * PAGE_BYTES))
+        has_holes = True
+        with self._lock:
+            numbers = sorted(self.segments.by_number)
+        for number in numbers:
+            self._wait_for_gets(number)
+            file = self.segments.files.get(number)
+            end = min(self._config.segment_bytes, self._fs.size(segment_path(self.segments.directory, number)))
+            for begin, last in gaps(sorted(live[number]), PAGE_BYTES, end - end % PAGE_BYTES):
+                has_holes &= zero(self._fs, file.fd, begin, last)
+            self._fs.fdatasync(file.fd)
+        return has_holes
+
+    def _wait_for_gets(self, number: int) -> None:
+        """A get that began before reads what was removed since to its end; after some time it finds zeros."""
+        until = time.monotonic() + _WAIT_S
+        while time.monotonic() < until:
+            with self._lock:
+                segment = self.segments.by_number.get(number)
+                if segment is None or not segment.reads:
+                    return
+            time.sleep(_LOOK_S)
+
+    def _wait_for_readers(self) -> None:
+        until = time.monotonic() + _WAIT_S
+        while readers := self.catalog.readers_of_older_commits():
+            if time.monotonic() > until:
+                raise DiskError(
+                    f"erase: everything is removed, but process {readers[0]} still reads the catalog as it was; end "
+                    "that, then erase again"
+                )
+            time.sleep(_LOOK_S)
