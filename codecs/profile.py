@@ -35,6 +35,7 @@ MAX_BYTES = 1 << 33
 MAX_HEADER_BYTES = 1 << 24
 MAX_ARRAYS = 1 << 16
 _LENGTH = struct.Struct("<Q")
+HEAD_BYTES = _LENGTH.size + MAX_HEADER_BYTES
 _DTYPES = {
     f"{letter}{8 * size}": f"<{kind}{size}"
     for letter, kind, sizes in (("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)), ("F", "f", (2, 4, 8)))
@@ -93,7 +94,7 @@ class Profile:
                 size = os.fstat(file.fileno()).st_size
                 if size > MAX_BYTES:
                     raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {_NEW}")
-                head = file.read(_LENGTH.size + MAX_HEADER_BYTES)
+                head = file.read(HEAD_BYTES)
                 _header(head, size, name)  # before the rest, which may be large, is read
                 data = head + file.read(size - len(head))
         except OSError as error:
@@ -234,6 +235,20 @@ class _Entry:
     end: int
 
 
+def check_head(head: bytes, total: int, name: str) -> None:
+    """Check the beginning of a file, before the rest of it is read.
+
+    Args:
+        head: the first `HEAD_BYTES` bytes, or the whole file if it has fewer.
+        total: bytes of the file.
+        name: what error messages call it.
+
+    Raises:
+        ProfileError: the file is no profile, or not of the size that its header says.
+    """
+    _header(head, total, name)
+
+
 def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_Entry], int]:
     """(texts, arrays in the order of their bytes, where the bytes begin); every size fits the file of `total` bytes.
     data: at least its header."""
@@ -276,6 +291,8 @@ def _entry(name: str, value: dict[str, Any]) -> _Entry:
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
     if not all(type(number) is int and 0 <= number < 1 << 40 for number in (*shape, begin, end)) or len(shape) > 8:
         raise ValueError(f"{name}: the shape {shape} or the bytes {begin} to {end} are out of range")
+    if math.prod(number for number in shape if number) >= 1 << 40:  # numpy makes no such array, not even an empty one
+        raise ValueError(f"{name}: the shape {shape} is out of range")
     dtype = np.dtype(_DTYPES[value["dtype"]])
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name}: {end - begin} bytes do not fit {dtype} {list(shape)}")

@@ -14,12 +14,12 @@ from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import DonorModel
-from kvstore.codecs.profile import MAX_BYTES, NO_PROFILE
+from kvstore.codecs.profile import HEAD_BYTES, MAX_BYTES, NO_PROFILE, check_head
 from kvstore.codecs.registry import delta_by_id
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError, UnknownCodec
 from kvstore.metrics import Metric, Metrics
-from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, write_file
+from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, read_start, write_file
 
 FOLDER = "profiles"
 _NEWEST = "newest"  # a file with the id of the profile that was used last
@@ -215,7 +215,9 @@ class Profiles:
         if self._folder is None:
             return None
         try:
-            data = read_file(self._fs, self._file(profile_id), MAX_BYTES)
+            path = self._file(profile_id)
+            check_head(*read_start(self._fs, path, HEAD_BYTES), path)  # before the rest, which may be large, is read
+            data = read_file(self._fs, path, MAX_BYTES)
             profile = Profile.from_bytes(data, self._identity)
             if profile.id != profile_id:
                 raise ProfileError("the file holds another profile than its name says")

@@ -44,6 +44,8 @@ FLAG_HOLE = 2  # of an entry alone; the other flags are those of `RecordHeader`
 _HEAD = struct.Struct("<QQQQQIIIIIIfHHd")  # the same columns, for one entry
 _SUM = struct.Struct("<Q")
 SUM_BYTES = _SUM.size
+MAX_RECORD = 1 << 62  # record numbers are below it
+_NO_RECORD, _TOO_LARGE = bytes(8), MAX_RECORD.to_bytes(8, "big")  # as keys
 _RECORD_AT, _COUNT_AT = (ENTRY.fields[name][1] for name in ("record", "count"))  # type: ignore[index]
 assert _HEAD.size == ENTRY.itemsize
 
@@ -269,7 +271,8 @@ def is_entry(key: bytes, value: bytes) -> bool:
     """
     if not is_entry_sized(value) or checked(value) is None:
         return False
-    return value[_RECORD_AT : _RECORD_AT + 8] == key[::-1]
+    # Numbers are counted from 1 on: no store writes such a large one, and no number could follow it.
+    return value[_RECORD_AT : _RECORD_AT + 8] == key[::-1] and _NO_RECORD < key < _TOO_LARGE
 
 
 def tokens_end(value: bytes) -> int:

@@ -261,6 +261,18 @@ def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
         close_quietly(fs, fd)
 
 
+def read_start(fs: FileSystem, path: str, most: int) -> tuple[bytes, int]:
+    """Return the first `most` bytes of a file, or all if it has fewer, and its size. Raises `OSError`."""
+    size = fs.size(path)
+    fd = fs.open(path, os.O_RDONLY)
+    try:
+        data = bytearray(min(size, most))
+        read_all(fs, fd, [memoryview(data)], 0)
+        return bytes(data), size
+    finally:
+        close_quietly(fs, fd)
+
+
 def write_file(fs: FileSystem, path: str, data: bytes) -> None:
     """Replace a small file, whole or not at all. Durable on return. Raises `OSError`."""
     temporary = path + ".new"

@@ -152,8 +152,10 @@ class Opening:
 
     def _check_kinds(self) -> None:
         """Raises `CorruptStore` where something else stands in place of a folder, or of a file that LMDB opens."""
-        expected = {self.segment_directory: "a folder", self.catalog_directory: "a folder"}
-        expected |= {os.path.join(self.catalog_directory, name): "a file" for name in (DATA_FILE, LOCK_FILE)}
+        expected = dict.fromkeys((self.segment_directory, self.catalog_directory), "a folder")
+        expected[os.path.join(self.path, "profiles")] = "a folder"
+        expected |= dict.fromkeys((self.catalog_file, self._damaged_file), "a file")
+        expected[os.path.join(self.catalog_directory, LOCK_FILE)] = "a file"
         for path, kind in expected.items():
             with contextlib.suppress(FileNotFoundError):
                 found = self.fs.kind(path)
@@ -177,7 +179,9 @@ class Opening:
 
     def catalog(self, lock: WriterLock) -> Catalog:
         """Open the catalog, or rebuild it from the segments if it is damaged. Raises `CorruptStore` for a reader."""
-        problems = ["a rebuild was cut short"] if self._is_there(self._damaged_file) else []  # it is begun again
+        problems = (
+            [f"a rebuild was cut short ({DATA_FILE}.damaged is there)"] if self._is_there(self._damaged_file) else []
+        )  # it is begun again
         busy = False
         if not problems:
             problems, busy = self._look()

@@ -16,7 +16,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord, SessionText, tokens_of
 from kvstore.tiers.disk.catalog import Catalog
-from kvstore.tiers.disk.entry import Entry, Scan, checked, entry_of, is_entry
+from kvstore.tiers.disk.entry import MAX_RECORD, Entry, Scan, checked, entry_of, is_entry
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.format1 import session_of_format_1
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing, read_all
@@ -25,7 +25,6 @@ from kvstore.tiers.disk.segments import Extent
 _CHUNK_BYTES = 4 << 20
 _LMDB_HEADER = 16
 _MOST_VALUE = 1 << 28  # no session is larger
-_MAX_NUMBER = 1 << 62  # records are numbered from 1; anything near 2^64 was not written by a store
 _LEAF, _BIG = 0x02, 0x01
 
 
@@ -104,7 +103,7 @@ def _numbers(headers: Iterable[RecordHeader]) -> dict[bytes, int]:
     taken: dict[int, bytes] = {}
     again = []
     for header in headers:
-        if header.record_id < _MAX_NUMBER and taken.setdefault(header.record_id, header.key) == header.key:
+        if header.record_id < MAX_RECORD and taken.setdefault(header.record_id, header.key) == header.key:
             continue
         again.append(header.key)
     first_free = max(taken, default=0) + 1
@@ -124,7 +123,7 @@ def recover_entries(
     Raises:
         OSError: a segment cannot be read, which says nothing about its bytes.
     """
-    wanted = {int.from_bytes(key, "big") for key in scan.damaged}
+    wanted = {number for key in scan.damaged if 0 < (number := int.from_bytes(key, "big")) < MAX_RECORD}
     by_tag = dict(zip(scan.entries["tag"].tolist(), scan.entries["record"].tolist(), strict=True))
     found: dict[int, Entry] = {}
     for number in segment_numbers:
