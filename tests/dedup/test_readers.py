@@ -96,3 +96,28 @@ def test_a_reader_gets_nothing_wrong_while_donors_are_evicted(path: Path) -> Non
         writer.do("assert store.stats()['counters']['disk_evicted_records'] > 0")
     finally:
         writer.end()
+
+
+def test_a_reader_takes_in_what_is_behind_holes_and_what_fills_them(path: Path, writer: Writer) -> None:
+    """Numbers do not say what comes before what: a block that fills a hole has a higher one than what is behind it."""
+    damage = "store._residency.quarantine(store._residency.path(store._residency.index.counts()[0][-1])[1])"
+    long = family_stores.join(TEXT, OTHER)
+    writer.do("puts(TEXT)")
+    with reader(path) as store:
+        assert stored(store, TEXT) == len(TEXT)
+        writer.do(f"{damage}; store.flush()")
+        writer.do("puts(join(TEXT, OTHER))")
+        assert stored(store, long) == len(long)
+        # All of this between two looks of the reader: what the blocks behind the hole name as their parent is gone.
+        third = passage(3)
+        writer.do("puts(passage(3)[:64]); puts(passage(3))")
+        writer.do(f"{damage}; store.flush()")
+        assert stored(store, third) == 32
+        writer.do("puts(behind(12, passage(3)))")
+        writer.do("puts(passage(3))")
+        assert stored(store, third) == len(third)
+        assert stored(store, behind(12, third)) == len(third) + 32
+        assert counter(store, "unreachable_records") == 0
+    with reader(path) as store:
+        assert stored(store, long) == len(long)
+        assert stored(store, third) == len(third)
