@@ -377,3 +377,27 @@ def test_a_store_in_memory_forgets(tmp_path: Path) -> None:
         assert store.session("chat").delete(blocks=True, erase=True).removed_blocks == 10
         assert store.contains(secret) == 0
         assert store.delete_namespace(b"", erase=True) == EraseResult(0)
+
+
+@pytest.mark.parametrize("how", ["sequence", "namespace", "session", "its beginning left"])
+def test_holes_of_what_is_erased_are_in_no_file(store: KVStore, tmp_path: Path, how: str) -> None:
+    """A block that left the middle of a sequence leaves its tokens in the catalog; they go with what is behind it."""
+    secret, other = tokens_of(1, 300), tokens_of(2, 300)
+    save(store, "secret", secret)
+    put(store, other, b"other")
+    store.flush()
+    for record in (1, 3, 20) if how == "its beginning left" else (3, 20):
+        store._residency.quarantine(record)
+    assert store.stats()["disk"]["holes"] >= 2
+    assert found(tmp_path, secret)
+    if how == "namespace":
+        store.delete_namespace(b"", erase=True)
+    elif how == "session":
+        store.session("secret").delete(blocks=True, erase=True)
+    else:
+        store.session("secret").delete(erase=True)
+        store.delete(secret, erase=True)
+    assert found(tmp_path, secret) == []
+    assert store.stats()["disk"]["holes"] == 0
+    assert stored(store, other, b"other") == len(other)
+    all_is_well(store, deep=True)
