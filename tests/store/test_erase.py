@@ -352,6 +352,29 @@ def test_a_disk_that_refuses_is_told_and_the_next_erase_ends_it(tmp_path: Path, 
         all_is_well(store)
 
 
+def test_a_reader_of_an_older_commit_is_waited_for_and_named(
+    store: KVStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, disk = tokens_of(1, 300), store._residency.disk
+    assert disk is not None
+    put(store, secret)
+    store.flush()
+    assert disk.catalog.readers_of_older_commits() == []
+    with disk.catalog._env.begin():
+        put(store, tokens_of(2, 9))
+        store.flush()
+        assert disk.catalog.readers_of_older_commits() == [os.getpid()]
+    assert disk.catalog.readers_of_older_commits() == []
+    with monkeypatch.context() as patched:
+        patched.setattr(erase_module, "_WAIT_S", 0.0)
+        patched.setattr(type(disk.catalog), "readers_of_older_commits", lambda self: [12345])
+        with pytest.raises(DiskError, match="process 12345 still reads the catalog as it was; end that, then erase"):
+            store.delete(secret, erase=True)
+    assert store.contains(secret) == 0
+    store.delete(secret, erase=True)
+    assert found(tmp_path, secret) == []
+
+
 class NoHoles(FileSystem):
     def punch(self, fd: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

@@ -63,7 +63,7 @@ class DiskErase(DiskSpace):
             self.metrics.add(Metric.DISK_WRITE_ERRORS)
 
     def _commit_orphans(self) -> None:
-        """What the index forgot and the catalog could not is to be overwritten, too, and holes that are none any more."""
+        """What the index forgot and the catalog could not goes, too, and holes that are none any more."""
         entries = [entry for entry in self._entries(self._orphans) if entry is not None]
         self._durably(lambda: self._change((), entries))
         self._orphans.clear()
