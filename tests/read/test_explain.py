@@ -184,7 +184,7 @@ def test_damaged(path: Path) -> None:
         disk = store._residency.disk
         assert disk is not None
         extent = catalog_entries(store)[1].extent
-        with open(disk.segments._path(extent.segment), "r+b") as file:
+        with open(path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
             file.seek(extent.offset + 330)
             file.write(b"damage")
         assert store.explain(TEXT).reason is Reason.STORED  # nobody has read it yet
