@@ -20,6 +20,9 @@ import small_stores
 from teller import ACK, MOMENTS, PipeTeller
 from trials import in_child
 
+from kvstore import KVStore
+from kvstore.errors import StoreLocked
+
 
 def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[str, Any]:
     """Kills `kills` children of one store and checks after each. Returns figures; raises where a promise broke.
@@ -49,8 +52,67 @@ def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[s
         "flushed": known.flushed,
         "given": len(known.given),
         "recoded": known.recoded,
+        "deleted": len(known.deleted),
         "cut": known.cut,
     }
+
+
+def turns(seed: int, kills: int) -> dict[str, Any]:
+    """Two processes want to write the same store; one of them is killed, and another one comes, `kills` times."""
+    rng = random.Random(f"turns/{seeds.nth(seed)}")
+    with small_stores.scratch() as folder:
+        path = folder / "store"
+        KVStore(path, small_stores.IDENTITY, lives.config("put")).close()
+        read, write = os.pipe()
+        children = [_turn(path, write, rng.random(), 1 + 10_000 * number) for number in range(2)]
+        data = b""
+        for number in range(kills):
+            wanted = len(data) + rng.randrange(1, 60) * ACK.size
+            while len(data) < wanted:
+                assert select.select([read], [], [], 60.0)[0], "both hang"
+                data += os.read(read, 4096)
+            which = rng.randrange(2)
+            os.kill(children[which], signal.SIGKILL)
+            os.waitpid(children[which], 0)
+            children[which] = _turn(path, write, rng.random(), 1 + 10_000 * (2 + number))
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(write)
+        while part := os.read(read, 65536):
+            data += part
+        os.close(read)
+        known = lives.Known()
+        known.take(list(ACK.iter_unpack(data[: len(data) // ACK.size * ACK.size])))
+        outcome = in_child(lambda: lives.check(path, "put", known, last=True))
+        assert "result" in outcome, outcome
+    return {"kills": kills + 2, "durable": len(known.durable), "given": len(known.given)}
+
+
+def _turn(path: Path, write: int, seed: float, first: int) -> int:
+    """A child that writes when it can, and reads when it cannot."""
+    pid = os.fork()
+    if pid == 0:
+        rng, tell = random.Random(seed), PipeTeller(write, "put", None)
+        try:
+            while True:
+                try:
+                    store = lives.work(path, "put", rng, first, tell, count=rng.randrange(2, 12))
+                    if rng.random() < 0.3:
+                        time.sleep(rng.random() * 0.05)
+                    store.close()
+                    first += 100
+                except StoreLocked:
+                    _read(path, rng)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _read(path: Path, rng: random.Random) -> None:
+    with KVStore(path, small_stores.IDENTITY, lives.config("put"), read_only=True) as reader:
+        for info in range(8):
+            small_stores.stored(reader, small_stores.tokens_of(1 + 10_000 * info + rng.randrange(20), 48))
 
 
 def _killed_child(

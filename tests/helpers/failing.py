@@ -3,6 +3,7 @@ stays there, and the store works again once the disk does."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,49 @@ def families(path: Path, fs: FaultFS, heal: Healing) -> None:
         family_stores.families_hold(store)
 
 
+def erasing(path: Path, fs: FaultFS, heal: Healing) -> None:
+    """Erases sequences and a session. What is not stored any more is in no file, and what was kept is there."""
+    gone, must = [tokens_of(number, 9) for number in (31, 32, 33)], [tokens_of(number, 9) for number in (41, 42)]
+    kept: list[Any] = []
+    for _ in range(2):
+        fs.forget_failed_syncs()
+        try:
+            store = KVStore(path, small_stores.IDENTITY, config(), fs=fs)
+        except (OSError, KVStoreError):
+            continue
+        try:
+            kept.clear()
+            for tokens in (*gone, *must):
+                small_stores.put(store, tokens)
+                if store.flush().dropped_blocks == 0 and store.contains(tokens) == len(tokens):
+                    kept.append(tokens)
+            store.session("s").save(gone[2], small_stores.kv_of(gone[2]))
+            for tokens in gone:
+                with contextlib.suppress(KVStoreError):
+                    store.delete(tokens, erase=True)
+            with contextlib.suppress(KVStoreError):
+                store.session("s").delete(blocks=True, erase=True)
+        finally:
+            _forgive(store, kept)
+            store.close()
+    heal()
+    with KVStore(path, small_stores.IDENTITY, config(), fs=fs) as store:
+        for tokens in kept:
+            if any(tokens is one for one in must):
+                assert small_stores.stored(store, tokens) == len(tokens), "a sequence that was flushed"
+        left = [tokens for tokens in gone if store.contains(tokens)]
+        if store.session("s").exists:
+            left.append(gone[2])
+        small_stores.all_is_well(store)
+    contents = [file.read_bytes() for file in path.rglob("*") if file.is_file()]
+    for tokens in gone:
+        if not any(tokens is one for one in left):
+            text = tokens[1:3].astype("<u4").tobytes()
+            assert not any(text in content for content in contents), f"sequence {tokens[0]} was erased"
+    with KVStore(path, small_stores.IDENTITY, config(), fs=fs) as store:
+        works(store)
+
+
 def _forgive(store: KVStore, must: Any) -> None:
     """What could not be read when its segment had to be emptied is gone, and the store says so."""
     if store.stats()["counters"].get("disk_lost_records"):
@@ -130,4 +174,8 @@ def _deleted(store: KVStore, tokens: Any) -> bool:
         return True
 
 
-SCRIPTS: dict[str, Callable[[Path, FaultFS, Healing], None]] = {"plain": plain, "families": families}
+SCRIPTS: dict[str, Callable[[Path, FaultFS, Healing], None]] = {
+    "plain": plain,
+    "families": families,
+    "erasing": erasing,
+}

@@ -23,12 +23,12 @@ class Teller(FaultFS):
     """Whoever hears what a script does: it calls this with what begins and what has happened. Its files, too."""
 
     def __call__(self, kind: bytes, number: int = 0, length: int = 0) -> None:
-        """Kinds: p put begins, P it has returned, ! it was pinned, F what was put is durable; s, S of sessions; d, D of
-        deletes, D with how many members were made to stand alone."""
+        """Kinds: o the store is open; p put begins, P it has returned, ! it was pinned, F what was put is durable; s, S
+        of sessions; d, D of deletes, D with how many members were made to stand alone."""
         raise NotImplementedError
 
 
-PHASES = ("put", "evict", "flush", "delete", "recover", "recode")
+PHASES = ("put", "evict", "flush", "delete", "erase", "recover", "recode")
 _LENGTHS = (3, 4, 9, 16, 23, 40)
 _PINS = 6
 # Phase "recode": sequences 10 n to 10 n + 9 are a family, the first of them what the others are coded against.
@@ -65,6 +65,8 @@ class Known:
                 self.sessions.setdefault(number, {0}).add(length)
             elif kind == b"S":
                 unsaved[number] = length
+            elif kind == b"o":  # opened: what the process before did not flush may be gone
+                unflushed, unsaved = {}, {}
             elif kind == b"!":
                 self.pinned.add(number)
             elif kind == b"d":  # a delete begins
@@ -105,6 +107,7 @@ def work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller, c
             tell(b"F")
 
     store = KVStore(path, small_stores.IDENTITY, config(phase), fs=tell)
+    tell(b"o")
     for number in range(first, first + _PINS if phase == "evict" and first == 1 else first):
         put(number, 9, pin=True)
     store.flush()
@@ -126,10 +129,10 @@ def work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller, c
             tokens = small_stores.tokens_of(50_000 + name, length)
             store.session(f"session {name}").save(tokens, small_stores.kv_of(tokens))
             tell(b"S", name, length)
-        elif chance < 0.75 and phase == "delete":
+        elif chance < 0.75 and phase in ("delete", "erase"):
             tell(b"d", older)
             for length in reversed(_LENGTHS):
-                store.delete(small_stores.tokens_of(older, length))
+                store.delete(small_stores.tokens_of(older, length), erase=phase == "erase")
             tell(b"D", older)
     return store
 
@@ -207,7 +210,17 @@ def check(path: Path, phase: str, known: Known, last: bool) -> float:
         _fill(store, path, budget)
     small_stores.all_is_well(store)
     store.close()
+    if phase == "erase":
+        _check_erased(path, known.deleted)
     return seconds
+
+
+def _check_erased(path: Path, numbers: set[int]) -> None:
+    """No file of the store has two tokens in a row of what was erased."""
+    contents = [file.read_bytes() for file in path.rglob("*") if file.is_file()]
+    for number in numbers:
+        tokens = small_stores.tokens_of(number, 3)[1:].astype("<u4").tobytes()
+        assert not any(tokens in content for content in contents), f"tokens of sequence {number} are still in a file"
 
 
 def _fill(store: KVStore, path: Path, budget: int) -> None:

@@ -16,6 +16,7 @@ MOMENTS = {
     "evict": [(b"p", "pwritev"), (b"p", "fdatasync")],
     "flush": [(b"p", "fdatasync"), (b"p", b"P"), (b"P", b"F")],
     "delete": [(b"d", b"D"), (b"s", b"S"), (b"D", "pwritev")],
+    "erase": [(b"d", b"D"), (b"d", "pwritev"), (b"d", "fdatasync")],
     "recover": [(b"p", "pwritev"), (b"s", b"S")],
     "recode": [(b"d", b"D"), (b"d", "pwritev"), (b"d", "fdatasync")],
 }
