@@ -19,7 +19,7 @@ struct Columns {
   std::vector<std::uint32_t> roots, starts, counts, tokens, traffic;
   std::vector<std::uint64_t> ids, tags, parents;
   std::vector<float> bits;
-  std::vector<std::uint8_t> pinned;
+  std::vector<std::uint8_t> pinned, holes;
 
   Columns(fuzz::Input& input, std::uint32_t block) {
     const std::size_t rows = input.below(48);
@@ -43,6 +43,7 @@ struct Columns {
       }
       bits.push_back(given);
       pinned.push_back(input.below(8) == 1);
+      holes.push_back(input.below(6) == 1);
       traffic.push_back(static_cast<std::uint32_t>(input.below(16) == 1 ? input.number(4) : input.below(5)));
       for (std::uint32_t t = 0; t < count; ++t) tokens.push_back(static_cast<std::uint32_t>(input.below(2)));
     }
@@ -51,7 +52,8 @@ struct Columns {
 
   TrieRows rows(bool with_traffic) const {
     return {ids.size(), tokens.size(), roots.data(), starts.data(), counts.data(), tokens.data(), ids.data(),
-            tags.data(), parents.data(), bits.data(), pinned.data(), with_traffic ? traffic.data() : nullptr};
+            tags.data(), parents.data(), bits.data(), pinned.data(), with_traffic ? holes.data() : nullptr,
+            with_traffic ? traffic.data() : nullptr};
   }
 };
 
@@ -59,7 +61,7 @@ void agree(const Trie& trie) {
   const TrieStats stats = trie.stats();
   std::vector<std::uint64_t> ids;
   std::vector<std::uint32_t> counts;
-  trie.traffic(&ids, &counts);
+  trie.traffic(false, &ids, &counts);
   fuzz::require(ids.size() == stats.records && counts.size() == ids.size(), "records are counted wrong");
   for (const std::uint64_t id : ids) {
     std::uint32_t root = 0;
