@@ -73,7 +73,7 @@ def _run(script: str, path: Path, fs: FaultFS) -> None:
         fs.forget_failed_syncs()
 
     failing.SCRIPTS[script](path, fs, heal)
-    assert fs.resynced == []
+    assert fs.resynced == [] or script == "erasing"  # which overwrites a file anew before it syncs it again
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv", "fdatasync", "allocate", "open", "unlink", "close", "size"])

@@ -6,6 +6,7 @@ guided by what the code reaches. `TARGETS` are plain functions of bytes: test_pa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import random
@@ -190,6 +191,7 @@ class _Template:
 
         self.scratch = small_stores.scratch()
         self.folder = self.scratch.__enter__()
+        atexit.register(self.scratch.__exit__, None, None, None)
         with self.open("template") as store:
             for number in range(4):
                 small_stores.put(store, small_stores.tokens_of(number, 6 + number), b"other" if number == 3 else b"")

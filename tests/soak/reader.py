@@ -40,7 +40,7 @@ def main() -> None:
     world, rng = next(world for world in WORLDS if world.name == name), random.Random(seed)
     gets = tokens = openings = 0
     while True:
-        while not (folder / name / "catalog" / "data.mdb").exists():
+        while not (folder / f"pins-{name}").exists():  # written once the store is made
             time.sleep(0.1)
         try:
             more = read(folder, world, rng)
