@@ -62,7 +62,7 @@ class Engine:
         sessions: the saved sessions.
         clusters: groups of alike sequences.
         background: the thread of prefetches.
-        own: the thread that closes the store.
+        own: threads for what an interrupt must not cut short: to close the store, for example.
     """
 
     residency: Residency
@@ -146,9 +146,9 @@ def open_engine(
         config = settled_config(fs, path, config, read_only)
     with contextlib.ExitStack() as opened:
         opened.callback(metrics.log.close)  # last, after everything that may still be counted
-        own = Workers(1, "kvstore-close")
+        own = Workers(2, "kvstore-own")
         opened.callback(own.close)
-        base = _open_base(opened, path, identity, config, metrics, read_only, fs)
+        base = _open_base(opened, path, identity, config, metrics, read_only, fs, own)
         assembler = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk, config)
         put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
@@ -200,6 +200,7 @@ def _open_base(
     metrics: Metrics,
     read_only: bool,
     fs: FileSystem,
+    own: Workers,
 ) -> _Base:
     """Opens the tiers, and fills the index from the catalog."""
     given = None if config.profile is None else Profile.load(config.profile, identity)
@@ -225,7 +226,8 @@ def _open_base(
 
     has_disk = config.disk.bytes > 0
     content = ContentIndex() if config.donors and has_disk else None
-    residency = Residency(config, TrieIndex(config.block_tokens), metrics, content, open_disk if has_disk else None)
+    index = TrieIndex(config.block_tokens)
+    residency = Residency(config, index, metrics, content, open_disk if has_disk else None, own)
     opened.callback(residency.close)
     next_record = load_index(residency)
     if has_disk and not read_only:
@@ -263,6 +265,7 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
     def tick() -> None:
         residency.expire()
         sessions.expire()
+        pool.collect()
 
     queue = WriteQueue(
         config.write_queue_bytes,
@@ -275,7 +278,9 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
     opened.callback(save_traffic, residency)  # after the queue is closed
     opened.callback(queue.close)
     recoder = Recoder(residency, fetcher, pool, base.identity.layout, config.block_tokens, root, base.is_exact)
-    return PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.next_record)
+    put_path = PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.next_record)
+    opened.callback(put_path.close)
+    return put_path
 
 
 def _encoder(base: _Base, assembler: Assembler) -> Encoder:

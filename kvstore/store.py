@@ -306,7 +306,8 @@ class KVStore:
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
         with self._slow("delete"):
             if erase:
-                return self._calls.run(put_path.erase, digest, ids)
+                erased: EraseResult = self._calls.run(put_path.whole, put_path.erase, digest, ids)
+                return erased
             return self._calls.run(put_path.delete, digest, ids)
 
     @overload
@@ -336,8 +337,10 @@ class KVStore:
         put_path, digest = self._put_path(), self._digest(namespace)
         with self._slow("delete"):
             if erase:
-                return self._calls.run(put_path.erase_namespace, digest)
-            return self._calls.run(put_path.delete_namespace, digest)
+                erased: EraseResult = self._calls.run(put_path.whole, put_path.erase_namespace, digest)
+                return erased
+            count: int = self._calls.run(put_path.whole, put_path.delete_namespace, digest)
+            return count
 
     def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
         """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
@@ -428,7 +431,7 @@ class KVStore:
         """
         self._calls.check()
         digest = None if namespace is None else self._digest(namespace)
-        return self._calls.run(self._engine.clusters.clusters, float(radius_bits), digest)
+        return self._calls.run(self._engine.own.run, self._engine.clusters.clusters, float(radius_bits), digest)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -510,7 +513,8 @@ class KVStore:
     def _remove_session(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
         put_path = self._put_path()
         with self._slow("delete"):
-            return self._calls.run(put_path.remove_session, key, blocks, erase)
+            erased: EraseResult = self._calls.run(put_path.whole, put_path.remove_session, key, blocks, erase)
+            return erased
 
     def _session_created(self, key: bytes) -> float | None:
         self._calls.check()

@@ -30,13 +30,13 @@ _LAST = -100
 
 
 class Ending:
-    """Closes one store, once, on a thread of its own, whoever asks for it. Thread-safe.
+    """Closes one store, once, on one of its own threads, whoever asks for it. Thread-safe.
 
     Whoever waits for it may be interrupted, and ask again.
 
     Args:
         place: the folder of the store, for messages and for `wait_for_dropped`.
-        worker: one thread, which closes the store and ends then.
+        worker: its threads close the store and end then.
         no_more_calls: lets no call begin any more, and waits so many seconds for those under way.
         close: writes what is queued and closes everything; says what became of it.
         abandon: writes nothing any more; returns how many blocks were not written.
@@ -63,6 +63,7 @@ class Ending:
         self._result = FlushResult(0, 0)
         self._open = threading.Lock()  # held until the store is closed
         self._open.acquire()
+        self._ending = threading.Lock()  # held by the thread that closes it
         self._store: _Dropped | None = None
         _endings[id(self)] = self
 
@@ -118,7 +119,7 @@ class Ending:
         )
 
     def _end(self) -> None:
-        if not self._open.locked():
+        if not self._ending.acquire(blocking=False):
             return
         try:
             self._result = self._close()

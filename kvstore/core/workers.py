@@ -12,14 +12,23 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+class _Here(threading.local):
+    """Whether this thread is one of a store's own, which no interrupt of the program reaches."""
+
+    is_own = False
+
+
+_here = _Here()
+
+
 class Task(Generic[T]):
     """One call that a thread of `Workers` makes, and its result.
 
-    Whoever waits for it may be interrupted; the call goes on.
+    Whoever waits for it may be interrupted; the call goes on. It is made once, however often one thread takes it.
     """
 
     def __init__(self, function: Callable[..., T], *arguments: Any) -> None:
-        self._function = function
+        self._function: Callable[..., T] | None = function
         self._arguments = arguments
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -28,13 +37,16 @@ class Task(Generic[T]):
         self._running.acquire()
 
     def __call__(self) -> None:
-        """Make the call, once; on the thread that took the task."""
+        """Make the call, unless it was made; on the thread that took the task."""
+        if not self._running.locked():
+            return
         try:
-            if not self._unwanted:
+            if self._function is not None and not self._unwanted:
                 self._value = self._function(*self._arguments)
         except BaseException as error:
             self._error = error
         finally:
+            self._function, self._arguments = None, ()  # whoever keeps the task needs only its result
             self._running.release()
 
     def cancel(self) -> None:
@@ -42,7 +54,7 @@ class Task(Generic[T]):
         self._unwanted = True
 
     def is_done(self, timeout_s: float) -> bool:
-        """Return whether the call has ended; wait so long for it."""
+        """Return whether the call has ended; wait so long for it, and without end if that is -1."""
         if not self._running.acquire(timeout=timeout_s):
             return False
         self._running.release()
@@ -96,8 +108,12 @@ class Workers:
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function` on one of the threads and wait; return or raise what it does.
 
-        If the wait is interrupted, the call goes on to its end all the same.
+        If the wait is interrupted, the call goes on to its end all the same. So what changes several things that
+        belong together is done here: an interrupt hits the program's threads only. On a thread of a store's own
+        `function` is called at once; so it is if there are no threads.
         """
+        if _here.is_own or not self._threads:
+            return function(*arguments)
         task = Task(function, *arguments)
         self.start(task)
         return task.result()
@@ -142,6 +158,7 @@ class Workers:
 
     @staticmethod
     def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+        _here.is_own = True
         while (task := tasks.get()) is not None:
             task()
             task = None  # what it holds must not wait for the next one

@@ -128,7 +128,8 @@ class DonorReader:
         with self._lock:
             if record not in self._cache:
                 self._cache[record] = block
-                self._cached += block.view.nbytes
+                # Anew each time, and not changed by steps: a call that was interrupted leaves no wrong sum.
+                self._cached = sum(kept.view.nbytes for kept in self._cache.values())
             while self._cached > self.cache_bytes and len(self._cache) > 1:
                 self._cached -= self._cache.popitem(last=False)[1].view.nbytes
         return block

@@ -154,7 +154,7 @@ class ReadTask:
         target, residency = self._target(read), self.fetcher.residency
         if target is not None and not self.fetcher.decoder.decode(read, record.header, record.payload, target):
             return False
-        if keep and residency.host.add(read.record, record):
+        if keep and residency.own.run(residency.host.add, read.record, record):
             residency.metrics.add(Metric.PROMOTED_RECORDS)
             if read.record not in residency.index:
                 residency.host.remove([read.record])  # deleted while it was read

@@ -69,7 +69,8 @@ class Lookup:
             here = tokens[start : min(start + size, usable)]
             if source is None or residency.is_expired(record):
                 residency.release(sources[i:])
-                self._note_gone(record, BlockName.of(parents[i + 1], parents[i], namespace, start, here))
+                name = BlockName.of(parents[i + 1], parents[i], namespace, start, here)
+                residency.own.run(self._note_gone, record, name)
                 break
             reads.append(BlockRead(record, start, here, parents[i], source))
         return reads

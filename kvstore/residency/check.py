@@ -115,7 +115,7 @@ class Checker:
 
     residency: Residency
     records: RecordCheck
-    paused: Callable[[], AbstractContextManager[None]]
+    paused: Callable[[], AbstractContextManager[object]]
     is_idle: Callable[[], bool]
 
     def check(self, deep: bool) -> CheckReport:
@@ -170,7 +170,7 @@ class Checker:
             found += _hole_problems(look)
         return found + _mark_problems(look.census), look
 
-    def _disk_paused(self) -> AbstractContextManager[None]:
+    def _disk_paused(self) -> AbstractContextManager[object]:
         disk = self.residency.disk
         return disk.paused() if disk is not None else contextlib.nullcontext()
 

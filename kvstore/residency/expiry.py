@@ -43,6 +43,10 @@ class Expiry:
         end = self.of(record)
         return end != 0.0 and end <= time.time()
 
+    def is_due(self) -> bool:
+        """Whether the time of a record may have come."""
+        return bool(self._heap) and self._heap[0][0] <= time.time()
+
     def due(self) -> list[int]:
         """The records whose time has come; each is named once."""
         found, now = [], time.time()

@@ -30,9 +30,12 @@ class Follower:
 
     def follow(self) -> None:
         """Makes everything findable that the writer committed before this call. A failing catalog is counted."""
-        residency, disk = self.residency, self.residency.disk
-        if disk is None:
-            return
+        disk = self.residency.disk
+        if disk is not None and disk.has_news():
+            self.residency.own.run(self._follow, disk)
+
+    def _follow(self, disk: DiskTier) -> None:
+        residency = self.residency
         with self._lock:
             try:
                 scan = disk.scan_new()

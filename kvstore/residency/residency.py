@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.record import NO_KEY, key_tag
+from kvstore.core.workers import Workers
 from kvstore.errors import ConfigError
 from kvstore.eviction import POLICIES
 from kvstore.metrics import Metric
@@ -45,6 +46,8 @@ class Residency(Ledger):
 
     Attributes:
         device, host, disk: the tiers; `disk` is None for a store in memory.
+        own: threads on which records leave when a get finds them gone or damaged, so that an interrupt of the get does
+            not leave them half gone; without threads that happens on the caller's.
         host_admission: decides which records that were read from disk the host tier keeps.
 
     Example:
@@ -56,6 +59,7 @@ class Residency(Ledger):
     """
 
     open_disk: InitVar[Callable[[Residency], DiskTier] | None] = None
+    own: Workers = field(default_factory=lambda: Workers(0, "kvstore-own"))
 
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
@@ -113,7 +117,11 @@ class Residency(Ledger):
         self.device.touch(records)
         self.host.touch(records)
         if self._disk_order is not None:
-            with self._lock:
+            self.own.run(self._touch_disk, records)
+
+    def _touch_disk(self, records: Sequence[int]) -> None:
+        with self._lock:
+            if self._disk_order is not None:
                 self._disk_order.touch(records)
 
     def use_donors(self, records: Iterable[int]) -> None:
@@ -222,6 +230,9 @@ class Residency(Ledger):
     def quarantine(self, record: int) -> None:
         """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is
         not written yet needs no donor to be read, and stays."""
+        self.own.run(self._quarantine, record)
+
+    def _quarantine(self, record: int) -> None:
         with self._lock:
             members = self._written_members(record)
             gone = self._forget_all([*members, record], Reason.DAMAGED)
@@ -234,6 +245,9 @@ class Residency(Ledger):
     def reject(self, record: int, source: Source, why: Metric) -> None:
         """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
         was looked up, or another thread removed the record: that is not damage, only too late."""
+        self.own.run(self._reject, record, source, why)
+
+    def _reject(self, record: int, source: Source, why: Metric) -> None:
         if record not in self.index:
             self.metrics.add(Metric.STALE_READS)
             return
@@ -247,6 +261,9 @@ class Residency(Ledger):
 
     def drop_if_nowhere(self, record: int, reason: Reason) -> bool:
         """Forgets a record that no tier holds any more, and says whether it did. reason: why that is so."""
+        return self.own.run(self._drop_if_nowhere, record, reason)
+
+    def _drop_if_nowhere(self, record: int, reason: Reason) -> bool:
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
                 return False
@@ -340,6 +357,10 @@ class Residency(Ledger):
 
     def expire(self) -> None:
         """Removes what is past its time, ends of prefixes first."""
+        if self._expiry.is_due():
+            self.own.run(self._expire)
+
+    def _expire(self) -> None:
         with self._lock:
             due = sorted(self._expiry.due(), reverse=True)
             gone = self._forget_all(due, Reason.EXPIRED)

@@ -25,17 +25,21 @@ class SecondRead:
         self._limit = remembered_bytes
         self._seen: OrderedDict[int, int] = OrderedDict()
         self._bytes = 0
+        self._torn = False  # a call was cut short: `_bytes` may be wrong
         self._lock = threading.Lock()
 
     def again(self, record_id: int, nbytes: int) -> bool:
         """Note that a record of `nbytes` was read. Return whether one is remembered, and forget that."""
         with self._lock:
+            if self._torn:
+                self._bytes = sum(self._seen.values())
+            self._torn = True
             before = self._seen.pop(record_id, None)
-            if before is not None:
-                self._bytes -= before
-                return True
-            self._seen[record_id] = nbytes
-            self._bytes += nbytes
-            while self._bytes > self._limit:
-                self._bytes -= self._seen.popitem(last=False)[1]
-            return False
+            self._bytes -= before or 0
+            if before is None:
+                self._seen[record_id] = nbytes
+                self._bytes += nbytes
+                while self._bytes > self._limit:
+                    self._bytes -= self._seen.popitem(last=False)[1]
+            self._torn = False
+            return before is not None

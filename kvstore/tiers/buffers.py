@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -43,15 +45,11 @@ class Buffer:
         (5000, 8192, 0)
     """
 
-    __slots__ = ("_memory", "_number", "_pool", "_slab", "capacity", "view")
+    __slots__ = ("__weakref__", "_memory", "capacity", "view")
 
-    def __init__(self, pool: BufferPool, slab: _Slab, number: int, nbytes: int) -> None:
-        self._pool = pool
-        self._slab = slab
-        self._number = number
-        self._memory = slab.piece(number)
-        self.capacity = slab.size
-        self.view = self._memory[:nbytes]
+    _memory: memoryview
+    capacity: int
+    view: memoryview
 
     @property
     def address(self) -> int:
@@ -62,12 +60,21 @@ class Buffer:
         """Shorten the view to `nbytes`."""
         self.view = self._memory[:nbytes]
 
-    def __del__(self) -> None:
-        self._pool._give_back(self._slab, self._number)
+
+class _Lent(weakref.ref):  # type: ignore[type-arg]
+    """Refers to a buffer, and knows which piece of memory it has; `slab` is None while it has none."""
+
+    __slots__ = ("number", "slab")
+
+    slab: _Slab | None
+    number: int
 
 
 class BufferPool:
     """Hands out buffers in size classes, of which at most an eighth is wasted. Thread-safe.
+
+    A buffer that nobody refers to any more is noted by one call into C, which an interrupt cannot cut short, and its
+    memory taken back with the next call. `_lock` guards everything but those notes.
 
     Args:
         keep_bytes: how much unused memory stays for the next buffers; the rest goes back to the system.
@@ -87,8 +94,10 @@ class BufferPool:
         # By kind (size, huge pages): slabs with a free piece that has memory behind it, and with one that has none.
         self._warm: dict[tuple[int, bool], dict[_Slab, None]] = {}
         self._cold: dict[tuple[int, bool], dict[_Slab, None]] = {}
+        self._lent: dict[int, _Lent] = {}  # by id: a reference that was never hashed cannot be once its buffer is gone
+        self._returned: deque[_Lent] = deque()
         self._free_bytes = 0
-        # Re-entrant: a buffer may be collected, and so come back, while this thread is inside the pool.
+        self._torn = False  # a call was cut short by an interrupt: see `_mend`
         self._lock = threading.RLock()
 
     def take(self, nbytes: int, lasting: bool = False) -> Buffer:
@@ -100,30 +109,70 @@ class BufferPool:
         """
         size = size_class(nbytes)
         kind = size, not lasting and size in _WORTH_HUGE_PAGES
+        buffer = Buffer()
+        lent = _Lent(buffer, self._returned.append)
+        lent.slab = None
         with self._lock:
+            self._take_back()
+            self._torn = True
+            self._lent[id(lent)] = lent
             slab = next(reversed(self._warm.get(kind, {})), None)
             if slab is not None:
-                number = slab.warm.pop()
+                # No call stands between these lines, so no interrupt comes between: a piece is free or lent.
+                lent.number, lent.slab = slab.warm[-1], slab
+                del slab.warm[-1]
                 self._free_bytes -= size
             else:
                 slab = next(reversed(self._cold.get(kind, {})), None) or _Slab(kind, self._pinned)
-                number = slab.cold.pop()
+                lent.number, lent.slab = slab.cold[-1], slab
+                del slab.cold[-1]
             self._file(slab)
-        return Buffer(self, slab, number, nbytes)
+            self._torn = False
+        buffer._memory = slab.piece(lent.number)
+        buffer.capacity = slab.size
+        buffer.view = buffer._memory[:nbytes]
+        return buffer
+
+    def collect(self) -> None:
+        """Take back the memory of buffers that nobody refers to any more."""
+        with self._lock:
+            self._take_back()
 
     @property
     def free_bytes(self) -> int:
         """Memory that the pool has and that is in no buffer."""
+        self.collect()
         return self._free_bytes
 
-    def _give_back(self, slab: _Slab, number: int) -> None:
-        with self._lock:
-            if self._free_bytes + slab.size <= self._keep_bytes:
-                slab.warm.append(number)
-                self._free_bytes += slab.size
-            else:
-                slab.forget(number)
+    def _take_back(self) -> None:
+        if self._torn:
+            self._mend()
+        self._torn = True
+        while self._returned:
+            lent = self._returned[0]
+            slab = lent.slab
+            if slab is not None:
+                warm = self._free_bytes + slab.size <= self._keep_bytes
+                if warm:  # as above no call stands between the lines, so that no piece comes back twice
+                    slab.warm += [lent.number]
+                    self._free_bytes += slab.size
+                else:
+                    slab.cold += [lent.number]
+                lent.slab = None
+                if not warm:
+                    slab.forget(lent.number)
+                self._file(slab)
+            self._lent.pop(id(lent), None)
+            del self._returned[0]
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Lists all slabs anew, and counts their free memory."""
+        slabs = {slab for lists in (self._warm, self._cold) for listed in lists.values() for slab in listed}
+        slabs.update([lent.slab for lent in self._lent.values() if lent.slab is not None])
+        for slab in slabs:
             self._file(slab)
+        self._free_bytes = sum(slab.size * len(slab.warm) for slab in slabs)
 
     def _file(self, slab: _Slab) -> None:
         """Put the slab where `take` looks for it; one without memory is not kept."""
@@ -155,8 +204,7 @@ class _Slab:
         return memoryview(view)
 
     def forget(self, number: int) -> None:
-        """Give the memory of a piece back to the system; its addresses stay."""
-        self.cold.append(number)
+        """Give the memory of a cold piece back to the system; its addresses stay."""
         if self._mapping is not None and len(self.cold) < self.count:
             self._mapping.madvise(mmap.MADV_DONTNEED, self._begin + number * self.size, self.size)
 

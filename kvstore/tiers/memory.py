@@ -58,6 +58,7 @@ class MemoryTier(Tier[T]):
         self._evicted = evicted
         self._items: dict[int, T] = {}
         self._bytes = 0
+        self._torn = False  # a call was cut short by an interrupt: see `_mend`
         self._lock = threading.Lock()
 
     @property
@@ -85,6 +86,7 @@ class MemoryTier(Tier[T]):
     def sizes(self) -> tuple[int, dict[int, int]]:
         """Return (bytes taken, bytes by record) at one moment."""
         with self._lock:
+            self._mend()
             return self._bytes, {record_id: item.nbytes for record_id, item in self._items.items()}
 
     def locate(self, records: Sequence[int]) -> list[T | None]:
@@ -96,7 +98,10 @@ class MemoryTier(Tier[T]):
     def touch(self, path: Iterable[int]) -> None:
         """Note that the records of one prefix, root first, were used."""
         with self._lock:
+            self._mend()
+            self._torn = True
             self._policy.touch(path)
+            self._torn = False
 
     def add(self, record_id: int, item: T) -> bool:
         """Take a record in, and evict others first if it needs their space.
@@ -108,21 +113,28 @@ class MemoryTier(Tier[T]):
         """
         gone: list[int] = []
         with self._lock:
+            self._mend()
+            self._torn = True
             old = self._items.get(record_id)
             need = item.nbytes - (old.nbytes if old is not None else 0)
-            if not self._make_room(need, record_id, gone):
-                return False
-            self._items[record_id] = item
-            self._bytes += need
-            self._policy.add(record_id)
+            fits = self._make_room(need, record_id, gone)
+            if fits:
+                self._items[record_id] = item
+                self._bytes += need
+                self._policy.add(record_id)
+            self._torn = False
         for victim in gone:
             self._evicted(victim)
-        return True
+        return fits
 
     def remove(self, records: Iterable[int]) -> int:
         """Drop the records, without calling `evicted`; return how many of them the tier had."""
         with self._lock:
-            return sum([self._drop(record_id) for record_id in records])
+            self._mend()
+            self._torn = True
+            dropped = sum([self._drop(record_id) for record_id in records])
+            self._torn = False
+            return dropped
 
     def stats(self) -> dict[str, int]:
         return {"bytes": self.nbytes, "budget": self.budget, "records": len(self)}
@@ -130,8 +142,19 @@ class MemoryTier(Tier[T]):
     def clear(self) -> None:
         """Drop all records, without calling `evicted`."""
         with self._lock:
-            for record_id in list(self._items):
-                self._drop(record_id)
+            self._items.clear()
+            self._torn = True
+            self._mend()
+
+    def _mend(self) -> None:
+        """What a call left undone that was cut short is made anew from the items; their order is lost then."""
+        if not self._torn:
+            return
+        self._policy = type(self._policy)()
+        for record_id in sorted(self._items):
+            self._policy.add(record_id)
+        self._bytes = sum(item.nbytes for item in self._items.values())
+        self._torn = False
 
     def _make_room(self, need: int, keep: int, gone: list[int]) -> bool:
         if self._bytes + need <= self.budget:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
@@ -12,6 +13,7 @@ from kvstore.core.layout import KVLayers
 from kvstore.core.results import EraseResult, FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import Tokens
+from kvstore.core.workers import Task, Workers
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block, most_bytes
 from kvstore.residency.residency import Residency
@@ -22,6 +24,7 @@ from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_b
 from kvstore.write.queue import WriteBatch, WriteQueue
 from kvstore.write.standalone import Recoder
 
+T = TypeVar("T")
 Change = tuple[int, float | None, bool]
 """(record, expiry in unix seconds or None to keep it, pinned) of a stored record."""
 
@@ -44,8 +47,14 @@ class PutPath:
     metrics: Metrics
     recoder: Recoder
     next_record: int
-    # Guards `next_record`, and that blocks arrive in the order of their numbers.
+    # Guards `next_record` and `_begun`, and that blocks arrive in the order of their numbers.
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
+    # Where everything changes that a put, a delete or a session changes: an interrupt of the caller reaches only its
+    # wait, and the change is made whole.
+    _changes: Workers = field(default_factory=lambda: Workers(1, "kvstore-change"))
+    # For what takes the put lock itself, and more than once.
+    _whole: Workers = field(default_factory=lambda: Workers(1, "kvstore-erase"))
+    _begun: Task[Any] | None = None  # a change whose caller may have been interrupted before it was made
 
     def put(
         self, request: PutRequest, layers: KVLayers, mutable: bool, session: tuple[bytes, SessionRecord] | None
@@ -70,7 +79,7 @@ class PutPath:
     def note(self, key: bytes, record: SessionRecord | None) -> None:
         """Change a session, or delete it (None). Durable after `flush`."""
         with self._lock:
-            self.queue.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
+            self._change(self._note, key, record)
 
     def delete(self, namespace: bytes, tokens: Tokens) -> int:
         """Remove a sequence, durably on return; see `KVStore.delete`.
@@ -84,9 +93,8 @@ class PutPath:
             DiskError: the catalog cannot be written. In memory the sequence is gone all the same.
         """
         with self._lock:
-            count, entries = self._forget_sequence(namespace, tokens)
-        self._remove(entries)
-        self.metrics.add(Metric.DELETED_RECORDS, count)
+            count, removal = self._change(self._delete, namespace, tokens)
+        removal.result()
         return count
 
     def erase(self, namespace: bytes, tokens: Tokens) -> EraseResult:
@@ -130,6 +138,7 @@ class PutPath:
     def delete_stored(self, namespace: bytes, tokens: Tokens, spare: int = 0) -> int:
         """Remove a sequence, or what is left of it if nothing continues that; durably on return. See `erase`."""
         with self._lock, self.residency.sparing(namespace, tokens[:spare]):
+            self.finish()
             end = self.residency.stored_end(namespace, tokens) if spare < len(tokens) else 0
             count, entries = self._forget_sequence(namespace, tokens[:end]) if end > spare else (0, list[int]())
         self._remove(entries)
@@ -139,6 +148,7 @@ class PutPath:
     def delete_namespace(self, namespace: bytes) -> int:
         """Remove all blocks and sessions of a namespace, durably on return; see `KVStore.delete_namespace`."""
         with self._lock:
+            self.finish()
             changes = [self.sessions.set(key, None) for key in self.sessions.keys(namespace)]
             if changes:
                 self.queue.submit(WriteBatch(sessions=changes))
@@ -164,34 +174,108 @@ class PutPath:
         if disk is not None:
             disk.end_erase()
 
-    def _remove(self, entries: list[int]) -> None:
-        """Removes what was forgotten from the catalog, durably on return."""
-        if self.residency.disk is not None and entries:
-            # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
-            self.queue.wait()
-            self.residency.disk.remove(entries)
-
     def unpin(self, namespace: bytes, tokens: Tokens) -> bool:
         """Let a pinned sequence be evicted again; see `KVStore.unpin`. Durable after `flush`."""
-        residency = self.residency
         with self._lock:
-            match = residency.index.match(namespace, tokens, touch=False)
-            record = int(match.records[-1]) if match.depth >= len(tokens) else 0
-            if not residency.is_pinned(record):
-                return False
-            residency.unpin(record)
-            self.queue.submit(WriteBatch(changed=[(record, None, False)]))
-            return True
+            return self._change(self._unpin, namespace, tokens)
 
     def flush(self) -> FlushResult:
         """Return when everything that was put or changed before is durable, or dropped and counted."""
+        self.finish()
         return self.queue.flush()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Nobody puts or deletes meanwhile."""
-        with self._lock:
-            yield
+    def paused(self) -> Guard:
+        """Return a context in which nobody puts or deletes."""
+        self.finish()
+        return self._lock
+
+    def whole(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Make a call that changes things in several steps where an interrupt of the caller does not reach it."""
+        return self._whole.run(function, *arguments)
+
+    def finish(self) -> None:
+        """Make the change that a call began which was interrupted, if there is one."""
+        begun = self._begun
+        if begun is not None:
+            self._changes.start(begun)  # changes nothing if it was made
+            begun.is_done(-1)
+            self._begun = None
+
+    def close(self) -> None:
+        """Make the changes that were begun, and end the thread that makes them. The queue is still open then."""
+        self.finish()
+        self._whole.close()
+        self._changes.close()
+
+    # ---- changes -------------------------------------------------------------------------------------------------
+
+    def _change(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Makes a change on the thread of changes. The caller holds the put lock."""
+        self.finish()
+        self._begun = task = Task(function, *arguments)
+        self._changes.start(task)
+        result: T = task.result()
+        self._begun = None
+        return result
+
+    def _note(self, key: bytes, record: SessionRecord | None) -> None:
+        self.queue.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
+
+    def _delete(self, namespace: bytes, tokens: Tokens) -> tuple[int, Task[None]]:
+        """Forgets a sequence; returns how many records went, and the task that takes them out of the catalog."""
+        count, entries = self._forget_sequence(namespace, tokens)
+        self.metrics.add(Metric.DELETED_RECORDS, count)
+        removal = Task(self._remove, entries)
+        self.residency.own.start(removal)
+        return count, removal
+
+    def _remove(self, records: list[int]) -> None:
+        """Removes what was forgotten from the catalog, durably on return."""
+        if self.residency.disk is not None and records:
+            # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
+            self.queue.wait()
+            self.residency.disk.remove(records)
+
+    def _unpin(self, namespace: bytes, tokens: Tokens) -> bool:
+        residency = self.residency
+        match = residency.index.match(namespace, tokens, touch=False)
+        record = int(match.records[-1]) if match.depth >= len(tokens) else 0
+        if not residency.is_pinned(record):
+            return False
+        residency.unpin(record)
+        self.queue.submit(WriteBatch(changed=[(record, None, False)]))
+        return True
+
+    def _settle(
+        self,
+        request: PutRequest,
+        match: Match,
+        missing: MissingBlocks,
+        blocks: list[Block],
+        session: tuple[bytes, SessionRecord] | None,
+    ) -> bool:
+        """Lets everybody find the blocks of a put, and queues them with all else that it changes. False, and nothing is
+        changed, if a block before them left."""
+        residency = self.residency
+        if blocks:
+            end = blocks[-1].end
+            bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
+            there = set(match.records.tolist()[: missing.blocks[-1]]) - {0}
+            if residency.arrive(request.tokens[:end], blocks, bits, needs=there) is None:
+                return False
+        else:
+            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
+        sessions = [self.sessions.set(*session)] if session is not None else []
+        changed = self._extend_lives(request, match, blocks)
+        records: list[int] = match.records.tolist()
+        residency.touch(records)
+        residency.use_donors_of(records)
+        if blocks or changed or sessions:
+            self.queue.submit(WriteBatch(blocks, changed, sessions))
+        if request.pin:
+            # A block that was queued may have become a member just before it was pinned.
+            self._stand_alone(self._members_among(records))
+        return True
 
     # ---- the steps of a put --------------------------------------------------------------------------------------
 
@@ -200,31 +284,23 @@ class PutPath:
     ) -> tuple[PutResult, list[Block]]:
         """Everything up to the queue: (the result for the caller, the blocks that were queued)."""
         residency, count = self.residency, len(request.tokens)
+        self.finish()
         residency.expire()
-        sessions = [self.sessions.set(*session)] if session is not None else []
-        blocks, waited = None, 0.0
-        while blocks is None:  # again where a block that was there left meanwhile: the disk makes space beside us
+        settled, waited = False, 0.0
+        while not settled:  # again where a block that was there left meanwhile: the disk makes space beside us
             request, match, missing = self._plan(request)
-            records: list[int] = match.records.tolist()
             missing, too_many = missing.first(residency.most_new_records())
             self.metrics.add(Metric.DROPPED_NO_ROOM, too_many)
             seconds = self._wait_for_space(request, missing)
             if seconds is None:
-                if sessions:
-                    self.queue.submit(WriteBatch(sessions=sessions))
+                if session is not None:
+                    self._change(self._note, *session)
                 self.metrics.add(Metric.DROPPED_QUEUE_FULL, len(missing.blocks))
                 dropped = len(missing.blocks) + too_many
                 return PutResult(count, 0, 0, dropped, residency.config.put_timeout_s), []
             waited += seconds
-            blocks = self._store_missing(request, match, missing, layers, mutable)
-        changed = self._extend_lives(request, match, blocks)
-        residency.touch(records)
-        residency.use_donors_of(records)
-        if blocks or changed or sessions:
-            self.queue.submit(WriteBatch(blocks, changed, sessions))
-        if request.pin:
-            # A block that was queued may have become a member just before it was pinned.
-            self._stand_alone(self._members_among(records))
+            blocks = self._blocks(request, match, missing, layers, mutable)
+            settled = self._change(self._settle, request, match, missing, blocks, session)
         new_tokens = sum(len(block.tokens) for block in blocks)
         return PutResult(count, new_tokens, len(blocks), too_many, waited, request.pin), blocks
 
@@ -240,7 +316,7 @@ class PutPath:
             request = replace(request, pin=False)
         members = self._members_among(match.records.tolist()) if request.pin else []
         if members:
-            self._stand_alone(members)
+            self._change(self._stand_alone, members)
             match, missing = self._look(request)
         return request, match, missing
 
@@ -270,22 +346,16 @@ class PutPath:
         nbytes = (len(request.tokens) - missing.first_token) * request.layout.bytes_per_token
         return self.queue.wait_for_space(nbytes, self.residency.config.put_timeout_s)
 
-    def _store_missing(
+    def _blocks(
         self, request: PutRequest, match: Match, missing: MissingBlocks, layers: KVLayers, mutable: bool
-    ) -> list[Block] | None:
-        """Makes the missing blocks and lets everybody find them; returns them, or None if a block before them left."""
-        residency, size = self.residency, self.residency.config.block_tokens
+    ) -> list[Block]:
+        """Makes the missing blocks."""
+        size = self.residency.config.block_tokens
         if not missing.blocks:
-            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
             return []
         view = view_from(request.layout, layers, missing.first_token, self.pool if mutable else None)
         pinned = self._pinned_again(match, missing, len(request.tokens))
         blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned))
-        end = blocks[-1].end
-        bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
-        there = set(match.records.tolist()[: missing.blocks[-1]]) - {0}
-        if residency.arrive(request.tokens[:end], blocks, bits, needs=there) is None:
-            return None
         self.next_record += len(blocks)
         return blocks
 

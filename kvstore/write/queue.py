@@ -108,8 +108,8 @@ class WriteQueue:
         self._lock = threading.Lock()
         self._submitted, self._written = Bell(), Bell()
         self._disk = Workers(1, "kvstore-disk")
-        self._thread = threading.Thread(target=self._run, name="kvstore-encode", daemon=True)
-        self._thread.start()
+        self._encoder = Workers(1, "kvstore-encode")
+        self._encoder.start(self._run)
 
     @property
     def pending_bytes(self) -> int:
@@ -181,7 +181,7 @@ class WriteQueue:
         """Write what is queued, then end the threads. Idempotent."""
         self._closing = True
         self._submitted.ring()
-        self._thread.join()
+        self._encoder.close()
         self._disk.close()
 
     def _has_space(self, nbytes: int) -> bool:

@@ -117,7 +117,8 @@ def _dead_bytes(residency: Any) -> None:
 
 
 def _held_segment(residency: Any) -> None:
-    residency.disk.segments.current.reads += 1
+    segments = residency.disk.segments
+    residency.kept_hold = segments.hold(segments.current.number)
 
 
 def _write_under_way(residency: Any) -> None:
@@ -174,7 +175,7 @@ PLANTED: list[tuple[Callable[[Any], None], str]] = [
     (_held_and_unknown, "record 99 (unwritten) is not in the index"),
     (_dead_bytes, "live bytes, the catalog"),
     (_held_segment, "1 reads hold it, and no call is under way"),
-    (_write_under_way, "1 writes and 0 reads are under way"),
+    (_write_under_way, "1 writes are under way"),
     (_free_and_used, "is in use and free"),
     (_free_twice, "a segment is free twice"),
     (_unknown_file, "segment 255: the store does not know its file"),

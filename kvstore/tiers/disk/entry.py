@@ -19,7 +19,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.record import RecordHeader, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import Source
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segments import Extent, Hold
 
 ENTRY = np.dtype(
     [
@@ -71,6 +71,7 @@ class Entry(Source):
         flags: as in `RecordHeader`, and FLAG_HOLE.
         expiry: unix seconds, 0 for never.
         donors: numbers of the records that it is coded against.
+        hold: keeps the segment from being recycled; None if the entry was not located to be read.
 
     Example:
         >>> extent = Extent(segment=1, offset=4096, nbytes=8192)
@@ -94,6 +95,7 @@ class Entry(Source):
     flags: int = 0
     expiry: float = 0.0
     donors: tuple[int, ...] = ()
+    hold: Hold | None = field(default=None, repr=False, compare=False)
 
     @property
     def tier(self) -> str:

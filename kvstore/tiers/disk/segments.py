@@ -11,8 +11,9 @@ import errno
 import os
 import re
 import struct
+import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -48,6 +49,15 @@ class Extent:
     nbytes: int
 
 
+class Hold:
+    """Keeps a segment from being recycled as long as this object exists, however the read ends that needs it."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 @dataclass
 class Segment:
     """One segment file. `Segments` guards and changes it.
@@ -56,16 +66,22 @@ class Segment:
         number: of the file.
         end: where the next record goes.
         live: bytes of records that the catalog knows in it.
-        reads, writes: reads under way, and records placed but not settled; until they end it is not recycled.
+        readers, writes: the holds of reads under way, and how many records are placed and not settled; until they end
+            it is not recycled.
         sealed: whether a sync of it failed. Nothing is written to it again; it is unlinked when empty.
     """
 
     number: int
     end: int = PAGE_BYTES
     live: int = 0
-    reads: int = 0
+    readers: set[weakref.ref[Hold]] = field(default_factory=set)
     writes: int = 0
     sealed: bool = False
+
+    @property
+    def reads(self) -> int:
+        """How many holds there are."""
+        return len(self.readers)
 
 
 class Segments:
@@ -118,6 +134,7 @@ class Segments:
         self._synced: set[int] = set()  # written in the same group, and synced so that fewer files are open
         self.by_number: dict[int, Segment] = {}
         self.free: list[Segment] = []
+        self.lingering: set[int] = set()  # empty segments that were read when they became empty
         self.current: Segment | None = None
         self.next_number = 1
 
@@ -210,6 +227,7 @@ class Segments:
         self.files.close()
         self._end_group()
         self.by_number.clear()
+        self.lingering.clear()
         self.free.clear()
         self.current = None
 
@@ -217,6 +235,7 @@ class Segments:
 
     def available(self) -> int:
         """Empty segments there are or may be made."""
+        self._recycle_lingering()
         return len(self.free) + max(0, self.max_segments - len(self.by_number))
 
     def has_room(self, nbytes: int) -> bool:
@@ -325,18 +344,30 @@ class Segments:
             segment.live -= extent.nbytes
             self._recycle(segment)
 
-    def hold(self, number: int) -> bool:
-        """A reader is about to read the segment: it is not recycled until `release`. False where there is none."""
+    def hold(self, number: int) -> Hold | None:
+        """A reader is about to read the segment: it is not recycled as long as the result exists. None where there is
+        no such segment."""
         segment = self.by_number.get(number)
         if segment is None:
-            return False
-        segment.reads += 1
-        return True
+            return None
+        made = Hold(number)
+        # The callback is one call into C: it runs wherever the last reference goes, and needs no lock.
+        segment.readers.add(weakref.ref(made, segment.readers.discard))
+        return made
 
-    def release(self, number: int) -> None:
-        segment = self.by_number[number]
-        segment.reads -= 1
-        self._recycle(segment)
+    def released(self, numbers: Iterable[int]) -> None:
+        """Holds of these segments have gone. If nobody says so, it is noticed when space is needed."""
+        for number in numbers:
+            segment = self.by_number.get(number)
+            if segment is not None:
+                self._recycle(segment)
+
+    def _recycle_lingering(self) -> None:
+        for number in list(self.lingering):
+            segment = self.by_number.get(number)
+            if segment is None or not segment.readers:
+                self.lingering.discard(number)
+                self.released([number])
 
     def emptiest(self) -> Segment | None:
         """The segment that costs least to empty: fewest live bytes, not the one being filled."""
@@ -360,9 +391,10 @@ class Segments:
         read_all(self.fs, file.fd, buffers, offset)
 
     def _recycle(self, segment: Segment) -> None:
-        if segment.live > 0 or segment.reads > 0 or segment.writes > 0:
+        if segment.live > 0 or segment.writes > 0 or segment is self.current or segment in self.free:
             return
-        if segment is self.current or segment in self.free:
+        if segment.readers:
+            self.lingering.add(segment.number)
             return
         segment.end = PAGE_BYTES
         if segment.sealed:

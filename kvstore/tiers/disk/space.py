@@ -163,7 +163,9 @@ class DiskSpace:
         segment into the reserve. Raises `OutOfSpace` where that did not help."""
         self.metrics.add(Metric.DISK_RECLAIMS)
         self._commit_moves((), self._victims(1))
-        if self.segments.available() <= 1:
+        with self._lock:
+            short = self.segments.available() <= 1
+        if short:
             self._empty_a_segment()
 
     def _evict_ahead(self, nbytes: int) -> list[Entry]:
@@ -205,7 +207,7 @@ class DiskSpace:
             segment = self.segments.emptiest()
             if segment is None or segment.live > (self._config.segment_bytes - PAGE_BYTES) * FULL:
                 raise OutOfSpace
-            self.segments.hold(segment.number)
+            held = self.segments.hold(segment.number)
         moved, lost, placed = [], [], []
         try:
             for entry in self.catalog.in_segment(segment.number):
@@ -231,8 +233,9 @@ class DiskSpace:
             self._commit_moves(moved, [e for e in self._known([entry.record for entry in lost]) if e is not None])
         finally:
             self._settle_writes(placed)
+            del held
             with self._lock:
-                self.segments.release(segment.number)
+                self.segments.released([segment.number])
         self.metrics.add(Metric.DISK_MOVED_RECORDS, len(moved))
         self.metrics.add(Metric.DISK_LOST_RECORDS, len(lost))
         self._leaves(lost)

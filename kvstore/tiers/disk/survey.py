@@ -50,8 +50,8 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
     for number, segment in sorted(segments.by_number.items()):
         if segment.live != live.get(number, 0):
             found.append(f"segment {number}: counts {segment.live} live bytes, the catalog {live.get(number, 0)}")
-        if segment.writes or segment.reads < 0:
-            found.append(f"segment {number}: {segment.writes} writes and {segment.reads} reads are under way")
+        if segment.writes:
+            found.append(f"segment {number}: {segment.writes} writes are under way")
         in_use = segment.live > 0 or segment is segments.current
         if in_use == (segment in segments.free) and not segment.reads:
             found.append(f"segment {number}: is {'in use and free' if in_use else 'neither in use nor free'}")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.config import StoreConfig
+from kvstore.core.guard import Guard
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.core.session_record import SessionChange
@@ -29,7 +30,7 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
-from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
+from kvstore.tiers.disk.segments import Extent, Hold, OutOfSpace, Segments
 from kvstore.tiers.disk.survey import Survey, segment_problems
 
 _PLACE_ATTEMPTS = 4
@@ -189,6 +190,13 @@ class DiskTier(DiskErase, StorageTier[Entry]):
         assert scan is not None, "the scan was taken before"
         return scan
 
+    def has_news(self) -> bool:
+        """Whether `scan_new` would find something, or fail."""
+        try:
+            return self.catalog.version() != self._seen_version
+        except CatalogError:
+            return True
+
     def scan_new(self) -> Scan | None:
         """What a writer process committed since the store was opened, or since the last call; None for nothing.
 
@@ -210,21 +218,25 @@ class DiskTier(DiskErase, StorageTier[Entry]):
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def locate(self, records: Sequence[int]) -> list[Entry | None]:
-        """Return where records lie; None for those not on disk. Every entry's segment is held until `release`."""
+        """Return where records lie; None for those not on disk. An entry's segment is held until `release`, or until
+        nobody has the entry any more."""
         with self._lock:
             try:
                 entries = self.catalog.get(records)
             except CatalogError as error:
                 self.metrics.add(Metric.CATALOG_ERRORS, because=error)
                 return [None] * len(records)
-            there = [e is not None and not e.is_hole and self._hold(e.extent.segment) for e in entries]
-            return [entry if found else None for entry, found in zip(entries, there, strict=True)]
+            holds: dict[int, Hold | None] = {}
+            return [e if e is not None and not e.is_hole and self._held(e, holds) else None for e in entries]
 
     def release(self, entries: Iterable[Entry]) -> None:
         """End the hold of `locate`."""
+        numbers = set()
+        for entry in entries:
+            object.__setattr__(entry, "hold", None)
+            numbers.add(entry.extent.segment)
         with self._lock:
-            for entry in entries:
-                self.segments.release(entry.extent.segment)
+            self.segments.released(numbers)
 
     def read(self, entries: Sequence[Entry], buffers: Sequence[Buffer]) -> None:
         """Read records that follow each other in one segment with one call; see `StorageTier.read`.
@@ -281,11 +293,9 @@ class DiskTier(DiskErase, StorageTier[Entry]):
                 "direct_io": int(segments.files.direct),
             }
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Keep everybody from writing and removing inside the block; reads go on."""
-        with self._write_lock:
-            yield
+    def paused(self) -> Guard:
+        """Return a context in which nobody writes and removes; reads go on."""
+        return self._write_lock
 
     def survey(self) -> Survey:
         """Compare the catalog with the segments and with what is counted. Raises `CatalogError`."""
@@ -294,6 +304,7 @@ class DiskTier(DiskErase, StorageTier[Entry]):
             sessions, problems = self.catalog.session_problems()
             with self._lock:
                 held = {number: segment.reads for number, segment in self.segments.by_number.items() if segment.reads}
+                self.segments.available()  # what was read when it became empty may be free by now
                 if not self.read_only:  # what a writer process did since is not in a reader's books
                     problems += segment_problems(self.segments, scan)
                     counted, there = (self._records, self._tokens), (len(scan.entries), len(scan.tokens))
@@ -307,10 +318,16 @@ class DiskTier(DiskErase, StorageTier[Entry]):
             problems += [f"catalog entry {key.hex()} is damaged" for key in scan.damaged]
             return Survey(scan, self.catalog.namespaces(), frozenset(self._orphans), sessions, held, tuple(problems))
 
-    def _hold(self, segment: int) -> bool:
-        if self.segments.hold(segment):
-            return True
-        return self.read_only and self.segments.add_for_reading(segment) and self.segments.hold(segment)
+    def _held(self, entry: Entry, holds: dict[int, Hold | None]) -> bool:
+        """Gives the entry the hold of its segment; False where there is no such segment."""
+        number = entry.extent.segment
+        if number not in holds:
+            hold = self.segments.hold(number)
+            if hold is None and self.read_only and self.segments.add_for_reading(number):
+                hold = self.segments.hold(number)
+            holds[number] = hold
+        object.__setattr__(entry, "hold", holds[number])
+        return holds[number] is not None
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

@@ -139,13 +139,25 @@ def test_a_segment_with_one_live_record_is_not_recycled(segments: Segments) -> N
 
 def test_a_segment_that_is_being_read_is_recycled_only_after(segments: Segments) -> None:
     extents = [e for e in fill(segments) if e.segment == 1]
-    assert segments.hold(1)
-    assert segments.hold(1)
+    one, other = segments.hold(1), segments.hold(1)
     for extent in extents:
         segments.died(extent)
-    segments.release(1)
+    del one
+    segments.released([1])
     assert segments.free == []
-    segments.release(1)
+    del other
+    segments.released([1])
+    assert [s.number for s in segments.free] == [1]
+
+
+def test_a_segment_is_recycled_though_nobody_says_that_its_reads_ended(segments: Segments) -> None:
+    extents = [e for e in fill(segments) if e.segment == 1]
+    held = segments.hold(1)
+    for extent in extents:
+        segments.died(extent)
+    before = segments.available()
+    del held
+    assert segments.available() == before + 1
     assert [s.number for s in segments.free] == [1]
 
 
