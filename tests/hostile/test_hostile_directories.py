@@ -58,12 +58,16 @@ def copy(template: Path) -> Iterator[Path]:
         yield folder / "store"
 
 
+class Hangs(BaseException):
+    """No OSError, which a store may take for one of the disk."""
+
+
 @contextmanager
 def bounded(seconds: int = 60) -> Iterator[None]:
     """Ends what waits for ever, for example for somebody to write into a FIFO."""
 
     def end(number: int, frame: Any) -> None:
-        raise TimeoutError("it waits for ever")
+        raise Hangs("it waits for ever")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.alarm(seconds)
