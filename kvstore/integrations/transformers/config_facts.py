@@ -20,11 +20,10 @@ HARMLESS = frozenset(
         *("_attn_implementation_internal", "_experts_implementation_internal"),
         *("base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan", "base_model_fsdp_plan"),
         *("distributed_config", "ignore_keys_at_rope_validation"),
-        # training: the first weights, dropout, losses
-        *("initializer_range", "initializer_factor", "init_std"),
+        # training: dropout and losses
         *("activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout"),
         *("embd_pdrop", "embedding_dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop"),
-        *("classifier_dropout", "layerdrop", "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise"),
+        *("classifier_dropout", "layerdrop", "router_aux_loss_coef", "router_z_loss_coef"),
         # token ids that `generate` looks for
         *("bos_token_id", "eos_token_id"),
     }

@@ -53,6 +53,12 @@ def layout_from_config(config: Any, dtype: torch.dtype | str) -> KVLayout:
         if getattr(config, part, None) is not None:
             raise UnsupportedModel(f"{name}: {part}: not supported; token ids do not show images or audio")
     config = config.get_text_config(decoder=True)
+    if not isinstance(getattr(config, "num_hidden_layers", None), int):
+        raise UnsupportedModel(
+            f"{name}: the config names no num_hidden_layers; only plain stacks of layers are supported"
+        )
+    if getattr(config, "is_heterogeneous", False):
+        raise UnsupportedModel(f"{name}: layers with settings of their own (per_layer_config) are not supported")
     if getattr(config, "kv_lora_rank", None):
         raise UnsupportedModel(f"{name}: multi-head latent attention (kv_lora_rank) is not supported")
     if getattr(config, "multi_query", False):
@@ -62,6 +68,8 @@ def layout_from_config(config: Any, dtype: torch.dtype | str) -> KVLayout:
     if refused:
         kinds_text = ", ".join(refused)
         raise UnsupportedModel(f"{name}: layers of type {kinds_text} are not supported, only full_attention")
+    if not getattr(config, "num_attention_heads", None):
+        raise UnsupportedModel(f"{name}: the config names no num_attention_heads; only attention caches can be stored")
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layer = LayerLayout(int(heads), int(dim), int(dim))
@@ -71,7 +79,10 @@ def layout_from_config(config: Any, dtype: torch.dtype | str) -> KVLayout:
 def _layer_kinds(config: Any) -> list[str]:
     """The type of every layer, as transformers itself would build the cache: by class, and by the config's
     word."""
-    layers = DynamicCache(config=config).layers
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"{config.model_type}: transformers makes no DynamicCache for it ({error!r})") from error
     words = getattr(config, "layer_types", None) or [None] * len(layers)
     kinds = []
     for layer, word in zip(layers, words, strict=True):
