@@ -64,14 +64,14 @@ _SEGMENT = small_stores.SEGMENT
 WORLDS = (
     World(
         "plain",
-        small_stores.config(host=1 << 16, disk=6 * _SEGMENT, device=1 << 14, eviction="lru"),
+        small_stores.config(host=1 << 16, disk=16 * _SEGMENT, device=1 << 14, eviction="lru"),
         (3, 4, 9, 16, 23, 40),
         small_stores,
         small_stores.tokens_of,
     ),
     World(
         "families",
-        family_stores.config(disk=8 * _SEGMENT, host=1 << 16),
+        family_stores.config(disk=16 * _SEGMENT, host=1 << 16),
         (20, 40, 64, 96, 110),
         family_stores,
         _alike,
