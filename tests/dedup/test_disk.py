@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,9 @@ def test_a_queued_member_of_a_donor_that_is_evicted_is_dropped_and_said_to_be(pa
         disk = store._residency.disk
         assert disk is not None
         # As when another group is being written, and needs room: by another thread, so without the order of locks.
-        with disk._write_lock._lock, calls_of(store._residency._families, "add", 4) as planned:
+        with ExitStack() as unlocked, calls_of(store._residency._families, "add", 4) as planned:
+            disk._write_lock.acquire()
+            unlocked.callback(disk._write_lock.release)
             put = family_stores.put(store, MEMBER)
             assert planned.wait(HANGS_S)
             evicted = [record for batch in iter(store._residency.evict, []) for record in batch]
