@@ -45,13 +45,13 @@ class StoreConfig:
         device: blocks kept on the device they came from, "raw" or coded there by "splitzip". Off by default, because on
             a CPU it would repeat the host tier.
         host: encoded records in host memory (pinned if CUDA is present).
-        disk: segment files. The budget counts whole segments: at least `MIN_SEGMENTS` of them, or 0 for a store in
-            memory.
+        disk: everything in the folder of the store, as the file system has it allocated: segments, catalog, sessions,
+            profiles, locks and folders. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
         session_bytes: what the names and tokens of all sessions may take of the disk's budget; if they take more, those
             that were used least recently are forgotten. None: an eighth of it (in memory, of the host's and device's).
         block_tokens: tokens of a block, the unit of storage and sharing; 1 to 4096. A store that exists keeps its own.
-        segment_bytes: size of one preallocated file of the disk tier; a multiple of 4096. A store that exists keeps
-            its own.
+        segment_bytes: the most that one preallocated file of the disk tier takes; a multiple of 4096. A new store takes
+            smaller ones where its budget is less than 128 of these, a store that exists keeps its own.
         open_segments: how many files of the disk tier stay open, but no more than a quarter of the descriptors that the
             process may have.
         group_bytes: the writing thread makes this many bytes durable with one sync.

@@ -247,10 +247,12 @@ class Metrics:
     def add(self, metric: Metric, amount: int | float = 1, because: object = None) -> None:
         """Adds `amount` (>= 0) to a counter, and logs it if it has a notice. because: an error, or words that say more,
         for the log."""
+        if not amount:
+            return
         with self._lock:
             self._counts[metric] += amount  # type: ignore[assignment]
         notice = NOTICES.get(metric)
-        if notice is not None and amount:
+        if notice is not None:
             self.log.note(metric.value, notice, metric.meaning, amount, because)
 
     def __getitem__(self, metric: Metric) -> int | float:

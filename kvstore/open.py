@@ -143,7 +143,7 @@ def open_engine(
     """
     fs = fs or FileSystem()
     if config.disk.bytes:
-        config = settled_config(fs, path, config, read_only)
+        config = settled_config(fs, path, config, read_only, identity.layout)
     with contextlib.ExitStack() as opened:
         opened.callback(metrics.log.close)  # last, after everything that may still be counted
         own = Workers(2, "kvstore-own")
@@ -230,6 +230,8 @@ def _open_base(
     residency = Residency(config, index, metrics, content, open_disk if has_disk else None, own)
     opened.callback(residency.close)
     next_record = load_index(residency)
+    if residency.disk is not None and not read_only:
+        residency.disk.keep_budget()
     if has_disk and not read_only:
         codecs = codecs.kept(profiles, metrics)
     return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record)

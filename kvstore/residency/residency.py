@@ -312,7 +312,8 @@ class Residency(Ledger):
     @property
     def pin_budget(self) -> int:
         """The most bytes that pins may keep."""
-        return int(self.config.pinned_share * self.can_hold())
+        most = self.disk.usual_capacity if self.disk is not None else self.can_hold()
+        return int(self.config.pinned_share * most)
 
     def pin_stats(self) -> dict[str, int]:
         """sequences: pinned ones. bytes: of the records that they keep. budget: the most that these may take."""

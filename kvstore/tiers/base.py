@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvstore.codecs.view import KVView
@@ -118,7 +118,7 @@ class Tier(Protocol[S]):
     def remove(self, records: Sequence[int]) -> int:
         """Drop the records, without a callback; return how many of them the tier had."""
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> Mapping[str, float]:
         """Return plain numbers: "bytes", "budget", "records", and others of the tier's own."""
 
 

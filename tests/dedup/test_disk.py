@@ -73,7 +73,7 @@ def test_what_is_got_from_a_full_disk_is_exact_and_no_member_outlives_its_donor(
             assert counter(store, "quarantined_records") == 0
             family_stores.families_hold(store)
             small_stores.all_is_well(store)
-            assert small_stores.disk_use(path) <= budget + 2 * small_stores.SEGMENT
+            assert small_stores.disk_use(path) <= store.config.disk.bytes
     with KVStore(path, IDENTITY, config(disk=budget)) as store:
         assert sum(stored(store, tokens) > 0 for tokens in given) > 0
         family_stores.families_hold(store)

@@ -16,6 +16,7 @@ from small_stores import SEGMENT, all_is_well, catalog_entries
 
 from kvstore import Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.tiers.disk.budget import BESIDE_BYTES
 
 BLOCK = 32
 THETA = 10_000.0
@@ -31,10 +32,12 @@ _MASK = (1 << 64) - 1
 def config(
     host: int = 0, disk: int = 8 << 20, codec: str = "entropy", segment_bytes: int = SEGMENT, **settings: Any
 ) -> StoreConfig:
-    """Budgets in bytes; blocks of 32 tokens, segments of 64 KiB, one worker thread, and no host tier, so that what is
-    got was decoded against donors."""
+    """Budgets in bytes, that of the disk for its segments alone; blocks of 32 tokens, segments of 64 KiB, one worker
+    thread, and no host tier, so that what is got was decoded against donors."""
     defaults: dict[str, Any] = {"block_tokens": BLOCK, "segment_bytes": segment_bytes, "threads": 1}
-    return StoreConfig(host=TierConfig(host, "splitzip"), disk=TierConfig(disk, codec), **{**defaults, **settings})
+    return StoreConfig(
+        host=TierConfig(host, "splitzip"), disk=TierConfig(disk + BESIDE_BYTES, codec), **{**defaults, **settings}
+    )
 
 
 def passage(number: int, count: int = 4 * BLOCK) -> Tokens:

@@ -188,7 +188,7 @@ def check(path: Path, phase: str, known: Known, last: bool) -> float:
     store = KVStore(path, identity(phase), settings)
     seconds = time.perf_counter() - begin
     small_stores.all_is_well(store)
-    budget = settings.disk.bytes + settings.segment_bytes
+    budget = settings.disk.bytes
     assert small_stores.disk_use(path) <= budget, f"{small_stores.disk_use(path)} bytes on disk, budget {budget}"
     if phase == "recode":
         _check_families(store)

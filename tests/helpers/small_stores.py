@@ -19,6 +19,7 @@ import torch
 
 from kvstore import Hit, KVLayout, KVStore, ModelIdentity, Session, StoreConfig, TierConfig
 from kvstore.config import KIB
+from kvstore.tiers.disk.budget import BESIDE_BYTES
 
 BLOCK = 4
 SEGMENT = 64 * KIB
@@ -32,10 +33,14 @@ _MASK = (1 << 64) - 1
 def config(
     host: int = 1 << 20, disk: int = 4 << 20, device: int = 0, codec: str = "raw", **settings: Any
 ) -> StoreConfig:
-    """Budgets in bytes; blocks of 4 tokens, segments of 64 KiB, one worker thread."""
+    """Budgets in bytes, that of the disk for its segments alone; blocks of 4 tokens, segments of 64 KiB, one worker
+    thread."""
     defaults = {"block_tokens": BLOCK, "segment_bytes": SEGMENT, "threads": 1}
     return StoreConfig(
-        device=TierConfig(device), host=TierConfig(host), disk=TierConfig(disk, codec), **{**defaults, **settings}
+        device=TierConfig(device),
+        host=TierConfig(host),
+        disk=TierConfig(disk + BESIDE_BYTES if disk else 0, codec),
+        **{**defaults, **settings},
     )
 
 
@@ -94,13 +99,9 @@ def stored(store: KVStore, tokens: np.ndarray, namespace: bytes = b"") -> int:
 
 
 def disk_use(path: str | os.PathLike[str]) -> int:
-    """Bytes of all segment files and of the catalog, as the file system says."""
-    total = 0
-    for folder in ("segments", "catalog"):
-        for entry in os.scandir(Path(path) / folder):
-            if entry.name != "lock.mdb":
-                total += entry.stat().st_size
-    return total
+    """Bytes of everything in the folder of a store, as `du` counts them."""
+    there = [Path(path), *Path(path).rglob("*")]
+    return sum(each.lstat().st_blocks * 512 for each in there if each.exists())
 
 
 def every_call(store: KVStore, session: Session, tokens: np.ndarray) -> dict[str, Callable[[], Any]]:

@@ -70,10 +70,10 @@ def test_a_reader_misses_what_was_deleted(tmp_path: Path, writer: Writer) -> Non
 
 def test_a_reader_never_gives_wrong_bytes_while_space_is_reused() -> None:
     with quick_directory() as path:
-        writer = Writer(PUTS, path, "{'disk': TierConfig(6 * 65536, 'raw')}")
+        writer = Writer(PUTS, path, "{'disk': TierConfig(8 * 65536, 'raw')}")
         try:
             writer.do("put(20); store.flush()")
-            with open_store(path, read_only=True, host=TierConfig(0), disk=TierConfig(6 * 65536, "raw")) as reader:
+            with open_store(path, read_only=True, host=TierConfig(0), disk=TierConfig(8 * 65536, "raw")) as reader:
                 for last in range(15, 150, 15):
                     seeds = range(last - 15, last)
                     writer.do(f"[(put(20, seed), store.flush()) for seed in {seeds}]")
@@ -139,13 +139,13 @@ def test_a_reader_changes_no_file_but_lmdbs_lock(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_a_miss_for_a_reader_and_stays_for_the_writer(tmp_path: Path) -> None:
-    with open_store(tmp_path, disk=TierConfig(4 * 65536, "raw")) as store:
+    with open_store(tmp_path, disk=TierConfig(8 * 65536, "raw")) as store:
         store.put(tokens(20), kv_of(tokens(20)))
     path = tmp_path / "segments" / "00000001.seg"
     data = bytearray(path.read_bytes())
     data[4096 + 4096 + 1000] ^= 1  # in the second block's payload
     path.write_bytes(data)
-    with open_store(tmp_path, read_only=True, disk=TierConfig(4 * 65536, "raw")) as reader:
+    with open_store(tmp_path, read_only=True, disk=TierConfig(8 * 65536, "raw")) as reader:
         assert stored(reader, tokens(20)) == 8
         assert reader.stats()["counters"]["damaged_payload_sum"] == 1
         assert reader.stats()["disk"]["records"] == 3

@@ -17,7 +17,7 @@ RECORD = 4096  # what one block of `SMALL`, coded raw, takes in memory and on di
 assert 8 * SMALL.bytes_per_token + 512 <= RECORD
 
 MEMORY_ONLY = {"disk": TierConfig(0)}
-NO_HOST = {"host": TierConfig(0), "disk": TierConfig(4 * 64 * KIB, "raw")}
+NO_HOST = {"host": TierConfig(0), "disk": TierConfig(8 * 64 * KIB, "raw")}
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_evicted_tokens_can_be_put_again(tmp_path: Path) -> None:
 
 
 def test_what_is_evicted_from_disk_leaves_memory_too(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(16 * MIB), disk=TierConfig(4 * 64 * KIB, "raw")) as store:
+    with open_store(tmp_path, host=TierConfig(16 * MIB), disk=TierConfig(8 * 64 * KIB, "raw")) as store:
         for seed in range(60):
             put(store, tokens(32, seed))
         stats = store.stats()

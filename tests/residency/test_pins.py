@@ -90,7 +90,7 @@ def test_finding_12_a_put_that_pins_leave_no_space_for_says_so(tmp_path: Path) -
     """As after opening with a smaller budget."""
     with open_store(tmp_path, **{**DISK, "disk": TierConfig(32 * 64 * KIB, "raw"), "pinned_share": 0.9}) as store:
         taken = pin_many(store, 120)
-    small = {**DISK, "disk": TierConfig(4 * 64 * KIB, "raw")}
+    small = {**DISK, "disk": TierConfig(8 * 64 * KIB, "raw")}
     with open_store(tmp_path, **small) as store:
         assert pins(store)["bytes"] > pins(store)["budget"]
         done = put(store, tokens(20, 5000))

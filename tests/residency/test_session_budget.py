@@ -53,10 +53,10 @@ def test_forks_of_a_long_session_take_little(tmp_path: Path) -> None:
         for number in range(850):
             store.session("main").fork(f"fork {number}")
         store.flush()
-        assert disk_use(tmp_path) <= BUDGET + small_stores.SEGMENT
+        assert disk_use(tmp_path) <= store.config.disk.bytes
         stats = store.stats()["sessions"]
         assert stats["sessions"] == 851
-        assert stats["bytes"] <= stats["budget"] == BUDGET // 8
+        assert stats["bytes"] <= stats["budget"] == store.config.disk.bytes // 8
         assert store.session("fork 849").tokens.tolist() == ids.tolist()
         all_is_well(store)
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(disk=BUDGET)) as store:
@@ -220,7 +220,7 @@ def test_a_store_in_memory_keeps_its_sessions_within_a_budget(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("setting", "bytes_"), [({}, MIB), ({"session_bytes": 5}, 5), ({"session_bytes": 0}, 0)])
 def test_the_budget_is_an_eighth_of_the_disk_or_as_set(setting: dict[str, int], bytes_: int) -> None:
-    assert small_stores.config(disk=8 * MIB, **setting).most_session_bytes == bytes_
+    assert StoreConfig(disk=TierConfig(8 * MIB), segment_bytes=64 * KIB, **setting).most_session_bytes == bytes_
     assert StoreConfig.from_env({"KVSTORE_SESSION_BYTES": "77"}).most_session_bytes == 77
 
 

@@ -292,7 +292,7 @@ def test_a_session_survives_eviction_from_device_and_host(tmp_path: Path) -> Non
 
 
 def test_the_tokens_of_a_session_outlive_its_blocks(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(0), disk=TierConfig(4 * 65536, "raw")) as store:
+    with open_store(tmp_path, host=TierConfig(0), disk=TierConfig(8 * 65536, "raw")) as store:
         save(store, "chat", tokens(20))
         for seed in range(1, 60):
             store.put(tokens(20, seed), kv_of(tokens(20, seed)))

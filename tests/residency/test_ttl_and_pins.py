@@ -14,7 +14,7 @@ from kvstore import KVStore, TierConfig
 from kvstore.config import KIB
 
 RECORD = 4096
-SMALL_DISK = {"host": TierConfig(0), "disk": TierConfig(4 * 64 * KIB, "raw")}
+SMALL_DISK = {"host": TierConfig(0), "disk": TierConfig(8 * 64 * KIB, "raw")}
 MEMORY_ONLY = {"host": TierConfig(8 * RECORD), "disk": TierConfig(0)}
 
 

@@ -17,6 +17,7 @@ from store_histories import HistoryMachine, Tokens, array, shared
 
 from kvstore import Reason
 from kvstore.eviction import POLICIES
+from kvstore.tiers.disk.budget import BESIDE_BYTES
 
 # Few tokens and short blocks: prefixes meet, diverge inside blocks, grow, and come again.
 SEQUENCES = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=22).map(tuple)
@@ -193,7 +194,7 @@ class StoreMachine(HistoryMachine):
 
     def holds_at_the_end(self) -> None:
         if self.tight:
-            assert disk_use(self.path) <= TIGHT + SEGMENT + 2 * SEGMENT
+            assert disk_use(self.path) <= TIGHT + BESIDE_BYTES
 
 
 TestStoreModel = pytest.mark.slow(StoreMachine.TestCase)

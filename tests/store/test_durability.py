@@ -85,9 +85,9 @@ def test_a_delete_is_durable_on_return(tmp_path: Path) -> None:
 
 
 def test_pins_and_lifetimes_are_durable_after_flush(tmp_path: Path) -> None:
-    settings = "{'disk': TierConfig(4 * 65536, 'raw'), 'host': TierConfig(0)}"
+    settings = "{'disk': TierConfig(8 * 65536, 'raw'), 'host': TierConfig(0)}"
     run_and_die(tmp_path, "put(20)\nstore.flush()\nput(20, pin=True)\nstore.flush()", settings)
-    with open_store(tmp_path, disk=TierConfig(4 * 65536, "raw"), host=TierConfig(0)) as store:
+    with open_store(tmp_path, disk=TierConfig(8 * 65536, "raw"), host=TierConfig(0)) as store:
         for seed in range(1, 60):
             store.put(tokens(20, seed), kv_of(tokens(20, seed)))
         store.flush()

@@ -52,7 +52,7 @@ def test_other_sizes_than_those_of_the_store_are_no_mismatch(
 
 
 def test_a_budget_below_four_segments_of_the_store_is_refused_by_name(tmp_path: Path) -> None:
-    with KVStore(tmp_path, IDENTITY, small_stores.config(segment_bytes=1 << 20)) as store:
+    with KVStore(tmp_path, IDENTITY, small_stores.config(disk=1 << 30, segment_bytes=1 << 20)) as store:
         small_stores.put(store, TOKENS)
     with pytest.raises(ConfigError, match=r"made with segment_bytes=1048576.*disk\.bytes.*raise disk\.bytes"):
         KVStore(tmp_path, IDENTITY, small_stores.config(disk=1 << 20, segment_bytes=64 << 10))

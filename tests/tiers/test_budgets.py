@@ -8,14 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import seeds
 import small_stores
 from faultfs import FaultFS
 
-from kvstore import KVStore
+from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore.errors import ConfigError
+from kvstore.residency.block import most_bytes
+from kvstore.tiers.disk.budget import fitted
 
 PINNED = range(1, 9)
 RECORD = 4096  # what a record of these tiny blocks takes, in a buffer and on disk
@@ -73,27 +75,30 @@ def pins_hold(store: KVStore) -> None:
 
 @pytest.mark.parametrize("codec", ["raw", "splitzip", "zstd"])
 @pytest.mark.parametrize("segments", [8, 32])
-def test_the_disk_budget_holds_at_every_call(tmp_path: Path, segments: int, codec: str) -> None:
-    budget = segments * small_stores.SEGMENT
+def test_finding_13_the_disk_budget_holds_to_the_byte_at_every_call(tmp_path: Path, segments: int, codec: str) -> None:
+    config = small_stores.config(host=1 << 15, disk=segments * small_stores.SEGMENT, codec=codec)
+    budget = config.disk.bytes
     above: list[int] = []
 
     def measure(call: str) -> None:
         if call in ("pwritev", "allocate", "fdatasync") and (tmp_path / "catalog").exists():
             use = small_stores.disk_use(tmp_path)
-            if use > budget + small_stores.SEGMENT:
+            if use > budget:
                 above.append(use)
 
-    config = small_stores.config(host=1 << 15, disk=budget, codec=codec)
     with KVStore(tmp_path, small_stores.IDENTITY, config, fs=FaultFS(before=measure)) as store:
         pin_some(store)
-        flood(store, 10 * budget // RECORD)
+        flood(store, 10 * segments * small_stores.SEGMENT // RECORD)
         store.flush()
         pins_hold(store)
         small_stores.all_is_well(store)
         if segments > 8:  # of so few, pins and the reserve leave little
             assert store.stats()["disk"]["bytes"] > budget // 3, "the budget is not used"
         assert above == []
-    assert small_stores.disk_use(tmp_path) <= budget + small_stores.SEGMENT
+        disk = store.stats()["disk"]
+        assert disk["used_bytes"] == small_stores.disk_use(tmp_path)
+        assert disk["utilisation"] == disk["bytes"] / budget
+    assert small_stores.disk_use(tmp_path) <= budget
     with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
         pins_hold(store)
 
@@ -132,14 +137,14 @@ def test_the_device_budget_holds(tmp_path: Path, host: int) -> None:
 
 
 def test_what_is_pinned_beyond_its_share_is_stored_without_a_pin_and_within_the_budget(tmp_path: Path) -> None:
-    budget = 6 * small_stores.SEGMENT
-    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0, disk=budget, pinned_share=0.9)) as store:
+    config = small_stores.config(host=0, disk=6 * small_stores.SEGMENT)
+    with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
         pinned = []
         for number in range(60):
             if small_stores.put(store, small_stores.tokens_of(number, 40), pin=True).pinned:
                 pinned.append(number)
             assert store.flush().dropped_blocks == 0
-            assert small_stores.disk_use(tmp_path) <= budget + small_stores.SEGMENT
+            assert small_stores.disk_use(tmp_path) <= config.disk.bytes
         assert 0 < len(pinned) == 60 - store.stats()["counters"]["refused_pins"]
         small_stores.all_is_well(store)
         assert {small_stores.stored(store, small_stores.tokens_of(number, 40)) for number in pinned} == {40}
@@ -190,9 +195,64 @@ def test_what_expired_is_gone_and_its_space_comes_back(tmp_path: Path, monkeypat
 def test_a_store_that_is_opened_with_a_smaller_budget_shrinks_to_it(tmp_path: Path) -> None:
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(disk=64 * small_stores.SEGMENT)) as store:
         flood(store, 500)
-    small: Any = 16 * small_stores.SEGMENT
-    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(disk=small)) as store:
+    small = small_stores.config(disk=16 * small_stores.SEGMENT)
+    with KVStore(tmp_path, small_stores.IDENTITY, small) as store:
+        assert small_stores.disk_use(tmp_path) <= small.disk.bytes  # at once
+        assert store.stats()["disk"]["records"] > 100
         flood(store, 500, seed=1)
         store.flush()
         small_stores.all_is_well(store)
-        assert small_stores.disk_use(tmp_path) <= small + small_stores.SEGMENT
+        assert small_stores.disk_use(tmp_path) <= small.disk.bytes
+
+
+def test_a_reopened_store_holds_what_it_held(tmp_path: Path) -> None:
+    """Opening evicts only where files are above the budget."""
+    config = small_stores.config(host=0, disk=12 * small_stores.SEGMENT)
+    held = -1
+    for seed in range(6):
+        with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
+            records = store.stats()["disk"]["records"]
+            assert held in (-1, records)
+            flood(store, 200, seed)
+            store.flush()
+            held = store.stats()["disk"]["records"]
+        assert small_stores.disk_use(tmp_path) <= config.disk.bytes
+
+
+def test_finding_13_a_segment_above_2_gib_takes_records(tmp_path: Path) -> None:
+    class Sparse(FaultFS):
+        def allocate(self, fd: int, nbytes: int) -> None:
+            self.truncate(fd, nbytes)
+
+    size = (1 << 32) - small_stores.SEGMENT
+    config = small_stores.config(host=0, disk=1000 * size, segment_bytes=size)
+    with KVStore(tmp_path, small_stores.IDENTITY, config, fs=Sparse()) as store:
+        small_stores.put(store, small_stores.tokens_of(1, 9))
+        store.flush()
+        disk = store._residency.disk
+        assert disk is not None
+        assert disk.segments.current is not None
+        disk.segments.current.end = size - 2 * RECORD  # the last places of it
+        small_stores.put(store, small_stores.tokens_of(2, 9))
+        assert store.flush().dropped_blocks == 0
+        assert len(disk.segments.by_number) == 2
+    with KVStore(tmp_path, small_stores.IDENTITY, config, fs=Sparse()) as store:
+        assert [small_stores.stored(store, small_stores.tokens_of(number, 9)) for number in (1, 2)] == [9, 9]
+        small_stores.all_is_well(store, deep=True)
+
+
+def test_a_budget_that_no_store_fits_is_refused(tmp_path: Path) -> None:
+    config = StoreConfig(disk=TierConfig(4 * small_stores.SEGMENT), segment_bytes=small_stores.SEGMENT)
+    with pytest.raises(ConfigError, match=r"disk\.bytes: 262144 is below 3 segments of 65536 bytes and 262144 bytes"):
+        KVStore(tmp_path / "store", small_stores.IDENTITY, config)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("block_tokens", [64, 4096])
+@pytest.mark.parametrize("budget", [8 << 30, 1 << 30, 1 << 28])
+def test_finding_13_small_budgets_have_small_segments(budget: int, block_tokens: int) -> None:
+    """A 128th of the budget, but not smaller than eight records, and not larger than the setting says."""
+    layout = KVLayout.uniform(2, 1, 16)
+    config = StoreConfig(disk=TierConfig(budget), block_tokens=block_tokens)
+    wanted = max(budget // 128, 8 * most_bytes(layout, block_tokens))
+    assert fitted(config, layout).segment_bytes == min(64 << 20, wanted)

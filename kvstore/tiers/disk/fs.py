@@ -135,6 +135,13 @@ class FileSystem:
             raise NotAFile.at(path, _kind(status.st_mode))
         return status.st_size
 
+    def allocated(self, path: str) -> int:
+        """Return the bytes that a file or folder takes on disk; 0 if it cannot be found out."""
+        try:
+            return os.lstat(path).st_blocks * 512  # whatever the block size of the file system is
+        except OSError:
+            return 0
+
     def kind(self, path: str) -> str:
         """Return what is at `path` itself: "a file", "a folder", "a symbolic link", "a FIFO", "a socket", or else."""
         return _kind(os.lstat(path).st_mode)

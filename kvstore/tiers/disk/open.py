@@ -12,8 +12,10 @@ import numpy as np
 
 from kvstore.config import GIB, MIB, PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError, CorruptStore, DiskError, StoreNotFound
 from kvstore.metrics import Metric, Metrics
+from kvstore.tiers.disk import budget
 from kvstore.tiers.disk import catalog as catalog_module
 from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, CatalogError
 from kvstore.tiers.disk.catalog_file import DATA_FILE, LOCK_FILE, Metas, is_cut_short
@@ -54,8 +56,9 @@ def told(path: str) -> Iterator[None]:
         ) from error
 
 
-def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bool) -> StoreConfig:
-    """Return the settings with the sizes of the store at `path`, if there is one. Changes nothing.
+def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bool, layout: KVLayout) -> StoreConfig:
+    """Return the settings with the sizes of the store at `path`; if there is none, with those that fit its budget.
+    Changes nothing.
 
     Raises:
         StoreNotFound: there is none, and it is to be read only.
@@ -71,11 +74,12 @@ def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bo
             raise ConfigError(f"path: {path} is {kind}; name a folder")
         superblock = Superblock.read(fs, path) if kind else None
         if superblock is not None:
-            return superblock.settled(path, config)
+            config = superblock.settled(path, config)
+            return config if read_only else budget.checked(config)
         if read_only and not (kind and "segments" in fs.names(path) and fs.names(os.path.join(path, "segments"))):
             what = "there is no such folder" if not kind else "the folder holds no store"
             raise StoreNotFound(f"{path}: {what}, and read_only=True makes none; open it for writing first")
-        return config
+        return budget.fitted(config, layout)
 
 
 @dataclass(frozen=True)

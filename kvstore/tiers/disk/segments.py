@@ -233,10 +233,20 @@ class Segments:
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
+    @property
+    def used(self) -> int:
+        """Segments that are not empty."""
+        return len(self.by_number) - len(self.free)
+
     def available(self) -> int:
         """Empty segments there are or may be made."""
         self._recycle_lingering()
-        return len(self.free) + max(0, self.max_segments - len(self.by_number))
+        return max(0, self.max_segments - self.used)
+
+    def shed(self) -> None:
+        """Removes empty segments that there is no room for any more: the catalog grew, or the budget is smaller now."""
+        while self.free and len(self.by_number) > self.max_segments:
+            self._delete(self.free.pop())
 
     def has_room(self, nbytes: int) -> bool:
         """Whether `place` succeeds without anything being evicted and without touching the reserve."""
@@ -413,9 +423,7 @@ class Segments:
         full, self.current = self.current, None
         if full is not None:
             self._recycle(full)
-        # The catalog may have grown into the share of a segment: then an empty one is given up, not reused.
-        while self.free and len(self.by_number) > self.max_segments:
-            self._delete(self.free.pop())
+        self.shed()
         self.current = self.free.pop(0) if self.free else self._create()
         self.current.end = PAGE_BYTES
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kvstore.config import MIN_SEGMENTS, PAGE_BYTES, StoreConfig
+from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.guard import DISK, DISK_WRITE, Guard
 from kvstore.core.session_record import SessionChange
 from kvstore.errors import KVStoreError
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.disk.budget import DiskBudget
 from kvstore.tiers.disk.catalog import Catalog, CatalogError
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.fs import FileSystem, is_passing
@@ -19,7 +20,6 @@ from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
 from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 
-_CATALOG_HEADROOM = 2  # a commit adds at most half a segment to the catalog
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2
 
@@ -57,12 +57,14 @@ class DiskSpace:
         self._config = config
         self._pool = pool
         self._opening = opening
+        self._budget = DiskBudget(fs, opening.path, opening.catalog_file, config)
         self._evict = evict
         self._lost = lost
         self._leaves = leaves
         self._hole_keeper = holes
         self._lock = Guard(DISK)
         self._write_lock = Guard(DISK_WRITE)
+        self._coming = 0  # new records of the group that is written; by _write_lock
         self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
 
     def _settle(self, born: Iterable[Entry], died: Iterable[Entry]) -> None:
@@ -140,17 +142,49 @@ class DiskSpace:
             for extent in extents:
                 self.segments.settle(extent)
 
-    def _max_segments(self) -> int:
-        """How many segments fit the budget beside the catalog, the one in reserve included."""
-        segment_bytes = self._config.segment_bytes
-        # The catalog grows with the next commit too.
-        catalog = self._catalog_bytes() + segment_bytes // _CATALOG_HEADROOM
-        return max(MIN_SEGMENTS, (self._config.disk.bytes - catalog) // segment_bytes + 1)
-
     @property
     def capacity(self) -> int:
-        """The most bytes of live records that the budget leaves room for."""
-        return live_limit(self._max_segments(), self._config.segment_bytes)
+        """The most bytes of live records that the budget leaves room for, as was measured last."""
+        return live_limit(self.segments.max_segments, self._config.segment_bytes)
+
+    @property
+    def usual_capacity(self) -> int:
+        """The same while the catalog is small; does not change while the store is open."""
+        return live_limit(self._budget.usual_segments, self._config.segment_bytes)
+
+    def keep_budget(self) -> None:
+        """Bring the files within the budget, which may be smaller than when they were written; evicts for that."""
+        with self._write_lock:
+            self._set_most(self._budget.most_segments())
+            while not self._budget.fits(len(self.segments.by_number)) and self._give_up_one():
+                pass
+
+    def _set_most(self, segments: int) -> None:
+        """There may be so many segments from now on; empty ones that are too many go."""
+        with self._lock:
+            self.segments.max_segments = segments
+            self.segments.shed()
+
+    def _make_room(self, records: int) -> None:
+        """Holds the budget when so many new records are to be written: evicts if the catalog grew into the space of the
+        reserve."""
+        self._coming = records
+        self._set_most(self._budget.most_segments(records))
+        while self.segments.available() < 1 and self._give_up_one():
+            pass
+
+    def _give_up_one(self) -> bool:
+        """Evicts until one segment less is in use, and removes it if it is one too many; False where that fails."""
+        before = self.segments.used
+        try:
+            self._reclaim()
+        except (OutOfSpace, CatalogError):
+            pass
+        except OSError as error:
+            self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+        with self._lock:
+            self.segments.shed()
+            return self.segments.used < before
 
     def _catalog_bytes(self) -> int:
         try:
@@ -167,6 +201,8 @@ class DiskSpace:
             short = self.segments.available() <= 1
         if short:
             self._empty_a_segment()
+        # These commits made the catalog grow, too.
+        self._set_most(min(self.segments.max_segments, self._budget.most_segments(self._coming)))
 
     def _evict_ahead(self, nbytes: int) -> list[Entry]:
         """What has to go so that the next group, of about `nbytes`, finds room: its removal is part of this group's

@@ -132,7 +132,7 @@ class DiskTier(DiskErase, StorageTier[Entry]):
                 self._fs,
                 opening.segment_directory,
                 self._config.segment_bytes,
-                self._max_segments(),
+                self._budget.most_segments(),
                 superblock.store_id,
                 most_open(self._config.open_segments),
             )
@@ -274,8 +274,11 @@ class DiskTier(DiskErase, StorageTier[Entry]):
             self.metrics.add(Metric.CATALOG_ERRORS)
             return False
 
-    def stats(self) -> dict[str, int]:
-        """Return numbers: bytes (of live records, whole pages), raw_bytes (before coding), file_bytes, and others."""
+    def stats(self) -> dict[str, float]:
+        """Return numbers: bytes (of live records, whole pages), raw_bytes (before coding), file_bytes (of segments),
+        used_bytes (of everything in the folder of the store), utilisation (bytes of live records by the budget),
+        capacity (the most bytes of live records that there may be), and others."""
+        used = self._budget.beside_bytes()
         with self._lock:
             segments = self.segments
             return {
@@ -287,6 +290,9 @@ class DiskTier(DiskErase, StorageTier[Entry]):
                 "hole_bytes": self._hole_bytes,
                 "raw_bytes": self._tokens * self._bytes_per_token,
                 "file_bytes": segments.file_bytes,
+                "used_bytes": used + segments.file_bytes,
+                "utilisation": self.nbytes / self.budget,
+                "capacity": self.capacity,
                 "catalog_bytes": self._catalog_bytes(),
                 "segments": len(segments.by_number),
                 "free_segments": len(segments.free),
@@ -444,7 +450,7 @@ class DiskTier(DiskErase, StorageTier[Entry]):
 
     def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
         placed: list[tuple[SealedRecord, Extent]] = []
-        self.segments.max_segments = self._max_segments()
+        self._make_room(len(sealed))
         for record in sealed:
             extent = self._place(padded(record.header.record_bytes))
             if extent is None:
