@@ -215,9 +215,9 @@ def test_data_modules_do_not_import_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_lmdb_is_imported_by_the_catalog_only(module: str) -> None:
+def test_lmdb_is_imported_by_its_environment_only(module: str) -> None:
     uses = any(_below(name, "lmdb") for name, _ in _imports(TREES[module]))
-    assert uses == (module == "kvstore.tiers.disk.catalog")
+    assert uses == (module == "kvstore.tiers.disk.environment")
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -18,7 +18,7 @@ from kvstore.residency.record_check import RecordCheck
 from kvstore.residency.residency import Residency
 from kvstore.residency.states import Marks, State, problems
 from kvstore.tiers.device import DeviceTier
-from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.survey import Survey
 from kvstore.tiers.host import HostTier
 

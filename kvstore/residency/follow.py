@@ -12,8 +12,8 @@ from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 from kvstore.residency.block import StoredBlock
 from kvstore.residency.residency import Residency
-from kvstore.tiers.disk.catalog import CatalogError
 from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 
 

@@ -25,8 +25,8 @@ from kvstore.residency.ledger import Ledger
 from kvstore.tiers.admission import SecondRead
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.device import DeviceTier
-from kvstore.tiers.disk.catalog import CatalogError
 from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.memory import MemoryTier

@@ -15,7 +15,7 @@ from kvstore.core.session_record import SessionChange, SessionHead, SessionRecor
 from kvstore.core.tokens import Tokens
 from kvstore.errors import ConfigError
 from kvstore.metrics import Metric
-from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.saved_sessions import most_bytes
 from kvstore.tiers.disk.tier import DiskTier
 

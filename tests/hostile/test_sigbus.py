@@ -18,9 +18,10 @@ from lmdb import verify
 from kvstore import KVStore
 from kvstore.config import MIB
 from kvstore.errors import CorruptStore, DiskError
-from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, check
+from kvstore.tiers.disk import environment
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.catalog_file import Metas, is_cut_short
+from kvstore.tiers.disk.environment import check
 from kvstore.tiers.disk.fs import FileSystem
 
 FS = FileSystem()
@@ -99,14 +100,14 @@ def test_a_healthy_file_may_end_before_its_free_pages() -> None:
 def test_after_every_commit_the_file_is_as_long_as_it_says() -> None:
     with small_stores.scratch() as folder:
         catalog = Catalog(str(folder), 64 * MIB, readonly=False)
-        with catalog._env.begin(write=True) as txn:  # a commit that leaves free pages at the end
+        with catalog.environment._lmdb.begin(write=True) as txn:  # a commit that leaves free pages at the end
             for turn in range(30):
-                txn.put(turn.to_bytes(8, "big"), bytes(5000), db=catalog._traffic)
+                txn.put(turn.to_bytes(8, "big"), bytes(5000), db=catalog._traffic.runs)
             for turn in range(30):
-                txn.delete(turn.to_bytes(8, "big"), db=catalog._traffic)
-        assert os.stat(catalog.path).st_size < Metas.read(FS, catalog.path).end
+                txn.delete(turn.to_bytes(8, "big"), db=catalog._traffic.runs)
+        assert os.stat(catalog.environment.path).st_size < Metas.read(FS, catalog.environment.path).end
         catalog.namespace(bytes(32))
-        assert os.stat(catalog.path).st_size >= Metas.read(FS, catalog.path).end
+        assert os.stat(catalog.environment.path).st_size >= Metas.read(FS, catalog.environment.path).end
         catalog.close()
         assert check(str(folder)) == []
 
@@ -142,7 +143,7 @@ def test_a_reader_looks_again_if_a_writer_changed_the_file_meanwhile(
             return ["a page that was changed while it was looked at"]
         return check(directory, name)
 
-    monkeypatch.setattr(catalog_module, "check", changed)
+    monkeypatch.setattr(environment, "check", changed)
     with opened(built, read_only=True) as store:
         assert small_stores.stored(store, TOKENS) == 10
     assert len(looks) == 2
@@ -161,7 +162,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(data[: older * PAGE] + spoilt + data[(older + 1) * PAGE :])
         return ["changed"]
 
-    monkeypatch.setattr(catalog_module, "check", changed)
+    monkeypatch.setattr(environment, "check", changed)
 
 
 def test_beside_a_writer_that_never_rests_the_length_is_checked(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def _broken_session(residency: Any) -> None:
 def _referred_too_often(residency: Any) -> None:
     catalog, change = residency.disk.catalog, saved("long", 300)
     catalog.commit(sessions=[change])
-    with catalog._env.begin(write=True) as txn:
+    with catalog.environment.writing() as txn:
         catalog._saved._refer(txn, change.record.texts())
 
 

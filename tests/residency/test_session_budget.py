@@ -16,7 +16,8 @@ from kvstore import KVStore, StoreConfig, TierConfig
 from kvstore.config import KIB, MIB
 from kvstore.core.session_record import SessionRecord
 from kvstore.errors import ConfigError
-from kvstore.tiers.disk.catalog import Catalog, CatalogError
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.environment import CatalogError
 
 BUDGET = 4 * MIB
 

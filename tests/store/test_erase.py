@@ -310,7 +310,7 @@ def test_an_erase_that_is_cut_short_is_ended_by_the_next_open(
     steps = {
         "begin": (disk.catalog, "begin_erase"),
         "remove": (disk, "remove"),
-        "renew": (disk.catalog, "renew"),
+        "renew": (disk.catalog.environment, "renew"),
         "segments": (disk, "_zero_segments"),
         "pages": (erase_module, "zero_unused_pages"),
         "end": (disk.catalog, "end_erase"),
@@ -357,17 +357,18 @@ def test_a_reader_of_an_older_commit_is_waited_for_and_named(
 ) -> None:
     secret, disk = tokens_of(1, 300), store._residency.disk
     assert disk is not None
+    environment = disk.catalog.environment
     put(store, secret)
     store.flush()
-    assert disk.catalog.readers_of_older_commits() == []
-    with disk.catalog._env.begin():
+    assert environment.readers_of_older_commits() == []
+    with environment.reading():
         put(store, tokens_of(2, 9))
         store.flush()
-        assert disk.catalog.readers_of_older_commits() == [os.getpid()]
-    assert disk.catalog.readers_of_older_commits() == []
+        assert environment.readers_of_older_commits() == [os.getpid()]
+    assert environment.readers_of_older_commits() == []
     with monkeypatch.context() as patched:
         patched.setattr(erase_module, "_WAIT_S", 0.0)
-        patched.setattr(type(disk.catalog), "readers_of_older_commits", lambda self: [12345])
+        patched.setattr(type(environment), "readers_of_older_commits", lambda self: [12345])
         with pytest.raises(DiskError, match="process 12345 still reads the catalog as it was; end that, then erase"):
             store.delete(secret, erase=True)
     assert store.contains(secret) == 0

@@ -70,19 +70,15 @@ def generate(
         What `model.generate` returns.
 
     Raises:
-        ValueError: names the argument that does not fit: batches, beams, several sequences, inputs other than tokens,
-            a model in training mode.
-        IdentityMismatch: the store holds the caches of another model, or of the same one with other adapters, weights
-            or settings; the message says which.
+        ValueError: names what does not fit: batches, beams, several sequences, inputs other than tokens, training mode.
+        IdentityMismatch: the store is one of another model, or of other adapters, weights or settings; it says which.
         UnsupportedModel: the model's caches cannot be stored (see `ModelIdentity.from_transformers`).
 
     Example:
         >>> import tempfile
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from kvstore import KVStore, ModelIdentity
-        >>> config = LlamaConfig(
-        ...     vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-        ... )
+        >>> config = LlamaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
         >>> model = LlamaForCausalLM(config).eval()
         >>> prompt = torch.tensor([[1, 2, 3, 4]])
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,16 +89,12 @@ def generate(
     """
     _check_arguments(model, input_ids, kwargs)
     identity = _checked_identity(model, store)
-    prompt = input_ids[0].tolist()
-    cache = _stored_cache(model, prompt, store, namespace, approximate)
+    cache = _stored_cache(model, input_ids[0].tolist(), store, namespace, approximate)
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
     with Scores(model, cache) as scores:
         output = model.generate(input_ids, past_key_values=cache, **kwargs)
-    if identity_now(model) != identity:
-        store.metrics.add(Metric.FALLBACK_MODEL_CHANGED)
-    elif not getattr(cache, "is_approximate", False):
-        sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        _store(store, sequences[0], cache, scores, namespace, session)
+    if _is_to_be_stored(model, identity, cache, store):
+        _store(output, cache, scores, store, namespace, session)
     return output
 
 
@@ -121,11 +113,18 @@ def _stored_cache(
     return cache
 
 
-def _store(
-    store: KVStore, sequence: torch.Tensor, cache: Any, scores: Scores, namespace: bytes, session: str | None
-) -> None:
-    """Puts what the cache holds of the sequence, `[n]` token ids, or saves it as the session."""
-    held = sequence[: cache_layers(cache)[0][0].shape[-2]].tolist()
+def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVStore) -> bool:
+    """Whether the cache is what the model computes. A model that changed since its `identity` was taken is counted."""
+    if identity_now(model) != identity:
+        store.metrics.add(Metric.FALLBACK_MODEL_CHANGED)
+        return False
+    return not getattr(cache, "is_approximate", False)
+
+
+def _store(output: Any, cache: Any, scores: Scores, store: KVStore, namespace: bytes, session: str | None) -> None:
+    """Puts what the cache holds of the sequence that `generate` returned, or saves it as the session."""
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    held = sequences[0, : cache_layers(cache)[0][0].shape[-2]].tolist()
     logprobs = scores.logprobs(len(held))
     if session is None:
         store.put(held, cache, namespace=namespace, logprobs=logprobs)

@@ -1,7 +1,7 @@
 """The catalog's file as bytes: what must be true of it before LMDB maps it, and how a smaller copy takes its place.
 
 LMDB reads its file through a mapping. A page that is in use and that the file does not have ends the process by SIGBUS,
-so the file is looked at first, here and by `kvstore.tiers.disk.catalog.check`. The layout is that of LMDB 0.9.
+so the file is looked at first, here and by `kvstore.tiers.disk.environment.check`. The layout is that of LMDB 0.9.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def is_cut_short(fs: FileSystem, path: str) -> bool:
     """Return whether the file lacks pages, at its end, that are in use.
 
     Free pages at its end may be missing: LMDB writes a page when it is first used. So a file that is shorter than its
-    meta pages say is walked through. The caller has checked its structure (`kvstore.tiers.disk.catalog.check`), which
-    looks at no page of a long value but the first.
+    meta pages say is walked through. The caller has checked its structure (`environment.check`), which looks at no
+    page of a long value but the first.
 
     Raises:
         OSError: the file cannot be read.

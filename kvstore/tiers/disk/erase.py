@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvstore.config import PAGE_BYTES
 from kvstore.errors import DiskError
 from kvstore.metrics import Metric
-from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.overwrite import gaps, zero, zero_unused_pages
 from kvstore.tiers.disk.space import DiskSpace
@@ -36,10 +36,10 @@ class DiskErase(DiskSpace):
         with self._write_lock:
             try:
                 self._commit_orphans()
-                self.catalog.renew()
+                self.catalog.environment.renew()
                 has_holes = self._zero_segments()
                 self._wait_for_readers()
-                zero_unused_pages(self._fs, self._opening.catalog_file, self.catalog.version())
+                zero_unused_pages(self._fs, self._opening.catalog_file, self.catalog.environment.version())
                 self._durably(self.catalog.end_erase)
             except (OSError, CatalogError) as error:
                 raise DiskError(
@@ -107,7 +107,7 @@ class DiskErase(DiskSpace):
 
     def _wait_for_readers(self) -> None:
         until = time.monotonic() + _WAIT_S
-        while readers := self.catalog.readers_of_older_commits():
+        while readers := self.catalog.environment.readers_of_older_commits():
             if time.monotonic() > until:
                 raise DiskError(
                     f"erase: everything is removed, but process {readers[0]} still reads the catalog as it was; end "

@@ -15,11 +15,11 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError, CorruptStore, DiskError, StoreNotFound
 from kvstore.metrics import Metric, Metrics
-from kvstore.tiers.disk import budget
-from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged, CatalogError
+from kvstore.tiers.disk import budget, environment
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.catalog_file import DATA_FILE, LOCK_FILE, Metas, is_cut_short
 from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, make_directory
 from kvstore.tiers.disk.lock import WriterLock
@@ -225,9 +225,9 @@ class Opening:
         try:
             if self._is_there(copy):
                 self.fs.unlink(copy)  # of a time that was cut short
-            if self.fs.size(self.catalog_file) > _GROWN * catalog.used_bytes() + _GROWN_BYTES:
-                catalog.write_compacted(copy)
-                written = not catalog_module.check(self.catalog_directory, os.path.basename(copy))
+            if self.fs.size(self.catalog_file) > _GROWN * catalog.environment.used_bytes() + _GROWN_BYTES:
+                catalog.environment.write_compacted(copy)
+                written = not environment.check(self.catalog_directory, os.path.basename(copy))
         except (CatalogError, OSError) as error:
             self.metrics.add(Metric.CATALOG_ERRORS, because=error)
         if written:
@@ -287,7 +287,7 @@ class Opening:
         if not self._is_there(self.catalog_file):
             # The catalog is made before the first segment.
             return ["it is missing"] if self._segment_numbers() else []
-        if problems := catalog_module.check(self.catalog_directory):
+        if problems := environment.check(self.catalog_directory):
             return problems
         try:
             if is_cut_short(self.fs, self.catalog_file):

@@ -24,7 +24,7 @@ from kvstore.core.session_record import (
 from kvstore.tiers.disk.entry import checked, with_sum
 from kvstore.tiers.disk.format1 import session_of_format_1
 
-Transaction = Any  # of LMDB, which only the catalog knows
+Transaction = Any  # of LMDB, which only `environment` knows
 # LMDB: a node has 10 bytes beside key and value. Its pages are two thirds full, for keys arrive in no order.
 _NODE_BYTES = 10
 _OVER, _UNDER = 3, 2

@@ -12,8 +12,9 @@ from kvstore.errors import KVStoreError
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.budget import DiskBudget
-from kvstore.tiers.disk.catalog import Catalog, CatalogError
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.fs import FileSystem, is_passing
 from kvstore.tiers.disk.holes import HoleKeeper
 from kvstore.tiers.disk.open import Opening

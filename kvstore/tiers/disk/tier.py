@@ -22,8 +22,8 @@ from kvstore.core.session_record import SessionChange
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.catalog import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.entry import Entry, Scan, entry_of
+from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.erase import DiskErase
 from kvstore.tiers.disk.files import most_open
 from kvstore.tiers.disk.fs import FileSystem
@@ -152,7 +152,7 @@ class DiskTier(DiskErase, StorageTier[Entry]):
             return scan
 
     def _scan(self, opening: Opening) -> Scan:
-        self._seen_version = self.catalog.version()
+        self._seen_version = self.catalog.environment.version()
         scan = opening.scan(self.catalog, self.segments)
         self.namespaces = self.catalog.namespaces()
         return scan
@@ -193,7 +193,7 @@ class DiskTier(DiskErase, StorageTier[Entry]):
     def has_news(self) -> bool:
         """Whether `scan_new` would find something, or fail."""
         try:
-            return self.catalog.version() != self._seen_version
+            return self.catalog.environment.version() != self._seen_version
         except CatalogError:
             return True
 
@@ -202,7 +202,7 @@ class DiskTier(DiskErase, StorageTier[Entry]):
 
         For a reader, from one thread at a time. Raises `CatalogError`; the next call gives it then.
         """
-        version = self.catalog.version()
+        version = self.catalog.environment.version()
         if version == self._seen_version:
             return None
         scan = self.catalog.scan(after=self._last_record)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sessioncases import saved, tokens_in
 
 from kvstore.config import MIB, PAGE_BYTES
-from kvstore.tiers.disk.catalog import Catalog, CatalogError, check
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import ENTRY, Entry, checked
+from kvstore.tiers.disk.environment import CatalogError, check
 from kvstore.tiers.disk.segments import Extent
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
@@ -188,9 +189,9 @@ def test_a_full_map_is_a_catalog_error_and_changes_nothing(tmp_path: Path) -> No
 
 
 def test_the_version_grows_with_every_commit(catalog: Catalog) -> None:
-    before = catalog.version()
+    before = catalog.environment.version()
     catalog.commit([entry(1)])
-    assert catalog.version() > before
+    assert catalog.environment.version() > before
 
 
 # ---- scan --------------------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def test_a_catalog_whose_entry_is_no_whole_one_is_not_sound(catalog: Catalog) ->
     assert catalog.is_sound()
     body = entry(2).pack()[8:] + b"abc"
     value = xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
-    with catalog._env.begin(write=True) as txn:
+    with catalog.environment.writing() as txn:
         txn.put((2).to_bytes(8, "big"), value, db=catalog._records)
     assert not catalog.is_sound()
 

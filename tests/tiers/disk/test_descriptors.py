@@ -19,7 +19,7 @@ from kvstore.codecs import Profile
 from kvstore.config import PAGE_BYTES
 from kvstore.errors import DiskError
 from kvstore.metrics import Metrics
-from kvstore.tiers.disk.catalog import CatalogError
+from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.files import SegmentFiles, most_open, segment_path
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.profiles import Profiles

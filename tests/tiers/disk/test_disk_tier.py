@@ -19,8 +19,9 @@ from kvstore.errors import CorruptStore, IdentityMismatch
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.budget import BESIDE_BYTES
-from kvstore.tiers.disk.catalog import Catalog, CatalogDamaged
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.environment import CatalogDamaged
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.tier import DiskTier, SealedRecord
 
@@ -204,9 +205,9 @@ def test_sessions_ride_in_the_commit_of_their_group(opened: Open) -> None:
 
 def test_an_empty_group_is_nothing(opened: Open) -> None:
     h = opened()
-    version = h.tier.catalog.version()
+    version = h.tier.catalog.environment.version()
     assert h.tier.write([]) == set()
-    assert h.tier.catalog.version() == version
+    assert h.tier.catalog.environment.version() == version
 
 
 def test_removing_is_durable_and_says_how_many(opened: Open) -> None:

@@ -21,9 +21,10 @@ from kvstore import KVStore
 from kvstore.config import MIB, PAGE_BYTES
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk import catalog as catalog_module
-from kvstore.tiers.disk.catalog import Catalog, check
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.catalog_file import Metas
 from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.disk.environment import check
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.segments import Extent
 
@@ -76,7 +77,7 @@ def churn(catalog: Catalog, commits: int, records: int = 40) -> None:
 
 
 def size(catalog: Catalog) -> int:
-    return os.stat(catalog.path).st_size
+    return os.stat(catalog.environment.path).st_size
 
 
 # ---- readers that died -----------------------------------------------------------------------------------------------
@@ -196,10 +197,10 @@ def test_a_catalog_that_grew_is_made_smaller_at_the_next_open(grown: Path) -> No
 def test_a_compacted_catalog_goes_on_with_the_same_commit(tmp_path: Path, more: int) -> None:
     catalog = Catalog(str(tmp_path), 64 * MIB, readonly=False)
     churn(catalog, 40 + more)
-    version, used = catalog.version(), catalog.used_bytes()
+    version, used = catalog.environment.version(), catalog.environment.used_bytes()
     copy = tmp_path / "copy"
     copy.mkdir()
-    catalog.write_compacted(str(copy / "data.mdb"))
+    catalog.environment.write_compacted(str(copy / "data.mdb"))
     expected = catalog.scan()
     catalog.close()
     assert check(str(copy)) == []
@@ -208,10 +209,10 @@ def test_a_compacted_catalog_goes_on_with_the_same_commit(tmp_path: Path, more: 
     assert max(metas.commits) == version
     assert (copy / "data.mdb").stat().st_size <= used
     smaller = Catalog(str(copy), 64 * MIB, readonly=False)
-    assert smaller.version() == version
+    assert smaller.environment.version() == version
     assert (smaller.scan().entries == expected.entries).all()
     churn(smaller, 41)
-    assert smaller.version() == version + 41
+    assert smaller.environment.version() == version + 41
     smaller.close()
     assert check(str(copy)) == []
 
