@@ -9,7 +9,7 @@ from kvstore.core.results import FlushResult
 from kvstore.metrics import Metric
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
-from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.tiers.disk.writes import SealedRecord
 from kvstore.write.queue import WriteBatch
 
 

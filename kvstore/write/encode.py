@@ -18,7 +18,7 @@ from kvstore.residency.residency import Residency
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.codecs import TierCodecs
 from kvstore.tiers.device import DeviceBlock
-from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.tiers.disk.writes import SealedRecord
 from kvstore.tiers.host import HostRecord
 from kvstore.trie.content import DonorSpan
 

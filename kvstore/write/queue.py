@@ -20,7 +20,7 @@ from kvstore.core.workers import Task, Workers
 from kvstore.errors import BlocksLost
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
-from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.tiers.disk.writes import SealedRecord
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kvstore import KVStore
 from kvstore.core.results import FlushResult
 from kvstore.errors import BlocksLost
 from kvstore.metrics import Metric, Metrics
-from kvstore.tiers.disk.tier import SealedRecord
+from kvstore.tiers.disk.writes import SealedRecord
 from kvstore.write.queue import WriteBatch, WriteQueue
 
 RAW = SMALL.bytes_per_token

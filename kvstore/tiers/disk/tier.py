@@ -7,9 +7,7 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 from __future__ import annotations
 
 import contextlib
-import errno
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,41 +15,22 @@ import numpy.typing as npt
 from kvstore.config import StoreConfig
 from kvstore.core.guard import Guard
 from kvstore.core.identity import ModelIdentity
-from kvstore.core.record import FLAG_PINNED, RecordHeader, padded
-from kvstore.core.session_record import SessionChange
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
-from kvstore.tiers.disk.entry import Entry, Scan, entry_of
+from kvstore.tiers.disk.entry import Entry, Scan
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
-from kvstore.tiers.disk.erase import DiskErase
 from kvstore.tiers.disk.files import most_open
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
-from kvstore.tiers.disk.segments import Extent, Hold, OutOfSpace, Segments
+from kvstore.tiers.disk.segments import Hold, Segments
 from kvstore.tiers.disk.survey import Survey, segment_problems
-
-_PLACE_ATTEMPTS = 4
-
-
-@dataclass(frozen=True)
-class SealedRecord:
-    """A sealed record in memory, to be written. Immutable.
-
-    Attributes:
-        header: of the record.
-        parent: record number of the block before it, 0 for none.
-        buffer: the whole record.
-    """
-
-    header: RecordHeader
-    parent: int
-    buffer: Buffer
+from kvstore.tiers.disk.writes import DiskWrites
 
 
-class DiskTier(DiskErase, StorageTier[Entry]):
+class DiskTier(DiskWrites, StorageTier[Entry]):
     """Records in segment files, with the catalog as the truth about them.
 
     Thread-safe: see `DiskSpace` for which lock guards what.
@@ -176,11 +155,6 @@ class DiskTier(DiskErase, StorageTier[Entry]):
     def nbytes(self) -> int:
         """Pages of live records."""
         return self.segments.live_bytes
-
-    @property
-    def session_budget(self) -> int:
-        """Bytes that sessions may take, of the tier's budget."""
-        return self._config.most_session_bytes
 
     # ---- what is stored, for the index ---------------------------------------------------------------------------
 
@@ -334,175 +308,3 @@ class DiskTier(DiskErase, StorageTier[Entry]):
             holds[number] = hold
         object.__setattr__(entry, "hold", holds[number])
         return holds[number] is not None
-
-    # ---- writing -------------------------------------------------------------------------------------------------
-
-    def namespace(self, digest: bytes) -> int:
-        """Return the number of a namespace; a new one is durable on return. Raises `CatalogError`."""
-        if digest not in self.namespaces:
-            with self._write_lock:
-                self.namespaces[digest] = self.catalog.namespace(digest)
-        return self.namespaces[digest]
-
-    def write(
-        self,
-        sealed: Sequence[SealedRecord],
-        superseded: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
-        changed: Sequence[tuple[int, float | None, bool]] = (),
-        sessions: Sequence[SessionChange] = (),
-    ) -> set[int] | None:
-        """Make a group durable in one commit. Never raises for a full or failing disk.
-
-        Args:
-            sealed: records to write.
-            superseded: (records to remove, records that replace them); they stay if one of these cannot be written.
-            changed: (record, expiry, pinned) of stored records.
-            sessions: changes, the oldest first.
-
-        Returns:
-            The records of the group that are now on disk; the others were dropped and counted. None if the commit
-            failed: nothing changed.
-        """
-        with self._write_lock:
-            try:
-                for digest in {record.header.namespace for record in sealed}:
-                    self.namespace(digest)
-            except CatalogError as error:
-                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
-                self._reopen_catalog()
-                return None
-            placed = self._write_records(sealed)
-            try:
-                ahead = {entry.record: entry for entry in self._evict_ahead(sum(e.nbytes for _, e in placed))}
-                entries = {
-                    d.header.record_id: entry_of(d.header, extent, d.parent, self.namespaces[d.header.namespace])
-                    for d, extent in placed
-                    if self._alive(d.header.record_id)
-                }
-                self._leave_orphaned_members(entries, ahead)
-                gone = {e.record: e for e in self._replaced(superseded, entries)} | ahead
-                written = set(entries)
-                for (record, expiry, pinned), stored in zip(changed, self._known([c[0] for c in changed]), strict=True):
-                    # The record may be of this very group, changed by an earlier put of it, or on its way out.
-                    entry = entries.get(record, stored)
-                    if entry is not None and record not in gone:
-                        entries[record] = _changed(entry, expiry, pinned)
-                if not self._commit(list(entries.values()), list(gone.values()), sessions):
-                    self._orphans += ahead
-                    return None
-            finally:
-                self._settle_writes(extent for _, extent in placed)
-            self.metrics.add(Metric.DISK_WRITTEN_RECORDS, len(written))
-            self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(extent.nbytes for _, extent in placed))
-            return written
-
-    def remove(self, records: Sequence[int]) -> int:
-        """Forget records and holes, durably on return; return how many records there were.
-
-        Of a record that others continue a hole stays. Holes that wait to be written are written, too.
-
-        Raises:
-            CatalogError: the catalog cannot be written; the removal is tried again with the next writes.
-        """
-        with self._write_lock:
-            entries = [e for e in self._entries(records) if e is not None]
-            gone = [entry for entry in entries if not entry.is_hole]
-            self._leaves(gone)
-            try:
-                self._change((), entries)
-            except CatalogError:
-                self._orphans += [entry.record for entry in entries]
-                self._reopen_catalog()
-                raise
-            return len(gone)
-
-    def expire_sessions(self) -> None:
-        """Remove the sessions whose time is over; a failure is counted, and it is tried again at the next call."""
-        with self._write_lock:
-            try:
-                self.metrics.add(Metric.EXPIRED_SESSIONS, self.catalog.expire_sessions())
-            except CatalogError:
-                self.metrics.add(Metric.CATALOG_ERRORS)
-                self._reopen_catalog()
-
-    def _replaced(
-        self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
-    ) -> list[Entry]:
-        """The superseded records that can go: all that was to take their place is there."""
-        gone = [record for records, by in superseded if all(other in entries for other in by) for record in records]
-        return [entry for entry in self._entries(gone) if entry is not None]
-
-    def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
-        """See `Catalog.save_traffic`. Raises `CatalogError`."""
-        with self._write_lock:
-            self.catalog.save_traffic(records, counts)
-
-    def _leave_orphaned_members(self, entries: dict[int, Entry], gone: Collection[int]) -> None:
-        """Takes those out of `entries` whose donors are neither among them nor stored and staying."""
-        needed = {donor for entry in entries.values() for donor in entry.donors}
-        if not needed:
-            return
-        stored = {e.record for e in self._known(sorted(needed)) if e is not None and e.record not in gone}
-        orphaned = [r for r, e in entries.items() if not stored.union(entries).issuperset(e.donors)]
-        for record in orphaned:
-            del entries[record]
-            self.metrics.add(Metric.DROPPED_MEMBERS)
-
-    def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
-        placed: list[tuple[SealedRecord, Extent]] = []
-        self._make_room(len(sealed))
-        for record in sealed:
-            extent = self._place(padded(record.header.record_bytes))
-            if extent is None:
-                self.metrics.add(Metric.DROPPED_NO_SPACE)
-            else:
-                placed.append((record, extent))
-        try:
-            self.segments.write([e for _, e in placed], [d.buffer.view for d, _ in placed])
-            self.segments.sync({e.segment for _, e in placed})
-        except OSError as error:
-            self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
-            self.metrics.add(Metric.DROPPED_WRITE_ERROR, len(placed))
-            with self._lock:
-                self.segments.abandon_current()
-            self._settle_writes(extent for _, extent in placed)
-            return []
-        return placed
-
-    def _place(self, nbytes: int) -> Extent | None:
-        for _ in range(_PLACE_ATTEMPTS):
-            try:
-                with self._lock:
-                    if self.segments.has_room(nbytes):
-                        return self.segments.place(nbytes)
-                self._reclaim()
-            except (OutOfSpace, CatalogError):
-                continue
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    # A failing disk is no reason to evict anything.
-                    self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
-                    return None
-                # The disk itself is full before the budget is: live with the segments there are.
-                self.metrics.add(Metric.DISK_FULL, because=error)
-                self.segments.max_segments = len(self.segments.by_number)
-        return None
-
-    def _commit(self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[SessionChange]) -> bool:
-        if not (entries or gone or sessions):
-            return True
-        try:
-            expired, evicted = self._change(entries, gone, sessions, self.session_budget)
-        except CatalogError as error:
-            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
-            self.metrics.add(Metric.DROPPED_CATALOG_ERROR, len(entries))
-            self._reopen_catalog()
-            return False
-        self.metrics.add(Metric.EXPIRED_SESSIONS, expired)
-        self.metrics.add(Metric.EVICTED_SESSIONS, evicted)
-        return True
-
-
-def _changed(entry: Entry, expiry: float | None, pinned: bool) -> Entry:
-    flags = entry.flags | FLAG_PINNED if pinned else entry.flags & ~FLAG_PINNED
-    return replace(entry, expiry=entry.expiry if expiry is None else expiry, flags=flags)

@@ -23,7 +23,8 @@ from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.environment import CatalogDamaged
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.tier import DiskTier, SealedRecord
+from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tiers.disk.writes import SealedRecord
 
 SEGMENT = 64 * KIB
 NAMESPACE = b"n" * 32
