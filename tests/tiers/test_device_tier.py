@@ -63,7 +63,7 @@ def coded_blocks(kv: Layers, block: int = 8) -> int:
     return sum(coded_bytes(SMALL, [(k[:, s : s + block], v[:, s : s + block]) for k, v in kv]) for s in starts)
 
 
-def without_rows(layout: KVLayout, kv: Any) -> KVView:
+def without_rows(layout: KVLayout, kv: Any, *, checked: bool = False) -> KVView:
     """As tensors of a device: only torch can copy them."""
     tensors = [tensor for pair in kv for tensor in pair]
     return KVView(layout, tensors[0].shape[1], None, tensors, tensors)
