@@ -90,7 +90,6 @@ class Metric(StrEnum):
     DISK_WRITTEN_RECORDS = "disk_written_records", "records written to disk"
     DISK_WRITTEN_BYTES = "disk_written_bytes", "bytes of those records, whole pages"
     DISK_MOVED_RECORDS = "disk_moved_records", "records moved to empty a segment"
-    DISK_LOST_RECORDS = "disk_lost_records", "records that could not be read when they were to be moved"
     DISK_RECLAIMS = "disk_reclaims", "times that a segment had to be freed before a write"
     DISK_READ_ERRORS = "disk_read_errors", "reads that the disk refused"
     DISK_WRITE_ERRORS = "disk_write_errors", "writes that the disk refused"
@@ -177,7 +176,6 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DEVICE_FULL: Notice(
         INFO, "lower device.bytes, so that others find room on the device; other tiers keep the blocks"
     ),
-    Metric.DISK_LOST_RECORDS: Notice(WARNING, "check the disk: it cannot read what it holds"),
     Metric.DISK_READ_ERRORS: Notice(WARNING, "check the disk and the rights of the folder"),
     Metric.DISK_WRITE_ERRORS: _CHECK_DISK,
     Metric.DISK_FULL: Notice(WARNING, "free space on the file system, or lower disk.bytes"),
@@ -218,6 +216,7 @@ NOTICES: dict[Metric, Notice] = {
     ),
     Metric.FALLBACK_RAW_CHUNKS: Notice(INFO, "nothing is lost but space"),
     Metric.FALLBACK_EVICTION: Notice(INFO, "nothing is lost but the choice; unpin what is not needed"),
+    Metric.FALLBACK_ZEROS: Notice(INFO, "erases take longer here: put the store on a file system that can make holes"),
     Metric.FALLBACK_BUFFERED_IO: Notice(
         INFO, "reading and writing take longer; use a file system with direct I/O, such as ext4 or xfs"
     ),

@@ -219,7 +219,6 @@ def _open_base(
             pool,
             evict=owner.evict,
             alive=owner.is_pending,
-            lost=owner.quarantine,
             leaves=owner.entries_leave,
             holes=owner.holes,
         )

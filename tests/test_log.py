@@ -18,7 +18,7 @@ from kvstore.metrics import NOTICES, Metric, Metrics
 from kvstore.residency.lifecycle import SlowCall
 
 LOSS = re.compile(
-    r"^(dropped|damaged|quarantined|lost|unknown|unreachable|mended|catalog|fallback|slow)_|_(errors|full|lost|lost_records)$"
+    r"^(dropped|damaged|quarantined|lost|unknown|unreachable|mended|catalog|fallback|slow)_(?!compacted)|_(errors|full|lost)$"
 )
 SPACE = Notice(logging.WARNING, "raise disk.bytes")
 

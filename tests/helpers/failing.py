@@ -36,7 +36,6 @@ def plain(path: Path, fs: FaultFS, heal: Healing) -> None:
         try:
             _fill(store, first, must)
         finally:
-            _forgive(store, must)
             store.close()
     heal()
     with KVStore(path, small_stores.IDENTITY, config(), fs=fs) as store:
@@ -102,7 +101,6 @@ def families(path: Path, fs: FaultFS, heal: Healing) -> None:
             for tokens in (*texts, *alike):
                 family_stores.stored(store, tokens)
         finally:
-            _forgive(store, must)
             store.close()
     heal()
     with KVStore(path, family_stores.IDENTITY, settings, fs=fs) as store:
@@ -141,7 +139,6 @@ def erasing(path: Path, fs: FaultFS, heal: Healing) -> None:
             with contextlib.suppress(KVStoreError):
                 store.session("s").delete(blocks=True, erase=True)
         finally:
-            _forgive(store, kept)
             store.close()
     heal()
     with KVStore(path, small_stores.IDENTITY, config(), fs=fs) as store:
@@ -159,12 +156,6 @@ def erasing(path: Path, fs: FaultFS, heal: Healing) -> None:
             assert not any(text in content for content in contents), f"sequence {tokens[0]} was erased"
     with KVStore(path, small_stores.IDENTITY, config(), fs=fs) as store:
         works(store)
-
-
-def _forgive(store: KVStore, must: Any) -> None:
-    """What could not be read when its segment had to be emptied is gone, and the store says so."""
-    if store.stats()["counters"].get("disk_lost_records"):
-        must.clear()
 
 
 def _deleted(store: KVStore, tokens: Any) -> bool:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.fs import FileSystem
 
 CALLS = (
@@ -45,7 +46,8 @@ class Fault:
 class FaultFS(FileSystem):
     """Counts calls and injects faults. `fault` may be set and cleared at any time.
 
-    resynced: files that were synced again after a sync of them had failed, which proves nothing and must not happen.
+    resynced: files that were synced again after a sync of them had failed, though something that it was to make durable
+        had not been written or given up since: the kernel may have dropped it, so that the second sync proves nothing.
     before: called before every call, with its name.
     """
 
@@ -53,12 +55,15 @@ class FaultFS(FileSystem):
         self.fault = fault
         self.before = before
         self.resynced: list[int] = []
-        self._failed: set[tuple[int, int]] = set()
+        self._written: dict[tuple[int, int], set[int]] = {}  # pages by inode, since the last sync
+        self._dropped: dict[tuple[int, int], set[int]] = {}  # those that a failed sync may have cost
         self._lock = threading.RLock()
 
     def forget_failed_syncs(self) -> None:
         """The store was closed: another life of it writes anew what it syncs."""
-        self._failed.clear()
+        with self._lock:
+            self._written.clear()
+            self._dropped.clear()
 
     def _error(self, call: str) -> int | str | None:
         if self.before is not None:
@@ -77,9 +82,10 @@ class FaultFS(FileSystem):
     def open(self, path: str, flags: int) -> int:
         self._check("open")
         fd = super().open(path, flags)
-        if flags & os.O_TRUNC:  # a new file in an inode that may have had another life
+        if flags & (os.O_TRUNC | os.O_EXCL):  # a new file in an inode that may have had another life
             with self._lock:
-                self._failed.discard(_inode(fd))
+                self._written.pop(_inode(fd), None)
+                self._dropped.pop(_inode(fd), None)
         return fd
 
     def close(self, fd: int) -> None:
@@ -89,6 +95,7 @@ class FaultFS(FileSystem):
 
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         code = self._error("pwritev")
+        self._touch(fd, offset, sum(map(len, buffers)))
         if code == "short":
             data = b"".join(buffers)
             return os.pwritev(_buffered(fd), [data[: len(data) // 2]], offset)
@@ -104,21 +111,31 @@ class FaultFS(FileSystem):
             raise OSError(code, "injected")
         return super().preadv(fd, buffers, offset)
 
-    def fdatasync(self, fd: int) -> None:
+    def _touch(self, fd: int, offset: int, nbytes: int, written: bool = True) -> None:
+        pages = set(range(offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)))
         with self._lock:
-            if _inode(fd) in self._failed:
+            self._dropped.get(_inode(fd), set()).difference_update(pages)
+            if written:
+                self._written.setdefault(_inode(fd), set()).update(pages)
+
+    def fdatasync(self, fd: int) -> None:
+        inode = _inode(fd)
+        with self._lock:
+            if self._dropped.get(inode):
                 self.resynced.append(fd)
+            written = self._written.pop(inode, set())
         try:
             self._check("fdatasync")
         except OSError:
             with self._lock:
-                self._failed.add(_inode(fd))
+                self._dropped.setdefault(inode, set()).update(written)
             raise
         super().fdatasync(fd)
 
     def punch(self, fd: int, offset: int, nbytes: int) -> None:
         self._check("punch")
         super().punch(fd, offset, nbytes)
+        self._touch(fd, offset, nbytes, written=False)  # a hole is of the file system's own books
 
     def allocate(self, fd: int, nbytes: int) -> None:
         code = self._error("allocate")

@@ -352,6 +352,37 @@ def test_a_disk_that_refuses_is_told_and_the_next_erase_ends_it(tmp_path: Path, 
         all_is_well(store)
 
 
+class CatalogNotSynced(FaultFS):
+    """The next sync of the catalog fails: what was written to it may never reach the disk, but reads as it should."""
+
+    fails = False
+
+    def fdatasync(self, fd: int) -> None:
+        if self.fails and os.readlink(f"/proc/self/fd/{fd}").endswith("data.mdb"):
+            self.fails, self.fault = False, Fault("fdatasync", 1, errno.EIO)
+        super().fdatasync(fd)
+
+
+@pytest.mark.parametrize("how", ["again", "opened anew"])
+def test_after_a_sync_that_failed_an_erase_writes_everything_again(tmp_path: Path, how: str) -> None:
+    fs, secret = CatalogNotSynced(), tokens_of(1, 300)
+    store = KVStore(tmp_path / "store", small_stores.IDENTITY, small_stores.config(), fs=fs)
+    put(store, secret)
+    store.flush()
+    fs.fails = True
+    with pytest.raises(DiskError, match="not overwritten yet"):
+        store.delete(secret, erase=True)
+    if how == "opened anew":
+        store.close()
+        store = KVStore(tmp_path / "store", small_stores.IDENTITY, small_stores.config(), fs=fs)
+        assert store.stats()["counters"]["erases_resumed"] == 1
+    else:
+        store.delete(secret, erase=True)
+    assert fs.resynced == []
+    assert found(tmp_path, secret) == []
+    store.close()
+
+
 def test_a_reader_of_an_older_commit_is_waited_for_and_named(
     store: KVStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,8 @@ def zero_unused_pages(fs: FileSystem, path: str, commit: int) -> None:
             last = number + 1
         for number, (begin, end) in used.items():
             if end > begin:
-                _zero_inside(fs, fd, number * PAGE_BYTES + begin, end - begin)
+                # Also what reads as zeros: after a sync that failed this says nothing about the disk.
+                write_all(fs, fd, [memoryview(bytes(end - begin))], number * PAGE_BYTES + begin)
         fs.fdatasync(fd)
     finally:
         close_quietly(fs, fd)
@@ -142,13 +143,6 @@ def _long_value(page_at: Callable[[int], bytes], first: int, nbytes: int) -> dic
         raise DiskError(f"catalog: page {first} is damaged; open the store anew to mend the catalog")
     inside = [max(0, min(PAGE_BYTES, end - i * PAGE_BYTES)) for i in range(pages)]
     return {first + i: (begin, PAGE_BYTES) for i, begin in enumerate(inside)}
-
-
-def _zero_inside(fs: FileSystem, fd: int, begin: int, nbytes: int) -> None:
-    found = bytearray(nbytes)
-    read_all(fs, fd, [memoryview(found)], begin)
-    if any(found):
-        write_all(fs, fd, [memoryview(bytes(nbytes))], begin)
 
 
 def _u64(page: bytes, offset: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvstore.config import PAGE_BYTES
@@ -42,6 +43,7 @@ class Space:
         segment: bytes that a segment holds.
         live, limit: live bytes of all segments, and the most that may be.
         left: live bytes by segment, without those being filled.
+        fixed: segments that nothing can be moved from for now; each can only be emptied by eviction.
         can_move: whether there is a segment in reserve to move records into.
         lost: bytes evicted.
         last: segment of the last eviction.
@@ -62,9 +64,10 @@ class Space:
     can_move: bool
     lost: int = 0
     last: int = 0
+    fixed: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, segments: Segments) -> Space:
+    def of(cls, segments: Segments, fixed: Collection[int] = ()) -> Space:
         size = segments.segment_bytes - PAGE_BYTES
         return cls(
             segment=size,
@@ -73,6 +76,7 @@ class Space:
             left={s.number: s.live for s in segments.settled()},
             # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
             can_move=segments.available() > 0,
+            fixed=frozenset(fixed),
         )
 
     def lose(self, extent: Extent) -> None:
@@ -85,7 +89,7 @@ class Space:
 
     def enough(self) -> bool:
         """Return whether a segment can now be made free at a fair price."""
-        least = min(self.left.values(), default=0)
+        least = self._least()
         if self.live > self.limit:
             return False
         if not self.can_move:
@@ -96,6 +100,13 @@ class Space:
         if self.lost < self.segment and self.live > self.limit * _FLOOR:
             return False
         return least <= self.segment * _WORTH_EMPTYING or self.lost >= self.segment * _MOST_EVICTED
+
+    def _least(self) -> int:
+        """Live bytes of the segment that costs least to empty."""
+        if not self.fixed:
+            return min(self.left.values(), default=0)
+        left = [nbytes for number, nbytes in self.left.items() if nbytes <= 0 or number not in self.fixed]
+        return min(left, default=self.segment if self.left else 0)
 
     def take_empty(self) -> bool:
         """Set an empty segment aside, so that `enough` is about the next one; return False if there is none."""

@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -274,6 +274,14 @@ class Segments:
         segment.writes -= 1
         self._recycle(segment)
 
+    def give_back_current(self) -> None:
+        """The segment being filled is empty again, if nothing of what was written to it came to anything: a move that
+        failed must not take the reserve."""
+        segment = self.current
+        if segment is not None and not segment.live and not segment.writes:
+            self.current = None
+            self._recycle(segment)
+
     def _fits(self, nbytes: int) -> bool:
         return self.current is not None and self.current.end + nbytes <= self.segment_bytes
 
@@ -379,9 +387,11 @@ class Segments:
                 self.lingering.discard(number)
                 self.released([number])
 
-    def emptiest(self) -> Segment | None:
-        """The segment that costs least to empty: fewest live bytes, not the one being filled."""
-        return min(self.settled(), key=lambda s: s.live, default=None)
+    def emptiest(self, most: int, last: Collection[int] = ()) -> Segment | None:
+        """The segment that costs least to empty: fewest live bytes, and at most `most`; not the one being filled. Those
+        of `last` only where there is no other."""
+        found = [segment for segment in self.settled() if segment.live <= most]
+        return min(found, key=lambda s: (s.number in last, s.live), default=None)
 
     def settled(self) -> list[Segment]:
         """Segments with live records and no writes under way."""

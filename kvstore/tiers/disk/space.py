@@ -15,7 +15,7 @@ from kvstore.tiers.disk.budget import DiskBudget
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.environment import CatalogError
-from kvstore.tiers.disk.fs import FileSystem, is_passing
+from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper
 from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
@@ -23,6 +23,8 @@ from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
 
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2
+# A segment that could not be read is tried again after so many others were emptied, or when there is no other.
+_MOVES_UNTIL_RETRY = 16
 
 
 class DiskSpace:
@@ -49,7 +51,6 @@ class DiskSpace:
         pool: BufferPool,
         opening: Opening,
         evict: Callable[[], Sequence[int]],
-        lost: Callable[[int], None],
         leaves: Callable[[Sequence[Entry]], None],
         holes: HoleKeeper,
     ) -> None:
@@ -60,13 +61,14 @@ class DiskSpace:
         self._opening = opening
         self._budget = DiskBudget(fs, opening.path, opening.catalog_file, config)
         self._evict = evict
-        self._lost = lost
         self._leaves = leaves
         self._hole_keeper = holes
         self._lock = Guard(DISK)
         self._write_lock = Guard(DISK_WRITE)
         self._coming = 0  # new records of the group that is written; by _write_lock
         self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
+        self._moves = 0  # segments that were emptied; by _write_lock
+        self._retry_at: dict[int, int] = {}  # segments that could not be read, and until which move; by _write_lock
 
     def _settle(self, born: Iterable[Entry], died: Iterable[Entry]) -> None:
         with self._lock:
@@ -221,7 +223,7 @@ class DiskSpace:
         gone = [e for e in self._entries(self._orphans) if e is not None]
         self._orphans.clear()
         with self._lock:
-            space = Space.of(self.segments)
+            space = Space.of(self.segments, self._unreadable())
         for entry in gone:
             if not entry.is_hole:
                 space.lose(entry.extent)
@@ -240,42 +242,55 @@ class DiskSpace:
         return gone
 
     def _empty_a_segment(self) -> None:
+        """Moves what lives in the emptiest segment elsewhere: all of it, or nothing. What cannot be read stays where it
+        is, for the error may pass."""
         with self._lock:
-            segment = self.segments.emptiest()
-            if segment is None or segment.live > (self._config.segment_bytes - PAGE_BYTES) * FULL:
+            segment = self.segments.emptiest(int((self._config.segment_bytes - PAGE_BYTES) * FULL), self._unreadable())
+            if segment is None:
                 raise OutOfSpace
             held = self.segments.hold(segment.number)
-        moved, lost, placed = [], [], []
         try:
-            for entry in self.catalog.in_segment(segment.number):
-                buffer = self._pool.take(entry.extent.nbytes)
-                try:
-                    self.segments.read(segment.number, [buffer.view], entry.extent.offset)
-                except OSError as error:
-                    if is_passing(error):
-                        raise OutOfSpace from error  # nothing is wrong with the record: it stays where it is
-                    lost.append(entry)
-                    continue
-                with self._lock:
-                    extent = self.segments.place(entry.extent.nbytes, reserve=True)
-                placed.append(extent)
-                self.segments.write([extent], [buffer.view])
-                moved.append(replace(entry, extent=extent))
-            self.segments.sync({extent.segment for extent in placed})
-            for entry in lost:
-                self._lost(entry.record)
-            if lost:  # what is coded against them may have left with them
-                there = {e.record for e in self._known([entry.record for entry in moved]) if e is not None}
-                moved = [entry for entry in moved if entry.record in there]
-            self._commit_moves(moved, [e for e in self._known([entry.record for entry in lost]) if e is not None])
+            moved = self._copied(segment.number)
+            try:
+                self._commit_moves(moved, ())
+            finally:
+                self._settle_writes(entry.extent for entry in moved)
         finally:
-            self._settle_writes(placed)
             del held
             with self._lock:
                 self.segments.released([segment.number])
+        self._moves += 1
+        self._retry_at.pop(segment.number, None)
         self.metrics.add(Metric.DISK_MOVED_RECORDS, len(moved))
-        self.metrics.add(Metric.DISK_LOST_RECORDS, len(lost))
-        self._leaves(lost)
+
+    def _unreadable(self) -> set[int]:
+        """The segments that are left alone for a while, because moving from them failed."""
+        return {number for number, until in self._retry_at.items() if until > self._moves}
+
+    def _copied(self, number: int) -> list[Entry]:
+        """Copies the records of a segment, durable on return; the caller settles the writes. If one cannot be copied,
+        nothing is."""
+        copies: list[Entry] = []
+        try:
+            for entry in self.catalog.in_segment(number):
+                buffer = self._pool.take(entry.extent.nbytes)
+                try:
+                    self.segments.read(number, [buffer.view], entry.extent.offset)
+                except OSError as error:
+                    self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
+                    self._retry_at[number] = self._moves + _MOVES_UNTIL_RETRY
+                    raise OutOfSpace from error
+                with self._lock:
+                    extent = self.segments.place(entry.extent.nbytes, reserve=True)
+                copies.append(replace(entry, extent=extent))
+                self.segments.write([extent], [buffer.view])
+            self.segments.sync({entry.extent.segment for entry in copies})
+        except BaseException:
+            self._settle_writes(entry.extent for entry in copies)
+            with self._lock:
+                self.segments.give_back_current()
+            raise
+        return copies
 
     def _commit_moves(self, added: Sequence[Entry], removed: Sequence[Entry]) -> None:
         try:

@@ -44,7 +44,6 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         pool: for the buffers of records that are moved.
         evict: makes the index forget the next records to give up together, and returns them ([] for none).
         alive: says whether a record is still wanted when its group is committed.
-        lost: called with a record that could not be read when it had to be moved, before the catalog forgets it.
         leaves: called with the entries that the catalog gives up because their records were forgotten, and not because
             newer ones took their place.
         holes: says what stays of records that leave the middle of their sequences.
@@ -81,12 +80,11 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         pool: BufferPool,
         evict: Callable[[], Sequence[int]],
         alive: Callable[[int], bool],
-        lost: Callable[[int], None] = lambda record: None,
         leaves: Callable[[Sequence[Entry]], None] = lambda entries: None,
         holes: HoleKeeper | None = None,
     ) -> None:
         opening = Opening(fs, path, config, read_only, metrics)
-        super().__init__(fs, config, metrics, pool, opening, evict, lost, leaves, holes or NoHoles())
+        super().__init__(fs, config, metrics, pool, opening, evict, leaves, holes or NoHoles())
         self.read_only = read_only
         self._alive = alive
         self._writer = WriterLock(fs, path)

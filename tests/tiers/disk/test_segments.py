@@ -220,13 +220,39 @@ def test_the_emptiest_segment_is_found_and_is_not_the_one_being_filled(segments:
     extents = fill(segments)
     for extent in [e for e in extents if e.segment == 2][:2]:
         segments.died(extent)
-    emptiest = segments.emptiest()
+    emptiest = segments.emptiest(SEGMENT)
     assert emptiest is not None
     assert emptiest.number == 2
+    other = segments.emptiest(SEGMENT, last=[2])
+    assert other is not None
+    assert other.number != 2
+    assert segments.emptiest(emptiest.live, last=[2]) is emptiest
+    assert segments.emptiest(emptiest.live - 1) is None
+
+
+def test_what_was_placed_in_vain_takes_no_segment(segments: Segments) -> None:
+    before = segments.available()
+    extent = segments.place(PAGE_BYTES)
+    segments.give_back_current()
+    assert segments.available() == before - 1
+    segments.settle(extent)
+    segments.give_back_current()
+    assert (segments.available(), segments.current) == (before, None)
+    kept = segments.place(PAGE_BYTES)
+    assert kept == extent
+    segments.born(kept)
+    segments.settle(kept)
+    segments.give_back_current()
+    assert segments.current is not None
 
 
 def test_segments_of_an_empty_directory(segments: Segments) -> None:
-    assert (segments.emptiest(), segments.live_bytes, segments.file_bytes, segments.available()) == (None, 0, 0, 4)
+    assert (segments.emptiest(SEGMENT), segments.live_bytes, segments.file_bytes, segments.available()) == (
+        None,
+        0,
+        0,
+        4,
+    )
 
 
 # ---- opening -----------------------------------------------------------------------------------------------------
