@@ -201,6 +201,7 @@ NOTICES: dict[Metric, Notice] = {
     ),
     Metric.UNREACHABLE_RECORDS: Notice(WARNING, "they are removed and are misses from now on"),
     Metric.CATALOG_DAMAGED: Notice(WARNING, "it is rebuilt from the records; check the disk"),
+    Metric.CATALOG_COMPACTED: Notice(INFO, "readers that live long make it grow; let them close the store in between"),
     Metric.CATALOG_REBUILT: Notice(WARNING, "what the records say is kept; check the disk"),
     Metric.CATALOG_REBUILT_RECORDS: Notice(INFO, "compare with what you expect to be stored"),
     Metric.CATALOG_REBUILT_SESSIONS: Notice(INFO, "compare with what you expect to be stored"),

@@ -2,9 +2,9 @@
 //
 // The records of one parent are inserted together, in order of their ids; then each chain of only children is appended
 // to the edge that it continues. So the result does not depend on where the records lie, and a sequence that nothing
-// else shares is one node. While building, a record's id is its row + 1; the real ids come last, and until then a hole is
-// built like a record. Holes come before the records that start where they do, so that a record of the same path, whatever
-// its id is, takes the place of a hole.
+// else shares is one node. While building, a record's id is its row + 1; the real ids come last, and until then a hole
+// is built like a record. Holes come before the records that start where they do, so that a record of the same path,
+// whatever its id is, takes the place of a hole.
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>

@@ -305,8 +305,8 @@ uint64_t Trie::last_record(uint32_t node, uint32_t* end) const {
   return 0;
 }
 
-// Frees a node without children. Its records go to `taken` (they must be gone already if that is nullptr), its holes are
-// released.
+// Frees a node without children. Its records go to `taken` (they must be gone already if that is nullptr), its holes
+// are released.
 void Trie::drop_node(uint32_t node, std::vector<uint64_t>* taken) {
   Node& x = nodes_[node];
   const uint32_t slots = slot_count(x);

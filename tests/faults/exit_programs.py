@@ -83,6 +83,7 @@ def sigterm() -> None:
 def sigterm_handled() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     store = begin()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without
     say(BOTH)
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
     while True:
@@ -164,16 +165,17 @@ def daemons_inside() -> None:
     say(BOTH)
 
 
-def _child(stay: bool) -> None:
+def _child(path: str) -> None:
+    global PATH
+    PATH = path  # a spawned process does not have it
     store = begin()
-    if stay:
-        globals()["kept"] = store
+    globals()["kept"] = store
     thread = threading.Thread(target=lambda: (time.sleep(0.02), put(store, 3)))
     thread.start()
 
 
 def _in_process(method: str) -> None:
-    process = multiprocessing.get_context(method).Process(target=_child, args=(True,))
+    process = multiprocessing.get_context(method).Process(target=_child, args=(PATH,))
     process.start()
     process.join()
     assert process.exitcode == 0, process.exitcode

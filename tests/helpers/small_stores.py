@@ -126,7 +126,8 @@ def every_call(store: KVStore, session: Session, tokens: np.ndarray) -> dict[str
 
 def all_is_well(store: KVStore, deep: bool = False) -> None:
     """Everything that the store says of itself agrees (`KVStore.check`)."""
-    assert store.check(deep=deep).problems == ()
+    found = store.check(deep=deep).problems
+    assert found == (), found
 
 
 def disk_order_agrees(store: KVStore) -> None:

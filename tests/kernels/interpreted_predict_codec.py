@@ -55,7 +55,7 @@ AT_LENGTH = os.environ.get("KVSTORE_FAULTS") == "full"
 FULL, predict_blocks.TRIAL_TOKENS = predict_blocks.TRIAL_TOKENS, 4  # the interpreter takes its time
 
 
-def posing(layout: KVLayout, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> KVView:
+def posing(layout: KVLayout, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], checked: bool = False) -> KVView:
     tensors = [tensor for pair in kv for tensor in pair]
     return KVView(layout, tensors[0].shape[1], None, tensors, tensors)
 

@@ -53,7 +53,7 @@ def smooth(count: int, layout: KVLayout) -> Layers:
     return kv  # type: ignore[return-value]
 
 
-def posing(layout: KVLayout, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> KVView:
+def posing(layout: KVLayout, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], checked: bool = False) -> KVView:
     tensors = [tensor for pair in kv for tensor in pair]
     return KVView(layout, tensors[0].shape[1], None, tensors, tensors)
 

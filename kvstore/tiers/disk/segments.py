@@ -135,6 +135,7 @@ class Segments:
         self.by_number: dict[int, Segment] = {}
         self.free: list[Segment] = []
         self.lingering: set[int] = set()  # empty segments that were read when they became empty
+        self.leftover: set[int] = set()  # segments that are used no more, whose files could not be removed yet
         self.current: Segment | None = None
         self.next_number = 1
 
@@ -245,6 +246,8 @@ class Segments:
 
     def shed(self) -> None:
         """Removes empty segments that there is no room for any more: the catalog grew, or the budget is smaller now."""
+        for number in list(self.leftover):
+            self._unlink(number)
         while self.free and len(self.by_number) > self.max_segments:
             self._delete(self.free.pop())
 
@@ -425,9 +428,15 @@ class Segments:
     def _delete(self, segment: Segment) -> None:
         del self.by_number[segment.number]
         self.files.drop(segment.number)
-        # A file that cannot be unlinked is found again, as free space, at the next open.
+        self._unlink(segment.number)
+
+    def _unlink(self, number: int) -> None:
+        """Removes the file; one that cannot be removed now is tried again, at last as free space at the next open."""
+        self.leftover.add(number)
         with contextlib.suppress(OSError):
-            self.fs.unlink(segment_path(self.directory, segment.number))
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.unlink(segment_path(self.directory, number))
+            self.leftover.discard(number)
 
     def _next(self) -> None:
         full, self.current = self.current, None

@@ -36,6 +36,7 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
     """Return what is wrong with files, live bytes and free segments. Nobody may write meanwhile."""
     found = []
     files, known = set(segment_numbers(segments.fs, segments.directory)), set(segments.by_number)
+    files -= segments.leftover
     unknown = [number for number in sorted(files - known) if segments.is_ours(number)]  # others were put there by hand
     found += [f"segment {number}: the store does not know its file" for number in unknown]
     found += [f"segment {number}: its file is missing" for number in sorted(known - files)]
