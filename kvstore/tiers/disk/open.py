@@ -182,32 +182,54 @@ class Opening:
             self.metrics.add(Metric.FORMAT_UPGRADED)
 
     def catalog(self, lock: WriterLock) -> Catalog:
-        """Open the catalog, or rebuild it from the segments if it is damaged. Raises `CorruptStore` for a reader."""
-        problems = (
-            [f"a rebuild was cut short ({DATA_FILE}.damaged is there)"] if self._is_there(self._damaged_file) else []
-        )  # it is begun again
-        busy = False
-        if not problems:
-            problems, busy = self._look()
-        if not problems:
-            is_new = not self.read_only and not self._is_there(self.catalog_file)
-            try:
-                catalog = self.new_catalog()
-            except CatalogDamaged as error:
-                problems = [str(error)]
-            else:
-                # A live writer has looked at every entry when it opened the file.
-                try:
-                    if is_new:
-                        self._keep_names(catalog)
-                    if busy or (self.read_only and not lock.is_free()) or catalog.is_sound():
-                        return catalog
-                except BaseException:
-                    catalog.close()
-                    raise
-                catalog.close()
-                problems = ["entries that are there cannot be found, or the number of a namespace is lost"]
-        return self.rebuilt(problems[0])
+        """Open the catalog, or rebuild it from the segments if it is damaged. A reader waits a moment for a writer that
+        makes or rebuilds it.
+
+        Raises:
+            StoreNotFound: to a reader: the store is not made yet.
+            CorruptStore: to a reader: the catalog is damaged.
+        """
+        found = self._sound_catalog(lock)
+        if self.read_only and isinstance(found, str) and not lock.is_free():
+            for _ in range(_WAITS):
+                time.sleep(_WAIT_S)
+                found = self._sound_catalog(lock)
+                if not isinstance(found, str):
+                    break
+        if not isinstance(found, str):
+            return found
+        if self.read_only and not self._segment_numbers():
+            raise StoreNotFound(
+                f"{self.path}: the store is being made, or was not finished (catalog: {found}); open it again when a "
+                "program has opened it for writing"
+            )
+        return self.rebuilt(found)
+
+    def _sound_catalog(self, lock: WriterLock) -> Catalog | str:
+        """The catalog, or what is wrong with it."""
+        if self._is_there(self._damaged_file):  # it is begun again
+            return f"a rebuild was cut short ({DATA_FILE}.damaged is there)"
+        problems, busy = self._look()
+        if problems:
+            return problems[0]
+        is_new = not self._is_there(self.catalog_file)
+        if is_new and self.read_only:
+            return "it is missing"
+        try:
+            catalog = self.new_catalog()
+        except CatalogDamaged as error:
+            return str(error)
+        # A live writer has looked at every entry when it opened the file.
+        try:
+            if is_new:
+                self._keep_names(catalog)
+            if busy or (self.read_only and not lock.is_free()) or catalog.is_sound():
+                return catalog
+        except BaseException:
+            catalog.close()
+            raise
+        catalog.close()
+        return "entries that are there cannot be found, or the number of a namespace is lost"
 
     def compacted(self, catalog: Catalog) -> Catalog:
         """Return the catalog, in a smaller file if its own has grown far beyond what is in it.

@@ -15,14 +15,16 @@ from kvstore import StoreConfig, TierConfig
 from kvstore.config import KIB, MIN_SEGMENTS, PAGE_BYTES
 from kvstore.core.keys import chain_key
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded, seal
-from kvstore.errors import CorruptStore, IdentityMismatch
+from kvstore.errors import CorruptStore, IdentityMismatch, StoreNotFound
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.disk import open as open_module
 from kvstore.tiers.disk.budget import BESIDE_BYTES
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import Scan
-from kvstore.tiers.disk.environment import CatalogDamaged
+from kvstore.tiers.disk.environment import CatalogDamaged, Environment
 from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.disk.writes import SealedRecord
 
@@ -374,6 +376,44 @@ def test_a_reader_refuses_a_damaged_catalog_and_says_what_to_do(opened: Open, tm
     (tmp_path / "catalog" / "data.mdb").write_bytes(b"no lmdb")
     with pytest.raises(CorruptStore, match="open the store for writing to rebuild it"):
         opened(read_only=True)
+
+
+@pytest.mark.parametrize("made", ["nothing", "an empty file", "some databases"])
+def test_a_store_that_is_not_made_yet_is_not_found_by_a_reader(opened: Open, tmp_path: Path, made: str) -> None:
+    opened().tier.close()
+    file = tmp_path / "catalog" / "data.mdb"
+    file.unlink()
+    if made == "an empty file":
+        file.touch()
+    elif made == "some databases":
+        Environment(str(file.parent), 1 << 20, False, [b"records", b"places"], (), lambda opened: None).close()
+    with pytest.raises(StoreNotFound, match=r"is being made, or was not finished .* open it again when a program has"):
+        opened(read_only=True)
+    h = opened()
+    h.write(1)
+    h.tier.close()
+    assert opened(read_only=True).payload(1)[:3000] == payload(1, 3000)
+
+
+def test_a_reader_waits_for_a_writer_that_makes_the_store(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().tier.close()
+    file, aside = tmp_path / "catalog" / "data.mdb", tmp_path / "aside"
+    file.rename(aside)
+    writer = WriterLock(FileSystem(), str(tmp_path))
+    writer.take()
+    waits: list[float] = []
+
+    def made_meanwhile(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            aside.rename(file)
+
+    monkeypatch.setattr(open_module.time, "sleep", made_meanwhile)
+    assert opened(read_only=True).tier.stats()["records"] == 0
+    assert len(waits) == 3
+    writer.release()
 
 
 def test_a_catalog_that_breaks_while_it_is_mended_is_rebuilt(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
