@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import small_stores
+import trials
 from faultfs import Fault, FaultFS
 
 from kvstore import KVStore
@@ -106,14 +107,19 @@ def test_a_store_of_many_segments_keeps_few_open(tmp_path: Path) -> None:
 
 
 def test_a_store_is_filled_and_opened_with_fewer_descriptors_than_segments(tmp_path: Path) -> None:
-    with spare(12):
-        with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=100)) as store:
-            put_all(store)
-            holds_all(store)
-        with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=100)) as store:
-            holds_all(store)
-            small_stores.put(store, small_stores.tokens_of(99, 32))
-            assert store.flush().dropped_blocks == 0
+    def fill_and_open() -> bool:
+        with spare(12):
+            with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=100)) as store:
+                put_all(store)
+                holds_all(store)
+            with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=100)) as store:
+                holds_all(store)
+                small_stores.put(store, small_stores.tokens_of(99, 32))
+                assert store.flush().dropped_blocks == 0
+        return True
+
+    # A process of its own: no thread that another test left opens or closes files meanwhile.
+    assert trials.in_child(fill_and_open) == {"result": True}
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writer", "reader"])
