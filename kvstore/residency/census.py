@@ -19,6 +19,7 @@ class Census:
         queued: blocks that wait to be written, by record.
         unwritten: records whose write failed.
         replaced: stored records that are to go when a newer one is written, or with the next commit.
+        leaving: forgotten records that a call is about to remove from the catalog.
         holes: records that left holes in the index.
         holes_due: records whose holes the catalog does not have yet.
         released: holes that nothing is behind any more, and that the next commit removes.
@@ -36,6 +37,7 @@ class Census:
     queued: dict[int, Block]
     unwritten: frozenset[int]
     replaced: frozenset[int]
+    leaving: frozenset[int]
     holes: frozenset[int]
     holes_due: frozenset[int]
     released: frozenset[int]

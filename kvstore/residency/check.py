@@ -100,7 +100,8 @@ class _Look:
 
     @property
     def leaving(self) -> frozenset[int]:
-        return self.disk.leaving if self.disk is not None else frozenset()
+        """Records that are to go from the catalog, and are not in the index any more."""
+        return self.census.leaving | (self.disk.leaving if self.disk is not None else frozenset())
 
 
 @dataclass(frozen=True)
@@ -272,9 +273,9 @@ def _hole_problems(look: _Look) -> Iterator[str]:
     assert disk is not None
     stored = set(disk.scan.holes["record"].tolist())
     on_disk = set(look.on_disk.tolist())
-    for record in sorted(census.holes - stored - census.holes_due - (on_disk & disk.leaving)):
+    for record in sorted(census.holes - stored - census.holes_due - (on_disk & look.leaving)):
         yield f"record {record} left a hole that is not in the catalog"
-    going = census.replaced | census.released | disk.leaving
+    going = census.replaced | census.released | look.leaving
     for record in sorted(stored - census.holes - census.unwritten - going):
         yield f"hole {record} is in the catalog, and nothing needs it"
     if census.holes_due:

@@ -6,6 +6,7 @@ The index (trie) names the records; the ledger keeps the rest, and both change t
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,8 @@ class Ledger:
         self._abandoned: list[int] = []
         # Which blocks those are that only memory has. Guarded by _lock.
         self._memory_only: dict[int, LostBlock] = {}
+        # Forgotten records that a call is about to remove from the catalog, and how many calls are. Guarded by _lock.
+        self._leaving: Counter[int] = Counter()
         self._keeps_holes = False  # whether there is a catalog to keep them in; set once, before anything arrives
         self.departures = Departures()  # it has a lock of its own
         self._pins = Pins(self._path_with_holes, self.size_of)  # guarded by _lock
@@ -435,6 +438,17 @@ class Ledger:
         self._tell(self._forgotten, listed)
         return gone
 
+    def will_remove(self, records: Iterable[int]) -> None:
+        """Note that the catalog entries of these forgotten records are about to be removed: until `has_removed`."""
+        with self._lock:
+            self._leaving.update(records)
+
+    def has_removed(self, records: Iterable[int]) -> None:
+        """Note that what `will_remove` said was done, or tried in vain."""
+        with self._lock:
+            self._leaving.subtract(records)
+            self._leaving = +self._leaving
+
     def _written_members(self, record: int) -> list[int]:
         return [member for member in self._families.members(record) if member not in self._pending]
 
@@ -494,6 +508,7 @@ class Ledger:
                 unwritten=frozenset(self._unwritten),
                 replaced=frozenset(old for listed in self._replaced.values() for old in listed)
                 | frozenset(self._abandoned),
+                leaving=frozenset(self._leaving),
                 holes=frozenset(self.index.holes()[0].tolist()),
                 holes_due=self.holes.due,
                 released=self.holes.released,

@@ -338,10 +338,13 @@ class Residency(Ledger):
         if self.disk.read_only:  # its writer process removes them
             self.entries_leave([entry for entry in map(self.disk.entry, records) if entry is not None])
             return
+        self.will_remove(records)
         try:
             self.disk.remove(records)
         except CatalogError as error:
             self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+        finally:
+            self.has_removed(records)
 
     def _may_leave_memory(self, record: int) -> bool:
         # Called by a memory tier that holds its own lock: nothing here may ask for the lock of residency.

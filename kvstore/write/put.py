@@ -156,6 +156,7 @@ class PutPath:
             records = self.residency.erase_namespace(namespace)
             members = self._outside_members(records)
             entries = self.residency.forget([*records, *members], Reason.DELETED)
+            self.residency.will_remove(entries)
         self._remove(entries)
         self.metrics.add(Metric.DELETED_RECORDS, len(records) + len(members))
         return len(records) + len(members)
@@ -168,7 +169,9 @@ class PutPath:
             disk.begin_erase()
         yield
         self.queue.wait()
-        self._remove(residency.take_abandoned())
+        abandoned = residency.take_abandoned()
+        residency.will_remove(abandoned)
+        self._remove(abandoned)
         residency.departures.clear()
         residency.index.compact()
         if disk is not None:
@@ -230,11 +233,14 @@ class PutPath:
         return count, removal
 
     def _remove(self, records: list[int]) -> None:
-        """Removes what was forgotten from the catalog, durably on return."""
-        if self.residency.disk is not None and records:
-            # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
-            self.queue.wait()
-            self.residency.disk.remove(records)
+        """Removes what was forgotten from the catalog, durably on return; it was noted that this will happen."""
+        try:
+            if self.residency.disk is not None and records:
+                # A tail that the deleted one replaced may still be on disk: it goes with the group in the queue.
+                self.queue.wait()
+                self.residency.disk.remove(records)
+        finally:
+            self.residency.has_removed(records)
 
     def _unpin(self, namespace: bytes, tokens: Tokens) -> bool:
         residency = self.residency
@@ -394,7 +400,7 @@ class PutPath:
     # ---- the steps of a delete, and members ----------------------------------------------------------------------
 
     def _forget_sequence(self, namespace: bytes, tokens: Tokens) -> tuple[int, list[int]]:
-        """Forgets a sequence in memory: (how many records went, those whose catalog entries are to go)."""
+        """Forgets a sequence in memory: (how many records went, those that `_remove` has to remove)."""
         residency = self.residency
         records, left = residency.erase(namespace, tokens), list[int]()
         if self._outside_members(records):
@@ -405,6 +411,7 @@ class PutPath:
             self.queue.wait()
             left = self._left(members)
         gone = [*residency.forget(records, Reason.DELETED), *residency.forget(left, Reason.DROPPED)]
+        residency.will_remove(gone)
         return len(records) + len(left), gone
 
     def _left(self, members: list[int]) -> list[int]:

@@ -305,3 +305,36 @@ def test_no_false_alarm_while_others_put_get_and_delete() -> None:
             assert not failures
             store.flush()
             assert store.check(deep=True).ok
+
+
+@pytest.mark.parametrize("how", ["delete", "delete_namespace", "quarantine"])
+def test_what_another_call_is_about_to_remove_is_no_problem(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """However long it takes until it is this call's turn to write the catalog."""
+    residency, begun, go_on = store._residency, threading.Event(), threading.Event()
+    disk, tokens = residency.disk, small_stores.tokens_of(2, 21)
+    assert disk is not None
+    remove, record = disk.remove, small_stores.catalog_entries(store)[-1].record
+
+    def remove_later(records: list[int]) -> int:
+        begun.set()
+        assert go_on.wait(60)
+        return remove(records)
+
+    monkeypatch.setattr(disk, "remove", remove_later)
+    calls: dict[str, Callable[[], Any]] = {
+        "delete": lambda: store.delete(tokens),
+        "delete_namespace": lambda: store.delete_namespace(b""),
+        "quarantine": lambda: residency.quarantine(record),
+    }
+    other = threading.Thread(target=calls[how])
+    other.start()
+    assert begun.wait(60)
+    try:
+        assert store.check().problems == ()
+    finally:
+        go_on.set()
+        other.join()
+    small_stores.all_is_well(store)
+    assert residency.census().leaving == frozenset()
