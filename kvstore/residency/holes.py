@@ -18,7 +18,7 @@ from kvstore.core.tokens import Tokens
 from kvstore.residency.block import Block
 from kvstore.residency.departures import BlockName, after_tag
 from kvstore.tiers.disk.entry import FLAG_HOLE, Entry
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segment import Extent
 from kvstore.trie import TrieIndex
 
 

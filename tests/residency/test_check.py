@@ -15,7 +15,8 @@ from sessioncases import saved, session
 
 from kvstore import KVStore
 from kvstore.core.session_record import SessionChange
-from kvstore.tiers.disk.segments import Segment, segment_header
+from kvstore.tiers.disk.segment import Segment
+from kvstore.tiers.disk.segments import segment_header
 
 TEXT = family_stores.passage(1)
 MEMBER = family_stores.behind(10, TEXT)

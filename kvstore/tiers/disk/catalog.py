@@ -33,7 +33,7 @@ from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError, Environ
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.saved_sessions import SavedSessions
 from kvstore.tiers.disk.saved_traffic import SavedTraffic, is_run_sized
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segment import Extent
 
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")

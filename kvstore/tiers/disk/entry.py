@@ -19,7 +19,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.record import RecordHeader, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import Source
-from kvstore.tiers.disk.segments import Extent, Hold
+from kvstore.tiers.disk.segment import Extent, Hold
 
 ENTRY = np.dtype(
     [

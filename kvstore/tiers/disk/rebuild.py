@@ -20,7 +20,7 @@ from kvstore.tiers.disk.entry import MAX_RECORD, Entry, Scan, checked, entry_of,
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.format1 import session_of_format_1
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing, read_all
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segment import Extent
 
 _CHUNK_BYTES = 4 << 20
 _LMDB_HEADER = 16

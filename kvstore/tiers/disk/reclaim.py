@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvstore.config import PAGE_BYTES
-from kvstore.tiers.disk.segments import Extent, Segments
+from kvstore.tiers.disk.segment import Extent
+from kvstore.tiers.disk.segments import Segments
 
 # Live records may take this share of the segments; the rest is what makes recycling cheap.
 _LIVE_SHARE = 0.9

@@ -19,7 +19,8 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper
 from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
-from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments
+from kvstore.tiers.disk.segment import Extent
+from kvstore.tiers.disk.segments import OutOfSpace, Segments
 
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2

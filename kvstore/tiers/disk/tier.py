@@ -25,7 +25,8 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
-from kvstore.tiers.disk.segments import Hold, Segments
+from kvstore.tiers.disk.segment import Hold
+from kvstore.tiers.disk.segments import Segments
 from kvstore.tiers.disk.survey import Survey, segment_problems
 from kvstore.tiers.disk.writes import DiskWrites
 

@@ -19,7 +19,8 @@ from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.disk.entry import Entry, entry_of
 from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.erase import DiskErase
-from kvstore.tiers.disk.segments import Extent, OutOfSpace
+from kvstore.tiers.disk.segment import Extent
+from kvstore.tiers.disk.segments import OutOfSpace
 
 _PLACE_ATTEMPTS = 4
 

@@ -17,7 +17,7 @@ from kvstore.config import MIB, PAGE_BYTES
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import ENTRY, Entry, checked
 from kvstore.tiers.disk.environment import CatalogError, check
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segment import Extent
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
 extents = st.builds(lambda segment, page, pages: Extent(segment, page * PAGE_BYTES, pages * PAGE_BYTES), U32, U32, U32)

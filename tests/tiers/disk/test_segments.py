@@ -12,7 +12,8 @@ import pytest
 from kvstore.config import KIB, PAGE_BYTES
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.segments import Extent, OutOfSpace, Segments, is_segment_of, segment_header, segment_numbers
+from kvstore.tiers.disk.segment import Extent
+from kvstore.tiers.disk.segments import OutOfSpace, Segments, is_segment_of, segment_header, segment_numbers
 
 SEGMENT = 64 * KIB
 ROOM = SEGMENT - PAGE_BYTES

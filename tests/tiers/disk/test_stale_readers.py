@@ -26,7 +26,7 @@ from kvstore.tiers.disk.catalog_file import Metas
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.environment import check
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.tiers.disk.segments import Extent
+from kvstore.tiers.disk.segment import Extent
 
 # A reader that needs nothing but LMDB: it opens the environment, begins to read where told, and waits.
 _READER = """
