@@ -11,6 +11,7 @@ wrong, grew without end, or took more of the disk than its budget.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -119,7 +120,7 @@ class Soak:
             file.write(json.dumps({"life": self.life, "world": world.name, "wrong": text}) + "\n")
 
     def _sample(self, world: World, processes: list[subprocess.Popen[bytes]]) -> None:
-        used = sum(path.stat().st_size for path in _files(self.folder / world.name))
+        used = _allocated(self.folder / world.name)
         if used > world.budget() and not any("bytes on disk" in row["wrong"] for row in self._wrong()):
             self._note(world, f"{used} bytes on disk, budget {world.budget()}")
         memory = [pid_bytes(p.pid)["rss"] for p in processes if p.poll() is None]
@@ -162,20 +163,13 @@ class Soak:
         }  # fmt: skip
 
 
-def _files(folder: Path) -> list[Path]:
-    found = []
-    for part in (folder / "segments", folder / "catalog"):
-        with os.scandir(part) if part.is_dir() else _nothing() as entries:
-            found += [Path(entry.path) for entry in entries if entry.name != "lock.mdb"]
-    return [path for path in found if path.exists()]
-
-
-class _nothing:
-    def __enter__(self) -> list[Any]:
-        return []
-
-    def __exit__(self, *_: object) -> None:
-        pass
+def _allocated(folder: Path) -> int:
+    """What everything in the folder of a store takes, whatever comes and goes meanwhile."""
+    total = 0
+    for path in [folder, *folder.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_blocks * 512
+    return total
 
 
 def _leaks(rows: list[dict[str, Any]]) -> list[str]:

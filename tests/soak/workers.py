@@ -210,11 +210,11 @@ def resting(workers: list[Worker]) -> list[str]:
 
 
 def pid_bytes(pid: int) -> dict[str, int]:
-    """Memory, descriptors and threads of a process."""
+    """Memory, descriptors and threads of a process; no memory of one that has just ended."""
     status = Path(f"/proc/{pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return {
-        "rss": int(fields["VmRSS"].split()[0]) * 1024,
+        "rss": int(fields.get("VmRSS", "0 kB").split()[0]) * 1024,
         "threads": int(fields["Threads"]),
         "files": len(os.listdir(f"/proc/{pid}/fd")),
     }

@@ -49,8 +49,8 @@ class World:
         return bool(self.helper.is_exact(hit, tokens, namespace))
 
     def budget(self) -> int:
-        """The most bytes on disk: the budget, and a segment."""
-        return int(self.config.disk.bytes + self.config.segment_bytes)
+        """The most bytes on disk, everything in the folder of the store counted."""
+        return self.config.disk.bytes
 
 
 def _alike(number: int, length: int) -> Any:

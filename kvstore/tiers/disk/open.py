@@ -425,7 +425,7 @@ class Opening:
         """The segments that are files: what else is there under such a name is left alone."""
         found = []
         for number in segment_numbers(self.fs, self.segment_directory):
-            with contextlib.suppress(NotAFile):
+            with contextlib.suppress(NotAFile, FileNotFoundError):  # a writer may remove one at this moment
                 self.fs.size(segment_path(self.segment_directory, number))
                 found.append(number)
         return found

@@ -395,6 +395,17 @@ def test_a_store_that_is_not_made_yet_is_not_found_by_a_reader(opened: Open, tmp
     assert opened(read_only=True).payload(1)[:3000] == payload(1, 3000)
 
 
+def test_a_segment_that_its_writer_removes_while_a_reader_opens_is_no_error(opened: Open, tmp_path: Path) -> None:
+    class Vanishing(FileSystem):
+        def names(self, path: str) -> list[str]:
+            return [*super().names(path), *(["00000063.seg"] if path.endswith("segments") else [])]
+
+    h = opened()
+    h.write(1)
+    h.tier.close()
+    assert opened(read_only=True, fs=Vanishing()).payload(1)[:3000] == payload(1, 3000)
+
+
 def test_a_reader_waits_for_a_writer_that_makes_the_store(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
