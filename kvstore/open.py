@@ -218,7 +218,7 @@ def _open_base(
             metrics,
             pool,
             evict=owner.evict,
-            alive=owner.is_pending,
+            alive=lambda record: owner.queued(record) is not None,
             leaves=owner.entries_leave,
             holes=owner.holes,
         )

@@ -11,28 +11,53 @@ from kvstore.core.arguments import end_of_life
 from kvstore.core.results import EraseResult, Hit, PutResult
 from kvstore.core.session_record import SessionRecord, session_key
 from kvstore.core.tokens import Tokens, as_tokens
+from kvstore.residency.lifecycle import CallGuard, SlowCall
+from kvstore.residency.sessions import SessionTable
+from kvstore.write.put import PutPath
 
 
 @dataclass(frozen=True)
 class SessionStore:
-    """What a session asks of its store: calls, each of which raises `StoreClosed` after `close()`.
+    """What a session asks of its store: calls, each of which raises `StoreClosed` after `close()`. Immutable.
 
-    read_only: whether `put` and `note` raise `ReadOnlyStore`.
-    put: as `KVStore.put`, with the digest of the namespace and the session's key and record, durable together.
-    get: as `KVStore.get`, with the digest of the namespace.
-    note: replaces the record of a key, or with None forgets it.
-    record: that of a key, None if there is none.
-    created: when the session of a key was made, None if there is none.
-    remove: forgets the session of a key, with or without its blocks, erased or not.
+    Attributes:
+        read_only: whether `put`, `note` and `remove` raise `ReadOnlyStore`.
+        calls: of the store.
+        sessions: what is saved.
+        put_path: the store's, to write with; raises `ReadOnlyStore`.
+        slow: notes how long a call takes.
+        put: as `KVStore.put`, with the digest of the namespace and the session's key and record, durable together.
+        get: as `KVStore.get`, with the digest of the namespace.
     """
 
     read_only: bool
+    calls: CallGuard
+    sessions: SessionTable
+    put_path: Callable[[], PutPath]
+    slow: Callable[[str], SlowCall]
     put: Callable[[Any, Any, bytes, Any, float | None, bool, tuple[bytes, SessionRecord]], PutResult]
     get: Callable[[Any, bytes, int | None, Any, int | None], Hit | None]
-    note: Callable[[bytes, SessionRecord | None], None]
-    record: Callable[[bytes], SessionRecord | None]
-    created: Callable[[bytes], float | None]
-    remove: Callable[[bytes, bool, bool], EraseResult]
+
+    def note(self, key: bytes, record: SessionRecord | None) -> None:
+        """Replace the record of a key, or with None forget it."""
+        self.calls.run(self.put_path().note, key, record)
+
+    def record(self, key: bytes) -> SessionRecord | None:
+        """Return the record of a key, None if there is none."""
+        self.calls.check()
+        return self.sessions.get(key)
+
+    def created(self, key: bytes) -> float | None:
+        """Return when the session of a key was made, None if there is none."""
+        self.calls.check()
+        return self.sessions.created(key)
+
+    def remove(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
+        """Forget the session of a key, with or without its blocks, erased or not."""
+        put_path = self.put_path()
+        with self.slow("delete"):
+            removed: EraseResult = self.calls.run(put_path.whole, put_path.remove_session, key, blocks, erase)
+            return removed
 
 
 class Session:

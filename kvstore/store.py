@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Literal, overload
 
 from kvstore.config import StoreConfig
@@ -95,8 +94,6 @@ class KVStore:
             place, self._engine.own, self._calls.close, self._engine.close, self._engine.abandon, config.exit_timeout_s
         )
         self._ending.watch(self)
-
-    # ---- the main job --------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -305,10 +302,9 @@ class KVStore:
         """
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
         with self._slow("delete"):
-            if erase:
-                erased: EraseResult = self._calls.run(put_path.whole, put_path.erase, digest, ids)
-                return erased
-            return self._calls.run(put_path.delete, digest, ids)
+            call = (put_path.whole, put_path.erase) if erase else (put_path.delete,)
+            removed: int | EraseResult = self._calls.run(*call, digest, ids)
+            return removed
 
     @overload
     def delete_namespace(self, namespace: bytes, *, erase: Literal[False] = False) -> int: ...
@@ -336,11 +332,9 @@ class KVStore:
         """
         put_path, digest = self._put_path(), self._digest(namespace)
         with self._slow("delete"):
-            if erase:
-                erased: EraseResult = self._calls.run(put_path.whole, put_path.erase_namespace, digest)
-                return erased
-            count: int = self._calls.run(put_path.whole, put_path.delete_namespace, digest)
-            return count
+            call = put_path.erase_namespace if erase else put_path.delete_namespace
+            removed: int | EraseResult = self._calls.run(put_path.whole, call, digest)
+            return removed
 
     def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
         """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
@@ -389,16 +383,10 @@ class KVStore:
             False
         """
         self._calls.check()
-        calls = SessionStore(
-            self.read_only,
-            self._put,
-            self._get,
-            self._note_session,
-            self._session_record,
-            self._session_created,
-            self._remove_session,
+        store = SessionStore(
+            self.read_only, self._calls, self._engine.sessions, self._put_path, self._slow, self._put, self._get
         )
-        return Session(calls, name, self._digest(namespace))
+        return Session(store, name, self._digest(namespace))
 
     def sessions(self) -> list[SessionInfo]:
         """Return all saved sessions, the last used first.
@@ -408,8 +396,7 @@ class KVStore:
             >>> [(session.id, session.tokens) for session in store.sessions()]
             [('alice', 3)]
         """
-        width = self.identity.layout.bytes_per_token
-        rows = self._calls.run(self._engine.sessions.all, width)
+        rows = self._calls.run(self._engine.sessions.all, self.identity.layout.bytes_per_token)
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
     def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
@@ -471,10 +458,10 @@ class KVStore:
         """Write what is queued, durably, and close the store; waits for the calls of other threads.
 
         Idempotent: a call that was interrupted can be repeated. Everything else raises `StoreClosed` from then on. A
-        store that nobody refers to any more is closed soon after, in the background. One that is open when the program
-        ends is closed after the program's threads have ended, other than daemons; that takes at most
-        `StoreConfig.exit_timeout_s` and five seconds more, and what is not written by then is lost, and logged. A
-        process that is killed, calls `os._exit` or executes another program keeps what was written by then.
+        store that nobody refers to any more is closed soon after, one that is open when the program ends after its
+        threads, other than daemons, have ended: in at most `StoreConfig.exit_timeout_s` and five seconds more, and what
+        is not written by then is lost, and logged. A process that is killed, calls `os._exit` or executes another
+        program keeps what was written by then.
 
         Returns:
             What became of the blocks since the last `flush`. Blocks that could not be written are lost, and logged.
@@ -493,32 +480,11 @@ class KVStore:
     def __enter__(self) -> KVStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    # ---- inside --------------------------------------------------------------------------------------------------
-
-    def _note_session(self, key: bytes, record: SessionRecord | None) -> None:
-        self._calls.run(self._put_path().note, key, record)
-
-    def _session_record(self, key: bytes) -> SessionRecord | None:
-        self._calls.check()
-        return self._engine.sessions.get(key)
 
     def _slow(self, call: str) -> SlowCall:
         return SlowCall(call, self.config.slow_call_s, self.metrics)
-
-    def _remove_session(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
-        put_path = self._put_path()
-        with self._slow("delete"):
-            erased: EraseResult = self._calls.run(put_path.whole, put_path.remove_session, key, blocks, erase)
-            return erased
-
-    def _session_created(self, key: bytes) -> float | None:
-        self._calls.check()
-        return self._engine.sessions.created(key)
 
     def _put_path(self) -> PutPath:
         self._calls.check()
@@ -528,7 +494,6 @@ class KVStore:
 
     def _digest(self, namespace: bytes) -> bytes:
         digest = namespace_digest(namespace)
-        allowed = self.config.namespaces
-        if allowed and bytes(namespace) not in allowed:
+        if self.config.namespaces and bytes(namespace) not in self.config.namespaces:
             raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
         return digest

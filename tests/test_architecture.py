@@ -370,3 +370,18 @@ def test_other_questions_are_no_class_checks(source: str, module: str) -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_no_codec_tier_or_source_is_asked_for_its_class(module: str) -> None:
     assert _class_checks(TREES[module], module) == []
+
+
+def _python_files() -> list[str]:
+    folders = ("kvstore", "codecs", "trie", "tests", "benchmarks", "tools")
+    found = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if not path.is_symlink()}
+    links = {ROOT / "kvstore" / "codecs", ROOT / "kvstore" / "trie"}
+    return sorted(str(path.relative_to(ROOT)) for path in found if not links.intersection(path.parents))
+
+
+@pytest.mark.parametrize("name", _python_files())
+def test_files_and_functions_are_small(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert len(text.splitlines()) <= 500
+    functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert [x.name for x in functions if (x.end_lineno or 0) - x.lineno + 1 > 60] == []

@@ -111,7 +111,7 @@ class Lookup:
     def in_memory(self, records: Sequence[int]) -> list[bool]:
         """Return, for each record, whether it is in memory."""
         residency = self.residency
-        return [r in residency.host or r in residency.device or residency.is_pending(r) for r in records]
+        return [r in residency.host or r in residency.device or residency.queued(r) is not None for r in records]
 
     def refresh(self) -> None:
         """Take in what a writer process did since, if there may be one."""

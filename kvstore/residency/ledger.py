@@ -5,9 +5,8 @@ The index (trie) names the records; the ledger keeps the rest, and both change t
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,10 +116,6 @@ class Ledger:
     def queued(self, record: int) -> Block | None:
         """The block, if it is not written yet."""
         return self._pending.get(record)
-
-    def is_pending(self, record: int) -> bool:
-        """Whether the record is not written yet."""
-        return record in self._pending
 
     def unwritten_among(self, records: Iterable[int]) -> frozenset[int]:
         """Those whose write failed."""
@@ -397,30 +392,6 @@ class Ledger:
                 for record in records:
                     self.content.remove(record)
             return records
-
-    def stored_end(self, namespace: bytes, tokens: Tokens) -> int:
-        """How many leading tokens of a sequence `erase` may take: all if they are stored; else as many as are, if no
-        other sequence goes on there; else 0."""
-        match = self.index.match(namespace, tokens, touch=False)
-        if match.depth >= len(tokens):
-            return len(tokens)
-        for record, end in reversed(list(zip(match.records.tolist(), match.ends.tolist(), strict=True))):
-            if record and end <= match.depth:
-                return end if self.index.leaf(record) is not None else 0
-        return 0
-
-    @contextlib.contextmanager
-    def sparing(self, namespace: bytes, tokens: Tokens) -> Iterator[None]:
-        """Inside, `erase` leaves the blocks that end within these tokens."""
-        spared = tokens[: self.index.longest_prefix(namespace, tokens)] if len(tokens) else tokens
-        if not len(spared):
-            yield
-            return
-        self.index.pin(namespace, spared)
-        try:
-            yield
-        finally:
-            self.index.unpin(namespace, spared)
 
     def take_abandoned(self) -> list[int]:
         """Stored records that the index has forgotten and that were to go with the next ones: they go now."""

@@ -68,14 +68,14 @@ class Encoder:
         for block, record in zip(chain, records, strict=True):
             if tight and block.record in path:
                 residency.touch(path[: path.index(block.record)])
-            if record is not None and residency.is_pending(block.record) and not host.add(block.record, record):
+            if record is not None and residency.queued(block.record) is not None and not host.add(block.record, record):
                 residency.metrics.add(Metric.HOST_FULL)
         residency.touch(path)
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
         """The records for the host and the disk tier, None where the tier wants none."""
         residency, config = self.residency, self.residency.config
-        if not residency.is_pending(block.record):
+        if residency.queued(block.record) is None:
             return None, None  # deleted or superseded since it was put
         if config.device.bytes:
             self._keep_on_device(block)

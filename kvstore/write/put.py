@@ -18,6 +18,7 @@ from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block, most_bytes
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
+from kvstore.residency.sparing import sparing, stored_end
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
 from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
@@ -137,9 +138,9 @@ class PutPath:
 
     def delete_stored(self, namespace: bytes, tokens: Tokens, spare: int = 0) -> int:
         """Remove a sequence, or what is left of it if nothing continues that; durably on return. See `erase`."""
-        with self._lock, self.residency.sparing(namespace, tokens[:spare]):
+        with self._lock, sparing(self.residency.index, namespace, tokens[:spare]):
             self.finish()
-            end = self.residency.stored_end(namespace, tokens) if spare < len(tokens) else 0
+            end = stored_end(self.residency.index, namespace, tokens) if spare < len(tokens) else 0
             count, entries = self._forget_sequence(namespace, tokens[:end]) if end > spare else (0, list[int]())
         self._remove(entries)
         self.metrics.add(Metric.DELETED_RECORDS, count)

@@ -94,6 +94,6 @@ class Recoder:
 
     def _source(self, member: int) -> Source | None:
         residency = self.residency
-        if self.exact or residency.disk is None or residency.is_pending(member):
+        if self.exact or residency.disk is None or residency.queued(member) is not None:
             return residency.find([member])[0]
         return residency.disk.locate([member])[0]
