@@ -40,7 +40,7 @@ def note(store: KVStore, name: str, ids: np.ndarray, **how: float | bool) -> Non
     """Notes a session without a cache, as one whose cache was evicted."""
     handle = store.session(name)
     record = SessionRecord(name, handle._namespace, ids, 0.0, time.time(), 0, **how)  # type: ignore[arg-type]
-    store._note_session(handle._key, record)
+    handle._store.note(handle._key, record)
 
 
 def names(store: KVStore) -> set[str]:
