@@ -83,7 +83,6 @@ def sigterm() -> None:
 def sigterm_handled() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     store = begin()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without
     say(BOTH)
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
     while True:
@@ -106,6 +105,7 @@ def sigterm_closes_inside_a_call() -> None:
 
 def sigint() -> None:
     store = begin()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without
     say(BOTH)
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     while True:
