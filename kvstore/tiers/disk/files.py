@@ -7,8 +7,12 @@ import os
 import resource
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, NotAFile, close_quietly
+
+T = TypeVar("T")
 
 # A process needs descriptors for other things than its store, which may open more than one.
 _SHARE_OF_LIMIT = 4
@@ -101,13 +105,21 @@ class SegmentFiles:
         Raises:
             OSError: it cannot be opened.
         """
+        return self.with_descriptors(self._fs.open, path, flags)
+
+    def with_descriptors(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Make a call that opens a file. If no descriptor is left, those of files that nobody uses are taken.
+
+        Raises:
+            OSError: what the call raises.
+        """
         try:
-            return self._fs.open(path, flags)
+            return call(*arguments)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         self.close()
-        return self._fs.open(path, flags)
+        return call(*arguments)
 
     def _opened(self, number: int) -> OpenFile:
         path, flags = segment_path(self._directory, number), os.O_RDWR if self.writable else os.O_RDONLY

@@ -12,7 +12,8 @@ import os
 import re
 import struct
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -25,6 +26,7 @@ SEGMENT_MAGIC = b"KVSTSEG1"
 _HEADER = struct.Struct("<8sHxxIQ16s")
 _MAX_NUMBER = 1 << 31  # a file with a larger one is not ours: we count from 1
 _NAME = re.compile(r"([0-9a-f]{8})\.seg")
+T = TypeVar("T")
 
 
 class OutOfSpace(Exception):
@@ -267,14 +269,18 @@ class Segments:
             self._synced.discard(number)
             if 2 * len(self._unsynced) >= self.files.most:
                 self._sync_early()
-            try:
-                self._unsynced[number] = self.files.get(number)
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._unsynced:
-                    raise
-                self._sync_early()
-                self._unsynced[number] = self.files.get(number)
+            self._unsynced[number] = self._with_descriptors(self.files.get, number)
         return self._unsynced[number]
+
+    def _with_descriptors(self, call: Callable[..., T], *arguments: Any) -> T:
+        """As of `SegmentFiles`; if none is left, files that wait for their sync are synced and closed for it."""
+        try:
+            return self.files.with_descriptors(call, *arguments)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._unsynced:
+                raise
+        self._sync_early()
+        return self.files.with_descriptors(call, *arguments)
 
     def _sync_early(self) -> None:
         while self._unsynced:
@@ -395,14 +401,14 @@ class Segments:
 
     def _create(self) -> Segment:
         number, path = self.next_number, segment_path(self.directory, self.next_number)
-        fd = self.files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fd = self._with_descriptors(self.fs.open, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             # On a full disk the call fails but may leave a file of all that was left.
             self.fs.allocate(fd, self.segment_bytes)
             header = segment_header(number, self.segment_bytes, self.store_id)
             write_all(self.fs, fd, [memoryview(header)], 0)
             self.fs.fdatasync(fd)
-            self.fs.sync_directory(self.directory)
+            self._with_descriptors(self.fs.sync_directory, self.directory)
         except OSError:
             with contextlib.suppress(OSError):
                 self.fs.unlink(path)
