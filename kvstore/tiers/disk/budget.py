@@ -8,7 +8,6 @@ by with the next commits is set aside.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from kvstore.config import KIB, MIN_SEGMENT_BYTES, PAGE_BYTES, StoreConfig
 from kvstore.core.layout import KVLayout
 from kvstore.core.record import padded, payload_offset
 from kvstore.errors import ConfigError
-from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.fs import FileSystem, lacks_descriptors
 
 # One is filled, one is in reserve, one is emptied.
 LEAST_SEGMENTS = 3
@@ -90,20 +89,27 @@ class DiskBudget:
         return segments <= LEAST_SEGMENTS or taken <= self.config.disk.bytes
 
     def beside_bytes(self) -> int:
-        """Return what everything but the segments takes."""
+        """Return what everything but the segments takes.
+
+        Raises:
+            OSError: no descriptor is left to list a folder with.
+        """
         total, todo = 0, [self.path]
         while todo:
             folder = todo.pop()
             total += self.fs.allocated(folder)
             if os.path.basename(folder) == "segments":
                 continue
-            with contextlib.suppress(OSError):
+            try:
                 for name in self.fs.names(folder):
                     path = os.path.join(folder, name)
                     if self.fs.kind(path) == "a folder":
                         todo.append(path)
                     else:
                         total += self.fs.allocated(path)
+            except OSError as error:  # for example, it is gone meanwhile
+                if lacks_descriptors(error):
+                    raise
         return total
 
     def _growth(self, records: int) -> int:

@@ -6,16 +6,20 @@ import errno
 import os
 import resource
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, NotAFile, close_quietly
+from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, NotAFile, close_quietly, lacks_descriptors
 
 T = TypeVar("T")
 
 # A process needs descriptors for other things than its store, which may open more than one.
 _SHARE_OF_LIMIT = 4
+# How often a call that lacks a descriptor is made, and how much longer the pause before the next time is.
+_ATTEMPTS = 8
+_PAUSE_S = 0.001
 
 
 class OpenFile:
@@ -32,7 +36,8 @@ class OpenFile:
 
 
 class SegmentFiles:
-    """The open files of the segments. Thread-safe: `_lock` guards `_open` and `direct`; it is a leaf.
+    """The open files of the segments. Thread-safe: `_lock` guards `_open` and `direct`; it is a leaf. `_closing` is
+    held while files are closed, and comes first.
 
     Args:
         fs: the file system.
@@ -64,6 +69,7 @@ class SegmentFiles:
         self.most = most
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -94,10 +100,14 @@ class SegmentFiles:
         del gone
 
     def close(self) -> None:
-        """Close all files; those in use when their users are done. Idempotent."""
-        with self._lock:
-            gone, self._open = self._open, OrderedDict()
-        gone.clear()
+        """Close all files; those in use when their users are done. Idempotent.
+
+        On return also those are closed that another thread began to close.
+        """
+        with self._closing:
+            with self._lock:
+                gone, self._open = self._open, OrderedDict()
+            gone.clear()
 
     def open(self, path: str, flags: int) -> int:
         """Open any file and return its descriptor. If there is none left, those of files that nobody uses are taken.
@@ -113,12 +123,15 @@ class SegmentFiles:
         Raises:
             OSError: what the call raises.
         """
-        try:
-            return call(*arguments)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        self.close()
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return call(*arguments)
+            except OSError as error:
+                if not lacks_descriptors(error):
+                    raise
+            self.close()
+            if attempt > 1:  # another thread took what was given back: for a moment, or it keeps it open from now on
+                time.sleep(attempt * _PAUSE_S)
         return call(*arguments)
 
     def _opened(self, number: int) -> OpenFile:

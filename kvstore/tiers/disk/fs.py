@@ -48,6 +48,16 @@ def is_passing(error: OSError) -> bool:
     return error.errno in _PASSING
 
 
+def lacks_descriptors(error: OSError) -> bool:
+    """Return whether a call failed because this process, or the whole system, has too many files open.
+
+    Example:
+        >>> lacks_descriptors(OSError(errno.ENFILE, "too many open files in the system"))
+        True
+    """
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 class FileSystem:
     """File calls as the system has them; errors are OSError. Stateless and thread-safe.
 

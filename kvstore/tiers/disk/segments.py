@@ -19,7 +19,15 @@ import xxhash
 
 from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.files import OpenFile, SegmentFiles, segment_path
-from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, read_all, write_all
+from kvstore.tiers.disk.fs import (
+    FileSystem,
+    NotAFile,
+    close_quietly,
+    is_passing,
+    lacks_descriptors,
+    read_all,
+    write_all,
+)
 from kvstore.tiers.disk.segment import Extent, Hold, Segment
 
 SEGMENT_MAGIC = b"KVSTSEG1"
@@ -277,7 +285,7 @@ class Segments:
         try:
             return self.files.with_descriptors(call, *arguments)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._unsynced:
+            if not lacks_descriptors(error) or not self._unsynced:
                 raise
         self._sync_early()
         return self.files.with_descriptors(call, *arguments)

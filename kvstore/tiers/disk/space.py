@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.guard import DISK, DISK_WRITE, Guard
@@ -21,6 +22,8 @@ from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import OutOfSpace, Segments
+
+T = TypeVar("T")
 
 # At most so many segments are emptied before they are needed.
 _MOST_AHEAD = 2
@@ -159,9 +162,21 @@ class DiskSpace:
     def keep_budget(self) -> None:
         """Bring the files within the budget, which may be smaller than when they were written; evicts for that."""
         with self._write_lock:
-            self._set_most(self._budget.most_segments())
-            while not self._budget.fits(len(self.segments.by_number)) and self._give_up_one():
+            self._set_most(self._most_segments())
+            while not self._measured(True, self._budget.fits, len(self.segments.by_number)) and self._give_up_one():
                 pass
+
+    def _most_segments(self, records: int = 0) -> int:
+        """How many segments there may be when so many new records are to be written; as many as now if this process has
+        no descriptor left to measure it."""
+        return self._measured(self.segments.max_segments, self._budget.most_segments, records)
+
+    def _measured(self, otherwise: T, measure: Callable[..., T], *arguments: int) -> T:
+        try:
+            return self.segments.files.with_descriptors(measure, *arguments)
+        except OSError as error:
+            self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
+            return otherwise
 
     def _set_most(self, segments: int) -> None:
         """There may be so many segments from now on; empty ones that are too many go."""
@@ -173,7 +188,7 @@ class DiskSpace:
         """Holds the budget when so many new records are to be written: evicts if the catalog grew into the space of the
         reserve."""
         self._coming = records
-        self._set_most(self._budget.most_segments(records))
+        self._set_most(self._most_segments(records))
         while self.segments.available() < 1 and self._give_up_one():
             pass
 
@@ -206,7 +221,7 @@ class DiskSpace:
         if short:
             self._empty_a_segment()
         # These commits made the catalog grow, too.
-        self._set_most(min(self.segments.max_segments, self._budget.most_segments(self._coming)))
+        self._set_most(min(self.segments.max_segments, self._most_segments(self._coming)))
 
     def _evict_ahead(self, nbytes: int) -> list[Entry]:
         """What has to go so that the next group, of about `nbytes`, finds room: its removal is part of this group's

@@ -251,7 +251,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         """Return numbers: bytes (of live records, whole pages), raw_bytes (before coding), file_bytes (of segments),
         used_bytes (of everything in the folder of the store), utilisation (bytes of live records by the budget),
         capacity (the most bytes of live records that there may be), and others."""
-        used = self._budget.beside_bytes()
+        used = self._measured(self._catalog_bytes(), self._budget.beside_bytes)
         with self._lock:
             segments = self.segments
             return {

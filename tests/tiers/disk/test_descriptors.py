@@ -106,16 +106,16 @@ def test_a_store_of_many_segments_keeps_few_open(tmp_path: Path) -> None:
     assert open_segments() == 0
 
 
-@pytest.mark.parametrize("count", [16, 17, 18, 19])
+@pytest.mark.parametrize("count", [12, 13, 14, 15])
 def test_a_store_is_filled_and_opened_with_fewer_descriptors_than_segments(tmp_path: Path, count: int) -> None:
     def fill_and_open() -> bool:
         # The process has many files open, so that the share of segments is more than what is left.
         assert [os.open(os.devnull, os.O_RDONLY) for _ in range(200)]
         with spare(count):
-            with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=6)) as store:
+            with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=100)) as store:
                 put_all(store)
                 holds_all(store)
-            with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=6)) as store:
+            with KVStore(tmp_path, small_stores.IDENTITY, config(open_segments=100)) as store:
                 holds_all(store)
                 small_stores.put(store, small_stores.tokens_of(99, 32))
                 assert store.flush().dropped_blocks == 0
