@@ -1,10 +1,11 @@
-"""Codec 7: bf16 at its entropy. What is left of a value without the mean exponent and sign of its channel, by rANS.
+"""Codec 7: values at their entropy. What is left of one without the mean exponent and sign of its channel, by rANS.
 
 A channel (one of the `dim` columns of a head) has values of like size and often of one sign. Per block and channel one
 byte says the mean exponent, the prevailing sign, and which of 16 shipped distributions fits best; sign, exponent and
-the two highest mantissa bits of a value are then one symbol, the five lowest bits are kept as they are. Nothing has to
-be calibrated. Layers that this makes no smaller, and other dtypes, are coded as by splitzip. docs/codecs/entropy.md
-has the reasons and figures, FORMAT.md the bytes.
+the two highest mantissa bits of a value are then one symbol, the lower bits are kept as they are: 5 of bf16, 21 of
+fp32 (those that were always zero are left out), 8 of fp16, none of E5M2, one of E4M3. Nothing has to be calibrated.
+Layers that this makes no smaller are coded as by splitzip. docs/codecs/entropy.md has the reasons and figures,
+FORMAT.md the bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from kvstore.codecs.view import KVView, row_shapes
 
 class EntropyCodec(Codec):
     """Makes bf16 about 1.55 times smaller, at a fifth of splitzip's speed. Needs no profile. Thread-safe.
+
+    fp32 becomes 1.22 times smaller (3.1 times where it holds what was bf16), fp16 1.20, E5M2 1.51, E4M3 1.28 times.
 
     Example:
         >>> import numpy as np, torch

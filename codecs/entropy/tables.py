@@ -1,8 +1,9 @@
 """The tables of the entropy codec: 16 distributions for the channels of keys, 16 for those of values.
 
 They were fitted once (tools/make_entropy_tables.py) and are part of the format: the file never changes, other tables
-would be another codec. A distribution is over what is left of a bf16 value when the mean exponent of its channel and
-the channel's prevailing sign are taken out, so they are not those of one model.
+would be another codec. A distribution is over what is left of a value when the mean exponent of its channel and the
+channel's prevailing sign are taken out, so they are not those of one model, nor of one dtype: they were fitted to bf16,
+and tables fitted to another dtype would save 0.3 % of it at most.
 """
 
 from __future__ import annotations

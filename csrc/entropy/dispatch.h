@@ -1,6 +1,7 @@
 // The twins of the entropy codec's loops and which of them runs. Included by entropy/entropy.cc only.
 #pragma once
 
+#include "entropy/forms-inl.h"
 #include "entropy/scalar-inl.h"
 
 namespace kvstore::entropy {
@@ -26,7 +27,18 @@ namespace kvstore::entropy {
                           const Channels& c, std::uint16_t* v) {                                                       \
     join_body(s, low, n, d, c, v);                                                                                     \
   }                                                                                                                    \
-  inline constexpr Kernels kKernels = {count, symbols, choose, restrict_, low, join};                                  \
+  TARGET inline std::uint32_t any(const std::uint8_t* v, std::size_t n) { return any_body(v, n); }                     \
+  TARGET inline void words(Dtype dtype, const std::uint8_t* v, std::size_t n, std::uint16_t* w) {                      \
+    words_body(dtype, v, n, w);                                                                                        \
+  }                                                                                                                    \
+  TARGET inline void keep(Dtype dtype, std::size_t lower, const std::uint8_t* v, std::size_t n, std::uint8_t* kept) {  \
+    keep_body(dtype, lower, v, n, kept);                                                                               \
+  }                                                                                                                    \
+  TARGET inline void merge(Dtype dtype, std::size_t lower, const std::uint16_t* w, const std::uint8_t* kept,           \
+                           std::size_t n, std::uint8_t* v) {                                                           \
+    merge_body(dtype, lower, w, kept, n, v);                                                                           \
+  }                                                                                                                    \
+  inline constexpr Kernels kKernels = {count, symbols, choose, restrict_, low, join, any, words, keep, merge};         \
   }
 
 KVSTORE_ENTROPY_TWIN(scalar, )

@@ -9,13 +9,10 @@
 namespace kvstore::entropy {
 namespace {
 
-using splitzip::Dtype;
 using splitzip::Shape;
 
 constexpr std::size_t kHeader = 16;
-constexpr std::uint32_t kMode = 2;
-
-std::size_t planes_bytes(std::size_t count) { return (count + 1) / 2 + (count + 7) / 8; }
+constexpr std::size_t kMostLower = 2;  // bytes of an fp32's lower half
 
 Shape single(const Shape& shape, std::size_t layer) {
   return {shape.dtype, 1, shape.heads + 2 * layer, shape.row_bytes + 2 * layer, shape.tokens};
@@ -23,34 +20,42 @@ Shape single(const Shape& shape, std::size_t layer) {
 
 // Memory to work in, kept from layer to layer.
 struct Room {
-  std::vector<std::uint8_t> symbols, classes, chosen, ranges;
-  std::vector<std::uint16_t> base, flip, values;
+  std::vector<std::uint8_t> symbols, classes, chosen, ranges, values;
+  std::vector<std::uint16_t> base, flip, words;
   std::vector<std::uint32_t> sums;
 };
 
-// A layer of bf16 and its parts.
+// A layer and its parts. lower: bytes that are kept of the lower halves of fp32.
 struct Layer {
   const Shape& shape;
   Room& room;
+  const Form form;
+  const std::size_t lower;
   std::uint32_t heads[2];
   std::size_t dim[2];
   std::size_t channels = 0;  // of all heads
-  std::size_t tops, per_channel, planes, escapes;
+  std::size_t widest = 0;
+  std::size_t tops, per_channel, low, escapes;
 
-  Layer(const Shape& all, std::size_t number, Room& memory) : shape(all), room(memory) {
-    std::size_t planes_size = 0, widest = 0, count = 0;
+  Layer(const Shape& all, std::size_t number, std::size_t kept_lower, Room& memory)
+      : shape(all), room(memory), form(form_of(all.dtype)), lower(kept_lower) {
+    std::size_t kept_size = 0, count = 0;
     for (std::size_t kind = 0; kind < 2; ++kind) {
       heads[kind] = shape.heads[2 * number + kind];
-      dim[kind] = shape.row_bytes[2 * number + kind] / 2;
+      dim[kind] = shape.row_bytes[2 * number + kind] / form.item;
       channels += heads[kind] * dim[kind];
       count += heads[kind];
-      planes_size += heads[kind] * planes_bytes(shape.tokens * dim[kind]);
+      kept_size += heads[kind] * kept(dim[kind]);
       if (heads[kind] && dim[kind] > widest) widest = dim[kind];
     }
     tops = kHeader;
     per_channel = tops + 2 * count;
-    planes = per_channel + channels;
-    escapes = planes + planes_size;
+    low = per_channel + channels;
+    escapes = low + kept_size;
+  }
+
+  // Makes the memory large enough; a reader calls it once the sizes are right.
+  void take_room() const {
     room.symbols.resize(values());
     room.classes.resize(values());
     room.chosen.resize(widest);
@@ -58,10 +63,13 @@ struct Layer {
     room.base.resize(widest);
     room.flip.resize(widest);
     room.sums.resize(2 * widest);
-    room.values.resize(widest * shape.tokens);
+    room.words.resize(widest * shape.tokens);
+    room.values.resize(form.item * widest * shape.tokens);
   }
 
   std::size_t values() const { return channels * shape.tokens; }
+  // Of the low bits of a head.
+  std::size_t kept(std::size_t width) const { return form.kept(shape.dtype, lower, shape.tokens * width); }
   Channels of_head() { return {room.base.data(), room.flip.data(), room.chosen.data()}; }
 
   // Calls visit(kind, head, dim, first value, first channel, number of the head) for every head, until that is false.
@@ -125,47 +133,83 @@ void describe(const Kernels& loop, const std::uint16_t* values, std::size_t toke
   of_head[1] = static_cast<std::uint8_t>(unit);
 }
 
+// How many bytes of the lower halves of fp32 are not 0 throughout, from the top.
+std::size_t lower_of(const Shape& shape, std::size_t number, const Rows* source, Room& room, const Kernels& loop) {
+  if (shape.dtype != Dtype::float32) return 0;
+  std::uint32_t any = 0;
+  for (std::size_t kind = 0; kind < 2; ++kind) {
+    const std::size_t row = shape.row_bytes[2 * number + kind];
+    room.values.resize(row * shape.tokens);
+    for (std::uint32_t head = 0; head < shape.heads[2 * number + kind]; ++head) {
+      const Run run(source[2 * number + kind], head, row);
+      any |= loop.any(run.gather(0, row * shape.tokens, room.values.data()), row / 4 * shape.tokens);
+      if (any & 0xFFu) return kMostLower;
+    }
+  }
+  return any & 0xFF00u ? 1 : 0;
+}
+
+// The words of a head: its values, if they are bf16, else made into room.
+const std::uint16_t* words_of(const Layer& layer, const Kernels& loop, const std::uint8_t* values, std::size_t count) {
+  if (layer.shape.dtype == Dtype::bfloat16) return reinterpret_cast<const std::uint16_t*>(values);
+  loop.words(layer.shape.dtype, values, count, layer.room.words.data());
+  return layer.room.words.data();
+}
+
+void keep_low(const Layer& layer, const Kernels& loop, const std::uint8_t* values, const std::uint16_t* words,
+              std::size_t count, std::uint8_t* out) {
+  if (layer.form.planes) {
+    loop.low(words, count, out);
+    out += planes_bytes(count);
+  }
+  loop.keep(layer.shape.dtype, layer.lower, values, count, out);
+}
+
 // The size of the layer; 0 if it does not fit `capacity`.
 std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t number, const Rows* source,
                          std::uint8_t* out, std::size_t capacity, Room& room, Level level) {
-  Layer layer(shape, number, room);
-  if (layer.escapes > capacity) return 0;
   const Kernels& loop = kernels(level);
+  Layer layer(shape, number, lower_of(shape, number, source, room, loop), room);
+  if (layer.escapes > capacity) return 0;
+  layer.take_room();
+  const Form& form = layer.form;
   const std::size_t tokens = shape.tokens;
-  std::size_t plane = layer.planes, escapes = 0;
+  std::size_t low = layer.low, escapes = 0;
   const bool fits = layer.each([&](std::size_t kind, std::uint32_t head, std::size_t dim, std::size_t value,
                                    std::size_t channel, std::size_t which) {
-    const Run run(source[2 * number + kind], head, 2 * dim);
-    const auto* values = reinterpret_cast<const std::uint16_t*>(
-        run.gather(0, 2 * dim * tokens, reinterpret_cast<std::uint8_t*>(room.values.data())));
+    const Run run(source[2 * number + kind], head, form.item * dim);
+    const std::uint8_t* const values = run.gather(0, form.item * dim * tokens, room.values.data());
+    const std::uint16_t* const words = words_of(layer, loop, values, dim * tokens);
     const Channels channels = layer.of_head();
     std::uint8_t* symbols = room.symbols.data() + value;
     std::uint8_t* per_channel = out + layer.per_channel + channel;
-    describe(loop, values, tokens, dim, room.sums.data(), channels, out + layer.tops + 2 * which, per_channel);
-    loop.symbols(values, tokens, dim, channels, symbols);
+    describe(loop, words, tokens, dim, room.sums.data(), channels, out + layer.tops + 2 * which, per_channel);
+    loop.symbols(words, tokens, dim, channels, symbols);
     loop.choose(symbols, tokens, dim, model.costs(kind), channels.chosen);
     for (std::size_t c = 0; c < dim; ++c)
       per_channel[c] = static_cast<std::uint8_t>(per_channel[c] | channels.chosen[c]);
     const Ranges known = layer.known_to(model, kind, dim);
     const std::size_t found = loop.restrict_(symbols, tokens, dim, known);
     layer.fill_classes(kind, dim, value);
-    loop.low(values, tokens * dim, out + plane);
-    plane += planes_bytes(tokens * dim);
-    if (layer.escapes + 2 * (escapes + found) > capacity) return false;
+    keep_low(layer, loop, values, words, tokens * dim, out + low);
+    low += layer.kept(dim);
+    if (layer.escapes + form.escape * (escapes + found) > capacity) return false;
     const std::uint8_t* at = symbols;
     const std::uint8_t* const end = symbols + tokens * dim;
+    const std::uint8_t* const upper = values + form.item - form.escape;
     for (std::size_t i = 0; i < found; ++i, ++at, ++escapes) {
       at = static_cast<const std::uint8_t*>(std::memchr(at, kEscape, static_cast<std::size_t>(end - at)));
-      std::memcpy(out + layer.escapes + 2 * escapes, values + (at - symbols), 2);
+      const auto place = static_cast<std::size_t>(at - symbols);
+      std::memcpy(out + layer.escapes + form.escape * escapes, upper + form.item * place, form.escape);
     }
     return true;
   });
   if (!fits) return 0;
-  const std::size_t begin = layer.escapes + 2 * escapes;
+  const std::size_t begin = layer.escapes + form.escape * escapes;
   const std::int64_t stream = rans::encode(model.tables(), room.symbols.data(), layer.values(), room.classes.data(),
                                            layer.values(), out + begin, capacity - begin, level);
   if (stream < 0) return 0;
-  store32(out, kMode);
+  store32(out, form.mode | static_cast<std::uint32_t>(layer.lower) << 8);
   store32(out + 4, static_cast<std::uint32_t>(stream));
   store32(out + 8, static_cast<std::uint32_t>(escapes));
   store32(out + 12, 0);
@@ -174,30 +218,45 @@ std::size_t encode_layer(const Model& model, const Shape& shape, std::size_t num
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
 
+// Writes a head's values, escapes excepted. kept: its low bits.
+void join_head(const Layer& layer, const Kernels& loop, const std::uint8_t* symbols, const std::uint8_t* kept,
+               std::size_t dim, std::uint8_t* values) {
+  const std::size_t tokens = layer.shape.tokens;
+  const Channels channels = {layer.room.base.data(), layer.room.flip.data(), layer.room.chosen.data()};
+  const std::uint8_t* const planes = layer.form.planes ? kept : nullptr;
+  if (layer.shape.dtype == Dtype::bfloat16) {
+    loop.join(symbols, planes, tokens, dim, channels, reinterpret_cast<std::uint16_t*>(values));
+    return;
+  }
+  std::uint16_t* const words = layer.room.words.data();
+  loop.join(symbols, planes, tokens, dim, channels, words);
+  if (planes) kept += planes_bytes(tokens * dim);
+  loop.merge(layer.shape.dtype, layer.lower, words, kept, tokens * dim, values);
+}
+
 const char* decode_layer(const Model& model, const Shape& shape, std::size_t number, const std::uint8_t* in,
                          std::size_t nbytes, const Rows* target, std::size_t wanted, Room& room, Level level) {
-  // The low bits of a value alone take 5: sizes are bounded by what was read before memory is taken.
-  std::size_t least = 0;
-  for (std::size_t kind = 0; kind < 2; ++kind)
-    least += shape.heads[2 * number + kind] * planes_bytes(shape.row_bytes[2 * number + kind] / 2 * shape.tokens);
-  if (nbytes < kHeader + least) return "a layer is too short for its values";
-  Layer layer(shape, number, room);
+  const std::size_t lower = in[1];
+  if (lower > (shape.dtype == Dtype::float32 ? kMostLower : 0)) return "a layer keeps more bytes than its values have";
+  Layer layer(shape, number, lower, room);
+  const Form& form = layer.form;
   const std::size_t stream = load32(in + 4), escapes = load32(in + 8);
   if (nbytes < layer.escapes) return "a layer is too short for its values";
-  if (load32(in + 12) != 0 || nbytes != layer.escapes + 2 * escapes + stream)
+  if (load32(in + 12) != 0 || nbytes != layer.escapes + form.escape * escapes + stream)
     return "the header of a layer does not match its size";
+  layer.take_room();
   layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
                  std::size_t) {
     for (std::size_t c = 0; c < dim; ++c) room.chosen[c] = in[layer.per_channel + channel + c] & 15u;
     layer.fill_classes(kind, dim, value);
     return true;
   });
-  if (rans::decode(model.tables(), in + layer.escapes + 2 * escapes, stream, room.classes.data(), layer.values(),
-                   room.symbols.data(), layer.values(), level) != 0)
+  if (rans::decode(model.tables(), in + layer.escapes + form.escape * escapes, stream, room.classes.data(),
+                   layer.values(), room.symbols.data(), layer.values(), level) != 0)
     return "the stream of symbols is damaged";
   const Kernels& loop = kernels(level);
   const std::size_t tokens = shape.tokens;
-  std::size_t plane = layer.planes, used = 0;
+  std::size_t low = layer.low, used = 0;
   const bool good = layer.each([&](std::size_t kind, std::uint32_t head, std::size_t dim, std::size_t value,
                                    std::size_t channel, std::size_t which) {
     const Channels channels = layer.of_head();
@@ -207,20 +266,22 @@ const char* decode_layer(const Model& model, const Shape& shape, std::size_t num
       channels.base[c] = static_cast<std::uint16_t>(top - (known >> 4 & 7u) * unit + kAbove);
       channels.flip[c] = known >> 7;
     }
-    const Run run(target[2 * number + kind], head, 2 * dim);
+    const Run run(target[2 * number + kind], head, form.item * dim);
     const bool direct = run.contiguous() && wanted == tokens;
-    std::uint16_t* values = direct ? reinterpret_cast<std::uint16_t*>(run.address) : room.values.data();
+    std::uint8_t* const values = direct ? reinterpret_cast<std::uint8_t*>(run.address) : room.values.data();
     const std::uint8_t* symbols = room.symbols.data() + value;
-    loop.join(symbols, in + plane, tokens, dim, channels, values);
-    plane += planes_bytes(tokens * dim);
+    join_head(layer, loop, symbols, in + low, dim, values);
+    low += layer.kept(dim);
     const std::uint8_t* const end = symbols + tokens * dim;
+    std::uint8_t* const upper = values + form.item - form.escape;
     for (const std::uint8_t* at = symbols;; ++at, ++used) {
       at = static_cast<const std::uint8_t*>(std::memchr(at, kEscape, static_cast<std::size_t>(end - at)));
       if (at == nullptr) break;
       if (used == escapes) return false;
-      std::memcpy(values + (at - symbols), in + layer.escapes + 2 * used, 2);
+      std::memcpy(upper + form.item * static_cast<std::size_t>(at - symbols), in + layer.escapes + form.escape * used,
+                  form.escape);
     }
-    if (!direct) run.scatter(0, 2 * dim * wanted, reinterpret_cast<const std::uint8_t*>(values));
+    if (!direct) run.scatter(0, form.item * dim * wanted, values);
     return true;
   });
   return good && used == escapes ? nullptr : "some escapes belong to no symbol";
@@ -254,7 +315,14 @@ bool Model::build(const std::uint16_t* freqs, const std::uint16_t* costs) {
 
 std::size_t usual(const Shape& shape, std::size_t layer) {
   const std::size_t fixed = splitzip::usual(shape, layer);
-  return shape.dtype == Dtype::bfloat16 ? fixed - fixed / 9 : fixed;
+  switch (shape.dtype) {  // what is saved of 12, 28, 15, 7 and 8 bits a value, rather less than more
+    case Dtype::bfloat16: return fixed - fixed / 9;
+    case Dtype::float32: return fixed - fixed / 22;
+    case Dtype::float16: return fixed - fixed / 12;
+    case Dtype::float8_e5m2:
+    case Dtype::float8_e4m3fn: return fixed - fixed / 6;
+  }
+  return fixed;
 }
 
 std::size_t encode(const Model& model, const Shape& shape, const Rows* source, std::uint8_t* out, std::size_t capacity,
@@ -264,7 +332,7 @@ std::size_t encode(const Model& model, const Shape& shape, const Rows* source, s
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t fixed = splitzip::least(shape, layer);
     std::size_t size = 0;
-    if (shape.dtype == Dtype::bfloat16 && shape.tokens > 0)
+    if (shape.tokens > 0)
       size = encode_layer(model, shape, layer, source, out, fixed < capacity ? fixed : capacity, room, level);
     if (size == 0) {
       std::uint64_t taken = 0;
@@ -284,11 +352,12 @@ std::size_t encode(const Model& model, const Shape& shape, const Rows* source, s
 const char* decode(const Model& model, const Shape& shape, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, const Rows* target, std::size_t wanted, Level level) {
   Room room;
+  const std::uint32_t mode = form_of(shape.dtype).mode;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t size = sizes[layer];
     if (size > nbytes) return "the layers are longer than the payload";
-    const bool ours = shape.dtype == Dtype::bfloat16 && shape.tokens > 0;
-    const bool coded = ours && size >= kHeader && load32(payload) == kMode;
+    // Behind the mode stands how much a layer keeps, then zeros.
+    const bool coded = shape.tokens > 0 && size >= kHeader && (load32(payload) & ~0xFF00u) == mode;
     const char* wrong = coded ? decode_layer(model, shape, layer, payload, size, target, wanted, room, level)
                               : splitzip::decode(single(shape, layer), payload, size, sizes + layer, target + 2 * layer,
                                                  wanted, level);

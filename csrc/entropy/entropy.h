@@ -1,5 +1,5 @@
-// The entropy codec (FORMAT.md, "entropy"): bf16 values less the mean exponent and sign of their channel, by rANS.
-// A layer that this makes no smaller is coded by splitzip.
+// The entropy codec (FORMAT.md, "entropy"): values less the mean exponent and sign of their channel, by rANS. A layer
+// that this makes no smaller is coded by splitzip.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ class Model {
   std::uint8_t width_[2][kClasses][2];
 };
 
-// As splitzip's functions of these names; dtypes other than bf16 are coded by splitzip.
+// As splitzip's functions of these names.
 std::size_t usual(const splitzip::Shape& shape, std::size_t layer);
 std::size_t encode(const Model& model, const splitzip::Shape& shape, const Rows* source, std::uint8_t* out,
                    std::size_t capacity, std::uint64_t* sizes, Level level);

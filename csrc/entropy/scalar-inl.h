@@ -131,9 +131,9 @@ KVSTORE_INLINE void low_body(const std::uint16_t* values, std::size_t count, std
   }
 }
 
-KVSTORE_INLINE void join_body(const std::uint8_t* symbols, const std::uint8_t* low, std::size_t tokens, std::size_t dim,
-                              const Channels& channels, std::uint16_t* values) {
-  const std::size_t count = tokens * dim, half = (count + 1) / 2, eighth = (count + 7) / 8;
+// The inverse.
+KVSTORE_INLINE void spread_body(const std::uint8_t* low, std::size_t count, std::uint16_t* values) {
+  const std::size_t half = (count + 1) / 2, eighth = (count + 7) / 8;
   for (std::size_t i = 0; i < half; ++i) values[i] = low[i] & 15u;
   for (std::size_t i = half; i < count; ++i) values[i] = static_cast<std::uint16_t>(low[i - half] >> 4);
   low += half;
@@ -143,6 +143,14 @@ KVSTORE_INLINE void join_body(const std::uint8_t* symbols, const std::uint8_t* l
     for (std::size_t i = 0; i < here; ++i)
       to[i] = static_cast<std::uint16_t>(to[i] | (low[i] >> bit & 1u) << 4);
   }
+}
+
+KVSTORE_INLINE void join_body(const std::uint8_t* symbols, const std::uint8_t* low, std::size_t tokens, std::size_t dim,
+                              const Channels& channels, std::uint16_t* values) {
+  if (low != nullptr)
+    spread_body(low, tokens * dim, values);
+  else
+    std::memset(values, 0, 2 * tokens * dim);
   const std::uint16_t* base = channels.base;
   const std::uint16_t* flip = channels.flip;
   for (std::size_t t = 0; t < tokens; ++t, values += dim, symbols += dim) {

@@ -405,7 +405,9 @@ std::size_t bound(const Shape& shape, std::size_t layer) {
   return layout.escapes + layout.values / 2 + layout.chunks + kPad;
 }
 
-std::size_t least(const Shape& shape, std::size_t layer) { return Layout(shape, layer).escapes; }
+std::size_t least(const Shape& shape, std::size_t layer) {
+  return shape.dtype == Dtype::float8_e4m3fn ? plain_bytes(shape, layer) : Layout(shape, layer).escapes;
+}
 
 std::size_t usual(const Shape& shape, std::size_t layer) {
   if (shape.dtype == Dtype::float8_e4m3fn) return plain_bytes(shape, layer);

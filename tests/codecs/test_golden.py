@@ -17,11 +17,14 @@ from goldenmodels import record_of
 
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_by_name, codec_names
 from kvstore.core.keys import chain_key
+from kvstore.core.layout import ITEM_BYTES
 from kvstore.core.record import check_payload, parse, payload_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 RECORDS = sorted(path for path in GOLDEN.glob("*/*.rec") if path.parent.name in codec_names())
-PROMISED = [path for path in RECORDS if row_of(path.parent.name).same_bytes]
+# Written before fp16 and fp32 had modes of their own in the codec; decoded for ever, but coded otherwise today.
+OLDER = {GOLDEN / "entropy" / f"{name}.rec" for name in ("float16-wave", "float32-wave", "float32-one-value")}
+PROMISED = [path for path in RECORDS if row_of(path.parent.name).same_bytes and path not in OLDER]
 
 
 def empty(info: BlockInfo) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -55,7 +58,7 @@ def test_a_golden_record_decodes_to_the_bytes_it_was_made_of(path: Path) -> None
 @pytest.mark.parametrize("name", codec_names())
 def test_every_registered_codec_has_a_golden_record_of_every_dtype(name: str) -> None:
     found = {CASES[path.stem].layout.dtype for path in RECORDS if path.parent.name == name}
-    assert found == {"bfloat16", "float16", "float32"}
+    assert found == set(ITEM_BYTES)
 
 
 def test_every_case_and_every_record_belong_together() -> None:
@@ -73,6 +76,14 @@ def test_encoding_today_gives_the_same_bytes(path: Path) -> None:
     data = memoryview(path.read_bytes())
     codec, case = codec_by_name(path.parent.name), CASES[path.stem]
     assert record_of(codec, case.info(), case.kv(), parse(data, len(data)).record_id) == data
+
+
+@pytest.mark.parametrize("path", sorted(OLDER), ids=lambda path: path.stem)
+def test_encoding_today_takes_less_than_what_older_programs_wrote(path: Path) -> None:
+    data = memoryview(path.read_bytes())
+    header, case = parse(data, len(data)), CASES[path.stem]
+    now = memoryview(record_of(codec_by_name("entropy"), case.info(), case.kv(), header.record_id))
+    assert sum(parse(now, len(now)).layer_sizes) < sum(header.layer_sizes)
 
 
 def test_making_golden_files_leaves_alone_what_is_there(tmp_path: Path) -> None:
@@ -95,4 +106,4 @@ def test_golden_files_stay_small() -> None:
     files = [path for path in GOLDEN.rglob("*") if path.is_file() and path.parent.name != "stores"]
     assert max(path.stat().st_size for path in files) < 20_000
     for folder in {path.parent for path in files}:
-        assert sum(path.stat().st_size for path in files if path.parent == folder) < 80_000, folder
+        assert sum(path.stat().st_size for path in files if path.parent == folder) < 100_000, folder

@@ -15,12 +15,17 @@ _SPECIAL = {  # NaNs with payloads, infinities, subnormals, both zeros
     "bfloat16": [0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x0001, 0x807F, 0x0000, 0x8000],
     "float16": [0x7E01, 0xFFFF, 0x7C01, 0x7C00, 0xFC00, 0x0001, 0x83FF, 0x0000, 0x8000],
     "float32": [0x7FC12345, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0, 0x80000000],
+    "float8_e5m2": [0x7F, 0xFF, 0x7D, 0x7C, 0xFC, 0x01, 0x83, 0x00, 0x80],
+    "float8_e4m3fn": [0x7F, 0xFF, 0x7E, 0xFE, 0x08, 0x01, 0x87, 0x00, 0x80],
 }
+_MANTISSA = {"bfloat16": 7, "float16": 10, "float32": 23, "float8_e5m2": 2, "float8_e4m3fn": 3}
+_MIDDLE = {"bfloat16": 127, "float16": 15, "float32": 127, "float8_e5m2": 15, "float8_e4m3fn": 7}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One block. fill: "wave" (near each other, as caches are), "noise" (all bits), "zeros" or "special"."""
+    """One block. fill: "wave" (near each other, as caches are), "upcast" (the same, of bf16 that is held as fp32),
+    "noise" (all bits), "zeros" or "special"."""
 
     layout: KVLayout
     count: int
@@ -55,12 +60,13 @@ class Case:
             bits = np.zeros_like(noise)
         else:
             # Sign and mantissa as noise, the exponent around that of 1.0 and a function of the channel.
-            mantissa = {"bfloat16": 7, "float16": 10, "float32": 23}[self.layout.dtype]
-            middle = {"bfloat16": 127, "float16": 15, "float32": 127}[self.layout.dtype]
-            exponent = middle - (d % 5) - (t % 2)
+            mantissa = _MANTISSA[self.layout.dtype]
+            exponent = _MIDDLE[self.layout.dtype] - (d % 5) - (t % 2)
             sign = ((h + d) % 2) << (width - 1)
             low = noise & np.uint64((1 << mantissa) - 1)
             bits = (sign + (exponent << mantissa)).astype(np.uint64) + low
+            if self.fill == "upcast":
+                bits &= np.uint64(0xFFFF0000)
         integers = np.ascontiguousarray(bits.astype(f"uint{width}")).view(f"int{width}")
         return torch.from_numpy(integers).view(getattr(torch, self.layout.dtype))
 
@@ -87,4 +93,12 @@ CASES = {
     "bfloat16-mixed": Case(KVLayout(_MIXED, "bfloat16"), 37, "wave"),
     "bfloat16-one-token": Case(KVLayout.uniform(4, 3, 16, "bfloat16"), 1, "wave"),
     "float32-one-value": Case(KVLayout.uniform(1, 1, 1, "float32"), 1, "noise"),
+    "float32-heads": Case(KVLayout.uniform(2, 2, 32, "float32"), 9, "wave"),
+    "float32-upcast": Case(KVLayout.uniform(2, 2, 16, "float32"), 17, "upcast"),
+    "float16-heads": Case(KVLayout.uniform(2, 2, 32, "float16"), 15, "wave"),
+    "float8_e5m2-wave": Case(KVLayout.uniform(2, 2, 32, "float8_e5m2"), 21, "wave"),
+    "float8_e5m2-special": Case(KVLayout.uniform(2, 1, 9, "float8_e5m2"), 7, "special"),
+    "float8_e4m3fn-wave": Case(KVLayout.uniform(2, 2, 32, "float8_e4m3fn"), 21, "wave"),
+    "float8_e4m3fn-special": Case(KVLayout.uniform(2, 1, 9, "float8_e4m3fn"), 7, "special"),
+    "float8_e4m3fn-noise": Case(KVLayout.uniform(1, 1, 32, "float8_e4m3fn"), 33, "noise"),
 }

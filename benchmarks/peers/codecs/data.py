@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,26 @@ WINDOW = 2048  # tokens of one prefill
 BLOCK = 64  # tokens of a block, as the store cuts them
 PREFILL_S = 60.0  # after that the windows are repeated
 
-Values = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Values = npt.NDArray[np.uint8] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 """Bits of floating point numbers, `[n]`."""
 
 
 Window = tuple[npt.NDArray[np.uint32], list[tuple[torch.Tensor, torch.Tensor]]]
-"""Its tokens, and per layer K and V, bfloat16 `[heads, tokens, dim]`."""
+"""Its tokens, and per layer K and V, `[heads, tokens, dim]`."""
+_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 @dataclass
 class RealKV:
-    """bfloat16 keys (after the rotary embedding) and values of windows of text.
+    """Keys (after the rotary embedding) and values of windows of text, in the layout's dtype.
 
-    values: `[n]` uint16; window after window, in it K of layer 0, V of layer 0, K of layer 1, ..., each
+    values: `[n]`, their bits; window after window, in it K of layer 0, V of layer 0, K of layer 1, ..., each
     `[heads, tokens, dim]`. ids: the tokens of each window. tiled: whether windows are repeated.
     """
 
     layout: KVLayout
     ids: list[npt.NDArray[np.uint32]]
-    values: npt.NDArray[np.uint16]
+    values: Values
     tiled: bool
 
     def units(self, values: Values) -> list[Values]:
@@ -57,9 +58,9 @@ class RealKV:
     def blocks(self, values: Values) -> list[tuple[BlockInfo, KVView]]:
         """`values` cut in blocks of 64 tokens, all layers; views."""
         dims = [dim for x in self.layout.layers for dim in (x.key_dim, x.value_dim)]
-        units, found = iter(self.units(values)), []
+        units, found, dtype = iter(self.units(values)), [], getattr(torch, self.layout.dtype)
         for ids in self.ids:
-            tensors = [torch.from_numpy(next(units)).view(torch.bfloat16).view(-1, len(ids), dim) for dim in dims]
+            tensors = [torch.from_numpy(next(units)).view(dtype).view(-1, len(ids), dim) for dim in dims]
             window = KVView.of_layers(self.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
             for start in range(0, len(ids), BLOCK):
                 tokens = ids[start : start + BLOCK]
@@ -67,10 +68,24 @@ class RealKV:
                 found.append((info, window.narrow(start, len(tokens))))
         return found
 
-    def cast(self, dtype: torch.dtype) -> Values:
-        """The numbers as another type, as its bits."""
-        cast = torch.from_numpy(self.values).view(torch.bfloat16).to(dtype)
-        return cast.view(torch.uint8 if cast.itemsize == 1 else torch.uint16).numpy()
+    def cast(self, dtype: torch.dtype, largest: float | None = None) -> Values:
+        """The numbers as another type, as its bits. largest: every tensor is scaled so that its largest number is
+        this."""
+        found = torch.empty(len(self.values), dtype=dtype)
+        at = 0
+        for unit in self.units(self.values):
+            numbers = torch.from_numpy(unit).view(getattr(torch, self.layout.dtype)).float()
+            if largest is not None:
+                numbers *= largest / float(numbers.abs().max())
+            found[at : at + len(unit)] = numbers.to(dtype)
+            at += len(unit)
+        bits: Values = found.view(_BITS[found.itemsize]).numpy()
+        return bits
+
+    def to(self, dtype: str, largest: float | None = None) -> RealKV:
+        """The same as another dtype; see `cast`."""
+        values = self.cast(getattr(torch, dtype), largest)
+        return RealKV(replace(self.layout, dtype=dtype), self.ids, values, self.tiled)
 
 
 def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None) -> RealKV:
@@ -100,12 +115,12 @@ def assemble(windows: Sequence[Window], nbytes: int, layout: KVLayout) -> RealKV
     """At least `nbytes` in whole blocks, from whole windows and a part of the last; from the first again if need be."""
     wanted = -(-nbytes // (BLOCK * layout.bytes_per_token)) * BLOCK
     ids: list[npt.NDArray[np.uint32]] = []
-    tensors: list[npt.NDArray[np.uint16]] = []
+    tensors: list[Values] = []
     while wanted > 0:
         tokens, layers = windows[len(ids) % len(windows)]
         tokens = tokens[:wanted]
         for tensor in (t[:, : len(tokens)] for pair in layers for t in pair):
-            tensors.append(tensor.contiguous().view(torch.uint16).numpy().reshape(-1))
+            tensors.append(tensor.contiguous().view(_BITS[tensor.itemsize]).numpy().reshape(-1))
         ids.append(tokens)
         wanted -= len(tokens)
     return RealKV(layout, ids, np.concatenate(tensors), len(ids) > len(windows))
