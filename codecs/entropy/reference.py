@@ -61,7 +61,7 @@ def low_planes(low: Bytes) -> bytes:
     nibbles = np.zeros((2, half), np.uint8)
     nibbles.ravel()[: len(low)] = low & 15
     packed: bytes = (nibbles[0] | nibbles[1] << 4).tobytes()
-    return packed + bit_plane(low >> 4)
+    return packed + bit_plane(low >> np.uint8(4))
 
 
 def join_low(planes: Bytes, count: int) -> Bytes:

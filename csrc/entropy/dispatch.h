@@ -1,7 +1,6 @@
 // The twins of the entropy codec's loops and which of them runs. Included by entropy/entropy.cc only.
 #pragma once
 
-#include "entropy/forms-inl.h"
 #include "entropy/scalar-inl.h"
 
 namespace kvstore::entropy {
@@ -27,7 +26,7 @@ namespace kvstore::entropy {
                           const Channels& c, std::uint16_t* v) {                                                       \
     join_body(s, low, n, d, c, v);                                                                                     \
   }                                                                                                                    \
-  TARGET inline std::uint32_t any(const std::uint8_t* v, std::size_t n) { return any_body(v, n); }                     \
+  TARGET inline std::uint32_t any(const std::uint8_t* v, std::size_t n) { return words::any_of(v, n); }                \
   TARGET inline void words(Dtype dtype, const std::uint8_t* v, std::size_t n, std::uint16_t* w) {                      \
     words_body(dtype, v, n, w);                                                                                        \
   }                                                                                                                    \

@@ -1,8 +1,5 @@
-// How values of each dtype meet the coder, which knows bf16 (FORMAT.md, "entropy"). A value's *word* is what stands for
-// it: sign, 8 exponent bits and 7 mantissa bits, as in a bf16. Of an fp32 it is the upper half; of an fp16 or a float8,
-// whose exponents are shorter, the exponent counts from where a bf16's would, and mantissa bits that are not there are
-// 0. Symbols know the sign, the exponent and two mantissa bits of a word; what they leave out of a value is kept as it
-// is.
+// How values of each dtype meet the coder, which works on words (common/words.h, FORMAT.md "entropy"): symbols know the
+// sign, the exponent and two mantissa bits of a word; what they leave out of a value is kept as it is.
 #pragma once
 
 #include <cstddef>

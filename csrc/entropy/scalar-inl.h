@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "common/simd.h"
+#include "common/words.h"
 #include "entropy/kernels.h"
 
 namespace kvstore::entropy {
@@ -161,6 +162,59 @@ KVSTORE_INLINE void join_body(const std::uint8_t* symbols, const std::uint8_t* l
       const auto exponent = static_cast<std::uint16_t>((base[c] - (rest >> 2)) & 0xFF);
       values[c] = static_cast<std::uint16_t>(values[c] | (sign ^ flip[c]) << 15 | exponent << 7 | (rest & 3u) << 5);
     }
+  }
+}
+
+// ---- between values and words of every dtype but bf16, whose values are words ---------------------------------------
+
+KVSTORE_INLINE void words_body(Dtype dtype, const std::uint8_t* values, std::size_t count, std::uint16_t* words) {
+  switch (dtype) {
+    case Dtype::float32: words::make_upper(values, count, words); break;
+    case Dtype::float16: words::Half::make(values, count, words); break;
+    case Dtype::float8_e5m2: words::E5M2::make(values, count, words); break;
+    case Dtype::float8_e4m3fn: words::E4M3::make(values, count, words); break;
+    case Dtype::bfloat16: break;
+  }
+}
+
+// Of fp32 `lower` bytes of the lower half from its top, of fp16 the lower byte, of E4M3 the lowest bit: eight eighths
+// of the run share bytes.
+KVSTORE_INLINE void keep_body(Dtype dtype, std::size_t lower, const std::uint8_t* values, std::size_t count,
+                              std::uint8_t* kept) {
+  if (dtype == Dtype::float32) {
+    words::keep_lower(values, lower, count, kept);
+  } else if (dtype == Dtype::float16) {
+    for (std::size_t i = 0; i < count; ++i) kept[i] = static_cast<std::uint8_t>(words::at<std::uint16_t>(values, i));
+  } else if (dtype == Dtype::float8_e4m3fn) {
+    const std::size_t eighth = (count + 7) / 8;
+    std::memset(kept, 0, eighth);
+    for (unsigned bit = 0; bit < 8 && bit * eighth < count; ++bit) {
+      const std::uint8_t* from = values + bit * eighth;
+      const std::size_t here = count - bit * eighth < eighth ? count - bit * eighth : eighth;
+      for (std::size_t i = 0; i < here; ++i) kept[i] = static_cast<std::uint8_t>(kept[i] | (from[i] & 1u) << bit);
+    }
+  }
+}
+
+KVSTORE_INLINE void merge_body(Dtype dtype, std::size_t lower, const std::uint16_t* words, const std::uint8_t* kept,
+                               std::size_t count, std::uint8_t* values) {
+  switch (dtype) {
+    case Dtype::float32: words::merge_lower(words, kept, lower, count, values); break;
+    case Dtype::float16:
+      words::Half::merge(words, count, values, [&](std::size_t i) { return kept[i] + 0u; });
+      break;
+    case Dtype::float8_e5m2:
+      words::E5M2::merge(words, count, values, [](std::size_t) { return 0u; });
+      break;
+    case Dtype::float8_e4m3fn: {
+      const std::size_t eighth = (count + 7) / 8;
+      for (unsigned bit = 0; bit < 8 && bit * eighth < count; ++bit) {
+        const std::size_t first = bit * eighth, here = count - first < eighth ? count - first : eighth;
+        words::E4M3::merge(words + first, here, values + first, [&](std::size_t i) { return kept[i] >> bit & 1u; });
+      }
+      break;
+    }
+    case Dtype::bfloat16: break;
   }
 }
 
