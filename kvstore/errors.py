@@ -23,6 +23,13 @@ class UnsupportedCache(KVStoreError):
     """The cache object holds a layer that cannot be stored; the message names it."""
 
 
+class UnsupportedLength(KVStoreError, ValueError):
+    """The model rotates the keys of sequences of this length otherwise than those that the store holds.
+
+    With rope types longrope and dynamic: `ModelIdentity.from_transformers` says which lengths an identity is for.
+    """
+
+
 class FormatVersion(KVStoreError):
     """The store was written by another version of the format."""
 

@@ -126,7 +126,7 @@ class KVStore:
 
         Raises:
             ValueError: tokens, logprobs, ttl or namespace are malformed. Nothing is changed then, nor below.
-            LayoutMismatch: the tensors do not have the layout of the store's identity.
+            LayoutMismatch, UnsupportedLength: tensors or tokens do not fit the layout of the store's identity.
             UnsupportedCache: the cache has layers that cannot be stored, or is approximate.
             ReadOnlyStore: the store was opened with read_only=True.
 
@@ -172,7 +172,7 @@ class KVStore:
         """Return the cache of the longest stored prefix of `tokens`.
 
         Args:
-            tokens: token ids, 1-D integers in [0, 2**32), any array-like.
+            tokens: ids of all tokens that the model is to see, 1-D integers in [0, 2**32), any array-like.
             namespace: that of the put.
             max_tokens: return at most this many tokens.
             device: where the tensors go; default is the CPU.
@@ -188,8 +188,8 @@ class KVStore:
             unless an approximate cache was asked for.
 
         Raises:
-            ValueError: an argument is malformed. The state of the store never raises: damaged, lost and evicted blocks
-                make the prefix shorter.
+            ValueError: an argument is malformed; UnsupportedLength: see `put`. The state of the store never raises:
+                damaged, lost and evicted blocks make the prefix shorter.
 
         Example:
             >>> hit = store.get([11, 12, 13, 14])
@@ -208,7 +208,7 @@ class KVStore:
         approximate: Approximate | None = None,
     ) -> Hit | None:
         self._calls.check()
-        request = GetRequest.of(tokens, digest, max_tokens, device, reserve)
+        request = GetRequest.of(self.identity.layout, tokens, digest, max_tokens, device, reserve)
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))

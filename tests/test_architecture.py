@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 TRANSFORMERS = "kvstore.integrations.transformers"
 LAYERS = [
     {"kvstore.errors"},
-    {"kvstore.core.tensors", "kvstore.core.fingerprints"},
+    {"kvstore.core.tensors", "kvstore.core.fingerprints", "kvstore.core.rope_types"},
     {"kvstore.core.layout"},
     # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.

@@ -50,7 +50,9 @@ class ModelIdentity:
             raise ConfigError(f"ModelIdentity.layout: expected a KVLayout, found {self.layout!r}")
 
     @classmethod
-    def from_transformers(cls, model: Any, tokenizer: Any = None, revision: str = "") -> ModelIdentity:
+    def from_transformers(
+        cls, model: Any, tokenizer: Any = None, revision: str = "", regime: str = "short"
+    ) -> ModelIdentity:
         """Make the identity of a loaded transformers model as it is now.
 
         The layout comes from the model's config. The fingerprint of the weights is a hash over a sample of every
@@ -62,14 +64,19 @@ class ModelIdentity:
             model: a loaded transformers model.
             tokenizer: its tokenizer, or None if tokens are made elsewhere.
             revision: the checkpoint's version; "" takes the commit that the model was loaded from.
+            regime: counts for models with rope type longrope, whose keys depend on the length of the sequence that they
+                were computed in. "short": caches of sequences up to the length that the model was first trained on;
+                "long": of longer ones, computed as a whole. These are two identities, for two stores. Rope type
+                dynamic has "short" alone.
 
         Raises:
+            ConfigError: another `regime`.
             UnsupportedModel: names what the model keeps that cannot be stored, an adapter whose caches do not follow
                 from token ids, or that its weights are not loaded.
         """
         from kvstore.integrations.transformers.describe import identity_fields
 
-        return cls(**identity_fields(model, tokenizer, revision))
+        return cls(**identity_fields(model, tokenizer, revision, regime))
 
     def fields(self) -> dict[str, str]:
         """Every field as text, the layout in canonical form."""

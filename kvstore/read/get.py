@@ -10,6 +10,7 @@ from typing import Any
 from kvstore.core.arguments import check_integer
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.results import Hit
+from kvstore.core.rope import check_length
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
@@ -46,14 +47,24 @@ class GetRequest:
     begin: float
 
     @classmethod
-    def of(cls, tokens: Any, namespace: bytes, max_tokens: int | None, device: Any, reserve: int | None) -> GetRequest:
+    def of(
+        cls,
+        layout: KVLayout,
+        tokens: Any,
+        namespace: bytes,
+        max_tokens: int | None,
+        device: Any,
+        reserve: int | None,
+    ) -> GetRequest:
         """Check the arguments of `KVStore.get`.
 
         Raises:
+            UnsupportedLength: sequences of this length have other keys than those of the layout.
             ValueError: an argument is malformed; as ConfigError, if there is no such device.
         """
         begin = time.perf_counter()
         ids = as_tokens(tokens)
+        check_length(layout, len(ids))
         wanted = ids[: check_integer("max_tokens", max_tokens, 1)]
         check_integer("reserve", reserve, 0, _MOST_RESERVE)
         check_device(device)

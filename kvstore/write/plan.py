@@ -13,6 +13,7 @@ from kvstore.codecs.view import KVView
 from kvstore.core.arguments import as_numbers, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.rope import check_length
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
@@ -111,8 +112,10 @@ class PutRequest:
 
         Raises:
             ValueError: an argument is malformed.
+            UnsupportedLength: sequences of this length have other keys than those of the layout.
         """
         ids = as_tokens(tokens)
+        check_length(layout, len(ids))
         bits: npt.NDArray[np.float32] | float = UNIFORM_BITS_PER_TOKEN
         if logprobs is not None:
             bits = bits_from_logprobs(as_numbers("logprobs", logprobs), len(ids))

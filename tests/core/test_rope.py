@@ -130,7 +130,8 @@ def test_keys_move_only_where_their_pairs_are_known() -> None:
     assert can_rotate(KVLayout.uniform(2, 2, 8))
     assert can_rotate(KVLayout.uniform(2, 2, 8, rope=known))
     assert not can_rotate(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["default"] | {"pairs": "Other"})))
-    assert not can_rotate(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["partial"])))
+    assert can_rotate(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["partial"])))
+    assert not can_rotate(KVLayout.uniform(2, 2, 8, rope='{"full_attention": {"rope_theta": 100.0}}'))
     assert not can_rotate(KVLayout.uniform(2, 2, 7, rope=known))
     assert not can_rotate(KVLayout((LayerLayout(1, 8, 8), LayerLayout(1, 4, 4)), "bfloat16", known))
 

@@ -62,5 +62,4 @@ def refused_configs() -> dict[str, Any]:
         "multi-head latent attention": DeepseekV3Config(),
         "encoder-decoder": T5Config(),
         "linear_attention, hybrid": Qwen3NextConfig(),
-        "dynamic": LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,25 +19,26 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from kvstore.core.layout import KVLayout, LayerLayout
-from kvstore.errors import UnsupportedModel
+from kvstore.core.rope_types import LENGTH_DEPENDENT, REGIMES, SHORT, TYPES
+from kvstore.errors import ConfigError, UnsupportedModel
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
 
 # Models that turn, in every layer, each value of the first half of a head with the one half a head behind it.
 HALVES = ("gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3")
-# Rotary variants whose keys depend on the length of the sequence they were computed in, not on the position
-# alone.
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
-def layout_from_config(config: Any, dtype: torch.dtype | str) -> KVLayout:
+def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHORT) -> KVLayout:
     """Return the layout of the caches of a model with this config.
 
     Args:
         config: a transformers config.
         dtype: what the cache is held in, "bfloat16" or a torch.dtype.
+        regime: "short" or "long", which counts where keys depend on the length of the sequence; see
+            `ModelIdentity.from_transformers`.
 
     Raises:
+        ConfigError: another `regime`.
         UnsupportedModel: names what cannot be stored: an encoder-decoder, images or audio, latent attention, or layers
             other than full attention.
 
@@ -73,7 +75,7 @@ def layout_from_config(config: Any, dtype: torch.dtype | str) -> KVLayout:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layer = LayerLayout(int(heads), int(dim), int(dim))
-    return KVLayout((layer,) * len(kinds), str(dtype).removeprefix("torch."), _rope(config, name))
+    return KVLayout((layer,) * len(kinds), str(dtype).removeprefix("torch."), _rope(config, name, regime))
 
 
 def _layer_kinds(config: Any) -> list[str]:
@@ -95,24 +97,33 @@ def _layer_kinds(config: Any) -> list[str]:
     return kinds
 
 
-def _rope(config: Any, name: str) -> str:
+def _rope(config: Any, name: str, regime: str) -> str:
     """Canonical JSON of the rotary parameters; "none" for learned or absolute positions."""
+    if regime not in REGIMES:
+        raise ConfigError(f"regime: expected one of {', '.join(REGIMES)}, found {regime!r}")
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
         return "none"
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    kinds = {part.get("rope_type", "default") for part in nested or [parameters]}
+    for kind in sorted(kinds - set(TYPES)):
+        raise UnsupportedModel(f"{name}: rope type {kind} is not known")
     kind = parameters.get("rope_type", "default")
-    if kind in LENGTH_DEPENDENT_ROPE:
-        raise UnsupportedModel(f"{name}: with rope type {kind} keys depend on the whole length")
+    for other in sorted(kinds & set(LENGTH_DEPENDENT)):
+        if nested or (other == "dynamic" and regime != SHORT):
+            raise UnsupportedModel(f"{name}: with rope type {other} keys depend on the whole length")
     facts = {key: value for key, value in parameters.items() if value is not None}
     if name not in HALVES:
         # Nobody moves such keys to other positions: which pairs are turned, and in which layers, is not known.
         facts["pairs"] = name
     if kind != "default":
         facts["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
+    if kind in LENGTH_DEPENDENT:
+        facts["regime"] = regime
     return json.dumps(facts, sort_keys=True)
 
 
-def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> dict[str, Any]:
+def identity_fields(model: Any, tokenizer: Any = None, revision: str = "", regime: str = SHORT) -> dict[str, Any]:
     """What `ModelIdentity` is made of, for a loaded model as it is now, with the adapters that are active.
 
     Reads a sample of every tensor, not all of it: an edit of single values may go unnoticed, another checkpoint never
@@ -122,6 +133,7 @@ def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> di
         model: a loaded transformers model; one wrapped by `torch.compile` or peft is fine.
         tokenizer: its tokenizer; None where tokens are made elsewhere.
         revision: the name of the checkpoint's version; "" takes the commit that the model was loaded from.
+        regime: see `layout_from_config`.
 
     Returns:
         The arguments `model`, `revision`, `weights`, `tokenizer` and `layout` of `ModelIdentity`.
@@ -140,5 +152,5 @@ def identity_fields(model: Any, tokenizer: Any = None, revision: str = "") -> di
         "revision": revision or str(getattr(config, "_commit_hash", None) or ""),
         "weights": weights,
         "tokenizer": "" if tokenizer is None else tokenizer_fingerprint(tokenizer),
-        "layout": layout_from_config(config, model.dtype),
+        "layout": layout_from_config(config, model.dtype, regime),
     }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kvstore.core.fingerprints import MORE, SAMPLED
+from kvstore.core.rope_types import LENGTH_DEPENDENT
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.adapters import Adapters, bare, check_adapters
 from kvstore.integrations.transformers.config_facts import HARMLESS, IN_LAYOUT, config_facts
@@ -112,10 +113,14 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _derived(model: Any, adapters: Adapters) -> list[Any]:
     """Buffers that are not saved, as those of rotary positions: name, shape, dtype, and values to three digits, which
-    are the same on every machine."""
-    saved, found = model.state_dict(keep_vars=True).keys(), []
-    for path, buffer in model.named_buffers():
+    are the same on every machine. Not those that `follows_length` names."""
+    saved, found, seen = model.state_dict(keep_vars=True).keys(), [], set()
+    for path, buffer in model.named_buffers(remove_duplicate=False):
         name, _ = adapters.place(path)
+        holder, _, own = path.rpartition(".")
+        if id(buffer) in seen or follows_length(model.get_submodule(holder), own):
+            continue  # the original may be the same tensor as what follows the length
+        seen.add(id(buffer))
         if path in saved or name is None:
             continue
         if buffer.is_meta:
@@ -123,6 +128,19 @@ def _derived(model: Any, adapters: Adapters) -> list[Any]:
         values = [f"{value:.2e}" for value in _spread(buffer.detach()).flatten().tolist()] if buffer.numel() else []
         found.append([name, list(buffer.shape), str(buffer.dtype), values])
     return sorted(found)
+
+
+def follows_length(module: Any, name: str) -> bool:
+    """Whether a buffer is overwritten in every pass by what suits the length of the sequence; the layout tells which.
+
+    Example:
+        >>> follows_length(torch.nn.Linear(1, 1), "inv_freq")
+        False
+    """
+    if not name.endswith("inv_freq") or name.endswith("original_inv_freq"):
+        return False
+    kinds = module.__dict__.get("rope_type")
+    return any(kind in LENGTH_DEPENDENT for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

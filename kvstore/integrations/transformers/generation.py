@@ -9,6 +9,9 @@ from transformers import DynamicCache
 
 from kvstore.core.fingerprints import SAMPLED, differing_parts
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
+from kvstore.core.rope import check_length, lengths, regime_of
+from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.logprobs import Scores
@@ -49,8 +52,8 @@ def generate(
     """Run `model.generate(input_ids, **kwargs)` from the longest stored prefix, and store the result.
 
     Durable as the store's `put` is. The model's log-probabilities are stored with the tokens as far as `model.generate`
-    computes logits anyway: of the answer, and of the prompt only if the model ignores `logits_to_keep`. Logits of a
-    whole prompt may cost as much as several layers; tokens without a log-probability count 16 bits each.
+    computes logits anyway: of the answer, and of the prompt only if the model ignores `logits_to_keep`; logits of a
+    whole prompt may cost as much as several layers. Tokens without a log-probability count 16 bits each.
 
     Every call looks whether the model is still the one that the store was opened for: its weights, their dtype, the
     config, and the adapters that are active. If it changes during the call, nothing is stored (counted as
@@ -59,7 +62,7 @@ def generate(
     Args:
         model: a transformers model in evaluation mode; one wrapped by `torch.compile` or peft is fine.
         input_ids: integers `[1, n]`, n >= 1. At least the last one is computed.
-        store: all tokens that end up in the cache (the prompt and the answer without the last new token) are put here.
+        store: what ends up in the cache (prompt and answer without the last token, nor what is too long) is put here.
         session: store them as the state of this session, which replaces the former one.
         namespace: see `KVStore.put`.
         approximate: start from tokens that were computed behind another prefix, too (see `KVStore.get`); the positions
@@ -72,7 +75,7 @@ def generate(
     Raises:
         ValueError: names what does not fit: batches, beams, several sequences, inputs other than tokens, training mode.
         IdentityMismatch: the store is one of another model, or of other adapters, weights or settings; it says which.
-        UnsupportedModel: the model's caches cannot be stored (see `ModelIdentity.from_transformers`).
+        UnsupportedModel, UnsupportedLength: caches of the model, or of such a prompt, cannot be stored here.
 
     Example:
         >>> import tempfile
@@ -89,13 +92,40 @@ def generate(
     """
     _check_arguments(model, input_ids, kwargs)
     identity = _checked_identity(model, store)
+    _check_regime(store.identity.layout, input_ids.shape[1], kwargs)
     cache = _stored_cache(model, input_ids[0].tolist(), store, namespace, approximate)
-    kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
     with Scores(model, cache) as scores:
-        output = model.generate(input_ids, past_key_values=cache, **kwargs)
+        output, made = _generated(model, input_ids, cache, store.identity.layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
-        _store(output, cache, scores, store, namespace, session)
+        _store(output, made, scores, store, namespace, session)
     return output
+
+
+def _check_regime(layout: KVLayout, length: int, kwargs: dict[str, Any]) -> None:
+    """Refuse prompts whose keys the store does not hold, and such as are computed in pieces of another length."""
+    check_length(layout, length)
+    config = kwargs.get("generation_config")
+    piece = kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None))
+    if piece is not None and regime_of(layout) == LONG:
+        raise ValueError("prefill_chunk_size: the first pieces would have the keys of short sequences; remove it")
+
+
+def _generated(
+    model: Any, input_ids: torch.Tensor, cache: Any, layout: KVLayout, kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """(what `model.generate` returns, the cache to be stored).
+
+    Models that rotate keys by the length of the sequence may leave the cache that they were given for one that they
+    compute anew. In the long regime that is the one to store; in the short one what was given holds the short keys.
+    """
+    kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
+    if regime_of(layout) != LONG:
+        return model.generate(input_ids, past_key_values=cache, **kwargs), cache
+    asked = kwargs.get("return_dict_in_generate")
+    config = kwargs.get("generation_config") or model.generation_config
+    output = model.generate(input_ids, past_key_values=cache, **kwargs | {"return_dict_in_generate": True})
+    wanted = getattr(config, "return_dict_in_generate", None) if asked is None else asked
+    return output if wanted else output.sequences, output.past_key_values
 
 
 def _stored_cache(
@@ -104,7 +134,8 @@ def _stored_cache(
     """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one."""
     hit = None
     if len(prompt) > 1:
-        hit = store.get(prompt[:-1], namespace=namespace, device=model.device, approximate=approximate)
+        last = len(prompt) - 1
+        hit = store.get(prompt, namespace=namespace, max_tokens=last, device=model.device, approximate=approximate)
     if hit is None:
         return DynamicCache(config=model.config)
     cache = hit.cache()
@@ -115,21 +146,29 @@ def _stored_cache(
 
 def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVStore) -> bool:
     """Whether the cache is what the model computes. A model that changed since its `identity` was taken is counted."""
-    if identity_now(model) != identity:
+    if identity_now(model, regime_of(identity.layout)) != identity:
         store.metrics.add(Metric.FALLBACK_MODEL_CHANGED)
         return False
     return not getattr(cache, "is_approximate", False)
 
 
 def _store(output: Any, cache: Any, scores: Scores, store: KVStore, namespace: bytes, session: str | None) -> None:
-    """Puts what the cache holds of the sequence that `generate` returned, or saves it as the session."""
+    """Puts what the cache holds of the sequence that `generate` returned, or saves it as the session.
+
+    What was computed when the sequence had become too long for the store's keys is left out.
+    """
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    held = sequences[0, : cache_layers(cache)[0][0].shape[-2]].tolist()
-    logprobs = scores.logprobs(len(held))
+    layers = cache_layers(cache)
+    held = layers[0][0].shape[-2]
+    most = lengths(store.identity.layout.rope)[1]
+    if most is not None and held > most:
+        held, cache = most, [(k[..., :most, :], v[..., :most, :]) for k, v in layers]
+    tokens = sequences[0, :held].tolist()
+    logprobs = scores.logprobs(held)
     if session is None:
-        store.put(held, cache, namespace=namespace, logprobs=logprobs)
+        store.put(tokens, cache, namespace=namespace, logprobs=logprobs)
     else:
-        store.session(session, namespace=namespace).save(held, cache, logprobs=logprobs)
+        store.session(session, namespace=namespace).save(tokens, cache, logprobs=logprobs)
 
 
 def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None:
@@ -160,7 +199,7 @@ def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None
 
 def _checked_identity(model: Any, store: KVStore) -> ModelIdentity:
     """Refuses a store made for another model. Weights are compared where both fingerprints were made here."""
-    mine, theirs = identity_now(model), store.identity
+    mine, theirs = identity_now(model, regime_of(store.identity.layout)), store.identity
     if mine.layout != theirs.layout:
         raise IdentityMismatch(
             f"the model's cache layout is {mine.layout.canonical()}, the store holds "

@@ -18,6 +18,7 @@ import torch
 from kvstore.approximate.plan import sharpened
 from kvstore.core.approximate import ReusedSpan
 from kvstore.core.layout import KVLayout
+from kvstore.core.rope import check_length
 from kvstore.errors import UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.describe import layout_from_config
@@ -91,6 +92,7 @@ def recompute(
 
     Raises:
         ValueError: names the argument that does not fit.
+        UnsupportedLength: the model rotates the keys of so long a sequence otherwise than those of a short one.
         LayoutMismatch: the layers have another shape than the model's.
         UnsupportedCache: names a layer that cannot be written into.
         UnsupportedModel: single tokens cannot be computed: the model has layers other than full attention, takes no
@@ -128,6 +130,7 @@ def _token_ids(model: Any, tokens: Any, held: int) -> torch.Tensor:
     ids = given.reshape(-1).to(model.device, torch.int64)
     if len(ids) < held:
         raise ValueError(f"tokens: expected at least the {held} that the cache holds, found {len(ids)}")
+    check_length(layout_from_config(model.config, model.dtype), len(ids))  # a pass over a few rows looks short
     return ids
 
 

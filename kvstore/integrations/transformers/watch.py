@@ -8,14 +8,17 @@ and what hooks do.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.rope_types import SHORT
 from kvstore.integrations.transformers.adapters import bare, facts_of, has_adapters, is_foreign, used_adapters
 from kvstore.integrations.transformers.config_facts import config_facts
+from kvstore.integrations.transformers.describe import layout_from_config
+from kvstore.integrations.transformers.fingerprint import follows_length
 
 _SAMPLES = 8
 
@@ -55,7 +58,7 @@ class Look:
             state = module.__dict__
             marks.append(id(module))
             tensors += state["_parameters"].values()
-            tensors += state["_buffers"].values()
+            tensors += [tensor for name, tensor in state["_buffers"].items() if not follows_length(module, name)]
             stack += [child for child in state["_modules"].values() if child is not None]
             if is_foreign(type(module)):
                 facts.append((facts_of(module, _mark), used_adapters(module) if has_adapters(module) else ()))
@@ -78,10 +81,14 @@ class Look:
 _seen: weakref.WeakKeyDictionary[Any, tuple[Look, ModelIdentity]] = weakref.WeakKeyDictionary()
 
 
-def identity_now(model: Any) -> ModelIdentity:
+def identity_now(model: Any, regime: str = SHORT) -> ModelIdentity:
     """Return the identity of a model, made anew only if it looks other than at the last call.
 
     Thread-safe, as long as nobody changes the model meanwhile.
+
+    Args:
+        model: a loaded transformers model.
+        regime: see `ModelIdentity.from_transformers`.
 
     Raises:
         UnsupportedModel: see `ModelIdentity.from_transformers`.
@@ -90,7 +97,9 @@ def identity_now(model: Any) -> ModelIdentity:
     seen = _seen.get(model)
     if seen is None or not seen[0].is_like(look):
         seen = _seen[model] = look, ModelIdentity.from_transformers(model)
-    return seen[1]
+    if regime == SHORT:
+        return seen[1]
+    return replace(seen[1], layout=layout_from_config(bare(model).config, bare(model).dtype, regime))
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int, int]:
