@@ -101,8 +101,7 @@ class Window:
             self._bits,
             self._favour if surprisal else None,
         )
-        layers = engine.model.layout.layers
-        cached = [as_cached(bits, layers[part // 2].heads) for part, bits in enumerate(rows.decoded)]
+        cached = as_cached(rows.decoded, engine.model.layout)
         got = log_probabilities(self._model, self._ids[None, PREFIX:], cached)
         each = divergences(self._want, got)
         values = (PREFIX - SINKS) * sum(x.shape[1] for pair in self._bits for x in pair)

@@ -32,6 +32,7 @@ def calibrate(
     length: Annotated[int, typer.Option(help="Tokens of a window.")] = 1024,
     work: Annotated[Path | None, typer.Option(help="Folder for raw caches, kept; default: OUT.work, removed.")] = None,
     parts: Annotated[str, typer.Option(help="What to fit: some of lossless, lossy, aqua, donor.")] = "lossless,lossy",
+    regime: Annotated[str, typer.Option(help="Of rope type longrope: short or long sequences.")] = "short",
 ) -> None:
     """Fit a model's profile: what codecs need to make its caches smaller.
 
@@ -59,6 +60,7 @@ def calibrate(
                 length=length,
                 work=work,
                 parts=names,
+                regime=regime,
                 progress=progress,
             )
         _out.print(table(profile))

@@ -24,10 +24,11 @@ from kvstore.codecs.donor import steps as donor_steps
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor.tables import frequencies
+from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import Order, can_rotate
 from kvstore.errors import CodecError
 
 
@@ -108,12 +109,14 @@ class DonorCodec(DeltaCodec):
         view = block if block.on_cpu else copy_on_cpu(block)
         if table.nbytes >= len(out):
             return None
+        order, paired, rows = _order(info, table), view, [rows.view for rows in donors]
+        if order is not None:
+            paired, rows = in_pairs(view, order), [in_pairs(one, order) for one in rows]
         if self.step is None:
             coder = self._native if propagates and self._native is not None else _coder(info.layout)
-            core = _encode(coder, info, view, table, donors, out[table.nbytes :])
+            core = _encode(coder, info, paired, table, rows, out[table.nbytes :])
         else:
-            rows = [rows.view for rows in donors]
-            core = donor_steps.encode(view, table, rows, self.step, out[table.nbytes :])
+            core = donor_steps.encode(paired, table, rows, self.step, out[table.nbytes :])
         if core is None:
             return None
         end = table.nbytes + sum(core)
@@ -146,11 +149,16 @@ class DonorCodec(DeltaCodec):
                 f"donor: layers of {list(layer_sizes)} bytes are too small for the spans and what has no donor"
             )
         target, end = out if out.on_cpu else buffer_on_cpu(out), len(payload) - table.rest
+        order, paired = _order(info, table), target
+        if order is not None:
+            paired, rows = buffer(target), [in_pairs(one, order) for one in rows]
         core = payload[table.nbytes : end]
         if table.mode == STEPS:
-            donor_steps.decode(table, core, sizes, rows, target)
+            donor_steps.decode(table, core, sizes, rows, paired)
         else:
-            self._decode_exact(info, table, core, sizes, rows, target)
+            self._decode_exact(info, table, core, sizes, rows, paired)
+        if order is not None:
+            from_pairs(paired, order, target)  # rows in no span, too, which are decoded next
         self._decode_rest(info, payload[end:], table, target)
         if target is not out:
             target.copy_to(out)
@@ -277,7 +285,7 @@ def _encode(
     info: BlockInfo,
     block: KVView,
     table: SpanTable,
-    donors: Sequence[DonorRows],
+    donors: Sequence[KVView],
     out: memoryview,
 ) -> tuple[int, ...] | None:
     return _donor.encode(
@@ -286,11 +294,19 @@ def _encode(
         info.count,
         block.rows,
         _runs(table),
-        [rows.view.rows for rows in donors],
+        [view.rows for view in donors],
         table.angles,
         table.propagated,
         out,
     )
+
+
+def _order(info: BlockInfo, table: SpanTable) -> Order | None:
+    """The order of K's values in what the spans' rows are coded as; None as the cache holds them.
+
+    Records that rotate no keys, the only ones that there were once of heads that are rotated in part, hold them so.
+    """
+    return order_of(info.layout) if len(table.angles) or table.propagated else None
 
 
 def _table(info: BlockInfo, donors: Sequence[DonorRows], flags: int, mode: int = EXACT) -> SpanTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvstore.codecs.view import KVView
-from kvstore.core.rope import ONE, angles_of
+from kvstore.core.rope import ONE, angles_of, frequencies
 
 
 @torch.inference_mode()  # the tensors may have been made in it, by another thread
@@ -23,10 +23,10 @@ def rotate_keys(view: KVView, shift: int) -> None:
     """
     if shift == 0 or view.layout.rope == "none":
         return
-    angles = torch.from_numpy(angles_of(view.layout, shift)).float() / ONE
+    half = len(frequencies(view.layout.rope, view.layout.layers[0].key_dim))  # what is behind 2 * half stands still
+    angles = torch.from_numpy(angles_of(view.layout, shift)[:, :half]).float() / ONE
     cos, sin = angles[0], angles[1]
-    half = len(cos)
     for key in view.tensors()[::2]:
-        a, b = key[..., :half].float(), key[..., half:].float()
+        a, b = key[..., :half].float(), key[..., half : 2 * half].float()
         first, second = a * cos - b * sin, b * cos + a * sin  # both before either is written: a may be a view
-        key[..., :half], key[..., half:] = first, second
+        key[..., :half], key[..., half : 2 * half] = first, second

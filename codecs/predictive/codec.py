@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import kvstore.codecs.predictive._predict as _predict
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.entropy.codec import EntropyCodec
+from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.exact import ExactMode
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.profile import NO_PROFILE, Profile
@@ -83,6 +84,7 @@ class PredictiveCodec(Codec):
         self.profile = profile
         self._plain = EntropyCodec()
         self._exact = ExactMode(model)
+        self._order = order_of(model.layout)  # of K, in what the modes see
         self._lossy = self._steps = None
         if lossy is not None:
             from kvstore.codecs.predictive.lossy import LossyMode
@@ -140,12 +142,21 @@ class PredictiveCodec(Codec):
         coded: tuple[int, ...] | int | None = _predict.FALL_BACK
         if info.layout == self._exact.model.layout:
             if self._steps is None:
-                view, coded = self._exact.encode(info, block, out, self._plain.usual(info))
+                view, coded = self._encode_exact(info, block, out)
             else:
-                coded = self._encode_lossy(info, block, out)
+                coded = self._encode_lossy(info, block if self._order is None else in_pairs(block, self._order), out)
         if coded == _predict.FALL_BACK:
             return self._plain.encode(info, view, out)
         return coded if isinstance(coded, tuple) else None
+
+    def _encode_exact(
+        self, info: BlockInfo, block: KVView, out: memoryview
+    ) -> tuple[KVView, tuple[int, ...] | int | None]:
+        """As `ExactMode.encode`; the block that is returned has K as the cache holds it."""
+        limit = self._plain.usual(info)
+        if self._order is None:
+            return self._exact.encode(info, block, out, limit)
+        return block, self._exact.encode(info, in_pairs(block, self._order), out, limit)[1]
 
     def _encode_lossy(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | int | None:
         """As `_predict.encode`."""
@@ -178,12 +189,15 @@ class PredictiveCodec(Codec):
             return
         if info.layout != self._exact.model.layout or info.start < 0:
             raise CodecError("predictive: the block has another layout than the profile, or a negative position")
+        target = out if self._order is None else buffer(out)
         if mode == MODE:
-            self._exact.decode(info, payload, layer_sizes, out)
+            self._exact.decode(info, payload, layer_sizes, target)
         elif self._lossy is not None:
-            self._lossy.decode(info, payload, layer_sizes, out)
+            self._lossy.decode(info, payload, layer_sizes, target)
         else:
             raise CodecError('predictive: the block was coded with loss, and the profile has no section "lossy"')
+        if self._order is not None:
+            from_pairs(target, self._order, out)
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
         """See `ExactMode.codes_on`. Blocks with loss are coded by the CPU."""

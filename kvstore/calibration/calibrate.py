@@ -8,10 +8,12 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from kvstore.calibration.donor.passages import check_passages
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
 from kvstore.calibration.sections import DEFAULT, NAMES, Arrays, FitTask, ProfileSection, section
 from kvstore.codecs.profile import Profile
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.rope_types import SHORT
 from kvstore.errors import ConfigError
 
 CURVE = (8, 4, 2)  # fits to this fraction of the windows are measured too
@@ -28,6 +30,7 @@ def calibrate(
     length: int = 1024,
     work: Path | None = None,
     parts: Sequence[str] = DEFAULT,
+    regime: str = SHORT,
     progress: Progress = silent,
 ) -> Profile:
     """Make the profile of a model and write it to `out`, whole or not at all.
@@ -44,6 +47,7 @@ def calibrate(
             default is `out` with ".work" added, removed at the end.
         parts: the sections to fit, some of `sections.NAMES`. A section that this version lacks is left out and
             `progress` is told.
+        regime: of the model's identity, see `ModelIdentity.from_transformers`; windows must be as long as it says.
         progress: called with what is being done, how much of it is done, and how much there is.
 
     Returns:
@@ -51,11 +55,14 @@ def calibrate(
 
     Raises:
         UnsupportedModel: names what the model lacks.
+        UnsupportedLength: keys depend on the length, and those of such windows are not of this regime.
         ConfigError: a bad argument, or too little text.
         OSError: a file cannot be read or written.
     """
     chosen = _chosen(parts)
-    identity = ModelIdentity.from_transformers(model, tokenizer)
+    identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime)
+    if "donor" in chosen:
+        check_passages(identity.layout, length)
     folder = work or out.with_name(out.name + ".work")
     dump = KVDump.make(
         model, tokenizer, text, folder, windows=windows, length=length, identity=identity, progress=progress

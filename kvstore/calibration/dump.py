@@ -2,7 +2,7 @@
 
 A work folder:
     dump.json           what it was made from; another model, text, or size starts it anew
-    first.npy           K, before the rotary embedding, and V of the first layer for every token, `[vocabulary, C]`
+    first.npy           `first_layer`
     embedding.npy       the embedding of every token, `[vocabulary, hidden]`
     values.npy          what an error in V costs, `[layers, heads, dim, dim]`
     00000.npy ...       of every window: query energies and norms, `[layers, heads * dim + 1]`
@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
+from kvstore.core.rope import check_length, in_pairs, regime_of
 from kvstore.errors import ConfigError, ProfileError
 from kvstore.tiers.disk.fs import FileSystem, read_file, write_file
 
@@ -100,13 +101,15 @@ class KVDump:
 
         model: a transformers model in bf16, like Llama. Continues what was begun in `folder` with the same model, text
         and numbers; anything else that is there from an earlier run is removed, which `progress` is told.
-        Raises `UnsupportedModel` naming what the model lacks, `ConfigError` for a text of less than two windows.
+        Raises `UnsupportedModel` naming what the model lacks, `UnsupportedLength` where keys depend on the length and
+        those of windows of this one are not the identity's, `ConfigError` for a text of less than two windows.
         """
         from kvstore.calibration.model_probe import ModelProbe
 
-        probe = ModelProbe(model)
-        ids = _windows(tokenizer, text, windows, length)
         identity = identity or ModelIdentity.from_transformers(model, tokenizer)
+        check_length(identity.layout, length)
+        probe = ModelProbe(model, regime_of(identity.layout))
+        ids = _windows(tokenizer, text, windows, length)
         dump, fs = cls(folder, identity.layout, len(ids), length), FileSystem()
         facts = {
             "version": VERSION,
@@ -161,6 +164,11 @@ class KVDump:
             self._map(window, begin + 2 * self.length * shape.heads * shape.key_dim, shape.heads * shape.value_dim),
         )
 
+    def coded(self, layer: int, window: int) -> tuple[Bits, Bits]:
+        """`layer`, with K in the order that the codecs' integers work in, `rope.pair_order`."""
+        keys, values = self.layer(layer, window)
+        return in_pairs(keys, self.layout.rope, self.layout.layers[layer].key_dim), values
+
     def tensors(self, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """K and V of every layer, as cached: bfloat16 `[heads, length, dim]`, copies."""
         import torch
@@ -183,8 +191,9 @@ class KVDump:
 
     @cached_property
     def first_layer(self) -> Bits:
-        """What the first layer's cache holds of every token, by the weights alone: bf16 bits of K before the rotary
-        embedding, then of V, `[vocabulary, heads * key_dim + heads * value_dim]`; mapped."""
+        """What the first layer's cache holds of every token, by the weights alone: bf16 bits of K before the rotation,
+        with the factor of the rotary embedding and in `rope.pair_order`, then of V, `[vocabulary, heads * key_dim +
+        heads * value_dim]`; mapped."""
         return self._load("first.npy")
 
     @cached_property
@@ -194,7 +203,8 @@ class KVDump:
 
     @cached_property
     def sensitivity_k(self) -> Floats:
-        """RMS change of an attention logit by an error of one in K, of each rotary pair: `[layers, heads * dim]`."""
+        """RMS change of an attention logit by an error of one in K, of each rotary pair: `[layers, heads * dim]`, in
+        `rope.pair_order`."""
         shape = self.layout.layers[0]
         energy = self._means[:, :-1].reshape(-1, shape.heads, 2, shape.key_dim // 2).mean(2)
         cost = np.sqrt(np.concatenate([energy, energy], 2)) / math.sqrt(shape.key_dim)

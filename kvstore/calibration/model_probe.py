@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,28 +11,30 @@ import numpy.typing as npt
 import torch
 
 from kvstore.core.layout import SINKS, KVLayout
+from kvstore.core.rope import attention_scaling, frequencies, in_pairs
+from kvstore.core.rope_types import SHORT
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.describe import layout_from_config
 
-ROPE_TYPES = ("default",)
 _STEP = 4096  # tokens of the vocabulary at a time
 Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 
 
 class ModelProbe:
-    """model: of transformers, in bf16 and evaluation mode; it is not changed.
+    """model: of transformers, in bf16 and evaluation mode; it is not changed. regime: of `layout_from_config`.
 
     Raises `UnsupportedModel` naming what is missing: bf16, the rotary embedding, or one of the projections that a
     layer of Llama has.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, regime: str = SHORT) -> None:
         name = getattr(model.config, "model_type", type(model).__name__)
         if model.dtype != torch.bfloat16:
             raise UnsupportedModel(f"{name}: calibration needs the model in bfloat16, found {model.dtype}")
-        self.layout: KVLayout = layout_from_config(model.config, model.dtype)
-        _check_rope(name, self.layout.rope)
+        self.layout: KVLayout = layout_from_config(model.config, model.dtype, regime)
+        shape = self.layout.layers[0]
+        self._factors = _key_factors(name, self.layout.rope, shape.key_dim)
         self._base = getattr(model, "base_model", model)
         self._layers = list(_submodule(self._base, "layers", name))
         self._embed = _submodule(self._base, "embed_tokens", name)
@@ -42,7 +43,6 @@ class ModelProbe:
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 _submodule(attention, projection, f"{name}: layer {number}: self_attn")
         _submodule(self._layers[0], "input_layernorm", f"{name}: layer 0")
-        shape = self.layout.layers[0]
         self._heads, self._dim = shape.heads, shape.key_dim
         self._group = model.config.get_text_config(decoder=True).num_attention_heads // shape.heads
 
@@ -51,7 +51,8 @@ class ModelProbe:
         """Prefills one window, `[tokens]`.
 
         Returns per layer K (as cached) and V, bf16 bits `[tokens, heads * dim]`, and `[layers, heads * dim + 1]`: mean
-        square of the queries that meet each dimension of K, then the RMS norm of the residual stream behind the layer.
+        square of the queries that meet each dimension of K, in `rope.pair_order`, then the RMS norm of the residual
+        stream behind the layer.
         """
         statistics = np.zeros((len(self._layers), self._heads * self._dim + 1))
         with self._hooks(statistics):
@@ -61,16 +62,18 @@ class ModelProbe:
 
     @torch.inference_mode()
     def first_layer(self) -> Bits:
-        """K, before the rotary embedding, and V of the first layer for every token: `[vocabulary, 2 * heads * dim]`."""
+        """What `KVDump.first_layer` holds: `[vocabulary, 2 * heads * dim]`."""
         layer, embedding = self._layers[0], self._embed.weight
         attention, found = layer.self_attn, []
+        factors = torch.from_numpy(np.tile(self._factors, self._heads)).to(embedding)
         for begin in range(0, len(embedding), _STEP):
             x = layer.input_layernorm(embedding[begin : begin + _STEP])
             keys, values = attention.k_proj(x), attention.v_proj(x)
             norm = getattr(attention, "k_norm", None)
             if norm is not None:
                 keys = norm(keys.view(*keys.shape[:-1], -1, norm.weight.numel())).view(keys.shape)
-            found.append(_bits(torch.cat([keys, values], -1)))
+            rotated = in_pairs(_bits(keys * factors), self.layout.rope, self._dim)
+            found.append(np.concatenate([rotated, _bits(values)], 1))
         return np.concatenate(found)
 
     def embedding(self) -> Bits:
@@ -96,7 +99,8 @@ class ModelProbe:
 
             def keep_queries(_module: Any, _inputs: Any, out: Any, number: int = number) -> None:
                 square = out.detach().float().view(-1, self._heads, self._group, self._dim).pow(2)
-                statistics[number, :-1] = square.mean((0, 2)).flatten().cpu().numpy()
+                energy = square.mean((0, 2)).cpu().numpy() * np.square(self._factors)
+                statistics[number, :-1] = in_pairs(energy, self.layout.rope, self._dim).flatten()
 
             def keep_norm(_module: Any, _inputs: Any, out: Any, number: int = number) -> None:
                 stream = (out[0] if isinstance(out, tuple) else out).detach().float().flatten(0, -2)[SINKS:]
@@ -112,12 +116,19 @@ class ModelProbe:
                 hook.remove()
 
 
-def _check_rope(name: str, rope: str) -> None:
+def _key_factors(name: str, rope: str, dim: int) -> Floats:
+    """What the rotary embedding multiplies keys and queries by besides rotating them, float32 `[dim]`."""
     if rope == "none":
         raise UnsupportedModel(f"{name}: calibration needs a rotary embedding, the model has none")
-    facts = json.loads(rope)
-    if facts.get("rope_type", "default") not in ROPE_TYPES or facts.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel(f"{name}: calibration needs the default rotary embedding, found {rope}")
+    try:
+        rotated, scaling = 2 * len(frequencies(rope, dim)), attention_scaling(rope)
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"{name}: calibration does not know the rotary embedding of all layers: {error}"
+        ) from error
+    factors = np.ones(dim, np.float32)
+    factors[:rotated] = scaling
+    return factors
 
 
 def _submodule(module: Any, name: str, where: str) -> Any:

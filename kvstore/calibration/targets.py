@@ -1,4 +1,5 @@
-"""What fits aim at: values of a dump as numbers, keys before the rotary embedding."""
+"""What fits aim at: values of a dump as numbers, keys before the rotation and in `rope.pair_order`, as codecs predict
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from kvstore.calibration.dump import Floats, KVDump, floats
 from kvstore.codecs.predictive.linear_model import FINE
 from kvstore.core.layout import SINKS, KVLayout
-from kvstore.core.rope import fixed_point, frequencies, rotate
+from kvstore.core.rope import fixed_point, in_pairs, paired_frequencies, rotate
 
 Arrays = dict[str, npt.NDArray[Any]]
 NO_SINKS = slice(SINKS, None)
@@ -18,8 +19,8 @@ COARSE = 1024  # entries of the coarse table of angles: 131,072 positions
 
 
 def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_SINKS) -> Floats:
-    """What is predicted of some rows of a window: K of layer `number` before the rotary embedding (which = 0), or V;
-    float32 `[rows, C]`."""
+    """What is predicted of some rows of a window: K of layer `number` before the rotation (which = 0), or V; float32
+    `[rows, C]`."""
     x = floats(dump.layer(number, window)[which][rows])
     if which == 0:
         x = unrotated(x, dump.layout, dump.layout.layers[number].key_dim, np.arange(dump.length)[rows])
@@ -27,14 +28,14 @@ def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_
 
 
 def unrotated(keys: Floats, layout: KVLayout, dim: int, positions: npt.NDArray[np.int64] | None = None) -> Floats:
-    """K without the rotary embedding. keys: float32 `[tokens, heads * dim]`, by default of positions from 0."""
+    """K without the rotation, in pairs. keys: float32 `[tokens, heads * dim]`, by default of positions from 0."""
     at = np.arange(len(keys)) if positions is None else positions
-    return rotate(keys, keys.shape[1] // dim, at, layout.rope, -1)
+    return in_pairs(rotate(keys, keys.shape[1] // dim, at, layout.rope, -1), layout.rope, dim)
 
 
 def angles(layout: KVLayout) -> Arrays:
     """The tables of the rotary embedding, in 1/16384; the decoder multiplies them, nobody computes a cosine again."""
-    radians = frequencies(layout.rope, layout.layers[0].key_dim)
+    radians = paired_frequencies(layout.rope, layout.layers[0].key_dim)
     tables = {}
     for name, positions in (("rope_fine", np.arange(FINE)), ("rope_coarse", FINE * np.arange(COARSE))):
         tables[name] = fixed_point(positions[:, None] * radians)

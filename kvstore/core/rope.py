@@ -36,6 +36,7 @@ mathematical library rounds to."""
 Angles = npt.NDArray[np.int16]
 Order = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.float32]
+Rows = npt.NDArray[Any]
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -184,6 +185,16 @@ def pair_order(rope: str, dim: int) -> Order | None:
     middle = pairs + dim // 2
     index = np.arange(dim)
     return np.concatenate([index[:pairs], index[2 * pairs : middle], index[pairs : 2 * pairs], index[middle:]])
+
+
+def in_pairs(rows: Rows, rope: str, dim: int) -> Rows:
+    """Return rows of heads of `dim` values in `pair_order`, `[n, heads * dim]`; the same array if that is as they are.
+
+    Raises:
+        ValueError: as `frequencies`.
+    """
+    order = pair_order(rope, dim)
+    return rows if order is None else rows.reshape(len(rows), -1, dim)[:, :, order].reshape(rows.shape)
 
 
 def paired_frequencies(rope: str, dim: int) -> Radians:

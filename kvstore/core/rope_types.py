@@ -134,7 +134,8 @@ def _longrope(facts: Facts, dim: int) -> Radians:
     found = _default(facts, dim)
     if factors.shape != found.shape:
         raise ValueError(f"{facts['regime']}_factor: expected {len(found)} numbers, found {len(factors)}")
-    return found / factors
+    slowed: Radians = found / factors
+    return slowed
 
 
 def _dynamic(facts: Facts, dim: int) -> Radians:

@@ -232,12 +232,7 @@ def _without(name: str) -> Any:
         (lambda: calibrated.model().float(), "bfloat16, found torch.float32"),
         (lambda: calibrated.tiny("gpt2").bfloat16(), "gpt2: calibration needs a rotary embedding"),
         (lambda: _without("v_proj"), "llama: layer 2: self_attn: has no v_proj"),
-        (
-            lambda: calibrated.model(
-                rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
-            ),
-            "default rotary embedding, found .*linear",
-        ),
+        (lambda: calibrated.model("gemma3-full"), "rotary embedding of all layers"),
     ],
     ids=["float32", "gpt2", "no projection", "rope"],
 )

@@ -12,7 +12,9 @@ import torch
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.targets import target, unrotated
 from kvstore.codecs.predictive.linear_model import rotates
-from kvstore.core.layout import SINKS
+from kvstore.core.layout import SINKS, KVLayout
+from kvstore.core.rope import can_rotate, check_length
+from kvstore.errors import UnsupportedModel
 
 Tensor = torch.Tensor
 CONTEXTS = (16, 384)  # tokens before the passage: another prompt, another document
@@ -36,6 +38,19 @@ class PassagePair:
             positions = np.arange(self.position, self.position + len(own))
             own = unrotated(own, dump.layout, dump.layout.layers[layer].key_dim, positions)
         return torch.from_numpy(target(dump, layer, which, self.window, rows)), torch.from_numpy(own)
+
+
+def check_passages(layout: KVLayout, length: int) -> None:
+    """Check that passages can be taken from windows of `length` tokens.
+
+    Raises:
+        UnsupportedModel: keys cannot be moved from one beginning to another.
+        UnsupportedLength: keys depend on the length, and passages are too short to have those of the layout.
+    """
+    if not can_rotate(layout):
+        raise UnsupportedModel(f"donor: keys with the rotary embedding {layout.rope} cannot be moved; leave donor out")
+    start = length // 2
+    check_length(layout, length - start + min(*CONTEXTS, start - SINKS))
 
 
 def passages(model: Any, dump: KVDump, windows: Sequence[int]) -> Iterator[PassagePair]:

@@ -169,7 +169,7 @@ def balanced(
             ids = torch.from_numpy(dump.tokens(window))[None, half:].to(model.device)
             with torch.inference_mode():
                 rows = code_window(engine, steps, dump, window, half)[1]
-                decoded = [as_cached(x, dump.layout.layers[i // 2].heads).float() for i, x in enumerate(rows.decoded)]
+                decoded = [x.float() for x in as_cached(rows.decoded, dump.layout)]
             leaves = leaves_of(model, dump, window)
             errors = [x.to(model.device) - leaf.detach().float() for x, leaf in zip(decoded, leaves, strict=True)]
             for gradients in gradients_of(model, ids, leaves, generator, DRAWS):

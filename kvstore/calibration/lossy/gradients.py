@@ -30,10 +30,9 @@ def frozen(model: Any) -> Iterator[None]:
 
 def leaves_of(model: Any, dump: KVDump, window: int) -> list[Tensor]:
     """The cache of the first half of a window, K and V of each layer [1, heads, n, dim], to be differentiated by."""
-    bits = [x[: dump.length // 2] for i in range(len(dump.layout.layers)) for x in dump.layer(i, window)]
-    layers = dump.layout.layers
-    found = [as_cached(torch.from_numpy(x.astype(np.int64)), layers[i // 2].heads) for i, x in enumerate(bits)]
-    return [x.to(model.device).requires_grad_() for x in found]
+    layers = range(len(dump.layout.layers))
+    bits = [torch.from_numpy(x[: dump.length // 2].astype(np.int64)) for i in layers for x in dump.coded(i, window)]
+    return [x.to(model.device).requires_grad_() for x in as_cached(bits, dump.layout)]
 
 
 def gradients_of(

@@ -14,7 +14,8 @@ from kvstore.codecs.predictive.lossy_quantiser import Steps
 from kvstore.codecs.predictive.lossy_reference import HEADER
 from kvstore.codecs.predictive.lossy_rows import Engine, Rows, quantise
 from kvstore.codecs.predictive.model import PredictiveModel
-from kvstore.core.layout import SINKS
+from kvstore.core.layout import SINKS, KVLayout
+from kvstore.core.rope import pair_order
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
@@ -43,7 +44,7 @@ def code_window(
     count = dump.length if count is None else count
     tokens, positions = torch.from_numpy(dump.tokens(window)[:count]), torch.arange(count)
     layers = [
-        [torch.from_numpy(x[:count].astype(np.int64)) for x in dump.layer(i, window)] for i in range(len(engine.parts))
+        [torch.from_numpy(x[:count].astype(np.int64)) for x in dump.coded(i, window)] for i in range(len(engine.parts))
     ]
     rows = quantise(engine, steps, tokens, positions, positions < SINKS, layers)
     values = (count - SINKS) * sum(x.shape[1] for pair in layers for x in pair)
@@ -77,20 +78,18 @@ def measure(
     """
     windows = list(dump.held_out)[:4] if windows is None else windows
     engine = Engine(LossyModel.from_arrays(base, arrays))
-    found, heads = np.zeros((len(levels), 5)), [x.heads for x in dump.layout.layers]
+    found = np.zeros((len(levels), 5))
     for at, window in enumerate(windows):
         progress("lossy: measuring quality", at, len(windows))
         half = dump.length // 2
         ids = torch.from_numpy(dump.tokens(window))[None, half:].to(model.device)
         exact = [
-            torch.from_numpy(x[:half].astype(np.int64)) for i in range(len(base.parts)) for x in dump.layer(i, window)
+            torch.from_numpy(x[:half].astype(np.int64)) for i in range(len(base.parts)) for x in dump.coded(i, window)
         ]
-        want = log_probabilities(model, ids, [as_cached(x, heads[i // 2]).to(ids.device) for i, x in enumerate(exact)])
+        want = log_probabilities(model, ids, [x.to(ids.device) for x in as_cached(exact, dump.layout)])
         for i, level in enumerate(levels):
             bits, rows = code_window(engine, Steps.of(*level), dump, window, half)
-            got = log_probabilities(
-                model, ids, [as_cached(x, heads[j // 2]).to(ids.device) for j, x in enumerate(rows.decoded)]
-            )
+            got = log_probabilities(model, ids, [x.to(ids.device) for x in as_cached(rows.decoded, dump.layout)])
             each = divergences(want, got)
             found[i] += np.array([*level, bits, each.mean().item(), each[:NEAR].mean().item()]) / len(windows)
     progress("lossy: measuring quality", len(windows), len(windows))
@@ -120,7 +119,14 @@ def log_probabilities(model: Any, ids: Tensor, cached: Sequence[Tensor]) -> Tens
     return logits.float().log_softmax(-1)
 
 
-def as_cached(bits: Tensor, heads: int) -> Tensor:
-    """bf16 bits [n, C] as the model holds them, [1, heads, n, dim]."""
-    x = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16)
-    return x.view(len(x), heads, -1).transpose(0, 1)[None].contiguous()
+def as_cached(parts: Sequence[Tensor], layout: KVLayout) -> list[Tensor]:
+    """bf16 bits [n, C] of K, in `rope.pair_order`, and V of each layer as the model holds them, [1, heads, n, dim]."""
+    found = []
+    for number, bits in enumerate(parts):
+        shape = layout.layers[number // 2]
+        x = bits.to(torch.int32).to(torch.int16).view(torch.bfloat16).view(len(bits), shape.heads, -1)
+        order = pair_order(layout.rope, shape.key_dim) if number % 2 == 0 else None
+        if order is not None:
+            x = x[:, :, torch.from_numpy(np.argsort(order))]
+        found.append(x.transpose(0, 1)[None].contiguous())
+    return found

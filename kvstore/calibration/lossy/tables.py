@@ -51,7 +51,7 @@ def fit_tables(dump: KVDump, base: PredictiveModel, arrays: Arrays) -> None:
     before, by_row = torch.full((len(tokens),), PLAIN), np.ones((SHIFTS, SHIFTS), np.int64)
     for number in range(len(base.parts)):
         pair = [
-            torch.from_numpy(np.concatenate([dump.layer(number, w)[which] for w in windows]).astype(np.int64))
+            torch.from_numpy(np.concatenate([dump.coded(number, w)[which] for w in windows]).astype(np.int64))
             for which in range(2)
         ]
         straight = [walks[0].rotated(which, from_bits(bits), -1) for which, bits in enumerate(pair)]

@@ -36,7 +36,7 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
         progress("lossless: tables", number, layers)
         for which in range(2):
             prefix = f"{number}.{'kv'[which]}."
-            bits = torch.from_numpy(np.concatenate([dump.layer(number, w)[which][rows] for w, rows in windows])).long()
+            bits = torch.from_numpy(np.concatenate([dump.coded(number, w)[which][rows] for w, rows in windows])).long()
             part = _part(prefix, arrays)
             if number:
                 before = [x for i in (number - 1, number - 2)[: min(number, 2)] for x in inputs[i]]
