@@ -44,6 +44,8 @@ def found_scaling(facts: Facts) -> float:
     given = facts.get("attention_factor")
     if kind not in ("yarn", "longrope"):
         return 1.0
+    if _is_phimoe(facts):
+        return float(facts[f"{facts['regime']}_mscale"])
     if given is not None:
         return float(given)
     factor, length = _factor(facts), float(facts["original_max_position_embeddings"])
@@ -130,12 +132,18 @@ def _yarn(facts: Facts, dim: int) -> Radians:
 def _longrope(facts: Facts, dim: int) -> Radians:
     """A factor for each pair (arXiv:2402.13753): of two lists, by the regime."""
     found_lengths(facts)
-    factors = np.array([float(x) for x in facts[f"{facts['regime']}_factor"]])
+    name = f"{SHORT if _is_phimoe(facts) else facts['regime']}_factor"
+    factors = np.array([float(x) for x in facts[name]])
     found = _default(facts, dim)
     if factors.shape != found.shape:
-        raise ValueError(f"{facts['regime']}_factor: expected {len(found)} numbers, found {len(factors)}")
+        raise ValueError(f"{name}: expected {len(found)} numbers, found {len(factors)}")
     slowed: Radians = found / factors
     return slowed
+
+
+def _is_phimoe(facts: Facts) -> bool:
+    """Whether the parameters are those of a model that has other factors on keys in each regime, not other angles."""
+    return facts.get("pairs") == "phimoe" and facts.get("rope_type") == "longrope"
 
 
 def _dynamic(facts: Facts, dim: int) -> Radians:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config
+from transformers import LlamaConfig, Phi3Config, PhimoeConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import (
@@ -124,6 +125,23 @@ def test_keys_that_a_model_rotates_are_taken_back(case: str, length: int) -> Non
     wanted = keys.reshape(length, 2, DIM).copy()
     wanted[..., :rotated] *= attention_scaling(rope)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_phimoe_has_a_factor_for_each_regime_and_one_set_of_frequencies() -> None:
+    parameters = _THETA | _LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3}
+    sizes = {"hidden_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = PhimoeConfig(**sizes, max_position_embeddings=256, rope_parameters=parameters)
+    module = PhimoeRotaryEmbedding(config)
+    for length, regime in ((64, "short"), (65, "long")):
+        rope = layout_from_config(config, "bfloat16", regime).rope
+        assert lengths(rope) == ((0, 64) if regime == "short" else (65, None))
+        cos, sin = module(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))
+        angle, factor = (length - 1) * frequencies(rope, DIM), attention_scaling(rope)
+        np.testing.assert_allclose(cos[0, 0, : DIM // 2].numpy(), factor * np.cos(angle), atol=3e-5)
+        np.testing.assert_allclose(sin[0, 0, : DIM // 2].numpy(), factor * np.sin(angle), atol=3e-5)
+    config.rope_parameters["rope_type"] = "yarn"
+    with pytest.raises(UnsupportedModel, match="yarn keys depend"):
+        layout_from_config(config, "bfloat16")
 
 
 @pytest.mark.parametrize("kind", LENGTH_DEPENDENT)

@@ -113,6 +113,8 @@ def _rope(config: Any, name: str, regime: str) -> str:
         if nested or (other == "dynamic" and regime != SHORT):
             raise UnsupportedModel(f"{name}: with rope type {other} keys depend on the whole length")
     facts = {key: value for key, value in parameters.items() if value is not None}
+    if name == "phimoe" and kind not in ("default", "longrope"):
+        raise UnsupportedModel(f"{name}: with rope type {kind} keys depend on the whole length")
     if name not in HALVES:
         # Nobody moves such keys to other positions: which pairs are turned, and in which layers, is not known.
         facts["pairs"] = name
