@@ -14,7 +14,6 @@ from kvstore.errors import ConfigError
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE_BYTES = 4096
 MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
-MIN_SEGMENTS = 4
 _SESSION_SHARE = 8
 _MOST_SECONDS = 1 << 30  # decades; locks count no further than some centuries
 _MOST_PINNED = 0.9  # otherwise there might be no space for anything else
@@ -46,7 +45,7 @@ class StoreConfig:
             a CPU it would repeat the host tier.
         host: encoded records in host memory (pinned if CUDA is present).
         disk: everything in the folder of the store, as the file system has it allocated: segments, catalog, sessions,
-            profiles, locks and folders. At least `MIN_SEGMENTS` segments, or 0 for a store in memory.
+            profiles, locks and folders. A store needs room for three segments beside the rest; 0 for a store in memory.
         session_bytes: what the names and tokens of all sessions may take of the disk's budget; if they take more, those
             that were used least recently are forgotten. None: an eighth of it (in memory, of the host's and device's).
         block_tokens: tokens of a block, the unit of storage and sharing; 1 to 4096. A store that exists keeps its own.
@@ -134,11 +133,6 @@ class StoreConfig:
         _integer("group_bytes", self.group_bytes, 1, 1 << 32)
         _integer("write_queue_bytes", self.write_queue_bytes, 1, 1 << 60)
         _integer("threads", self.threads, 1, 256)
-        if 0 < self.disk.bytes < MIN_SEGMENTS * self.segment_bytes:
-            raise ConfigError(
-                f"disk.bytes: {self.disk.bytes} is below {MIN_SEGMENTS} segments of {self.segment_bytes} bytes; "
-                "raise disk.bytes or lower segment_bytes"
-            )
         _seconds("put_timeout_s", self.put_timeout_s)
         _seconds("slow_call_s", self.slow_call_s)
         share = self.pinned_share

@@ -48,7 +48,6 @@ def test_a_config_cannot_be_changed() -> None:
         ({"write_queue_bytes": 0}, "write_queue_bytes"),
         ({"threads": 0}, "threads"),
         ({"threads": 257}, "threads"),
-        ({"disk": TierConfig(4 * 64 * MIB - 1)}, "disk.bytes: .* is below 4 segments"),
         ({"put_timeout_s": -1}, "put_timeout_s"),
         ({"put_timeout_s": float("nan")}, "put_timeout_s"),
         ({"put_timeout_s": float("inf")}, "put_timeout_s"),

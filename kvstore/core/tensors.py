@@ -22,9 +22,12 @@ def why_unreadable(tensor: torch.Tensor) -> str:
         storage = tensor.untyped_storage()
         found = storage.nbytes()
         address = 0 if storage.device.type == "meta" else storage.data_ptr()  # a FakeTensor's says nothing of it
+        shape, strides = tensor.shape, tensor.stride()  # a nested tensor has none
         last = tensor.storage_offset()
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            last += (size - 1) * stride
+        if tensor.is_contiguous():  # as usual, and a put looks at every tensor
+            last += tensor.numel() - 1
+        else:
+            last += sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         needed = (last + 1) * tensor.element_size()
     except (RuntimeError, NotImplementedError):  # sparse, nested, or inside of a transformation of torch
         return f"expected a dense tensor with memory of its own, found a {_kind(tensor)}"

@@ -220,6 +220,8 @@ class PutPath:
         self._changes.start(task)
         result: T = task.result()
         self._begun = None
+        # Not by the change itself: the thread that encodes would keep the caller from going on.
+        self.queue.begin()
         return result
 
     def _note(self, key: bytes, record: SessionRecord | None) -> None:

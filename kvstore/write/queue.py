@@ -75,6 +75,7 @@ class WriteQueue:
         ...     return FlushResult(durable_blocks=0, dropped_blocks=0)
         >>> queue = WriteQueue(1 << 20, 1 << 16, lambda blocks: [], commit, lambda: None, Metrics())
         >>> queue.submit(WriteBatch())
+        >>> queue.begin()
         >>> queue.wait()
         >>> len(written)
         1
@@ -127,6 +128,7 @@ class WriteQueue:
         Returns:
             The seconds that it took, or None if it took longer than `timeout_s`.
         """
+        self.begin()
         begin = time.monotonic()
         if not self._written.wait_for(lambda: self._has_space(nbytes), timeout_s):
             return None
@@ -135,13 +137,17 @@ class WriteQueue:
     def submit(self, batch: WriteBatch) -> None:
         """Queue a batch, and return at once; see `wait_for_space`. Its blocks must not change from now on.
 
-        To submit a batch that is queued already changes nothing.
+        To submit a batch that is queued already changes nothing. Whoever submitted says so with `begin`, at the latest
+        when nobody waits for it any more; otherwise it is noticed within a second.
         """
         nbytes = batch.nbytes
         with self._lock:
             if batch not in self._open:
                 self._open[batch] = None
                 self._bytes += nbytes
+
+    def begin(self) -> None:
+        """Let the thread that encodes begin with what was submitted."""
         self._submitted.ring()
 
     def flush(self) -> FlushResult:
@@ -158,6 +164,7 @@ class WriteQueue:
 
     def wait(self) -> None:
         """Return when everything submitted before is durable or dropped. Raises as `flush` does."""
+        self.begin()
         with self._lock:
             last = next(reversed(self._open), None)
         self._written.wait_for(lambda: last not in self._open or self._failure is not None)

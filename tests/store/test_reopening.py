@@ -51,10 +51,10 @@ def test_other_sizes_than_those_of_the_store_are_no_mismatch(
         assert small_stores.stored(store, MORE) == (0 if read_only else 10)
 
 
-def test_a_budget_below_four_segments_of_the_store_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_budget_below_the_segments_of_the_store_is_refused_by_name(tmp_path: Path) -> None:
     with KVStore(tmp_path, IDENTITY, small_stores.config(disk=1 << 30, segment_bytes=1 << 20)) as store:
         small_stores.put(store, TOKENS)
-    with pytest.raises(ConfigError, match=r"made with segment_bytes=1048576.*disk\.bytes.*raise disk\.bytes"):
+    with pytest.raises(ConfigError, match=r"was made with; disk\.bytes.* 3 segments of 1048576 bytes .*set it to"):
         KVStore(tmp_path, IDENTITY, small_stores.config(disk=1 << 20, segment_bytes=64 << 10))
 
 

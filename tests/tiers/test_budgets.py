@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ import small_stores
 from faultfs import FaultFS
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore.config import MIN_SEGMENT_BYTES, PAGE_BYTES
 from kvstore.errors import ConfigError
 from kvstore.residency.block import most_bytes
-from kvstore.tiers.disk.budget import fitted
+from kvstore.tiers.disk.budget import BESIDE_BYTES, fitted
 
 PINNED = range(1, 9)
 RECORD = 4096  # what a record of these tiny blocks takes, in a buffer and on disk
@@ -246,6 +248,31 @@ def test_a_budget_that_no_store_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"disk\.bytes: 262144 is below 3 segments of 65536 bytes and 262144 bytes"):
         KVStore(tmp_path / "store", small_stores.IDENTITY, config)
     assert not (tmp_path / "store").exists()
+
+
+def test_a_budget_of_few_blocks_has_segments_that_fit(tmp_path: Path) -> None:
+    """With the default size of segments it would have been refused."""
+    layout = small_stores.IDENTITY.layout
+    budget = 3 * MIN_SEGMENT_BYTES + BESIDE_BYTES
+    settings = StoreConfig(disk=TierConfig(budget), block_tokens=4)
+    assert fitted(settings, layout).segment_bytes == MIN_SEGMENT_BYTES
+    with pytest.raises(ConfigError, match=f"set it to {budget} or more"):
+        fitted(replace(settings, disk=TierConfig(budget - 1)), layout)
+    with KVStore(tmp_path, small_stores.IDENTITY, settings) as store:
+        small_stores.put(store, small_stores.tokens_of(1, 32))
+        assert store.flush().dropped_blocks == 0
+        assert small_stores.stored(store, small_stores.tokens_of(1, 32)) == 32
+    large = KVLayout.uniform(30, 3, 64)  # a block is about 2.9 MB
+    assert fitted(StoreConfig(disk=TierConfig(10 << 20)), large).segment_bytes >= most_bytes(large, 64) + PAGE_BYTES
+
+
+def test_a_budget_that_is_too_small_for_the_store_that_is_there_is_refused(tmp_path: Path) -> None:
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(disk=1 << 22)) as store:
+        small_stores.put(store, small_stores.tokens_of(1, 32))
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=r"keeps the segment_bytes that it was made with; disk\.bytes: 65536 "):
+        KVStore(tmp_path, small_stores.IDENTITY, StoreConfig(disk=TierConfig(1 << 16)))
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("block_tokens", [64, 4096])

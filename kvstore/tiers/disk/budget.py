@@ -40,18 +40,28 @@ def fitted(config: StoreConfig, layout: KVLayout) -> StoreConfig:
     """
     tokens = config.block_tokens
     record = padded(payload_offset(len(layout.layers), tokens) + tokens * layout.bytes_per_token)
+    smallest = max(MIN_SEGMENT_BYTES, PAGE_BYTES + record)
+    room = (config.disk.bytes - BESIDE_BYTES) // LEAST_SEGMENTS
     wanted = max(config.disk.bytes // _SEGMENTS, _RECORDS_IN_SEGMENT * record)
-    wanted = max(MIN_SEGMENT_BYTES, min(config.segment_bytes, wanted)) // PAGE_BYTES * PAGE_BYTES
-    return checked(replace(config, segment_bytes=wanted))
+    wanted = max(smallest, min(config.segment_bytes, wanted, room)) // PAGE_BYTES * PAGE_BYTES
+    return checked(replace(config, segment_bytes=min(config.segment_bytes, wanted)))
 
 
-def checked(config: StoreConfig) -> StoreConfig:
-    """Return the settings. Raises `ConfigError` if the budget has no room for the segments that any store needs."""
+def checked(config: StoreConfig, why: str = "") -> StoreConfig:
+    """Return the settings.
+
+    Args:
+        config: with the segments that the store has, or is to have.
+        why: what the error begins with.
+
+    Raises:
+        ConfigError: the budget has no room for the segments that any store needs.
+    """
     least = LEAST_SEGMENTS * config.segment_bytes + BESIDE_BYTES
     if config.disk.bytes < least:
         raise ConfigError(
-            f"disk.bytes: {config.disk.bytes} is below {LEAST_SEGMENTS} segments of {config.segment_bytes} bytes and "
-            f"{BESIDE_BYTES} bytes for what stands beside them; set it to {least} or more"
+            f"{why}disk.bytes: {config.disk.bytes} is below {LEAST_SEGMENTS} segments of {config.segment_bytes} bytes "
+            f"and {BESIDE_BYTES} bytes for what stands beside them; set it to {least} or more"
         )
     return config
 

@@ -74,8 +74,12 @@ def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bo
             raise ConfigError(f"path: {path} is {kind}; name a folder")
         superblock = Superblock.read(fs, path) if kind else None
         if superblock is not None:
-            config = superblock.settled(path, config)
-            return config if read_only else budget.checked(config)
+            config = superblock.settled(config)
+            return (
+                config
+                if read_only
+                else budget.checked(config, f"{path} keeps the segment_bytes that it was made with; ")
+            )
         if read_only and not (kind and "segments" in fs.names(path) and fs.names(os.path.join(path, "segments"))):
             what = "there is no such folder" if not kind else "the folder holds no store"
             raise StoreNotFound(f"{path}: {what}, and read_only=True makes none; open it for writing first")
@@ -133,7 +137,7 @@ class Opening:
                 superblock = Superblock.new(identity, self.config.block_tokens, self.config.segment_bytes)
                 superblock.write(self.fs, self.path)
             superblock.check(self.path, identity)
-            if superblock.settled(self.path, self.config) != self.config:
+            if superblock.settled(self.config) != self.config:
                 raise DiskError(f"{self.path}: another process made a store here at this moment; open it again")
             if superblock.format != FORMAT and not self.read_only:
                 superblock.write(self.fs, self.path)  # before the catalog changes: an older program must not see that

@@ -404,10 +404,20 @@ class Segments:
         if full is not None:
             self._recycle(full)
         self.shed()
-        self.current = self.free.pop(0) if self.free else self._create()
+        if not self.free:
+            self.add(self.make())
+        self.current = self.free.pop(0)
         self.current.end = PAGE_BYTES
 
-    def _create(self) -> Segment:
+    def lacks_file(self, nbytes: int, reserve: bool = False) -> bool:
+        """Whether `place` would have to make a file. Whoever must not wait for the disk calls `make` and `add` then."""
+        if self._fits(nbytes) or self.available() <= (0 if reserve else 1) or self.free:
+            return False
+        full = self.current
+        return full is None or full.live > 0 or full.writes > 0 or bool(full.readers)
+
+    def make(self) -> Segment:
+        """Makes the file of one more segment, durably, and nothing else. Raises OSError."""
         number, path = self.next_number, segment_path(self.directory, self.next_number)
         fd = self._with_descriptors(self.fs.open, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
@@ -423,10 +433,13 @@ class Segments:
             raise
         finally:
             close_quietly(self.fs, fd)
-        segment = Segment(number)
-        self.next_number += 1
-        self.by_number[number] = segment
-        return segment
+        return Segment(number)
+
+    def add(self, made: Segment) -> None:
+        """Takes in what `make` returned, as free space."""
+        self.next_number = made.number + 1
+        self.by_number[made.number] = made
+        self.free.append(made)
 
 
 def segment_numbers(fs: FileSystem, directory: str) -> list[int]:

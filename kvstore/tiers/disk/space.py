@@ -283,6 +283,16 @@ class DiskSpace:
         """The segments that are left alone for a while, because moving from them failed."""
         return {number for number, until in self._retry_at.items() if until > self._moves}
 
+    def _placed(self, nbytes: int, reserve: bool = False) -> Extent:
+        """As `Segments.place`. If that needs a new file, it is made without `_lock`, so that no get waits for it."""
+        with self._lock:
+            lacking = self.segments.lacks_file(nbytes, reserve)
+        made = self.segments.make() if lacking else None
+        with self._lock:
+            if made is not None:
+                self.segments.add(made)
+            return self.segments.place(nbytes, reserve)
+
     def _copied(self, number: int) -> list[Entry]:
         """Copies the records of a segment, durable on return; the caller settles the writes. If one cannot be copied,
         nothing is."""
@@ -296,8 +306,7 @@ class DiskSpace:
                     self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
                     self._retry_at[number] = self._moves + _MOVES_UNTIL_RETRY
                     raise OutOfSpace from error
-                with self._lock:
-                    extent = self.segments.place(entry.extent.nbytes, reserve=True)
+                extent = self._placed(entry.extent.nbytes, reserve=True)
                 copies.append(replace(entry, extent=extent))
                 self.segments.write([extent], [buffer.view])
             self.segments.sync({entry.extent.segment for entry in copies})

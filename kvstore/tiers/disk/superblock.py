@@ -15,7 +15,7 @@ import xxhash
 
 from kvstore.config import MIN_SEGMENT_BYTES, PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity, digest_of
-from kvstore.errors import ConfigError, CorruptStore, FormatVersion, IdentityMismatch
+from kvstore.errors import CorruptStore, FormatVersion, IdentityMismatch
 from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, write_file
 
 FORMAT = 2
@@ -143,16 +143,6 @@ class Superblock:
                 f"{directory} holds caches of another identity ({difference}); use another directory for this model"
             )
 
-    def settled(self, directory: str, config: StoreConfig) -> StoreConfig:
-        """Return the settings with the sizes that the store was made with, which cannot change.
-
-        Raises:
-            ConfigError: the budget of the disk is too small for them.
-        """
-        try:
-            return replace(config, block_tokens=self.block_tokens, segment_bytes=self.segment_bytes)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{directory} was made with segment_bytes={self.segment_bytes}, which cannot change, and for these "
-                f"{error}"
-            ) from error
+    def settled(self, config: StoreConfig) -> StoreConfig:
+        """Return the settings with the sizes that the store was made with, which cannot change."""
+        return replace(config, block_tokens=self.block_tokens, segment_bytes=self.segment_bytes)

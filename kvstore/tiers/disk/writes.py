@@ -186,8 +186,9 @@ class DiskWrites(DiskErase):
         for _ in range(_PLACE_ATTEMPTS):
             try:
                 with self._lock:
-                    if self.segments.has_room(nbytes):
-                        return self.segments.place(nbytes)
+                    fits = self.segments.has_room(nbytes)
+                if fits:
+                    return self._placed(nbytes)
                 self._reclaim()
             except (OutOfSpace, CatalogError):
                 continue

@@ -12,7 +12,7 @@ from kvcases import identity
 from sessioncases import deleted, saved, tokens_in
 
 from kvstore import StoreConfig, TierConfig
-from kvstore.config import KIB, MIN_SEGMENTS, PAGE_BYTES
+from kvstore.config import KIB, PAGE_BYTES
 from kvstore.core.keys import chain_key
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded, seal
 from kvstore.errors import CorruptStore, IdentityMismatch, StoreNotFound
@@ -29,6 +29,7 @@ from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.disk.writes import SealedRecord
 
 SEGMENT = 64 * KIB
+FEW_SEGMENTS = 4
 NAMESPACE = b"n" * 32
 
 
@@ -278,18 +279,18 @@ def test_pinned_records_survive_any_number_of_others(opened: Open) -> None:
 
 
 def test_a_disk_full_of_pinned_records_drops_and_counts(opened: Open) -> None:
-    h = opened(segments=MIN_SEGMENTS)
+    h = opened(segments=FEW_SEGMENTS)
     h.pinned = set(range(1, 500))
     written = [number for number in range(1, 200) if h.write(number)]
     assert written == list(range(1, len(written) + 1))
     assert len(written) >= 3 * 15 - 15
     assert h.metrics[Metric.DROPPED_NO_SPACE] == 199 - len(written)
     assert all(h.payload(number)[:3000] == payload(number, 3000) for number in written)
-    assert h.tier.stats()["file_bytes"] <= (MIN_SEGMENTS + 1) * SEGMENT
+    assert h.tier.stats()["file_bytes"] <= (FEW_SEGMENTS + 1) * SEGMENT
 
 
 def test_records_that_are_being_read_are_not_overwritten(opened: Open) -> None:
-    h = opened(segments=MIN_SEGMENTS)
+    h = opened(segments=FEW_SEGMENTS)
     h.write(1)
     entries = h.tier.locate([1])
     for number in range(2, 300):
