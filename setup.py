@@ -92,7 +92,8 @@ setup(
         extension("kvstore.codecs.rans._rans", "bindings/rans.cc", *RANS),
         extension(
             "kvstore.codecs.predictive._predict",
-            *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc", *MODEL),
+            *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc", "predictive/wide.cc"),
+            *MODEL,
         ),
         extension(
             "kvstore.codecs.donor._donor",

@@ -4,6 +4,8 @@ Keys and values of real text: of the model in float32, and cast to float16, floa
 scaled to its range, as engines do; of the model in bfloat16, and the same held as float32 ("upcast"). Every codec codes
 blocks of 64 tokens, all layers, as the store does, one thread; nothing is timed that does not give back every bit.
 
+Predictive codes bf16, fp32 and fp16, all with the arrays that `calibrate` fits to the model in float32.
+
 `ideal` is the code length of the entropy codec's symbols where every channel of a block has the best of the 16 shipped
 distributions, with the bits that are kept and the byte a channel: what a perfect coder without headers would take.
 `refitted` is the same with 16 distributions that were fitted to other channels of the same dtype and text.
@@ -12,7 +14,7 @@ distributions, with the bits that are kept and the byte a channel: what a perfec
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +26,18 @@ from benchmarks.common import MIB, Rows, arguments
 from benchmarks.conversations import load_model
 from benchmarks.peers.codecs.coders import StoreBlocks
 from benchmarks.peers.codecs.data import BLOCK, RealKV, Values, real_kv
+from benchmarks.profile import profile_path
 from kvstore.codecs import codec_by_name
 from kvstore.codecs.entropy import tables
 from kvstore.codecs.entropy.reference import FORMS, words_of
+from kvstore.codecs.predictive.codec import EXACT_MODES
+from kvstore.codecs.profile import Profile
+from kvstore.core.identity import ModelIdentity
 from tools.make_entropy_tables import cluster, frequencies, histograms, symbols_of
 
-CODECS = ("splitzip", "entropy", "zstd")
+CODECS = ("splitzip", "entropy", "zstd", "predictive")
+SECTION = "lossless"
+WINDOWS = 24  # of calibration
 KEPT = {"bfloat16": 5, "float32": 21, "float16": 8, "float8_e5m2": 0, "float8_e4m3fn": 1}
 UPCAST = "float32-upcast"
 SCALED = "float8_e4m3fn-scaled"
@@ -40,23 +48,31 @@ LARGEST = 240.0  # of an E4M3, with room for what the next tokens bring
 def main() -> None:
     parser = arguments("Ratio and speed of the codecs for every dtype of a cache.")
     parser.add_argument("--mib", type=int, default=64, help="keys and values in bfloat16 (64)")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="of the model in float32 (default: made in build/)"
+    )
+    parser.add_argument("--only", nargs="+", choices=CODECS, default=CODECS, help="codecs to run (all)")
     args = parser.parse_args()
     rows = Rows("dtypes", args.json)
     keep_memory()
     rounds = 5 if args.quick else 15
-    for name, kv in caches(args.mib * MIB, args.model, args.text):
-        measure(rows, cases(name, kv), {1: None}, rounds, "/tiled" if kv.tiled else "")
-        if name != UPCAST:
+    model, tokenizer = load_model(args.model)
+    small = real_kv(args.mib * MIB, model, tokenizer, args.text)
+    model = model.float()
+    wide = real_kv(2 * args.mib * MIB, model, tokenizer, args.text)
+    profile = None
+    if "predictive" in args.only:
+        profile = Profile.load(profile_path(model, tokenizer, args.profile, WINDOWS))
+    del model
+    for name, kv in caches(small, wide):
+        measure(rows, cases(name, kv, args.only, profile), {1: None}, rounds, "/tiled" if kv.tiled else "")
+        if name != UPCAST and "entropy" in args.only:
             ideal(rows, name, kv)
     rows.main_exit()
 
 
-def caches(nbytes: int, folder: Path | None, text: Path | None) -> Iterator[tuple[str, RealKV]]:
-    """Yields the name and the cache of every dtype; `nbytes` in bfloat16."""
-    model, tokenizer = load_model(folder)
-    small = real_kv(nbytes, model, tokenizer, text)
-    wide = real_kv(2 * nbytes, model.float(), tokenizer, text)
-    del model
+def caches(small: RealKV, wide: RealKV) -> Iterator[tuple[str, RealKV]]:
+    """Yields the name and the cache of every dtype, made of those of the model in bfloat16 and in float32."""
     torch.set_num_threads(1)
     gc.collect()
     gc.disable()
@@ -68,15 +84,18 @@ def caches(nbytes: int, folder: Path | None, text: Path | None) -> Iterator[tupl
     yield SCALED, wide.to("float8_e4m3fn", LARGEST)
 
 
-def cases(name: str, kv: RealKV) -> Cases:
-    """Every codec on the blocks of one cache."""
+def cases(name: str, kv: RealKV, only: Sequence[str], profile: Profile | None) -> Cases:
+    """Every codec on the blocks of one cache; predictive on those of the dtypes that it takes."""
     target = np.full_like(kv.values, 1)
     blocks, targets = kv.blocks(kv.values), kv.blocks(target)
+    codecs = {codec: codec_by_name(codec) for codec in only if codec != "predictive"}
+    if profile is not None and kv.layout.dtype in EXACT_MODES:
+        facts = profile.identity
+        identity = ModelIdentity(facts["model"], facts["revision"], facts["weights"], facts["tokenizer"], kv.layout)
+        codecs["predictive"] = codec_by_name("predictive", Profile.new(identity, {SECTION: profile.section(SECTION)}))
     return {
-        f"{codec}/{name}/KV": Case(
-            f"{name}/KV", StoreBlocks(codec_by_name(codec), blocks, targets, None), kv.values, target
-        )
-        for codec in CODECS
+        f"{codec}/{name}/KV": Case(f"{name}/KV", StoreBlocks(made, blocks, targets, None), kv.values, target)
+        for codec, made in codecs.items()
     }
 
 

@@ -23,11 +23,11 @@ class Model:
 
 def encode(
     model: Model, tokens: _Array, start: int, rows: _Longs, out: Buffer, limit: int | None = None,
-    level: str | None = None
+    level: str | None = None, dtype: str = "bfloat16"
 ) -> tuple[int, ...] | int | None: ...
 def decode(
     model: Model, tokens: _Array, start: int, count: int, payload: Buffer, sizes: Sequence[int], rows: _Longs,
-    wanted: int, level: str | None = None
+    wanted: int, level: str | None = None, dtype: str = "bfloat16"
 ) -> str | None: ...
 def residuals(
     model: Model, tokens: _Array, start: int, rows: _Longs, level: str | None = None

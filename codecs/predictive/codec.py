@@ -2,10 +2,11 @@
 
 Two modes write it, and the first layer of a payload says which did. The exact mode (exact.py) gives back
 every bit. The lossy mode (lossy.py) codes with steps, in whose units every error costs the same. Both predict with the
-8-bit weights of a profile. Blocks that neither makes smaller or can predict, and those of other layouts than the
+8-bit weights of a profile. Blocks of fp32 and fp16 are coded exactly, by their words (codecs/words.py), if the profile
+is of such a model. Blocks that neither mode makes smaller or can predict, and those of other layouts than the
 profile's, are coded as by `entropy`.
 
-reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md says what is written,
+reference.py, wide_reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md says what is written,
 docs/codecs/predictive.md why.
 """
 
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from kvstore.codecs.predictive.lossy_model import LossyModel
 
 MODE, LOSSY_MODE = 4, 5
+EXACT_MODES = {"bfloat16": MODE, "float32": 12, "float16": 13}
 _MODE = struct.Struct("<I")
-_RATIO = 1.7  # what exact blocks are expected to come to, rather less than more
+_KEPT = 0xFF00  # the byte of a wide layer's mode that says how much of its values it keeps
+# What exact blocks are expected to come to, rather less than more.
+_RATIOS = {"bfloat16": 1.7, "float32": 1.25, "float16": 1.3}
 
 
 class PredictiveCodec(Codec):
-    """Makes exact bf16 caches of the profile's model about 1.95 times smaller. Thread-safe.
+    """Makes exact bf16 caches of the profile's model about 1.95 times smaller, fp16 1.42, fp32 1.32. Thread-safe.
 
     A codec encodes in one mode, exact or lossy, and decodes both. The CPU alone codes blocks with loss.
 
@@ -79,14 +83,19 @@ class PredictiveCodec(Codec):
 
         Raises:
             ValueError: the steps are not finite numbers above 0, or there is no lossy model for them.
+            ProfileError: a lossy model of caches that are not bf16.
         """
-        self.exact = self.has_kernels = steps is None
+        self.exact = steps is None
+        self.has_kernels = self.exact and model.layout.dtype == "bfloat16"
         self.profile = profile
         self._plain = EntropyCodec()
         self._exact = ExactMode(model)
         self._order = order_of(model.layout)  # of K, in what the modes see
+        self._mode = EXACT_MODES[model.layout.dtype]
         self._lossy = self._steps = None
         if lossy is not None:
+            if model.layout.dtype != "bfloat16":
+                raise ProfileError(f"predictive: expected lossy caches of bfloat16, found {model.layout.dtype}")
             from kvstore.codecs.predictive.lossy import LossyMode
 
             self._lossy = LossyMode(lossy)
@@ -132,7 +141,8 @@ class PredictiveCodec(Codec):
 
     def usual(self, info: BlockInfo) -> int:
         if self._lossy is None or self._steps is None:
-            expected: int | None = int(sum(info.layer_bytes()) / _RATIO) + (1 << 12)
+            ratio = _RATIOS[self._exact.model.layout.dtype]
+            expected: int | None = int(sum(info.layer_bytes()) / ratio) + (1 << 12)
         else:
             expected = self._lossy.usual(info, self._steps)
         return self.bound(info) if expected is None else min(self.bound(info), expected)
@@ -173,7 +183,7 @@ class PredictiveCodec(Codec):
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """The layers that were not predicted."""
-        return 0 if mode_of(payload, layer_sizes) in (MODE, LOSSY_MODE) else len(layer_sizes)
+        return 0 if mode_of(payload, layer_sizes) in (self._mode, LOSSY_MODE) else len(layer_sizes)
 
     def error_bound(self, payload: memoryview, layer_sizes: Sequence[int]) -> float:
         """The largest error of a value, as the encoder found it; 0 for a block that was coded exactly."""
@@ -184,13 +194,13 @@ class PredictiveCodec(Codec):
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
         mode = mode_of(payload, layer_sizes)
-        if mode not in (MODE, LOSSY_MODE):
+        if mode not in (self._mode, LOSSY_MODE):
             self._plain.decode(info, payload, layer_sizes, out)
             return
         if info.layout != self._exact.model.layout or info.start < 0:
             raise CodecError("predictive: the block has another layout than the profile, or a negative position")
         target = out if self._order is None else buffer(out)
-        if mode == MODE:
+        if mode == self._mode:
             self._exact.decode(info, payload, layer_sizes, target)
         elif self._lossy is not None:
             self._lossy.decode(info, payload, layer_sizes, target)
@@ -209,4 +219,6 @@ class PredictiveCodec(Codec):
 
 def mode_of(payload: memoryview, layer_sizes: Sequence[int]) -> int:
     """Return the mode that a payload's first layer is coded in; 0 for a layer that is too short to say."""
-    return int(_MODE.unpack_from(payload)[0]) if layer_sizes[0] >= _MODE.size else 0
+    word = int(_MODE.unpack_from(payload)[0]) if layer_sizes[0] >= _MODE.size else 0
+    wide = word & ~_KEPT
+    return wide if wide in (EXACT_MODES["float32"], EXACT_MODES["float16"]) else word

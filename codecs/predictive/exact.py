@@ -1,6 +1,7 @@
 """The exact mode of the predictive codec: blocks coded by csrc/predictive/predictive.h, or by the GPU that holds them.
 
-Kernels code for a device (kernels/blocks.py) once it has shown that it writes the CPU's bytes.
+The words of fp32 and fp16 (codecs/words.py) are coded as bf16 is, by csrc/predictive/wide.h, on the CPU. Kernels code
+for a device (kernels/blocks.py) once it has shown that it writes the CPU's bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class ExactMode:
             with self._watched(coder):
                 return block, encode_into(coder, info, block, out, limit)
         view = block if block.on_cpu else copy_on_cpu(block)
-        return view, _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit)
+        dtype = info.layout.dtype
+        return view, _predict.encode(self._native, _tokens(info), info.start, view.rows, out, limit, dtype=dtype)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decode a block of the model's layout whose sizes were checked; see `Codec.decode`."""
@@ -69,7 +71,8 @@ class ExactMode:
                 return
         target = out if out.on_cpu else buffer_on_cpu(out)
         wrong = _predict.decode(
-            self._native, _tokens(info), info.start, info.count, payload, layer_sizes, target.rows, out.tokens
+            *(self._native, _tokens(info), info.start, info.count, payload, layer_sizes, target.rows, out.tokens),
+            dtype=info.layout.dtype,
         )
         if wrong is not None:
             raise CodecError(wrong)
@@ -80,8 +83,8 @@ class ExactMode:
     def codes_on(self, device: torch.device) -> bool:
         """Return whether tensors on `device` (a GPU with its index) are coded there.
 
-        They are if triton is installed, can compile for the device, and the kernels wrote the bytes of the CPU in a
-        trial. The first call makes the trial, which takes as long as the compiler does; others wait for it.
+        They are if values are bf16, triton is installed and can compile for the device, and the kernels wrote the bytes
+        of the CPU in a trial. The first call makes the trial, which takes as long as the compiler does; others wait.
         """
         return self._coder(device) is not None
 
@@ -90,7 +93,7 @@ class ExactMode:
         return self._coder(device) if device is not None and view.layout == self.model.layout else None
 
     def _coder(self, device: torch.device) -> DeviceModel | None:
-        if not may_have_kernels(device):
+        if self.model.layout.dtype != "bfloat16" or not may_have_kernels(device):
             return None
         with self._trial:
             if device not in self._devices:

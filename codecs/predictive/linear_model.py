@@ -6,6 +6,7 @@ is done in integers by tables of the profile. reference.py has the arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,15 +83,17 @@ def rotates(layout: KVLayout) -> bool:
     return layout.rope != "none"
 
 
-def rotated_half(layout: KVLayout, codec: str) -> int:
-    """Return half of a key's dimension if keys are rotated, else 0.
+def rotated_half(layout: KVLayout, codec: str, dtypes: Sequence[str] = ("bfloat16",)) -> int:
+    """Return half of a key's dimension if keys are rotated, else 0. dtypes: that `codec` predicts.
 
     Raises:
         ProfileError: `codec` cannot predict caches of this layout.
     """
     half = layout.layers[0].key_dim // 2
-    if layout.dtype != "bfloat16":
-        raise ProfileError(f"{codec}: expected a profile of bfloat16 caches, found {layout.dtype}; use another codec")
+    if layout.dtype not in dtypes:
+        raise ProfileError(
+            f"{codec}: expected a profile of {' or '.join(dtypes)} caches, found {layout.dtype}; use another codec"
+        )
     if not rotates(layout):
         return 0
     if any(x.key_dim != 2 * half for x in layout.layers):

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvstore.codecs.arrays import Array, SectionArrays
 from kvstore.codecs.predictive.linear_model import LinearModel, LinearPredictor, rotated_half, rotation_tables
+from kvstore.codecs.words import KEPT_BITS
 from kvstore.core.layout import KVLayout
 
 SYMBOLS = 193  # residuals -96..95, and the escape
@@ -63,7 +64,7 @@ class PredictiveModel(LinearModel):
             ProfileError: names the array that is missing or malformed.
         """
         taken = SectionArrays("predictive", "lossless", arrays)
-        half = rotated_half(layout, taken.codec)
+        half = rotated_half(layout, taken.codec, tuple(KEPT_BITS))
         widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]
         token_kv = taken.take("token_kv", np.int8, (taken.size("token_kv"), sum(widths[0])))
         parts = []

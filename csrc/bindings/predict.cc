@@ -8,6 +8,7 @@
 
 #include "bindings/model.h"
 #include "predictive/predictive.h"
+#include "predictive/wide.h"
 
 namespace py = pybind11;
 using namespace kvstore;
@@ -51,15 +52,27 @@ struct Call {
   Call& operator=(const Call&) = delete;
 };
 
+// None for blocks of bf16.
+std::optional<predict::Wide> wide_of(const std::string& dtype) {
+  if (dtype == "bfloat16") return std::nullopt;
+  if (dtype == "float32") return predict::Wide::float32;
+  if (dtype == "float16") return predict::Wide::float16;
+  kChecks.refuse("dtype: expected bfloat16, float32 or float16, found '" + dtype + "'");
+}
+
 // The bytes of each layer; None if `out` is too short; FALL_BACK.
 py::object encode(const predict::Model& model, const py::array& tokens, std::int64_t start, const py::array& rows,
-                  const py::buffer& out, const std::optional<std::size_t>& limit, const MaybeLevel& level) {
+                  const py::buffer& out, const std::optional<std::size_t>& limit, const MaybeLevel& level,
+                  const std::string& dtype) {
+  const auto wide = wide_of(dtype);
   const Call call(model, tokens, start, rows, true, level);
   const Memory memory(out, true);
   std::vector<std::uint64_t> sizes(model.parts().size() / 2);
   const int result = unlocked([&] {
-    return predict::encode(model, call.block, memory.data(), memory.size(), limit.value_or(SIZE_MAX), sizes.data(),
-                           call.twin);
+    const std::size_t most = limit.value_or(SIZE_MAX);
+    return wide ? predict::encode_wide(model, call.block, *wide, memory.data(), memory.size(), most, sizes.data(),
+                                       call.twin)
+                : predict::encode(model, call.block, memory.data(), memory.size(), most, sizes.data(), call.twin);
   });
   if (result == predict::kFallBack) return py::int_(static_cast<int>(predict::kFallBack));
   return sizes_if(result == 0, sizes);
@@ -69,14 +82,17 @@ py::object encode(const predict::Model& model, const py::array& tokens, std::int
 std::optional<std::string> decode(const predict::Model& model, const py::array& tokens, std::int64_t start,
                                   std::size_t count, const py::buffer& payload,
                                   const std::vector<std::uint64_t>& sizes, const py::array& rows, std::size_t wanted,
-                                  const MaybeLevel& level) {
+                                  const MaybeLevel& level, const std::string& dtype) {
+  const auto wide = wide_of(dtype);
   const Call call(model, tokens, start, rows, true, level);
   if (call.block.count != count) throw py::value_error("tokens: expected as many as the block has");
   check_layers(sizes, model.parts().size() / 2);
   if (wanted > count) throw py::value_error("wanted: more tokens than there are");
   const Memory memory(payload, false);
   return damage("predictive", unlocked([&] {
-    return predict::decode(model, call.block, memory.data(), memory.size(), sizes.data(), wanted, call.twin);
+    return wide ? predict::decode_wide(model, call.block, *wide, memory.data(), memory.size(), sizes.data(), wanted,
+                                       call.twin)
+                : predict::decode(model, call.block, memory.data(), memory.size(), sizes.data(), wanted, call.twin);
   }));
 }
 
@@ -115,9 +131,10 @@ PYBIND11_MODULE(_predict, m) {
            py::arg("rope_coarse") = py::none())
       .def_property_readonly("positions", &predict::Model::positions);
   m.def("encode", &encode, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("rows"), py::arg("out"),
-        py::arg("limit") = py::none(), py::arg("level") = py::none());
+        py::arg("limit") = py::none(), py::arg("level") = py::none(), py::arg("dtype") = "bfloat16");
   m.def("decode", &decode, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("count"),
-        py::arg("payload"), py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none());
+        py::arg("payload"), py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none(),
+        py::arg("dtype") = "bfloat16");
   m.def("residuals", &residuals, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("rows"),
         py::arg("level") = py::none());
   m.attr("FALL_BACK") = static_cast<int>(predict::kFallBack);

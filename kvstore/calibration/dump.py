@@ -60,6 +60,8 @@ def floats(bits: Bits) -> Floats:
 class KVDump:
     """A finished work folder. Reads map files and keep nothing in memory; thread-safe.
 
+    layout: of what is in the files: the words of the model's values (codecs/words.py), which are bf16; values that are
+    not have the dtype that `dtype` says.
     windows: how many there are, each `length` tokens prefilled at once from position 0. limit: of the windows to fit
     only the first so many are to be used (see `first`).
     """
@@ -69,6 +71,12 @@ class KVDump:
     windows: int
     length: int
     limit: int | None = None
+    dtype: str = "bfloat16"
+
+    @classmethod
+    def of(cls, folder: Path, layout: KVLayout, windows: int, length: int) -> KVDump:
+        """layout: of the model's caches."""
+        return cls(folder, replace(layout, dtype="bfloat16"), windows, length, dtype=layout.dtype)
 
     @classmethod
     def open(cls, folder: Path) -> KVDump:
@@ -76,7 +84,8 @@ class KVDump:
         facts = _facts(FileSystem(), folder)
         if facts is None:
             raise ProfileError(f"{folder}: there is no dump of a model here; run `kvstore calibrate`")
-        dump = cls(folder, KVLayout.from_canonical(facts["identity"]["layout"]), facts["windows"], facts["length"])
+        layout = KVLayout.from_canonical(facts["identity"]["layout"])
+        dump = cls.of(folder, layout, facts["windows"], facts["length"])
         missing = [w for w in range(dump.windows) if not dump._has(FileSystem(), w)]
         if missing:
             raise ProfileError(
@@ -99,8 +108,9 @@ class KVDump:
     ) -> KVDump:
         """Runs the model over the first `windows` windows of `length` tokens of the text, fewer where it is shorter.
 
-        model: a transformers model in bf16, like Llama. Continues what was begun in `folder` with the same model, text
-        and numbers; anything else that is there from an earlier run is removed, which `progress` is told.
+        model: a transformers model like Llama, in bfloat16, float32 or float16. Continues what was begun in `folder`
+        with the same model, text and numbers; anything else that is there from an earlier run is removed, which
+        `progress` is told.
         Raises `UnsupportedModel` naming what the model lacks, `UnsupportedLength` where keys depend on the length and
         those of windows of this one are not the identity's, `ConfigError` for a text of less than two windows.
         """
@@ -110,7 +120,7 @@ class KVDump:
         check_length(identity.layout, length)
         probe = ModelProbe(model, regime_of(identity.layout))
         ids = _windows(tokenizer, text, windows, length)
-        dump, fs = cls(folder, identity.layout, len(ids), length), FileSystem()
+        dump, fs = cls.of(folder, identity.layout, len(ids), length), FileSystem()
         facts = {
             "version": VERSION,
             "identity": identity.fields(),
@@ -155,7 +165,7 @@ class KVDump:
         return np.fromfile(self._path(f"{window:05d}.kv"), "<i8", self.length)
 
     def layer(self, layer: int, window: int) -> tuple[Bits, Bits]:
-        """K, as cached (after the rotary embedding), and V: bf16 bits `[length, heads * dim]`, mapped read-only."""
+        """K, as cached (after the rotary embedding), and V: words `[length, heads * dim]`, mapped read-only."""
         widths = [x.heads * (x.key_dim + x.value_dim) for x in self.layout.layers]
         shape = self.layout.layers[layer]
         begin = 8 * self.length + 2 * self.length * sum(widths[:layer])

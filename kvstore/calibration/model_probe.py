@@ -10,28 +10,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.codecs.words import words_of
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import attention_scaling, frequencies, in_pairs
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.describe import layout_from_config
 
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 _STEP = 4096  # tokens of the vocabulary at a time
 Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 
 
 class ModelProbe:
-    """model: of transformers, in bf16 and evaluation mode; it is not changed. regime: of `layout_from_config`.
+    """model: of transformers, in one of `DTYPES` and evaluation mode; it is not changed. regime: of
+    `layout_from_config`.
 
-    Raises `UnsupportedModel` naming what is missing: bf16, the rotary embedding, or one of the projections that a
-    layer of Llama has.
+    Raises `UnsupportedModel` naming what is missing: such a dtype, the rotary embedding, or one of the projections that
+    a layer of Llama has.
     """
 
     def __init__(self, model: Any, regime: str = SHORT) -> None:
         name = getattr(model.config, "model_type", type(model).__name__)
-        if model.dtype != torch.bfloat16:
-            raise UnsupportedModel(f"{name}: calibration needs the model in bfloat16, found {model.dtype}")
+        if model.dtype not in DTYPES:
+            known = ", ".join(str(dtype) for dtype in DTYPES)
+            raise UnsupportedModel(f"{name}: calibration needs the model in one of {known}, found {model.dtype}")
         self.layout: KVLayout = layout_from_config(model.config, model.dtype, regime)
         shape = self.layout.layers[0]
         self._factors = _key_factors(name, self.layout.rope, shape.key_dim)
@@ -50,7 +54,7 @@ class ModelProbe:
     def run(self, tokens: npt.NDArray[np.int64]) -> tuple[list[tuple[Bits, Bits]], npt.NDArray[np.float64]]:
         """Prefills one window, `[tokens]`.
 
-        Returns per layer K (as cached) and V, bf16 bits `[tokens, heads * dim]`, and `[layers, heads * dim + 1]`: mean
+        Returns per layer K (as cached) and V, words `[tokens, heads * dim]`, and `[layers, heads * dim + 1]`: mean
         square of the queries that meet each dimension of K, in `rope.pair_order`, then the RMS norm of the residual
         stream behind the layer.
         """
@@ -144,5 +148,4 @@ def _rows(tensor: torch.Tensor) -> Bits:
 
 
 def _bits(tensor: torch.Tensor) -> Bits:
-    found: Bits = tensor.detach().contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
-    return found
+    return words_of(tensor.detach().contiguous().cpu())

@@ -229,7 +229,7 @@ def _without(name: str) -> Any:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: calibrated.model().float(), "bfloat16, found torch.float32"),
+        (lambda: calibrated.model().double(), "bfloat16, torch.float32, torch.float16, found torch.float64"),
         (lambda: calibrated.tiny("gpt2").bfloat16(), "gpt2: calibration needs a rotary embedding"),
         (lambda: _without("v_proj"), "llama: layer 2: self_attn: has no v_proj"),
         (lambda: calibrated.model("gemma3-full"), "rotary embedding of all layers"),

@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,6 +34,8 @@ NAMESPACE = hashlib.sha256(b"namespace of a golden record").digest()
 LAYOUTS = {
     "rope": KVLayout.uniform(3, 1, 8, rope=ROPE),
     "unequal": KVLayout((LayerLayout(2, 8, 4), LayerLayout(1, 8, 12)), "bfloat16"),
+    "float32": KVLayout.uniform(3, 1, 8, "float32", ROPE),
+    "float16": KVLayout.uniform(3, 1, 8, "float16", ROPE),
 }
 _SPECIAL = [0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x0001, 0x807F, 0x8000]
 _DONOR_RECORDS = 900  # of which on donors are numbered
@@ -41,8 +43,9 @@ _DONOR_RECORDS = 900  # of which on donors are numbered
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One block. like: "alike" to its donors, "predicted" by the profile, or "noise", all bits; special: with NaN,
-    infinity, subnormals in it."""
+    """One block. like: "alike" to its donors, "predicted" by the profile, or "noise", all bits; of other dtypes than
+    bf16 "wide" for what is near the prediction, "upcast" for bf16 that is. special: with NaN, infinity, subnormals in
+    it."""
 
     layout: str
     like: str
@@ -60,6 +63,8 @@ class ModelCase:
         kv = likely_kv(info.layout, self.count)
         if self.like == "predicted":
             kv = predicted_kv(profile, info.tokens, self.start)
+        if self.like in ("wide", "upcast"):
+            kv = [(self._wide(k), self._wide(v)) for k, v in _near(info, self.start)]
         if self.like == "noise":
             kv = random_kv(self.count, info.layout)
         if self.special:
@@ -69,9 +74,18 @@ class ModelCase:
             kv[2][1][0, self.count - 1, :8] = bits
         return kv
 
+    def _wide(self, near: torch.Tensor) -> torch.Tensor:
+        """Values of a wider dtype near those that are predicted."""
+        dtype = getattr(torch, LAYOUTS[self.layout].dtype)
+        more = torch.arange(near.numel()).view(near.shape) * 0.618 % 1 / 128 if self.like == "wide" else 0.0
+        return (near.float() * (1 + more)).to(dtype)
+
     def takes(self, row: Row) -> bool:
         """Whether there is a record of it: against donors only of what is like them; of noise, with loss, none, for
-        what differs from machine to machine has no measure there."""
+        what differs from machine to machine has no measure there. Of other dtypes than bf16 by predictive alone, for
+        the other codecs have cases of their own (goldencases.py) or do not take them."""
+        if LAYOUTS[self.layout].dtype != "bfloat16":
+            return row.name == "predictive"
         if row.name in codec_names() or (row.name.startswith("donor") and self.like != "alike"):
             return False
         return self.like != "noise" or row.fidelity == "exact"
@@ -86,6 +100,10 @@ MODEL_CASES = {
     "unequal-predicted": ModelCase("unequal", "predicted", 17, start=40),
     "one-token": ModelCase("rope", "alike", 1),
     "rope-noise": ModelCase("rope", "noise", 9),
+    "float32-wide": ModelCase("float32", "wide", 21),
+    "float32-upcast": ModelCase("float32", "upcast", 17, start=40),
+    "float32-noise": ModelCase("float32", "noise", 9),
+    "float16-wide": ModelCase("float16", "wide", 21),
 }
 RECORDS = [(row, name) for row in ROWS for name, case in MODEL_CASES.items() if case.takes(row)]
 
@@ -146,6 +164,11 @@ def decoded(coder: Coder, info: BlockInfo, header: RecordHeader, payload: memory
     return out
 
 
+def _near(info: BlockInfo, start: int) -> Layers:
+    """What the profile of the same layout in bf16 predicts, with noise of the expected size."""
+    return predicted_kv(profile_of(replace(info.layout, dtype="bfloat16"), "lossless"), info.tokens, start)
+
+
 def raw_of(kv: Layers) -> bytes:
     return b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for pair in kv for t in pair)
 
@@ -190,7 +213,8 @@ def write_missing(write_new: Callable[[Path, bytes], None]) -> None:
     for name, layout in LAYOUTS.items():
         path = GOLDEN / "profiles" / f"{name}.safetensors.gz"
         if not path.exists():
-            write_new(path, gzip.compress(profile_of(layout).data, mtime=0))
+            sections = () if layout.dtype == "bfloat16" else ("lossless",)
+            write_new(path, gzip.compress(profile_of(layout, *sections).data, mtime=0))
     for number, (name, case) in enumerate(MODEL_CASES.items(), 1):
         _write_block(write_new, number, name, case)
     for number, (row, name) in enumerate(RECORDS, 1):

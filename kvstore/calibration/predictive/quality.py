@@ -11,18 +11,20 @@ from kvstore.calibration.dump import KVDump
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.predictive.codec import PredictiveCodec
 from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.codecs.words import KEPT_BITS
+from kvstore.core.layout import ITEM_BYTES
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def report(dump: KVDump, arrays: Arrays) -> dict[str, Any]:
-    """Bits a value, and the ratio to 16, of windows that `fit` did not see."""
-    bits = bits_per_value(dump, arrays, dump.held_out)
-    return {"bits_per_value": bits, "ratio": 16 / bits}
+    """Bits a value, and the ratio to what values take, of windows that `fit` did not see."""
+    bits = bits_per_value(dump, arrays, dump.held_out) + KEPT_BITS[dump.dtype]
+    return {"bits_per_value": bits, "ratio": 8 * ITEM_BYTES[dump.dtype] / bits}
 
 
 def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: int = 64) -> float:
-    """What the codec makes of these windows, all-in but for records: payload bits a value."""
+    """What the codec makes of the words of these windows, all-in but for records: payload bits a value."""
     codec = PredictiveCodec(PredictiveModel.from_arrays(dump.layout, arrays))
     spent = values = 0
     for window in windows:

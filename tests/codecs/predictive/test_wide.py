@@ -1,0 +1,280 @@
+"""fp32 and fp16 by the predictive codec: the C++ against its reference, damage, and the codec as the store sees it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import predictcases
+import pytest
+import torch
+from cpulevels import cpu_levels
+from damaged_layers import damaged, levels_agree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvcases import random_kv, same_kv
+from profilecases import predicted_kv, profile_of
+
+from kvstore import KVLayout
+from kvstore.codecs import BlockInfo, KVView, codec_by_name
+from kvstore.codecs.entropy.codec import EntropyCodec
+from kvstore.codecs.predictive import _predict, wide_reference
+from kvstore.codecs.predictive.codec import EXACT_MODES, PredictiveCodec
+from kvstore.codecs.predictive.lossy_model import LossyModel
+from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.errors import CodecError, ProfileError
+
+pytestmark = pytest.mark.native
+LEVELS = cpu_levels()
+DTYPES = ("float32", "float16")
+ITEMS: dict[str, Any] = {"float32": (np.uint32, np.int32), "float16": (np.uint16, np.int16)}
+SHAPES = ([(2, 8, 8)] * 3, [(2, 16, 24)] * 2, [(1, 10, 7)] * 3, [(2, 2, 1)])
+ROPE = '{"rope_theta": 10000.0, "rope_type": "default"}'
+Block = list[tuple[np.ndarray, np.ndarray]]
+
+
+def block_of(model: PredictiveModel, dtype: str, kind: str, tokens: np.ndarray, seed: int) -> Block:
+    """Bits, [n, C], of K and V of every layer. kind: as predictcases', or "upcast" for what is predicted in bf16."""
+    rng = np.random.default_rng(seed)
+    unsigned = ITEMS[dtype][0]
+    words = predictcases.block_of(model, "predicted" if kind == "upcast" else kind, tokens, 3, seed)
+    if dtype == "float16":
+        return [tuple(fp16_of(bits, rng) if kind != "random" else any_of(bits, rng) for bits in pair) for pair in words]  # type: ignore[misc]
+    low = {"upcast": 0, "alike": 0xFF00}.get(kind, 0xFFFF)
+    return [
+        tuple(bits.astype(unsigned) << 16 | rng.integers(0, 1 << 16, bits.shape, unsigned) & low for bits in pair)  # type: ignore[misc]
+        for pair in words
+    ]
+
+
+def fp16_of(words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    numbers = (words.astype(np.uint32) << 16).view(np.float32) * (1 + rng.uniform(0, 1 / 128, words.shape))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numbers.astype(np.float16).view(np.uint16)
+
+
+def any_of(words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(0, 1 << 16, words.shape, np.uint16)
+
+
+def view_of(model: PredictiveModel, dtype: str, block: Block) -> KVView:
+    """A view of [heads, n, dim] tensors; every other one has its tokens apart."""
+    layers = []
+    for x, pair in zip(model.layout.layers, block, strict=True):
+        k, v = (
+            torch.from_numpy(bits.view(ITEMS[dtype][1])).view(getattr(torch, dtype)).view(len(bits), x.heads, dim)
+            for bits, dim in zip(pair, (x.key_dim, x.value_dim), strict=True)
+        )
+        layers.append((k.transpose(0, 1), v.transpose(0, 1).contiguous()))
+    return KVView.of_layers(replace(model.layout, dtype=dtype), layers)
+
+
+def longs(block: Block) -> list[Any]:
+    return [tuple(torch.from_numpy(bits.astype(np.int64)) for bits in pair) for pair in block]
+
+
+def encoded(coder: _predict.Model, dtype: str, tokens: np.ndarray, view: KVView, level: str) -> list[bytes]:
+    out = bytearray(100_000 + 8 * view.nbytes)
+    sizes = _predict.encode(coder, tokens, 3, view.rows, out, level=level, dtype=dtype)
+    assert isinstance(sizes, tuple)
+    ends = np.cumsum(sizes)
+    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+
+
+def decoded(
+    model: PredictiveModel,
+    coder: _predict.Model,
+    dtype: str,
+    tokens: np.ndarray,
+    layers: list[bytes],
+    level: str,
+    wanted: int | None = None,
+) -> Block:
+    """What the C++ makes of them, of the first `wanted` tokens. Raises `CodecError`."""
+    n = len(tokens)
+    wanted = n if wanted is None else wanted
+    tensors = [
+        tuple(torch.full((x.heads, wanted, dim), 7.0).to(getattr(torch, dtype)) for dim in (x.key_dim, x.value_dim))
+        for x in model.layout.layers
+    ]
+    rows = KVView.of_layers(replace(model.layout, dtype=dtype), tensors).rows  # type: ignore[arg-type]
+    payload, sizes = b"".join(layers), list(map(len, layers))
+    wrong = _predict.decode(coder, tokens, 3, n, payload, sizes, rows, wanted, level, dtype)
+    if wrong is not None:
+        raise CodecError(wrong)
+    unsigned, signed = ITEMS[dtype]
+    return [
+        tuple(
+            t.view(getattr(torch, signed.__name__)).numpy().view(unsigned).transpose(1, 0, 2).reshape(wanted, -1)
+            for t in pair
+        )  # type: ignore[misc]
+        for pair in tensors
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.booleans(),
+    st.sampled_from(["predicted", "upcast", "alike", "random", "special", "zeros"]), st.sampled_from([1, 5, 64]),
+    st.integers(0, 1 << 20),
+)  # fmt: skip
+def test_twins_give_the_bytes_of_the_reference(
+    dtype: str, shapes: list[tuple[int, int, int]], rope: bool, kind: str, n: int, seed: int
+) -> None:
+    model = predictcases.model_of(shapes, rope, seed, 0.3)
+    tokens = np.random.default_rng(seed).integers(-5, predictcases.VOCABULARY + 20, n)
+    block = block_of(model, dtype, kind, tokens, seed)
+    ids = torch.from_numpy(tokens)
+    want = wide_reference.encode(model, dtype, ids, 3, longs(block))
+    coder, view = predictcases.native(model), view_of(model, dtype, block)
+    for level in LEVELS:
+        assert encoded(coder, dtype, tokens, view, level) == want
+        assert predictcases.same(decoded(model, coder, dtype, tokens, want, level), block)
+        wanted = 1 + seed % n
+        assert predictcases.same(decoded(model, coder, dtype, tokens, want, level, wanted), block, wanted)
+    found = wide_reference.decode(model, dtype, ids, 3, want)
+    assert all(
+        torch.equal(a, b)
+        for mine, theirs in zip(found, longs(block), strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+    if dtype == "float32":
+        assert {layer[1] for layer in want} <= {"upcast": {0}, "alike": {0, 1}}.get(kind, {0, 1, 2})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_room_and_limit(dtype: str) -> None:
+    model, tokens = predictcases.model_of(SHAPES[0], True, 1), np.arange(64)
+    coder, view = predictcases.native(model), view_of(model, dtype, block_of(model, dtype, "alike", tokens, 1))
+    size = sum(map(len, encoded(coder, dtype, tokens, view, LEVELS[-1])))
+    code = partial(_predict.encode, coder, tokens, 3, view.rows, dtype=dtype)
+    for room in (0, 1, 50, 500, size // 2, size - 1):
+        assert code(bytearray(room)) is None
+        assert code(bytearray(room), room) == _predict.FALL_BACK
+    assert isinstance(code(bytearray(size)), tuple)
+    assert isinstance(code(bytearray(size), size + 1), tuple)
+    assert code(bytearray(size), size) == _predict.FALL_BACK
+    with pytest.raises(ValueError, match="dtype: expected"):
+        _predict.encode(coder, tokens, 3, view.rows, bytearray(size), dtype="float8_e5m2")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["predicted", "special"])
+def test_damage_is_found_or_in_what_is_kept_and_harms_nothing(dtype: str, kind: str) -> None:
+    """The two sums of a layer are over words; of the low bits that are kept the record's checksum knows."""
+    model, rng = predictcases.model_of(SHAPES[0], True, 2), np.random.default_rng(3)
+    tokens = rng.integers(0, predictcases.VOCABULARY, 20)
+    block = block_of(model, dtype, kind, tokens, 5)
+    coder = predictcases.native(model)
+    layers = encoded(coder, dtype, tokens, view_of(model, dtype, block), LEVELS[-1])
+    words = words_of(block, dtype)
+    found_out = 0
+    for turn in range(800):
+        bad = damaged(layers, turn, rng, 1)
+        if bad != layers:
+            decode = partial(decoded, model, coder, dtype, tokens, bad)
+            found_out += levels_agree(LEVELS, decode, lambda found: words_of(found, dtype) == words)
+    assert found_out > 400
+
+
+def words_of(block: Block, dtype: str) -> list[list[int]]:
+    return [wide_reference.word(x, dtype).flatten().tolist() for pair in longs(block) for x in pair]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_headers_that_cannot_be_are_refused(dtype: str) -> None:
+    model, tokens = predictcases.model_of(SHAPES[0], True, 2), np.arange(20)
+    block, ids = block_of(model, dtype, "predicted", tokens, 5), torch.arange(20)
+    coder = predictcases.native(model)
+    layers = encoded(coder, dtype, tokens, view_of(model, dtype, block), LEVELS[-1])
+    other = 25 - EXACT_MODES[dtype]
+    for start in (b"\x04\0\0\0", bytes([other, layers[1][1], 0, 0]), bytes([EXACT_MODES[dtype], 3, 0, 0])):
+        bad = [layers[0], start + layers[1][4:], layers[2]]
+        with pytest.raises(CodecError, match="does not fit its dtype"):
+            decoded(model, coder, dtype, tokens, bad, LEVELS[-1])
+        with pytest.raises(CodecError, match="does not fit its dtype"):
+            wide_reference.decode(model, dtype, ids, 3, bad)
+    for at in (2, 3):
+        bad = [layers[0], layers[1][:at] + b"\1" + layers[1][at + 1 :], layers[2]]
+        with pytest.raises(CodecError):
+            decoded(model, coder, dtype, tokens, bad, LEVELS[-1])
+    for size in (0, 3, 4, 100):
+        bad = [layers[0], layers[1][:size], layers[2]]
+        with pytest.raises(CodecError):
+            decoded(model, coder, dtype, tokens, bad, LEVELS[-1])
+        with pytest.raises(CodecError):
+            wide_reference.decode(model, dtype, ids, 3, bad)
+    view = view_of(model, dtype, block)
+    for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
+        assert _predict.decode(coder, tokens, 3, 20, b"".join(layers), sizes, view.rows, 20, dtype=dtype) is not None
+
+
+def made(dtype: str) -> tuple[PredictiveCodec, BlockInfo, list[Any]]:
+    """A codec of a profile of this dtype, and a block that it predicts."""
+    layout = KVLayout.uniform(3, 2, 16, dtype, ROPE)
+    codec = codec_by_name("predictive", profile_of(layout, "lossless"))
+    info = BlockInfo(layout, np.arange(37, dtype=np.uint32), 0)
+    near = predicted_kv(profile_of(replace(layout, dtype="bfloat16"), "lossless"), info.tokens, 0)
+    noise = torch.Generator().manual_seed(1)
+    kv = [
+        tuple((t.float() * (1 + torch.rand(t.shape, generator=noise) / 128)).to(getattr(torch, dtype)) for t in pair)
+        for pair in near
+    ]
+    return codec, info, kv  # type: ignore[return-value]
+
+
+def coded(codec: Any, info: BlockInfo, kv: list[Any]) -> tuple[bytes, tuple[int, ...]]:
+    out = memoryview(bytearray(codec.bound(info)))
+    sizes = codec.encode(info, KVView.of_layers(info.layout, kv), out)
+    assert sizes is not None
+    return bytes(out[: sum(sizes)]), sizes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_codec_predicts_the_dtype_of_its_profile(dtype: str) -> None:
+    codec, info, kv = made(dtype)
+    payload, sizes = coded(codec, info, kv)
+    assert payload[0] == EXACT_MODES[dtype]
+    assert codec.fallbacks(memoryview(payload), sizes) == 0
+    assert not codec.kernels_decode(memoryview(payload), sizes)
+    assert not codec.codes_on(torch.device("cuda", 0), dtype)
+    assert not codec.has_kernels
+    assert len(payload) < len(coded(EntropyCodec(), info, kv)[0])
+    assert codec.usual(info) <= codec.bound(info)
+    for wanted in (1, 20, 37):
+        out = [tuple(torch.zeros(2, wanted, 16, dtype=getattr(torch, dtype)) for _ in "kv") for _ in range(3)]
+        codec.decode(info, memoryview(payload), sizes, KVView.of_layers(info.layout, out))  # type: ignore[arg-type]
+        assert same_kv(out, kv, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_predicted_is_coded_as_by_entropy_and_counted(dtype: str) -> None:
+    codec, info, kv = made(dtype)
+    other = BlockInfo(replace(info.layout, rope="none"), info.tokens, 0)
+    for block, given_ in ((info, random_kv(37, info.layout)), (other, kv)):
+        payload, sizes = coded(codec, block, given_)
+        assert payload == coded(EntropyCodec(), block, given_)[0]
+        assert codec.fallbacks(memoryview(payload), sizes) == 3
+
+
+def test_a_block_of_another_dtype_than_the_profile_s_is_not_read_as_its_own() -> None:
+    codec, info, kv = made("float32")
+    payload, sizes = coded(codec, info, kv)
+    half, halves, _ = made("float16")
+    out = [tuple(torch.zeros(2, 37, 16, dtype=torch.float16) for _ in "kv") for _ in range(3)]
+    with pytest.raises(CodecError):
+        half.decode(halves, memoryview(payload), sizes, KVView.of_layers(halves.layout, out))  # type: ignore[arg-type]
+
+
+def test_float8_and_lossy_profiles_of_other_dtypes_are_refused_by_name() -> None:
+    layout = KVLayout.uniform(3, 2, 16, "float32", ROPE)
+    profile = profile_of(layout, "lossless", "lossy")
+    with pytest.raises(ProfileError, match="expected lossy caches of bfloat16, found float32"):
+        codec_by_name("predictive@2", profile)
+    model = PredictiveModel.from_arrays(layout, profile.section("lossless"))
+    with pytest.raises(ProfileError, match="bfloat16"):
+        PredictiveCodec(model, LossyModel.from_arrays(model, profile.section("lossy")))
+    with pytest.raises(ProfileError, match="found float8_e5m2"):
+        PredictiveModel.from_arrays(replace(layout, dtype="float8_e5m2"), profile.section("lossless"))
