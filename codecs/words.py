@@ -27,9 +27,12 @@ def words_of(tensor: torch.Tensor) -> npt.NDArray[np.uint16]:
     import torch
 
     if tensor.dtype == torch.float32:
-        return (tensor.numpy().view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        upper: npt.NDArray[np.uint16] = (tensor.numpy().view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        return upper
     bits: npt.NDArray[np.uint16] = tensor.view(torch.int16).numpy().view(np.uint16)
     if tensor.dtype == torch.bfloat16:
         return bits
     exponent = (bits >> np.uint16(10) & np.uint16(0x1F)) + np.uint16(112)
-    return bits & np.uint16(0x8000) | exponent << np.uint16(7) | (bits & np.uint16(0x3FF)) >> np.uint16(3)
+    words: npt.NDArray[np.uint16] = bits & np.uint16(0x8000) | exponent << np.uint16(7)
+    words |= (bits & np.uint16(0x3FF)) >> np.uint16(3)
+    return words
