@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import calibrated
@@ -229,17 +230,23 @@ def _without(name: str) -> Any:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: calibrated.model().double(), "bfloat16, torch.float32, torch.float16, found torch.float64"),
         (lambda: calibrated.tiny("gpt2").bfloat16(), "gpt2: calibration needs a rotary embedding"),
         (lambda: _without("v_proj"), "llama: layer 2: self_attn: has no v_proj"),
         (lambda: calibrated.model("gemma3-full"), "rotary embedding of all layers"),
     ],
-    ids=["float32", "gpt2", "no projection", "rope"],
+    ids=["gpt2", "no projection", "rope"],
 )
 def test_a_model_that_is_not_like_llama_is_refused_by_name(model: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         make(tmp_path, model=model())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_another_dtype_is_refused_by_name() -> None:
+    model = calibrated.model()
+    stub = SimpleNamespace(config=model.config, dtype=torch.float8_e5m2)
+    with pytest.raises(UnsupportedModel, match=r"torch\.float16, found torch\.float8_e5m2"):
+        ModelProbe(stub)
 
 
 def test_a_model_that_changes_the_embedding_first_is_refused(tmp_path: Path) -> None:
