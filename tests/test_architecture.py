@@ -223,7 +223,7 @@ def test_lmdb_is_imported_by_its_environment_only(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_transformers_is_imported_by_its_integration_only(module: str) -> None:
     at_once = any(_below(name, "transformers") for name, now in _imports(TREES[module]) if now)
-    users = {f"kvstore.integrations.transformers.{name}" for name in ("cache", "describe", "generation")}
+    users = {f"kvstore.integrations.transformers.{name}" for name in ("cache", "describe", "generation", "prefill")}
     assert at_once == (module in users)
 
 

@@ -11,6 +11,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -37,7 +39,7 @@ _COMMON: dict[str, Any] = {
 
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
-    """One of "llama", "qwen3", "gpt2", "gemma3", "gemma3-full" (no sliding layer), in evaluation mode."""
+    """One of "llama", "qwen3", "gpt2", "gpt_neox", "gemma3", "gemma3-full" (no sliding layer), in evaluation mode."""
     torch.manual_seed(seed)
     if name == "llama":
         return LlamaForCausalLM(LlamaConfig(**_COMMON | {"head_dim": 16} | changes)).eval()
@@ -47,6 +49,8 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
         small = {"vocab_size": VOCABULARY, "n_positions": 512, "n_embd": 48, "n_layer": 2, "n_head": 3}
         ends = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
         return GPT2LMHeadModel(GPT2Config(**small | ends | changes)).eval()
+    if name == "gpt_neox":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**_COMMON | {"num_key_value_heads": None} | changes)).eval()
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     if name == "gemma3-full":
         kinds = ["full_attention"] * 3

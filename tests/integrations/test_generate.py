@@ -127,18 +127,25 @@ def test_sampling_with_a_seed_is_the_same_with_and_without_stored_prefix(store: 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"input_ids": torch.zeros(2, 4, dtype=torch.long)}, "input_ids"),
+        ({"input_ids": torch.zeros(2, 4, dtype=torch.long)}, "attention_mask"),
         ({"input_ids": torch.zeros(4, dtype=torch.long)}, "input_ids"),
         ({"input_ids": torch.zeros(1, 4)}, "input_ids"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "input_ids"),
         ({"input_ids": [[1, 2]]}, "input_ids"),
-        ({"num_beams": 2}, "num_beams"),
-        ({"num_return_sequences": 2}, "num_return_sequences"),
+        ({"num_beams": 0}, "num_beams"),
+        ({"num_return_sequences": -2}, "num_return_sequences"),
+        ({"num_return_sequences": 2, "session": "s"}, "session"),
+        ({"session": ["s", "t"]}, "session"),
         ({"use_cache": False}, "use_cache"),
         ({"past_key_values": DynamicCache()}, "past_key_values"),
         ({"cache_implementation": "static"}, "cache_implementation"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"attention_mask": torch.tensor([[0, 1, 1, 1]])}, "attention_mask"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 0]])}, "attention_mask: row 0 ends"),
+        ({"attention_mask": torch.tensor([[1, 0, 1, 1]])}, "attention_mask: row 0 has padding between"),
+        ({"attention_mask": torch.tensor([[0, 0, 0, 0]])}, "attention_mask: row 0 has no tokens"),
+        ({"attention_mask": torch.tensor([[1, 1, 2, 1]])}, "attention_mask: expected 0"),
+        ({"attention_mask": torch.ones(1, 5)}, r"attention_mask: expected \[1, 4\]"),
+        ({"attention_mask": [[1, 1, 1, 1]]}, r"attention_mask: expected \[1, 4\] as input_ids has, found list"),
         ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "pixel_values"),
     ],
 )
@@ -146,7 +153,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(
     store: KVStore, llama: Any, changes: dict[str, Any], named: str
 ) -> None:
     arguments = {"input_ids": torch.ones(1, 4, dtype=torch.long)} | changes
-    with pytest.raises(ValueError, match=f"^{named}:"):
+    with pytest.raises(ValueError, match=f"^{named}"):
         generate(llama, store=store, **arguments)
     assert store.stats()["index"]["tokens"] == 0
 

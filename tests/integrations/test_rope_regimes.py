@@ -213,3 +213,33 @@ def test_the_identity_is_the_same_whatever_length_a_model_computed_last() -> Non
 def test_another_regime_is_an_error() -> None:
     with pytest.raises(ConfigError, match="regime"):
         ModelIdentity.from_transformers(model_of("longrope"), regime="medium")
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_of_a_batch_that_grows_too_long_only_short_keys_are_stored(tmp_path: Path, kind: str) -> None:
+    """The longest row decides by which angles all rows of a pass are rotated."""
+    model, most = model_of(kind), FIRST - (kind == "dynamic")
+    ids, mask = torch.cat([tokens_of(60), tokens_of(60, seed=1)]), torch.ones(2, 60, dtype=torch.int64)
+    mask[1, :20] = 0
+    with opened(tmp_path / "store", model) as store:
+        out = generate(model, ids, store=store, attention_mask=mask, **GREEDY)
+        for row, begin in ((0, 0), (1, 20)):
+            tokens = out[row, begin:most]
+            hit = store.get(tokens.tolist())
+            assert hit is not None
+            assert hit.tokens == store.contains(out[row, begin:].tolist()) == most - begin
+            for pair, other in zip(hit.layers, cache_layers(prefilled(model, tokens[None])), strict=True):
+                torch.testing.assert_close(pair, other, atol=2e-5, rtol=1e-4)
+
+
+def test_batches_of_long_sequences_are_refused_by_name(tmp_path: Path) -> None:
+    model = model_of("longrope")
+    ids = torch.cat([tokens_of(80), tokens_of(80, seed=1)])
+    with opened(tmp_path / "store", model, "long") as store:
+        with pytest.raises(UnsupportedModel, match="^batches: keys of long sequences"):
+            generate(model, ids, store=store, attention_mask=torch.ones_like(ids), **GREEDY)
+        mask = torch.ones_like(ids)
+        mask[1, :30] = 0
+        with pytest.raises(UnsupportedLength):
+            generate(model, ids, store=store, attention_mask=mask, **GREEDY)
+        assert store.stats()["index"]["tokens"] == 0

@@ -10,21 +10,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvstore.integrations.transformers.batch import BatchHit, get_batch, put_batch
     from kvstore.integrations.transformers.cache import cache_layers
     from kvstore.integrations.transformers.describe import layout_from_config
     from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
     from kvstore.integrations.transformers.generation import generate
 
 __all__ = [
+    "BatchHit",
     "cache_layers",
     "generate",
+    "get_batch",
     "layout_from_config",
+    "put_batch",
     "tokenizer_fingerprint",
     "weights_fingerprint",
 ]
 
 # No module has the name of what it exports: importing the module would hide the function.
 _HOMES = {
+    "batch": ("BatchHit", "get_batch", "put_batch"),
     "cache": ("cache_layers",),
     "describe": ("layout_from_config",),
     "fingerprint": ("tokenizer_fingerprint", "weights_fingerprint"),

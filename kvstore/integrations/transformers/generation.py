@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
 
+from kvstore.core.arguments import check_integer
 from kvstore.core.fingerprints import SAMPLED, differing_parts
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length, lengths, regime_of
 from kvstore.core.rope_types import LONG
-from kvstore.errors import IdentityMismatch
-from kvstore.integrations.transformers.cache import cache_layers
+from kvstore.errors import IdentityMismatch, UnsupportedModel
+from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
+from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.logprobs import Scores
+from kvstore.integrations.transformers.padding import Rows, row_of
+from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
@@ -44,38 +51,41 @@ def generate(
     input_ids: torch.Tensor,
     *,
     store: KVStore,
-    session: str | None = None,
+    session: str | Sequence[str] | None = None,
     namespace: bytes = b"",
     approximate: Approximate | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run `model.generate(input_ids, **kwargs)` from the longest stored prefix, and store the result.
+    """Run `model.generate(input_ids, **kwargs)` from the longest stored prefix of each row, and store the result.
 
     Durable as the store's `put` is. The model's log-probabilities are stored with the tokens as far as `model.generate`
-    computes logits anyway: of the answer, and of the prompt only if the model ignores `logits_to_keep`; logits of a
-    whole prompt may cost as much as several layers. Tokens without a log-probability count 16 bits each.
+    computes logits anyway (`Scores`); tokens without one count 16 bits each. Every call looks whether the model is
+    still the one that the store was opened for: its weights, their dtype, the config, and the adapters that are active.
+    If it changes during the call, nothing is stored (counted as `fallback_model_changed`).
 
-    Every call looks whether the model is still the one that the store was opened for: its weights, their dtype, the
-    config, and the adapters that are active. If it changes during the call, nothing is stored (counted as
-    `fallback_model_changed`).
+    Of a batch every row is looked up and stored by itself, without padding (docs/batches.md). What is stored of a row
+    is a cache of exactly its tokens. Its last bits depend on what was computed beside it, as in any batch: a batch
+    equals the one that goes on from the same caches in memory in the same groups of rows, bit for bit.
 
     Args:
         model: a transformers model in evaluation mode; one wrapped by `torch.compile` or peft is fine.
-        input_ids: integers `[1, n]`, n >= 1. At least the last one is computed.
-        store: what ends up in the cache (prompt and answer without the last token, nor what is too long) is put here.
-        session: store them as the state of this session, which replaces the former one.
+        input_ids: integers `[rows, n]`, n >= 1, padded on the left. At least each row's last token is computed.
+        store: each row's prompt and answer, without the last token and what is too long, are put here. Of beams only
+            the prompt is.
+        session: store them as the state of this session, which replaces the former one; of a batch, a name a row.
         namespace: see `KVStore.put`.
         approximate: start from tokens that were computed behind another prefix, too (see `KVStore.get`); the positions
-            that `Hit` names are computed anew. The answer may differ from the model's own; nothing is stored then.
-        kwargs: arguments of `model.generate`.
+            that `Hit` names are computed anew. The answer may differ from the model's own; nothing is stored then. Not
+            for batches.
+        kwargs: arguments of `model.generate`; of a batch also the tokenizer's `attention_mask`, `[rows, n]`.
 
     Returns:
         What `model.generate` returns.
 
     Raises:
-        ValueError: names what does not fit: batches, beams, several sequences, inputs other than tokens, training mode.
+        ValueError: names what does not fit: padding that is not on the left, inputs other than tokens, training mode.
         IdentityMismatch: the store is one of another model, or of other adapters, weights or settings; it says which.
-        UnsupportedModel, UnsupportedLength: caches of the model, or of such a prompt, cannot be stored here.
+        UnsupportedModel, UnsupportedLength: caches of the model, of such a prompt or of a batch, cannot be stored here.
 
     Example:
         >>> import tempfile
@@ -90,24 +100,78 @@ def generate(
         ...         store.contains(answer[0])
         6
     """
-    _check_arguments(model, input_ids, kwargs)
-    identity = _checked_identity(model, store)
-    _check_regime(store.identity.layout, input_ids.shape[1], kwargs)
-    cache = _stored_cache(model, input_ids[0].tolist(), store, namespace, approximate)
-    with Scores(model, cache) as scores:
-        output, made = _generated(model, input_ids, cache, store.identity.layout, kwargs)
+    call = _Call.of(model, input_ids, session, approximate, kwargs)
+    return _run(call, model, input_ids, store, namespace, approximate, kwargs)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a call of `generate` asks for. names: of the sessions, one a row, or none; copies: rows of the cache for
+    each prompt; chunk: compute at most so many tokens of a prompt at a time."""
+
+    rows: Rows
+    names: Sequence[str]
+    beams: int
+    copies: int
+    chunk: int | None
+
+    @property
+    def is_batch(self) -> bool:
+        return len(self.rows.tokens) > 1 or self.rows.is_padded or self.copies > 1
+
+    @classmethod
+    def of(cls, model: Any, input_ids: Any, session: Any, approximate: Any, kwargs: dict[str, Any]) -> _Call:
+        """Check everything that the store is not needed for. Raises `ValueError`."""
+        rows = Rows.of(input_ids, kwargs.get("attention_mask"))
+        _check_arguments(model, kwargs)
+        beams, returned, chunk = (
+            check_integer(name, setting(model, kwargs, name), 1)
+            for name in ("num_beams", "num_return_sequences", "prefill_chunk_size")
+        )
+        copies = max(beams or 1, returned or 1)
+        call = cls(rows, _names(session, rows, copies), beams or 1, copies, chunk)
+        if call.is_batch and approximate is not None:
+            raise ValueError("approximate: a batch has no approximate caches; call generate for each row by itself")
+        return call
+
+
+def _run(
+    call: _Call,
+    model: Any,
+    input_ids: torch.Tensor,
+    store: KVStore,
+    namespace: bytes,
+    approximate: Approximate | None,
+    kwargs: dict[str, Any],
+) -> Any:
+    identity, layout = _checked_identity(model, store), store.identity.layout
+    _check_regime(layout, call)
+    if call.is_batch:
+        cache = prefill(model, call.rows, store, namespace, call.copies, call.chunk)
+    else:
+        cache = _stored_cache(model, call.rows.tokens[0], store, namespace, approximate)
+    with Scores(model, cache) if call.beams == 1 else contextlib.nullcontext() as scores:
+        output, made = _generated(model, input_ids, cache, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
-        _store(output, made, scores, store, namespace, session)
+        sequences = output if isinstance(output, torch.Tensor) else output.sequences
+        if call.beams > 1:
+            held = prompts(call.rows, call.copies)
+        else:
+            held = answered(call.rows, sequences, *ends(model, kwargs))
+        _store(held, made, scores, store, namespace, call)
     return output
 
 
-def _check_regime(layout: KVLayout, length: int, kwargs: dict[str, Any]) -> None:
-    """Refuse prompts whose keys the store does not hold, and such as are computed in pieces of another length."""
-    check_length(layout, length)
-    config = kwargs.get("generation_config")
-    piece = kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None))
-    if piece is not None and regime_of(layout) == LONG:
+def _check_regime(layout: KVLayout, call: _Call) -> None:
+    """Refuse prompts whose keys the store does not hold, and such as are computed in pieces or beside other lengths."""
+    for tokens in call.rows.tokens:
+        check_length(layout, len(tokens))
+    if regime_of(layout) == LONG and call.chunk is not None:
         raise ValueError("prefill_chunk_size: the first pieces would have the keys of short sequences; remove it")
+    if regime_of(layout) == LONG and call.is_batch:
+        raise UnsupportedModel(
+            "batches: keys of long sequences depend on the longest row of a pass; call generate for each row by itself"
+        )
 
 
 def _generated(
@@ -152,46 +216,50 @@ def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVS
     return not getattr(cache, "is_approximate", False)
 
 
-def _store(output: Any, cache: Any, scores: Scores, store: KVStore, namespace: bytes, session: str | None) -> None:
-    """Puts what the cache holds of the sequence that `generate` returned, or saves it as the session.
+def _store(held: list[Held], cache: Any, scores: Scores | None, store: KVStore, namespace: bytes, call: _Call) -> None:
+    """Puts the rows of a cache, or saves them as the sessions.
 
-    What was computed when the sequence had become too long for the store's keys is left out.
+    What was computed when the longest row had become too long for the store's keys is left out.
     """
-    sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    layers = cache_layers(cache)
-    held = layers[0][0].shape[-2]
+    columns = found = int(cache.get_seq_length())
     most = lengths(store.identity.layout.rope)[1]
-    if most is not None and held > most:
-        held, cache = most, [(k[..., :most, :], v[..., :most, :]) for k, v in layers]
-    tokens = sequences[0, :held].tolist()
-    logprobs = scores.logprobs(held)
+    if most is not None:
+        columns = min(columns, min(call.rows.begins) + most)
+    is_whole = columns == found and not call.is_batch
+    layers = () if is_whole else cache_layers(cache)
+    for number, row in enumerate(held):
+        tokens, kv = row.tokens[: columns - row.begin], cache
+        if not is_whole:
+            kv = row_of(layers, row.row, row.begin, row.begin + len(tokens))
+            kv = cache_from_layers(kv) if call.is_batch else kv  # no row of a batch is ever written again
+        logprobs = None if scores is None else scores.logprobs(len(tokens), row.row, row.begin)
+        if call.names:
+            store.session(call.names[number], namespace=namespace).save(tokens, kv, logprobs=logprobs)
+        else:
+            store.put(tokens, kv, namespace=namespace, logprobs=logprobs)
+
+
+def _names(session: str | Sequence[str] | None, rows: Rows, copies: int) -> Sequence[str]:
+    """The names of the rows' sessions; none, if they are not to be sessions."""
     if session is None:
-        store.put(tokens, cache, namespace=namespace, logprobs=logprobs)
-    else:
-        store.session(session, namespace=namespace).save(tokens, cache, logprobs=logprobs)
+        return ()
+    names = [session] if isinstance(session, str) else list(session)
+    if copies > 1:
+        raise ValueError("session: a session has one answer; save it yourself if there are beams or several sequences")
+    if len(names) != len(rows.tokens) or len(set(names)) != len(names):
+        raise ValueError(f"session: expected a name of its own for each of {len(rows.tokens)} rows, found {session!r}")
+    return names
 
 
-def _check_arguments(model: Any, input_ids: Any, kwargs: dict[str, Any]) -> None:
-    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2 or input_ids.is_floating_point():
-        found = list(input_ids.shape) if isinstance(input_ids, torch.Tensor) else type(input_ids).__name__
-        raise ValueError(f"input_ids: expected an integer tensor [1, tokens], found {found}")
-    if input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
-        raise ValueError(f"input_ids: expected one sequence [1, tokens], found {list(input_ids.shape)}")
+def _check_arguments(model: Any, kwargs: dict[str, Any]) -> None:
     if model.training:
         raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
     config = kwargs.get("generation_config") or model.generation_config
-    for name in ("num_beams", "num_return_sequences"):
-        value = kwargs.get(name, getattr(config, name, None))
-        if value is not None and value != 1:
-            raise ValueError(f"{name}: only 1 is supported, found {value!r}")
     if kwargs.get("use_cache", getattr(config, "use_cache", True)) is False:
         raise ValueError("use_cache: False leaves nothing to store; remove this argument")
     for name in REFUSED_ARGUMENTS:
         if kwargs.get(name, getattr(config, name, None)) is not None:
             raise ValueError(f"{name}: a store does not support this argument; remove it")
-    mask = kwargs.get("attention_mask")
-    if mask is not None and not bool((mask == 1).all()):
-        raise ValueError("attention_mask: padding cannot be stored; pass a sequence without padding, or a mask of ones")
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor) and name != "attention_mask":
             raise ValueError(f"{name}: the store knows a cache by its token ids alone; remove this input")

@@ -1,0 +1,91 @@
+"""Padding moves no token of any causal model that a batch is taken of, and the models that it would move are known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import causal_models
+import pytest
+import torch
+import transformers
+from causal_models import VOCABULARY, build, is_supported, quiet, tiny_config
+
+from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers import generate
+
+SPREAD = ("Bloom", "GPT2", "GPTNeoX", "Mpt", "OPT", "Qwen2", "RoFormer", "StableLm")
+MOVED = {"CpmAntConfig", "RoFormerConfig", "TrOCRConfig"}
+FULL = os.environ.get("KVSTORE_FAULTS") == "full"
+CLASSES = causal_models.config_classes() if FULL else [getattr(transformers, f"{name}Config") for name in SPREAD]
+MEMORY = StoreConfig(host=TierConfig(16 << 20), disk=TierConfig(0), block_tokens=16)
+STEPS: dict[str, Any] = {
+    "do_sample": False,
+    "max_new_tokens": 4,
+    "min_new_tokens": 4,
+    "pad_token_id": 0,
+    "suppress_tokens": [0],
+    "use_cache": True,
+}
+HELD = 8
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _model(kind: Any) -> Any:
+    """A tiny model that generates from the cache of a single row; None of a class that has none."""
+    try:
+        config = tiny_config(kind)
+        model = build(config) if is_supported(config) else None
+        row = torch.arange(5, 5 + HELD + 1)[None]
+        if model is not None:
+            with quiet(), torch.no_grad():
+                cache = model(row[:, :HELD], use_cache=True).past_key_values
+                model.generate(row, past_key_values=cache, attention_mask=torch.ones_like(row), **STEPS)
+            ModelIdentity.from_transformers(model)
+    except Exception:
+        if kind.__name__.removesuffix("Config") in SPREAD:
+            raise
+        return None  # needs more than small numbers, or cannot go on from a cache
+    return model
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_padded_row_has_the_cache_of_its_tokens(kind: Any, tmp_path: Path) -> None:
+    model = _model(kind)
+    if model is None:
+        assert kind.__name__.removesuffix("Config") not in SPREAD
+        return
+    chance = torch.Generator().manual_seed(7)
+    rows = [torch.randint(4, VOCABULARY, (n,), generator=chance) for n in (21, 13, 5)]
+    ids, mask = torch.zeros(3, 21, dtype=torch.int64), torch.zeros(3, 21, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        ids[number, 21 - len(row) :], mask[number, 21 - len(row) :] = row, 1
+    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(model), MEMORY) as store, quiet():
+        generate(model, rows[1][None, : HELD + 1], store=store, **STEPS | {"max_new_tokens": 1, "min_new_tokens": 1})
+        if kind.__name__ in MOVED:
+            with pytest.raises(UnsupportedModel, match="takes no position_ids"):
+                generate(model, ids, store=store, attention_mask=mask, **STEPS)
+            return
+        out = generate(model, ids, store=store, attention_mask=mask, **STEPS)
+        for number, row in enumerate(rows):
+            tokens = out[number, 21 - len(row) :]
+            alone = model.generate(
+                tokens[None, :-1], attention_mask=torch.ones(1, len(tokens) - 1), return_dict_in_generate=True, **STEPS
+            )
+            hit = store.get(tokens.tolist())
+            assert hit is not None
+            assert hit.tokens == len(tokens) - 1
+            for pair, layer in zip(hit.layers, alone.past_key_values.layers, strict=True):
+                for tensor, other in zip(pair, (layer.keys, layer.values), strict=True):
+                    other = other[:, :, : hit.tokens]
+                    assert float((tensor - other).abs().max() / other.abs().max()) < 1e-3
