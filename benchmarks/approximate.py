@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import Rows, arguments, interleave, scratch
-from benchmarks.conversations import load_model, split_text
+from benchmarks.conversations import calibration_text, held_out_text, load_model
 from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.approximate.plan import FLOOR
 from kvstore.calibration.lossy.quality import divergences
@@ -96,7 +96,8 @@ def main() -> None:
     args = parser.parse_args()
     documents = args.documents or (1 if args.quick else 8)
     model, tokenizer = load_model(args.model)
-    text = args.text.read_text() if args.text else split_text(not args.fit, 20 * (PROMPT + AFTER) * documents)
+    take = calibration_text if args.fit else held_out_text
+    text = args.text.read_text() if args.text else take(20 * (PROMPT + AFTER) * documents)
     prefills = Prefills(model)
     if args.fit:
         with scratch("approximate") as folder:

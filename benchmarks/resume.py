@@ -1,7 +1,7 @@
 """How soon the first token comes: prefix restored from disk, against recomputing it.
 
 `python -m benchmarks.resume [--lengths 512 2048 8000] [--new-tokens 1] [--codec predictive]`. The prompt is a prefix of
-real conversations plus `--new-tokens` tokens. Resume: `get` from a store that was just opened (nothing in memory;
+held-out conversations plus `--new-tokens` tokens. Resume: `get` from a store that was just opened (nothing in memory;
 the page cache is dropped, and segments are read with O_DIRECT anyway), then a forward pass of the new tokens.
 Recompute: a forward pass of the whole prompt. Opening the store happens once a process, so it is a row of its own.
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
-from benchmarks.conversations import load_model, plain_text
+from benchmarks.conversations import load_model, measured_text
 from benchmarks.profile import needs_profile, profile_path
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
@@ -41,7 +41,7 @@ def main() -> None:
     rows = Rows("resume", args.json)
     model, tokenizer = load_model(args.model)
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    text = plain_text(args.text, 8 * (max(lengths) + args.new_tokens))
+    text = measured_text(args.text, 8 * (max(lengths) + args.new_tokens))
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + args.new_tokens]
     if ids.shape[1] < max(lengths) + args.new_tokens:
         raise SystemExit(f"--text: {ids.shape[1]} tokens are fewer than {max(lengths)} + {args.new_tokens}")

@@ -265,10 +265,10 @@ def host_tier(rows: Rows, codec: str, quick: bool) -> None:
 
 
 def latency(rows: Rows, folder: Path, model_folder: Path | None, text: Path | None, quick: bool) -> None:
-    from benchmarks.conversations import load_model, plain_text
+    from benchmarks.conversations import load_model, measured_text
 
     model, tokenizer = load_model(model_folder)
-    ids = tokenizer(plain_text(text, 1 << 14), return_tensors="pt", verbose=False).input_ids[:, :2048]
+    ids = tokenizer(measured_text(text, 1 << 14), return_tensors="pt", verbose=False).input_ids[:, :2048]
     prefills, puts = [], []
     with KVStore(folder, ModelIdentity.from_transformers(model, tokenizer)) as store, torch.inference_mode():
         for number in range(2 if quick else 5):

@@ -3,6 +3,9 @@
 A profile is a safetensors file with named arrays in sections ("lossless/0.k.scale" is array "0.k.scale" of section
 "lossless") and four texts beside them. It is bound to a model's identity, and known by the hash of its bytes: equal
 contents give equal files. FORMAT.md has the schema. A profile holds numbers only, and is checked whole before use.
+
+What a profile is and whose can be told from its header alone (`ProfileHead`); the numbers, tens of megabytes, are read
+when they are needed (`ProfileFile`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +38,8 @@ MAX_BYTES = 1 << 33
 MAX_HEADER_BYTES = 1 << 24
 MAX_ARRAYS = 1 << 16
 _LENGTH = struct.Struct("<Q")
-HEAD_BYTES = _LENGTH.size + MAX_HEADER_BYTES
+LENGTH_BYTES = _LENGTH.size
+HEAD_BYTES = LENGTH_BYTES + MAX_HEADER_BYTES
 _DTYPES = {
     f"{letter}{8 * size}": f"<{kind}{size}"
     for letter, kind, sizes in (("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)), ("F", "f", (2, 4, 8)))
@@ -45,12 +49,100 @@ _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 _NEW = "make a new one with `kvstore calibrate`"
 
 
+class Described(Protocol):
+    """What is known of a profile, whether its numbers were read or not."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """Of the model's caches."""
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Names of the sections that it has, sorted."""
+
+
+@dataclass(frozen=True)
+class ProfileHead:
+    """What the header of a profile says, with its sizes checked against the file's; no numbers. Immutable.
+
+    Attributes:
+        raw: the bytes of the header, its length before it.
+        nbytes: of the whole file.
+        identity, layout, report, versions: as in `Profile`.
+        sections: names of the sections that it has, sorted.
+
+    Example:
+        >>> from kvstore import KVLayout, ModelIdentity
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> data = Profile.new(identity, {"mine": {"scale": np.ones(3, np.float32)}}).data
+        >>> ProfileHead.parse(data, len(data)).sections
+        ('mine',)
+    """
+
+    raw: bytes
+    nbytes: int
+    identity: dict[str, str]
+    layout: KVLayout
+    report: dict[str, Any]
+    versions: dict[str, str]
+    sections: tuple[str, ...]
+    entries: list[_Entry] = field(repr=False)
+
+    @classmethod
+    def parse(cls, data: bytes, total: int, name: str = "profile") -> ProfileHead:
+        """Check the beginning of a file of `total` bytes. `name` is what error messages call it.
+
+        Args:
+            data: at least the first `head_bytes` bytes.
+
+        Raises:
+            ProfileError: the file is no profile, of another version, or not of the size that its header says.
+        """
+        texts, entries, begin = _header(data, total, name)
+        if texts.get("format") != FORMAT:
+            raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
+        if texts.get("version") != VERSION:
+            found = texts.get("version")
+            raise ProfileError(f"{name}: version {found!r}, this kvstore reads version {VERSION!r}; {_NEW}")
+        sections = set[str]()
+        for entry in entries:
+            section, slash, inner = entry.name.partition("/")
+            if not (section and slash and inner):
+                raise ProfileError(f"{name}: the array {entry.name!r} is in no section; {_NEW}")
+            sections.add(section)
+        try:
+            fields = {str(key): str(value) for key, value in json.loads(texts["identity"]).items()}
+            layout = KVLayout.from_canonical(fields["layout"])
+            report, versions = json.loads(texts["report"]), json.loads(texts["versions"])
+            if not isinstance(report, dict) or not isinstance(versions, dict):
+                raise TypeError("report and versions must be objects")
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+            raise ProfileError(f"{name}: its description cannot be read ({error!r}); {_NEW}") from error
+        return cls(bytes(data[:begin]), total, fields, layout, report, versions, tuple(sorted(sections)), entries)
+
+    def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
+        """Check that the profile was made for the model of `identity`.
+
+        Names and tokenizers are compared as in `ModelIdentity.difference`. Exact and lossy caches of a model share a
+        profile. `name` is what error messages call the profile.
+
+        Raises:
+            ProfileError: names the fields that differ.
+        """
+        difference = identity.difference({**self.identity, "codec_family": identity.codec_family})
+        if difference:
+            raise ProfileError(
+                f"{name}: was made for another model ({difference}); calibrate this one with `kvstore calibrate`"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Profile:
     """A checked profile. Immutable and thread-safe; its arrays are read-only and share the file's bytes.
 
     Attributes:
         data: the whole file.
+        head: what its header says.
         identity: the fields of the model's identity.
         layout: of the model's caches.
         report: what calibration measured, plain JSON values.
@@ -68,10 +160,7 @@ class Profile:
     """
 
     data: bytes
-    identity: dict[str, str]
-    layout: KVLayout
-    report: dict[str, Any]
-    versions: dict[str, str]
+    head: ProfileHead
     id: bytes
     """16 bytes: xxh3-128 of the file. Records name the profile they need by it."""
     _arrays: dict[str, dict[str, Array]] = field(repr=False)
@@ -91,12 +180,9 @@ class Profile:
         name = os.fspath(path)
         try:
             with open(name, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > MAX_BYTES:
-                    raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {_NEW}")
-                head = file.read(HEAD_BYTES)
-                _header(head, size, name)  # before the rest, which may be large, is read
-                data = head + file.read(size - len(head))
+                head = _head_of(file, name)  # before the rest, which may be large, is read
+                file.seek(0)
+                data = file.read(head.nbytes)
         except OSError as error:
             raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {_NEW}") from error
         return cls.from_bytes(data, identity, name)
@@ -108,22 +194,9 @@ class Profile:
         Raises:
             ProfileError: as `load`.
         """
-        texts, entries, begin = _header(data, len(data), name)
-        if texts.get("format") != FORMAT:
-            raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
-        if texts.get("version") != VERSION:
-            found = texts.get("version")
-            raise ProfileError(f"{name}: version {found!r}, this kvstore reads version {VERSION!r}; {_NEW}")
-        arrays = _arrays(data, entries, begin, name)
-        try:
-            fields = {str(key): str(value) for key, value in json.loads(texts["identity"]).items()}
-            layout = KVLayout.from_canonical(fields["layout"])
-            report, versions = json.loads(texts["report"]), json.loads(texts["versions"])
-            if not isinstance(report, dict) or not isinstance(versions, dict):
-                raise TypeError("report and versions must be objects")
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
-            raise ProfileError(f"{name}: its description cannot be read ({error!r}); {_NEW}") from error
-        profile = cls(data, fields, layout, report, versions, xxhash.xxh3_128_digest(data), arrays)
+        head = ProfileHead.parse(data, len(data), name)
+        arrays = _arrays(data, head, name)
+        profile = cls(data, head, xxhash.xxh3_128_digest(data), arrays)
         if identity is not None:
             profile.check_identity(identity, name)
         return profile
@@ -180,15 +253,35 @@ class Profile:
         finally:
             os.close(folder)
 
+    def whole(self) -> Profile:
+        """Return itself, as `ProfileFile.whole` returns what it reads."""
+        return self
+
     @property
     def nbytes(self) -> int:
         """Bytes of the file."""
         return len(self.data)
 
     @property
+    def identity(self) -> dict[str, str]:
+        return self.head.identity
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.head.layout
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.head.report
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return self.head.versions
+
+    @property
     def sections(self) -> tuple[str, ...]:
         """Names of the sections that it has, sorted."""
-        return tuple(sorted(self._arrays))
+        return self.head.sections
 
     def section(self, name: str) -> dict[str, Array]:
         """Return the arrays of a section by name, read-only.
@@ -206,19 +299,59 @@ class Profile:
         return sum(array.nbytes for array in self.section(name).values())
 
     def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
-        """Check that the profile was made for the model of `identity`.
+        """Do what `ProfileHead.check_identity` does."""
+        self.head.check_identity(identity, name)
 
-        Names and tokenizers are compared as in `ModelIdentity.difference`. Exact and lossy caches of a model share a
-        profile. `name` is what error messages call the profile.
+
+@dataclass(frozen=True)
+class ProfileFile:
+    """A profile in a file, of which only the header was read. Immutable and thread-safe.
+
+    Attributes:
+        path: of the file.
+        head: what the header said when the file was opened.
+
+    Example:
+        >>> from kvstore import KVLayout, ModelIdentity
+        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Profile.new(identity, {"mine": {"scale": np.ones(3, np.float32)}}).save(f"{folder}/profile")
+        ...     file = ProfileFile.open(f"{folder}/profile", identity)
+        ...     file.sections, file.whole().section("mine")["scale"].shape
+        (('mine',), (3,))
+    """
+
+    path: str
+    head: ProfileHead
+    _identity: ModelIdentity
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], identity: ModelIdentity) -> ProfileFile:
+        """Read the header and check it.
 
         Raises:
-            ProfileError: names the fields that differ.
+            ProfileError: as `Profile.load`, but for what only the numbers can tell.
         """
-        difference = identity.difference({**self.identity, "codec_family": identity.codec_family})
-        if difference:
-            raise ProfileError(
-                f"{name}: was made for another model ({difference}); calibrate this one with `kvstore calibrate`"
-            )
+        name = os.fspath(path)
+        try:
+            with open(name, "rb") as file:
+                head = _head_of(file, name)
+        except OSError as error:
+            raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {_NEW}") from error
+        head.check_identity(identity, name)
+        return cls(name, head, identity)
+
+    def whole(self) -> Profile:
+        """Read all of the file, as it is now. Raises `ProfileError` as `Profile.load` does."""
+        return Profile.load(self.path, self._identity)
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.head.layout
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        return self.head.sections
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
@@ -235,18 +368,19 @@ class _Entry:
     end: int
 
 
-def check_head(head: bytes, total: int, name: str) -> None:
-    """Check the beginning of a file, before the rest of it is read.
+def head_bytes(start: bytes) -> int:
+    """Return how many bytes the header of a profile takes, with its length before it, by the first `LENGTH_BYTES` bytes
+    of the file; at most `HEAD_BYTES`."""
+    return min(HEAD_BYTES, LENGTH_BYTES + int.from_bytes(start[:LENGTH_BYTES], "little"))
 
-    Args:
-        head: the first `HEAD_BYTES` bytes, or the whole file if it has fewer.
-        total: bytes of the file.
-        name: what error messages call it.
 
-    Raises:
-        ProfileError: the file is no profile, or not of the size that its header says.
-    """
-    _header(head, total, name)
+def _head_of(file: BinaryIO, name: str) -> ProfileHead:
+    """The header of an open file. Raises `OSError` and `ProfileError`."""
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_BYTES:
+        raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {_NEW}")
+    start = file.read(LENGTH_BYTES)
+    return ProfileHead.parse(start + file.read(head_bytes(start) - len(start)), size, name)
 
 
 def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_Entry], int]:
@@ -299,13 +433,12 @@ def _entry(name: str, value: dict[str, Any]) -> _Entry:
     return _Entry(name, dtype, shape, begin, end)
 
 
-def _arrays(data: bytes, entries: list[_Entry], begin: int, name: str) -> dict[str, dict[str, Array]]:
+def _arrays(data: bytes, head: ProfileHead, name: str) -> dict[str, dict[str, Array]]:
     found: dict[str, dict[str, Array]] = {}
-    for entry in entries:
-        section, slash, inner = entry.name.partition("/")
-        if not (section and slash and inner):
-            raise ProfileError(f"{name}: the array {entry.name!r} is in no section; {_NEW}")
-        array = np.frombuffer(data, entry.dtype, math.prod(entry.shape), begin + entry.begin).reshape(entry.shape)
+    for entry in head.entries:
+        section, _, inner = entry.name.partition("/")
+        begin = len(head.raw) + entry.begin
+        array = np.frombuffer(data, entry.dtype, math.prod(entry.shape), begin).reshape(entry.shape)
         if entry.dtype.kind == "f" and not np.isfinite(array).all():
             raise ProfileError(f"{name}: the array {entry.name} holds numbers that are not finite; {_NEW}")
         if not array.flags.aligned:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from kvstore.codecs.base import Codec
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.entropy.codec import EntropyCodec
-from kvstore.codecs.profile import Profile
+from kvstore.codecs.profile import Described, Profile
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.codecs.zstd import ZstdCodec
@@ -239,7 +239,7 @@ def delta_by_id(number: int, profile: Profile | None = None) -> DeltaCodec:
     return _plain_delta(number) if profile is None else REGISTRY.deltas[number].make(profile)
 
 
-def auto_name(profile: Profile | None) -> str:
+def auto_name(profile: Described | None) -> str:
     """Return the name of the exact codec that makes blocks smallest.
 
     This is "predictive" if the profile has the section "lossless", else "entropy".

@@ -115,7 +115,7 @@ class Metric(StrEnum):
     STALE_READS = "stale_reads", "reads that came too late: the record had been removed or moved meanwhile"
     UNKNOWN_CODEC = "unknown_codec", "reads of records in a codec that this version does not know; they stay"
     UNKNOWN_PROFILE = "unknown_profile", "reads of records whose profile is not here; they stay"
-    DAMAGED_PROFILES = "damaged_profiles", "copies of profiles, or the note of the newest, that are damaged"
+    DAMAGED_PROFILES = "damaged_profiles", "profiles, given or copies, or the note of the newest, that are damaged"
 
     # ---- what opening found
     FORMAT_UPGRADED = "format_upgraded", "opens that made a store of an older format one of today's"
@@ -139,7 +139,10 @@ class Metric(StrEnum):
     LOST_MEMBERS = "lost_members", "members whose donors were gone when the store was opened"
 
     # ---- fallbacks
-    FALLBACK_PROFILE = "fallback_profile", "opens that coded without the profile, for the disk had no room to keep it"
+    FALLBACK_PROFILE = (
+        "fallback_profile",
+        "opens that coded without the profile, for the disk did not keep it or it is damaged",
+    )
     FALLBACK_DEVICE_CODEC = "fallback_device_codec", "blocks on a device that the CPU coded or decoded instead of it"
     FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
     FALLBACK_ZEROS = "fallback_zeros", "erases that wrote zeros, for the file system cannot make holes"
@@ -211,7 +214,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DAMAGED_SEGMENTS: Notice(WARNING, "what can be read of them is kept; check the disk"),
     Metric.DROPPED_MEMBERS: Notice(INFO, "raise disk.bytes if it happens often"),
     Metric.LOST_MEMBERS: _MISSES,
-    Metric.FALLBACK_PROFILE: Notice(WARNING, "free space on the disk, and open the store again"),
+    Metric.FALLBACK_PROFILE: Notice(WARNING, "free space on the disk, or make a new profile, and open the store again"),
     Metric.FALLBACK_DEVICE_CODEC: Notice(
         INFO, "coding takes longer; free memory on the device, or look whether its kernels work"
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvstore.approximate.assemble import Assembler
-from kvstore.codecs import Profile
+from kvstore.codecs.profile import ProfileFile
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import FlushResult
@@ -34,7 +34,7 @@ from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
 from kvstore.tiers.base import Tier
 from kvstore.tiers.buffers import BufferPool
-from kvstore.tiers.codecs import TierCodecs
+from kvstore.tiers.codecs import LateCodecs
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.open import settled_config
 from kvstore.tiers.disk.tier import DiskTier
@@ -182,7 +182,7 @@ class _Base:
     read_only: bool
     pool: BufferPool
     profiles: Profiles
-    codecs: TierCodecs
+    codecs: LateCodecs
     residency: Residency
     next_record: int
 
@@ -203,9 +203,9 @@ def _open_base(
     own: Workers,
 ) -> _Base:
     """Opens the tiers, and fills the index from the catalog."""
-    given = None if config.profile is None else Profile.load(config.profile, identity)
+    given = None if config.profile is None else ProfileFile.open(config.profile, identity)
     profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given)
-    codecs = TierCodecs.of(config, identity, profiles)
+    codecs = LateCodecs(config, identity, profiles, metrics)
     pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=torch.cuda.is_available())
 
     def open_disk(owner: Residency) -> DiskTier:
@@ -232,7 +232,7 @@ def _open_base(
     if residency.disk is not None and not read_only:
         residency.disk.keep_budget()
     if has_disk and not read_only:
-        codecs = codecs.kept(profiles, metrics)
+        codecs.keep()
     return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record)
 
 
@@ -289,12 +289,12 @@ def _encoder(base: _Base, assembler: Assembler) -> Encoder:
     residency, codecs, pool = base.residency, base.codecs, base.pool
     matcher = against = None
     if residency.content is not None:
-        has_members = codecs.donor is not None
+        has_members = codecs.has_donors
         matcher = DonorMatcher(
             residency, residency.content, base.config.block_tokens, has_members, stored_only=not base.is_exact
         )
-    if matcher is not None and codecs.donor is not None:
-        against = DonorCoding(matcher, assembler.reader, codecs.donor, codecs.disk, pool, base.metrics)
+    if matcher is not None and codecs.has_donors:
+        against = DonorCoding(matcher, assembler.reader, codecs, pool, base.metrics)
     return Encoder(residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against)
 
 

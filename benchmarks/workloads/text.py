@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conversations import conversations, split_text
+from benchmarks.conversations import held_out_conversations, held_out_text
 
 CHARACTERS = 8  # more than a token has, on average
 END = "<|im_end|>\n"
@@ -29,7 +29,7 @@ class Text:
 
     def __init__(self, tokenizer: Any, path: Path | None, tokens: int) -> None:
         self._tokenizer, self._path = tokenizer, path
-        words = split_text(True, tokens * CHARACTERS) if path is None else path.read_text(errors="replace")
+        words = held_out_text(tokens * CHARACTERS) if path is None else path.read_text(errors="replace")
         self._running = self.ids(words[: tokens * CHARACTERS])
         self.rewind()
 
@@ -66,8 +66,8 @@ class Text:
         if self._path is not None:
             for _ in itertools.count():
                 yield [self._turn(self.take(QUESTION), self.take(ANSWER)) for _ in range(TURNS)]
-        with contextlib.closing(conversations()) as source:
-            for turns in itertools.islice(source, 3, None, 4):  # those of `split_text(test=True)`
+        with contextlib.closing(held_out_conversations()) as source:
+            for turns in source:
                 said = [self.ids(turn["content"]) for turn in turns]
                 yield [self._turn(*pair) for pair in zip(said[::2], said[1::2], strict=False)]
 

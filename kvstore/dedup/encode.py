@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.codecs import Codec
-from kvstore.codecs.delta import DeltaCodec, DonorRows
+from kvstore.codecs.delta import DonorRows
 from kvstore.codecs.donor.spans import Span
 from kvstore.core.record import Donor
 from kvstore.core.rope import can_rotate
@@ -16,6 +15,7 @@ from kvstore.errors import CodecError
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.codecs import NewCodecs
 from kvstore.tiers.host import HostRecord
 from kvstore.trie.content import DonorSpan
 
@@ -31,14 +31,12 @@ class DonorCoding:
     Attributes:
         matcher: takes blocks that stand alone after all out of their families.
         reader: gives the donors.
-        codec: codes against donors.
-        plain: what the disk tier codes blocks with that stand alone.
+        codecs: one codes against donors, one is what the disk tier codes blocks with that stand alone.
     """
 
     matcher: DonorMatcher
     reader: DonorReader
-    codec: DeltaCodec
-    plain: Codec
+    codecs: NewCodecs
     pool: BufferPool
     metrics: Metrics
 
@@ -64,7 +62,9 @@ class DonorCoding:
         return record
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> HostRecord | None:
-        info = block.info()
+        info, codec = block.info(), self.codecs.donor
+        if codec is None:
+            return None
         numbers = list(dict.fromkeys(span.record for span in spans))
         try:
             donors = self.reader.of(numbers)
@@ -79,12 +79,12 @@ class DonorCoding:
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))
         view = block.fetched().view
-        limit = int(_WORTH * self.plain.usual(info))
+        limit = int(_WORTH * self.codecs.disk.usual(info))
         return block.encode_by(
-            self.codec,
-            lambda out: self.codec.encode(info, view, rows, out[:limit]),  # `out` may be longer, to the end of a page
+            codec,
+            lambda out: codec.encode(info, view, rows, out[:limit]),  # `out` may be longer, to the end of a page
             limit,
             self.pool,
-            lambda payload, _: self.codec.largest_error(info, payload),
+            lambda payload, _: codec.largest_error(info, payload),
             donors=[Donor(number, donor.key) for number, donor in zip(numbers, donors, strict=True)],
         )

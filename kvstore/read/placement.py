@@ -12,7 +12,7 @@ from kvstore.codecs import Codec
 from kvstore.core.layout import KVLayout
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
-from kvstore.tiers.codecs import TierCodecs
+from kvstore.tiers.codecs import NewCodecs
 from kvstore.tiers.profiles import Profiles
 
 
@@ -26,7 +26,7 @@ class Placement:
     """
 
     layout: KVLayout
-    codecs: TierCodecs
+    codecs: NewCodecs
     profiles: Profiles
     metrics: Metrics
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Protocol
 
-from kvstore.codecs import Codec
+from kvstore.codecs import Codec, auto_name, codec_names
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.profile import NO_PROFILE
@@ -12,12 +14,29 @@ from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.record import padded, payload_offset
-from kvstore.errors import ConfigError, UnknownCodec
+from kvstore.errors import ConfigError, ProfileError, UnknownCodec
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.profiles import Profiles
 
 # Codecs that need no profile: what the host tier is coded with, and what stands in for one whose profile is not kept.
 _FAST, _PLAIN = "splitzip", "entropy"
+_PREDICTED, _SECTION = "predictive", "lossless"  # a codec whose settings nothing but a profile's header decides
+
+
+class NewCodecs(Protocol):
+    """The codecs of new records."""
+
+    @property
+    def host(self) -> Codec:
+        """Of the host tier."""
+
+    @property
+    def disk(self) -> Codec:
+        """Of the disk tier."""
+
+    @property
+    def donor(self) -> DonorCodec | None:
+        """For blocks on disk that are coded against other blocks; None if none are."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,90 @@ class TierCodecs:
         plain = profiles.encoder(_PLAIN)
         host, disk = (codec if codec.profile == NO_PROFILE else plain for codec in (self.host, self.disk))
         return TierCodecs(host, disk, DonorCodec(plain, None, self.donor.step) if self.donor is not None else None)
+
+
+class LateCodecs:
+    """The codecs of new records, made when the first block is coded if they need a profile. Thread-safe.
+
+    A profile has tens of megabytes, and a program that only resumes sessions may never code with it. So opening checks
+    the settings against the profile's header. What is damaged behind it is found when the first block is coded: the
+    blocks are then coded without a profile, which is counted. Codecs whose settings only the profile's numbers can
+    check (the lossy ones) are made at once.
+
+    Attributes:
+        has_donors: whether blocks are coded against other blocks.
+    """
+
+    def __init__(self, config: StoreConfig, identity: ModelIdentity, profiles: Profiles, metrics: Metrics) -> None:
+        """Check the settings. Raises as `TierCodecs.of`."""
+        self._config, self._identity, self._profiles, self._metrics = config, identity, profiles, metrics
+        self._lock = Lock()  # guards _made and _writes
+        self._writes = False
+        plain = _without_profile(config, identity, profiles)
+        made = TierCodecs.of(plain or config, identity, profiles)
+        self._plain = made
+        self._made = made if plain is None else None
+        self.has_donors = made.donor is not None
+
+    def keep(self) -> None:
+        """Have the profile copied into the store before anything is coded with it: now if the store has no such copy,
+        else when the first block is coded. Only the store's writer may call this."""
+        with self._lock:
+            self._writes = True
+            if self._made is not None:
+                self._made = self._made.kept(self._profiles, self._metrics)
+            elif not self._profiles.is_kept:
+                self._made = self._make()
+
+    @property
+    def host(self) -> Codec:
+        return self._all().host
+
+    @property
+    def disk(self) -> Codec:
+        return self._all().disk
+
+    @property
+    def donor(self) -> DonorCodec | None:
+        return self._all().donor
+
+    def _all(self) -> TierCodecs:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def _make(self) -> TierCodecs:
+        if self._profiles.current is None:  # damaged, and counted: its header was good
+            self._metrics.add(Metric.FALLBACK_PROFILE)
+            return self._plain
+        try:
+            made = TierCodecs.of(self._config, self._identity, self._profiles)
+        except ProfileError as error:
+            self._metrics.add(Metric.FALLBACK_PROFILE, because=error)
+            return self._plain
+        return made.kept(self._profiles, self._metrics) if self._writes else made
+
+
+def _without_profile(config: StoreConfig, identity: ModelIdentity, profiles: Profiles) -> StoreConfig | None:
+    """The settings with `_PLAIN`, which takes as much at most and has donors, too, in place of codecs that a profile's
+    header suffices to check; None if there are none, or not they alone."""
+    late = False
+    found = {}
+    for name in ("host", "disk"):
+        tier = getattr(config, name)
+        codec = tier.codec
+        if codec == "auto":
+            codec = _FAST if name == "host" else auto_name(profiles.described)
+        if codec == _PREDICTED:
+            codec, late = _PLAIN, True
+        elif codec not in codec_names():
+            return None
+        found[name] = replace(tier, codec=codec)
+    if not late or identity.layout.dtype != "bfloat16":
+        return None
+    described = profiles.described
+    return replace(config, **found) if described is not None and _SECTION in described.sections else None
 
 
 def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, plain: Codec) -> DonorCodec | None:

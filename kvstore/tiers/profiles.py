@@ -2,19 +2,21 @@
 
 A store keeps a copy of every profile it coded with, in its folder `profiles`, so that its records can be read without
 the file that the profile came from. Copies are never changed or removed.
+
+A profile has tens of megabytes, and many opens need none of them. So opening reads headers alone, which say what a
+profile is and whose; the rest is read, and checked, when the first block is coded or decoded with it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from functools import cached_property
 
 from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names, is_delta
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import DonorModel
-from kvstore.codecs.profile import HEAD_BYTES, MAX_BYTES, NO_PROFILE, check_head
+from kvstore.codecs.profile import LENGTH_BYTES, MAX_BYTES, NO_PROFILE, Described, ProfileFile, ProfileHead, head_bytes
 from kvstore.codecs.registry import delta_by_id
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError, UnknownCodec
@@ -24,6 +26,7 @@ from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, read_start,
 FOLDER = "profiles"
 _NEWEST = "newest"  # a file with the id of the profile that was used last
 _ID_LIMIT = 64
+_NOTE = b""  # stands for that file among what is damaged
 
 
 class Profiles:
@@ -34,7 +37,7 @@ class Profiles:
         path: of the store; None for a store in memory.
         identity: of the store; profiles of another one are refused.
         metrics: where missing and damaged profiles are counted.
-        given: the profile that the caller named; None for the newest of the store's own.
+        given: the profile that the caller named, read or not; None for the newest of the store's own.
 
     Example:
         >>> from kvstore import KVLayout
@@ -45,7 +48,12 @@ class Profiles:
     """
 
     def __init__(
-        self, fs: FileSystem, path: str | None, identity: ModelIdentity, metrics: Metrics, given: Profile | None
+        self,
+        fs: FileSystem,
+        path: str | None,
+        identity: ModelIdentity,
+        metrics: Metrics,
+        given: Profile | ProfileFile | None,
     ) -> None:
         self._fs = fs
         self._path = path
@@ -58,13 +66,38 @@ class Profiles:
         self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
         self._delta_decoders: dict[tuple[int, bytes], DeltaCodec | None] = {}
         self._given = given
-        if given is not None:
-            self._loaded[given.id] = given
+        self._described: tuple[Described | None] | None = None  # (described,) once it is known
+        self._current: Profile | None = None
+        self._given_is_damaged = False
+        self._own: tuple[bytes, ProfileHead] | None = None  # id and header of the newest copy, once it was looked at
 
-    @cached_property
+    @property
+    def described(self) -> Described | None:
+        """What is known of the current profile by its header; None if there is none, or the header is damaged."""
+        with self._lock:
+            if self._described is None:
+                self._described = (self._given or self._newest_head(),)
+            return self._described[0]
+
+    @property
     def current(self) -> Profile | None:
-        """The profile that was given, else the newest of the store's own; None if there is none, or it is damaged."""
-        return self._given or self._newest()
+        """The profile that was given, else the newest of the store's own, read whole at the first call.
+
+        None if there is none, or it is damaged, which is counted.
+        """
+        with self._lock:
+            if self._current is None and not self._given_is_damaged:
+                self._current = self._read_current()
+            return self._current
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the newest copy in the store looks like the current profile: it has the same header and size."""
+        with self._lock:
+            if self._given is None:
+                return self.described is not None
+            found, wanted = self._newest_head(), self._given.head
+            return found is not None and (found.raw, found.nbytes) == (wanted.raw, wanted.nbytes)
 
     def encoder(self, name: str) -> Codec:
         """Return the codec of a tier's setting, made with the current profile. The same name gives the same object.
@@ -77,7 +110,7 @@ class Profiles:
             ProfileError: the codec needs a profile, and there is none, or it lacks what the codec needs.
         """
         with self._lock:
-            name = auto_name(self.current) if name == "auto" else name
+            name = auto_name(self.described) if name == "auto" else name
             profile = None if name in codec_names() else self.current  # otherwise it would be read needlessly
             return codec_by_name(name, profile)
 
@@ -158,7 +191,7 @@ class Profiles:
         profile, name = self.current, self.current.id.hex().encode()
         try:
             self._fs.mkdir(self._folder)
-            if self._read(profile.id) is None:
+            if self._given is not None and not self._holds(profile):
                 write_file(self._fs, self._file(profile.id), profile.data)
                 self._fs.sync_directory(self._path)
             if self._newest_id() != profile.id:
@@ -204,20 +237,34 @@ class Profiles:
                 self._decoders[number, profile_id] = None
 
     def _load(self, profile_id: bytes) -> Profile | None:
-        if profile_id not in self._loaded and profile_id not in self._damaged:
-            profile = self._read(profile_id)
-            if profile is not None:
-                self._loaded[profile_id] = profile
-        return self._loaded.get(profile_id)
+        with self._lock:
+            if profile_id not in self._loaded and profile_id not in self._damaged:
+                profile = self._read(profile_id)
+                if profile is not None:
+                    self._loaded[profile_id] = profile
+            if profile_id not in self._loaded and self._given is not None:
+                _ = self.current  # it may be the one that was given
+            return self._loaded.get(profile_id)
+
+    def _read_current(self) -> Profile | None:
+        if self._given is None:
+            return self._load(self._own[0]) if self.described is not None and self._own is not None else None
+        try:
+            profile = self._given.whole()
+        except ProfileError as error:  # its header was good when the store was opened
+            if not (isinstance(error.__cause__, OSError) and is_passing(error.__cause__)):
+                self._given_is_damaged = True
+                self._metrics.add(Metric.DAMAGED_PROFILES, because=error)
+            return None
+        return self._loaded.setdefault(profile.id, profile)
 
     def _read(self, profile_id: bytes) -> Profile | None:
         """Return the store's copy; None if there is none, or if it is damaged, which is counted."""
         if self._folder is None:
             return None
         try:
-            path = self._file(profile_id)
-            check_head(*read_start(self._fs, path, HEAD_BYTES), path)  # before the rest, which may be large, is read
-            data = read_file(self._fs, path, MAX_BYTES)
+            self._head(profile_id)  # before the rest, which may be large, is read
+            data = read_file(self._fs, self._file(profile_id), MAX_BYTES)
             profile = Profile.from_bytes(data, self._identity)
             if profile.id != profile_id:
                 raise ProfileError("the file holds another profile than its name says")
@@ -229,6 +276,30 @@ class Profiles:
             return None
         return profile
 
+    def _head(self, profile_id: bytes) -> ProfileHead:
+        """What the header of the store's copy says. Raises `OSError` and `ValueError`."""
+        path = self._file(profile_id)
+        start, _ = read_start(self._fs, path, LENGTH_BYTES)
+        data, size = read_start(self._fs, path, head_bytes(start))
+        if size > MAX_BYTES:
+            raise ValueError(f"{path}: expected at most {MAX_BYTES} bytes, found {size}")
+        head = ProfileHead.parse(data, size, path)
+        head.check_identity(self._identity, path)
+        return head
+
+    def _holds(self, profile: Profile) -> bool:
+        """Whether the store's copy is this profile, byte for byte. A copy that is not is counted."""
+        try:
+            if read_file(self._fs, self._file(profile.id), MAX_BYTES) == profile.data:
+                return True
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and is_passing(error):
+                return False
+        self._note_damaged(profile.id)
+        return False
+
     def _note_damaged(self, profile_id: bytes) -> None:
         if profile_id not in self._damaged:
             self._damaged.add(profile_id)
@@ -237,6 +308,23 @@ class Profiles:
     def _newest(self) -> Profile | None:
         profile_id = self._newest_id()
         return None if profile_id is None else self._load(profile_id)
+
+    def _newest_head(self) -> ProfileHead | None:
+        """What the header of the newest copy says; None if there is none, or it is damaged, which is counted."""
+        if self._own is not None:
+            return self._own[1]
+        profile_id = self._newest_id()
+        if profile_id is None or profile_id in self._damaged:
+            return None
+        try:
+            self._own = profile_id, self._head(profile_id)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if not (isinstance(error, OSError) and is_passing(error)):
+                self._note_damaged(profile_id)
+            return None
+        return self._own[1]
 
     def _newest_id(self) -> bytes | None:
         if self._folder is None:
@@ -249,7 +337,7 @@ class Profiles:
             return None
         except (OSError, ValueError) as error:
             if not (isinstance(error, OSError) and is_passing(error)):
-                self._metrics.add(Metric.DAMAGED_PROFILES)
+                self._note_damaged(_NOTE)
             return None
         return found
 

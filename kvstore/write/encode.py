@@ -16,7 +16,7 @@ from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.tiers.buffers import BufferPool
-from kvstore.tiers.codecs import TierCodecs
+from kvstore.tiers.codecs import NewCodecs
 from kvstore.tiers.device import DeviceBlock
 from kvstore.tiers.disk.writes import SealedRecord
 from kvstore.tiers.host import HostRecord
@@ -39,7 +39,7 @@ class Encoder:
     residency: Residency
     pool: BufferPool
     executor: Workers
-    codecs: TierCodecs
+    codecs: NewCodecs
     matcher: DonorMatcher | None
     against: DonorCoding | None
 

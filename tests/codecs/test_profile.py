@@ -6,6 +6,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from kvstore import KVLayout, ModelIdentity
-from kvstore.codecs.profile import MAX_HEADER_BYTES, Profile
+from kvstore.codecs.profile import MAX_HEADER_BYTES, Profile, ProfileFile
 from kvstore.errors import ProfileError
 
 IDENTITY = ModelIdentity("model", "1", "aa", "tok", KVLayout.uniform(2, 1, 4))
@@ -170,6 +171,40 @@ def test_a_bad_file_is_refused_with_a_reason(name: str, tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes(data)
     with pytest.raises(ProfileError, match=rf"(?s){tmp_path}.*{reason}.*kvstore calibrate"):
         Profile.load(tmp_path / "p", IDENTITY)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_the_header_of_a_bad_file_is_enough_to_refuse_it(name: str, tmp_path: Path) -> None:
+    data, reason = BAD[name]
+    (tmp_path / "p").write_bytes(data)
+    with pytest.raises(ProfileError, match=rf"(?s){tmp_path}.*{reason}.*kvstore calibrate"):
+        ProfileFile.open(tmp_path / "p", IDENTITY)
+
+
+def test_a_header_says_all_but_the_numbers(tmp_path: Path) -> None:
+    made = make(versions={"torch": "2"})
+    made.save(tmp_path / "p")
+    file = ProfileFile.open(tmp_path / "p", IDENTITY)
+    assert (file.sections, file.layout, file.head) == (made.sections, made.layout, made.head)
+    assert (file.head.report, file.head.versions, file.head.nbytes) == (REPORT, {"torch": "2"}, made.nbytes)
+    assert file.whole().id == made.id
+
+
+def test_a_header_of_another_model_is_refused(tmp_path: Path) -> None:
+    make().save(tmp_path / "p")
+    with pytest.raises(ProfileError, match="was made for another model"):
+        ProfileFile.open(tmp_path / "p", replace(IDENTITY, weights="other"))
+
+
+def test_a_file_that_is_another_by_now_is_checked_again(tmp_path: Path) -> None:
+    make().save(tmp_path / "p")
+    file = ProfileFile.open(tmp_path / "p", IDENTITY)
+    (tmp_path / "p").write_bytes(make().data[:-1])
+    with pytest.raises(ProfileError, match="truncated"):
+        file.whole()
+    (tmp_path / "p").unlink()
+    with pytest.raises(ProfileError, match="cannot be read"):
+        file.whole()
 
 
 def test_the_header_that_the_bad_ones_are_made_from_is_good() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.conversations import plain_text, split_text
+from benchmarks.conversations import measured_text
 from kvstore import KVLayout
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.integrations.transformers import layout_from_config
@@ -95,7 +95,7 @@ def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None) -> RealK
     the text, the windows are repeated.
     """
     characters = max(1 << 16, nbytes // 1024)
-    words = split_text(True, characters) if text is None else plain_text(text, characters)
+    words = measured_text(text, characters)
     stream = tokenizer(words, verbose=False).input_ids
     stream = stream[: len(stream) // BLOCK * BLOCK]
     if not stream:

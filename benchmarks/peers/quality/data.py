@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import arguments, scratch
-from benchmarks.conversations import load_model, split_text
+from benchmarks.conversations import calibration_text as conversations_to_fit_to
+from benchmarks.conversations import held_out_text, load_model
 from kvstore.calibration.dump import KVDump
 from kvstore.core.layout import KVLayout
 
@@ -26,7 +27,7 @@ def test_text(text: Path | None, calibration_text: Path | None, windows: int) ->
     """Text to measure on: test conversations, or the second half of `text`; all of it where there is another text to
     calibrate with."""
     if text is None:
-        return split_text(True, windows * LENGTH * CHARACTERS)
+        return held_out_text(windows * LENGTH * CHARACTERS)
     found = text.read_text(errors="replace")
     return found if calibration_text else found[len(found) // 2 :]
 
@@ -38,7 +39,7 @@ def calibration_text(text: Path | None, other: Path | None, windows: int) -> str
     if text is not None:
         found = text.read_text(errors="replace")
         return found[: len(found) // 2]
-    return split_text(False, windows * LENGTH * CHARACTERS)
+    return conversations_to_fit_to(windows * LENGTH * CHARACTERS)
 
 
 def cut(tokenizer: Any, text: str, windows: int) -> torch.Tensor:
