@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
-from benchmarks.conversations import load_model, split_text
+from benchmarks.conversations import held_out_text, load_model
 from kvstore import Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
 from kvstore.integrations.transformers import cache_layers, generate
@@ -75,7 +75,7 @@ class Batch:
         self.model = model
         self.identity = ModelIdentity.from_transformers(model, tokenizer)
         lengths = [length // shrink for length in LENGTHS]
-        words = text.read_text(errors="replace") if text else split_text(True, 8 * sum(lengths))
+        words = text.read_text(errors="replace") if text else held_out_text(8 * sum(lengths))
         ids = tokenizer(words, return_tensors="pt", verbose=False).input_ids[0]
         if len(ids) < sum(lengths):
             raise SystemExit(f"--text: {len(ids)} tokens are fewer than {sum(lengths)}")

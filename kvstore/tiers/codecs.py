@@ -9,6 +9,7 @@ from typing import Protocol
 from kvstore.codecs import Codec, auto_name, codec_names
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.predictive.codec import EXACT_MODES
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
@@ -164,7 +165,7 @@ def _without_profile(config: StoreConfig, identity: ModelIdentity, profiles: Pro
         elif codec not in codec_names():
             return None
         found[name] = replace(tier, codec=codec)
-    if not late or identity.layout.dtype != "bfloat16":
+    if not late or identity.layout.dtype not in EXACT_MODES:
         return None
     described = profiles.described
     return replace(config, **found) if described is not None and _SECTION in described.sections else None
