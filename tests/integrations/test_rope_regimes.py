@@ -236,7 +236,7 @@ def test_batches_of_long_sequences_are_refused_by_name(tmp_path: Path) -> None:
     model = model_of("longrope")
     ids = torch.cat([tokens_of(80), tokens_of(80, seed=1)])
     with opened(tmp_path / "store", model, "long") as store:
-        with pytest.raises(UnsupportedModel, match="^batches: keys of long sequences"):
+        with pytest.raises(UnsupportedModel, match=r"^batches: keys of long sequences"):
             generate(model, ids, store=store, attention_mask=torch.ones_like(ids), **GREEDY)
         mask = torch.ones_like(ids)
         mask[1, :30] = 0
