@@ -119,6 +119,22 @@ def measured_text(path: Path | None, characters: int) -> str:
     return held_out_text(characters) if path is None else path.read_text(errors="replace")[:characters]
 
 
+def tables_text(path: Path | None, characters: int) -> str:
+    """`characters` of the text that the shipped tables were fitted to, once: of the file `path`, or all conversations
+    of the usual sizes. Only tools that fit such tables read it."""
+    if path is not None:
+        return path.read_text(errors="replace")[:characters]
+    parts: list[str] = []
+    found = 0
+    with contextlib.closing(_conversations(None, MIN_TURNS, MAX_CHARACTERS)) as source:
+        for turns, _ in source:
+            parts.append("\n\n".join(turn["content"] for turn in turns) + "\n\n")
+            found += len(parts[-1])
+            if found >= characters:
+                break
+    return "".join(parts)[:characters]
+
+
 def _text(held_out: bool, characters: int, path: Path | None) -> str:
     parts: list[str] = []
     found = 0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.common import arguments
-from benchmarks.conversations import load_model, plain_text
+from benchmarks.conversations import load_model, tables_text
 from kvstore.codecs.donor import reference as donor_reference
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, SYMBOLS
@@ -62,7 +62,7 @@ def main() -> None:
     profile = None if args.profile is None else Profile.load(args.profile)
     models = [None] if profile is None else [None, DonorModel.from_profile(profile)]
     layout = ModelIdentity.from_transformers(model).layout if profile is None else profile.layout
-    text = plain_text(args.text, TEXT_OFFSET + WINDOWS * WINDOW_CHARACTERS)[-WINDOWS * WINDOW_CHARACTERS :]
+    text = tables_text(args.text, TEXT_OFFSET + WINDOWS * WINDOW_CHARACTERS)[-WINDOWS * WINDOW_CHARACTERS :]
     counts = np.zeros((2 * CLASSES, SYMBOLS))
     for window in range(WINDOWS):
         part = text[window * WINDOW_CHARACTERS : (window + 1) * WINDOW_CHARACTERS]

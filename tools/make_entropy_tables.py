@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.common import arguments
-from benchmarks.conversations import load_model, plain_text
+from benchmarks.conversations import load_model, tables_text
 from kvstore.codecs.entropy import tables as spec
 from kvstore.codecs.rans.coder import quantise
 
@@ -50,7 +50,7 @@ def main() -> None:
 def real_values(args: argparse.Namespace) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
     """Bits of keys and of values, each `[channels, 64 tokens]`."""
     model, tokenizer = load_model(args.model)
-    text = plain_text(args.text, TEXT_OFFSET + 8 * WINDOWS * WINDOW)[TEXT_OFFSET:]
+    text = tables_text(args.text, TEXT_OFFSET + 8 * WINDOWS * WINDOW)[TEXT_OFFSET:]
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : WINDOWS * WINDOW]
     kinds: tuple[list[npt.NDArray[np.uint16]], list[npt.NDArray[np.uint16]]] = ([], [])
     with torch.inference_mode():
