@@ -24,8 +24,8 @@ from kvstore.integrations.transformers.padding import LeftPadded, Rows, row_of
 from kvstore.store import KVStore
 
 PASS_TOKENS = {"cpu": 32}
-"""How many tokens take as long as a pass takes by itself, which reads all weights; by the type of the device. Measured
-on two cores with a model of 135 M parameters by benchmarks/batch.py."""
+"""About how many tokens take as long as a pass takes by itself, which reads all weights; by the type of the device.
+benchmarks/batch.py measures it."""
 DEVICE_PASS_TOKENS = 256  # not measured: a GPU computes some hundred tokens in the time that it takes to start a pass
 _RESERVE = 64
 _GROWTH = 8  # the reserve of the cache is at least an eighth of it, as that of a `GrowingLayer`
