@@ -31,7 +31,7 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.codecs.base import LIBRARIES, codec_peer
 from benchmarks.peers.codecs.coders import Coder, Kernels, PeerTensors, StoreBlocks
 from benchmarks.peers.codecs.data import RealKV, Values, normal, real_kv
-from benchmarks.profile import profile_path
+from benchmarks.profile import profile_of
 from kvstore.codecs import codec_by_name, codec_names
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.rans.coder import RansTables, quantise
@@ -75,11 +75,8 @@ def main() -> None:
     args = parser.parse_args()
     rows, only = Rows("codecs", args.json), set(args.only)
     keep_memory()
-    model, tokenizer = load_model(args.model)
-    profile = None
-    if "predictive" in only:
-        path = profile_path(model, tokenizer, args.profile)
-        profile = Profile.load(path)
+    model, tokenizer = load_model(args.model, stored=False)
+    profile = profile_of(rows, model, tokenizer, args.profile) if "predictive" in only else None
     kv = real_kv(args.mib * MIB, model, tokenizer, args.text)
     del model
     torch.set_num_threads(1)

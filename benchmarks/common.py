@@ -1,6 +1,6 @@
 """What every benchmark shares: arguments, result rows, interleaved medians, and the ceilings of this machine.
 
-A benchmark is `python -m benchmarks.NAME [--quick] [--json FILE] [--model DIR] [--text FILE]`. Each row it
+A benchmark is `python -m benchmarks.NAME [--quick] [--json FILE] [--model DIR|NAME] [--text FILE]`. Each row it
 prints is one JSON object {bench, case, metric, value, unit, peer, ratio}; `ratio` is ours / peer, both null
 without a peer.
 """
@@ -26,6 +26,7 @@ import numpy as np
 MIB = 1 << 20
 ALIGN = 4096
 HUGE_PAGE = 2 * MIB
+MODEL = "checkpoint, or a name of `python -m benchmarks.models` (default: installed SmolLM2)"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -33,7 +34,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="smaller and fewer; ends in a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows to FILE, as an array")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint (default: installed SmolLM2)")
+    parser.add_argument("--model", type=Path, metavar="DIR|NAME", help=MODEL)
     parser.add_argument("--text", type=Path, metavar="FILE", help="text (default: installed conversations)")
     return parser
 

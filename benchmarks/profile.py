@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import Rows
 from benchmarks.conversations import calibration_text
 from kvstore.calibration.calibrate import calibrate
 from kvstore.codecs.profile import Profile
 from kvstore.core.identity import ModelIdentity
-from kvstore.errors import ProfileError
+from kvstore.errors import ProfileError, UnsupportedModel
 
 WINDOWS, LENGTH = 64, 1024
 CHARACTERS = 8  # more than a token has, on average
@@ -39,3 +41,15 @@ def profile_path(
         path.parent.mkdir(parents=True, exist_ok=True)
         calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=PARTS)
     return path
+
+
+def profile_of(
+    rows: Rows, model: Any, tokenizer: Any, given: Path | None = None, windows: int = WINDOWS
+) -> Profile | None:
+    """The profile of `profile_path`, loaded; None, and a row `missing`, if none can be fitted to this model."""
+    try:
+        return Profile.load(profile_path(model, tokenizer, given, windows))
+    except (ProfileError, UnsupportedModel) as error:
+        print(f"predictive: {error}", file=sys.stderr, flush=True)
+        rows.add("predictive/lossless/KV", "missing", 1, "profile")
+        return None

@@ -117,7 +117,7 @@ def test_commands_exist(name: str) -> None:
     missing |= {
         bench
         for bench in re.findall(r"python -m benchmarks\.(\w+)", code)
-        if not (ROOT / f"benchmarks/{bench}.py").exists()
+        if not any((ROOT / f"benchmarks/{bench}{end}").exists() for end in (".py", "/__main__.py"))
     }
     assert not missing
 

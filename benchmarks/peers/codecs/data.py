@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import DynamicCache
 
 from benchmarks.conversations import measured_text
-from kvstore import KVLayout
+from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, KVView
+from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers import layout_from_config
 
 WINDOW = 2048  # tokens of one prefill
@@ -104,11 +107,25 @@ def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None) -> RealK
     while have < nbytes and stream and time.perf_counter() - begin < PREFILL_S:
         ids, stream = stream[:WINDOW], stream[WINDOW:]
         with torch.inference_mode():
-            cache = model(torch.tensor([ids]), use_cache=True, logits_to_keep=1).past_key_values
+            # Without a config every layer of it keeps all tokens: what the blocks of a growing sequence hold.
+            cache = DynamicCache()
+            model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
         layers = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
         windows.append((np.array(ids, np.uint32), layers))
         have += sum(t.nbytes for pair in layers for t in pair)
-    return assemble(windows, nbytes, layout_from_config(model.config, model.dtype))
+    return assemble(windows, nbytes, whole_layout(model, windows[0][1]))
+
+
+def whole_layout(model: Any, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> KVLayout:
+    """The layout of these keys and values, all tokens in every layer; K and V of a model with latents are its latent
+    and its rotated key."""
+    shapes = tuple(LayerLayout(k.shape[0], k.shape[-1], v.shape[-1]) for k, v in layers)
+    try:
+        rope = layout_from_config(model.config, model.dtype).rope
+    except UnsupportedModel as error:
+        print(f"coded without the store, which refuses this model: {error}", file=sys.stderr)
+        rope = "none"
+    return KVLayout(shapes, str(model.dtype).removeprefix("torch."), rope)
 
 
 def assemble(windows: Sequence[Window], nbytes: int, layout: KVLayout) -> RealKV:
