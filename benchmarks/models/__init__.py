@@ -1,9 +1,10 @@
 """Models to measure on besides SmolLM2, trained here: `python -m benchmarks.models [NAME ...] [--quick] [--json FILE]`
 
 Three families in small, each a file: `llama3` (rotary type llama3, 4 KV heads of 64), `gemma3` (sliding windows and
-full layers), `deepseek3` (latents). They learn from ShareGPT's conversations, those that are measured on left out, with the first
-8,192 ids of SmolLM2's vocabulary. They are here so that caches of other shapes are not random; nothing else is claimed
-of them, and their losses are stated.
+full layers), `deepseek3` (latents). They learn from
+ShareGPT's conversations, those that benchmarks calibrate or measure on left out, with the first 8,192 ids of SmolLM2's
+vocabulary. They are here so that caches of other shapes are not random; nothing else is claimed of them, and their
+losses are stated.
 
 The command trains what is not trained yet, one model after the other, and prints the loss curves. It can be stopped and
 goes on; `--minutes` bounds it. Checkpoints are kept in build/models/NAME/HASH, where the hash is the recipe's: who
