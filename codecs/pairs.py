@@ -38,36 +38,57 @@ def order_of(layout: KVLayout) -> Order | None:
 
 
 def buffer(view: KVView) -> KVView:
-    """Return new tensors for a copy of a view, on its device. Their contents are undefined."""
+    """Return new memory for a copy of a view, on its device. Its contents are undefined."""
+    if view.on_cpu:
+        memory = np.empty(view.nbytes, np.uint8)
+        return KVView.packed(view.layout, view.tokens, memory.ctypes.data, memory)
     import torch
 
-    if not view.on_cpu:
-        made = [torch.empty_like(tensor) for tensor in view.tensors()]
-    else:
-        dtype = getattr(torch, view.layout.dtype)
-        shapes = [(x.heads, view.tokens, dim) for x in view.layout.layers for dim in (x.key_dim, x.value_dim)]
-        made = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    made = [torch.empty_like(tensor) for tensor in view.tensors()]
     return KVView.of_layers(view.layout, list(zip(made[::2], made[1::2], strict=True)), checked=True)
 
 
 def in_pairs(view: KVView, order: Order) -> KVView:
     """Return a copy of a view, on its device, with K in `order`."""
-    if view.on_cpu:
-        copy = buffer(view)
-        view.copy_to(copy)
-        view = copy
-    return _ordered(view, order)
+    if not view.on_cpu:
+        return _ordered(view, order)
+    copy = buffer(view)
+    view.copy_to(copy)
+    _swap(copy, order, back=False)
+    return copy
 
 
 def from_pairs(view: KVView, order: Order, out: KVView) -> None:
-    """Copy a view of tensors whose K is in `order` into `out`, as a cache holds it; finished on return."""
-    back = _ordered(view, np.argsort(order))
-    back.copy_to(out)
-    if not out.on_cpu:
-        wait_for(tensor.device for tensor in out.tensors())
+    """Copy what `buffer` gave, with K in `order`, into `out` as a cache holds it; finished on return.
+
+    The buffer is mutated.
+    """
+    if view.on_cpu:
+        _swap(view, order, back=True)
+        view.copy_to(out)
+        return
+    _ordered(view, np.argsort(order)).copy_to(out)
+    wait_for(tensor.device for tensor in out.tensors())
+
+
+def _swap(copy: KVView, order: Order, back: bool) -> None:
+    """Put K into `order`, or back, in memory that `buffer` gave: two neighbouring parts of each head change places."""
+    dim = len(order)
+    begin = int(np.argmax(order != np.arange(dim)))  # the first values of the rotated pairs stay where they are
+    end = begin + dim // 2
+    first = end - 2 * begin if back else begin
+    values = copy.owner.view(f"<u{copy.layout.item_bytes}")
+    at = 0
+    for layer in copy.layout.layers:
+        keys = values[at : at + layer.heads * copy.tokens * dim].reshape(-1, dim)
+        middle = keys[:, begin:end].copy()
+        keys[:, begin : end - first] = middle[:, first:]
+        keys[:, end - first : end] = middle[:, :first]
+        at += layer.heads * copy.tokens * (dim + layer.value_dim)
 
 
 def _ordered(view: KVView, order: Order) -> KVView:
+    """On a device."""
     import torch
 
     def ordered(key: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from profilecases import ROPE, Layers, predicted_kv, profile_of
 
 from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_names
+from kvstore.codecs.pairs import order_of
 from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.core.keys import chain_key
 from kvstore.core.record import Donor, RecordHeader, check_payload, parse, payload_of, payload_offset, seal
@@ -36,6 +37,7 @@ LAYOUTS = {
     "unequal": KVLayout((LayerLayout(2, 8, 4), LayerLayout(1, 8, 12)), "bfloat16"),
     "float32": KVLayout.uniform(3, 1, 8, "float32", ROPE),
     "float16": KVLayout.uniform(3, 1, 8, "float16", ROPE),
+    "partial": KVLayout.uniform(2, 2, 12, rope='{"partial_rotary_factor": 0.5, "rope_theta": 100.0}'),
 }
 _SPECIAL = [0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x0001, 0x807F, 0x8000]
 _DONOR_RECORDS = 900  # of which on donors are numbered
@@ -63,6 +65,9 @@ class ModelCase:
         kv = likely_kv(info.layout, self.count)
         if self.like == "predicted":
             kv = predicted_kv(profile, info.tokens, self.start)
+            order = order_of(info.layout)
+            if order is not None:
+                kv = [(k[..., torch.from_numpy(np.argsort(order))], v) for k, v in kv]
         if self.like in ("wide", "upcast"):
             kv = [(self._wide(k), self._wide(v)) for k, v in _near(info, self.start)]
         if self.like == "noise":
@@ -104,6 +109,8 @@ MODEL_CASES = {
     "float32-upcast": ModelCase("float32", "upcast", 17, start=40),
     "float32-noise": ModelCase("float32", "noise", 9),
     "float16-wide": ModelCase("float16", "wide", 21),
+    "partial-alike": ModelCase("partial", "alike", 20),
+    "partial-predicted": ModelCase("partial", "predicted", 21, start=40),
 }
 RECORDS = [(row, name) for row in ROWS for name, case in MODEL_CASES.items() if case.takes(row)]
 

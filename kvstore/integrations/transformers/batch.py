@@ -9,6 +9,7 @@ import torch
 
 from kvstore.core.layout import KVLayers
 from kvstore.core.results import Hit, PutResult
+from kvstore.core.rope import check_length
 from kvstore.errors import LayoutMismatch, UnsupportedCache
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.padding import LeftPadded, Rows, row_of
@@ -68,6 +69,7 @@ def put_batch(
     Raises:
         ValueError: names what does not fit. Nothing is stored then, nor below.
         LayoutMismatch: the tensors are not those of so many rows, or not of the store's layout.
+        UnsupportedLength: the longest row has other keys than the store's, and with it all that were computed beside it.
         UnsupportedCache: see `KVStore.put`.
 
     Example:
@@ -91,6 +93,7 @@ def put_batch(
         held = tokens[: max(0, columns - begin)]
         kv = row_of(layers, row, begin, begin + len(held))
         if held:  # a row may be all padding in the columns of the cache
+            check_length(store.identity.layout, len(held))
             store.identity.layout.layers_of(kv, len(held))
             given.append((held, kv))
     return [store.put(tokens, kv, namespace=namespace, ttl=ttl, pin=pin) for tokens, kv in given]
