@@ -15,7 +15,7 @@ from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import ConfigError, IdentityMismatch, UnsupportedLength, UnsupportedModel
-from kvstore.integrations.transformers import cache_layers, generate
+from kvstore.integrations.transformers import cache_layers, generate, put_batch
 from kvstore.integrations.transformers.recompute import recompute
 
 MIB, FIRST = 1 << 20, 64
@@ -242,4 +242,16 @@ def test_batches_of_long_sequences_are_refused_by_name(tmp_path: Path) -> None:
         mask[1, :30] = 0
         with pytest.raises(UnsupportedLength):
             generate(model, ids, store=store, attention_mask=mask, **GREEDY)
+        assert store.stats()["index"]["tokens"] == 0
+
+
+def test_put_batch_stores_nothing_of_a_batch_whose_longest_row_is_too_long(tmp_path: Path) -> None:
+    """The shorter row's keys were computed when the longest one had become too long, and nobody can see it."""
+    model, ids = model_of("longrope"), torch.cat([tokens_of(FIRST + 1, seed=1), tokens_of(FIRST + 1)])
+    mask = torch.ones_like(ids)
+    mask[0, :20] = 0
+    cache = prefilled(model, ids)
+    with opened(tmp_path, model) as store:
+        with pytest.raises(UnsupportedLength, match="longrope"):
+            put_batch(store, ids, cache, attention_mask=mask)
         assert store.stats()["index"]["tokens"] == 0

@@ -69,7 +69,7 @@ def put_batch(
     Raises:
         ValueError: names what does not fit. Nothing is stored then, nor below.
         LayoutMismatch: the tensors are not those of so many rows, or not of the store's layout.
-        UnsupportedLength: the longest row has other keys than the store's, and with it all that were computed beside it.
+        UnsupportedLength: a row is so long that it, and all that were computed beside it, have other keys.
         UnsupportedCache: see `KVStore.put`.
 
     Example:
