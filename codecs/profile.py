@@ -89,7 +89,7 @@ class ProfileHead:
     entries: list[_Entry] = field(repr=False)
 
     @classmethod
-    def parse(cls, data: bytes, total: int, name: str = "profile") -> ProfileHead:
+    def parse(cls, data: bytes | memoryview, total: int, name: str = "profile") -> ProfileHead:
         """Check the beginning of a file of `total` bytes. `name` is what error messages call it.
 
         Args:
@@ -159,7 +159,7 @@ class Profile:
         True
     """
 
-    data: bytes
+    data: bytes | memoryview
     head: ProfileHead
     id: bytes
     """16 bytes: xxh3-128 of the file. Records name the profile they need by it."""
@@ -188,7 +188,9 @@ class Profile:
         return cls.from_bytes(data, identity, name)
 
     @classmethod
-    def from_bytes(cls, data: bytes, identity: ModelIdentity | None = None, name: str = "profile") -> Profile:
+    def from_bytes(
+        cls, data: bytes | memoryview, identity: ModelIdentity | None = None, name: str = "profile"
+    ) -> Profile:
         """Do the same with the bytes of a file. `name` is what error messages call it.
 
         Raises:
@@ -196,7 +198,7 @@ class Profile:
         """
         head = ProfileHead.parse(data, len(data), name)
         arrays = _arrays(data, head, name)
-        profile = cls(data, head, xxhash.xxh3_128_digest(data), arrays)
+        profile = cls(data, head, profile_id_of(data), arrays)
         if identity is not None:
             profile.check_identity(identity, name)
         return profile
@@ -368,6 +370,11 @@ class _Entry:
     end: int
 
 
+def profile_id_of(data: bytes | memoryview) -> bytes:
+    """Return the id of the profile with these bytes."""
+    return xxhash.xxh3_128_digest(data)
+
+
 def head_bytes(start: bytes) -> int:
     """Return how many bytes the header of a profile takes, with its length before it, by the first `LENGTH_BYTES` bytes
     of the file; at most `HEAD_BYTES`."""
@@ -383,7 +390,7 @@ def _head_of(file: BinaryIO, name: str) -> ProfileHead:
     return ProfileHead.parse(start + file.read(head_bytes(start) - len(start)), size, name)
 
 
-def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_Entry], int]:
+def _header(data: bytes | memoryview, total: int, name: str) -> tuple[dict[str, str], list[_Entry], int]:
     """(texts, arrays in the order of their bytes, where the bytes begin); every size fits the file of `total` bytes.
     data: at least its header."""
     if len(data) < _LENGTH.size:
@@ -395,7 +402,7 @@ def _header(data: bytes, total: int, name: str) -> tuple[dict[str, str], list[_E
     if begin > total:
         raise ProfileError(f"{name}: truncated: its header alone takes {begin} bytes, the file has {total}; {_NEW}")
     try:
-        document = json.loads(data[_LENGTH.size : begin].decode(), object_pairs_hook=_unique)
+        document = json.loads(bytes(data[_LENGTH.size : begin]).decode(), object_pairs_hook=_unique)
         texts = document.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in texts.values()) or len(document) > MAX_ARRAYS:
             raise ValueError(f"metadata values must be strings, and arrays at most {MAX_ARRAYS}")
@@ -433,7 +440,7 @@ def _entry(name: str, value: dict[str, Any]) -> _Entry:
     return _Entry(name, dtype, shape, begin, end)
 
 
-def _arrays(data: bytes, head: ProfileHead, name: str) -> dict[str, dict[str, Array]]:
+def _arrays(data: bytes | memoryview, head: ProfileHead, name: str) -> dict[str, dict[str, Array]]:
     found: dict[str, dict[str, Array]] = {}
     for entry in head.entries:
         section, _, inner = entry.name.partition("/")

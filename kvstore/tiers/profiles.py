@@ -16,12 +16,21 @@ from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import DonorModel
-from kvstore.codecs.profile import LENGTH_BYTES, MAX_BYTES, NO_PROFILE, Described, ProfileFile, ProfileHead, head_bytes
+from kvstore.codecs.profile import (
+    LENGTH_BYTES,
+    MAX_BYTES,
+    NO_PROFILE,
+    Described,
+    ProfileFile,
+    ProfileHead,
+    head_bytes,
+    profile_id_of,
+)
 from kvstore.codecs.registry import delta_by_id
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError, UnknownCodec
 from kvstore.metrics import Metric, Metrics
-from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, read_start, write_file
+from kvstore.tiers.disk.fs import FileSystem, is_passing, read_file, read_large, read_start, write_file
 
 FOLDER = "profiles"
 _NEWEST = "newest"  # a file with the id of the profile that was used last
@@ -264,7 +273,7 @@ class Profiles:
             return None
         try:
             self._head(profile_id)  # before the rest, which may be large, is read
-            data = read_file(self._fs, self._file(profile_id), MAX_BYTES)
+            data = read_large(self._fs, self._file(profile_id), MAX_BYTES)
             profile = Profile.from_bytes(data, self._identity)
             if profile.id != profile_id:
                 raise ProfileError("the file holds another profile than its name says")
@@ -288,9 +297,9 @@ class Profiles:
         return head
 
     def _holds(self, profile: Profile) -> bool:
-        """Whether the store's copy is this profile, byte for byte. A copy that is not is counted."""
+        """Whether the store's copy is this profile. A copy that is not is counted."""
         try:
-            if read_file(self._fs, self._file(profile.id), MAX_BYTES) == profile.data:
+            if profile_id_of(read_large(self._fs, self._file(profile.id), MAX_BYTES)) == profile.id:
                 return True
         except FileNotFoundError:
             return False

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import stat
 from collections.abc import Sequence
@@ -278,6 +279,26 @@ def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
         close_quietly(fs, fd)
 
 
+def read_large(fs: FileSystem, path: str, limit: int) -> memoryview:
+    """Return the contents of a file of many megabytes, read-only, in fresh memory that they were read into directly.
+
+    Raises: as `read_file`.
+    """
+    size = fs.size(path)
+    if not 0 < size <= limit:
+        raise ValueError(f"{path}: expected 1 to {limit} bytes, found {size}")
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults: half of the time, otherwise
+    fd = fs.open(path, os.O_RDONLY)
+    try:
+        read_all(fs, fd, [memoryview(memory)], 0)
+        return memoryview(memory).toreadonly()
+    finally:
+        close_quietly(fs, fd)
+
+
 def read_start(fs: FileSystem, path: str, most: int) -> tuple[bytes, int]:
     """Return the first `most` bytes of a file, or all if it has fewer, and its size. Raises `OSError`."""
     size = fs.size(path)
@@ -290,7 +311,7 @@ def read_start(fs: FileSystem, path: str, most: int) -> tuple[bytes, int]:
         close_quietly(fs, fd)
 
 
-def write_file(fs: FileSystem, path: str, data: bytes) -> None:
+def write_file(fs: FileSystem, path: str, data: bytes | memoryview) -> None:
     """Replace a small file, whole or not at all. Durable on return. Raises `OSError`."""
     temporary = path + ".new"
     with contextlib.suppress(FileNotFoundError):
