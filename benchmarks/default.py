@@ -13,8 +13,8 @@ sources of Python's standard library (`python`) and the pages of the installed p
 - resume: `WAY/resume/TOKENS`: `ttft_s` from before the store is opened to the first token, against no store at all,
   interleaved (`speedup`); `open_s` and `get_s` are parts of it. `own`: a store that has a profile of its own and is
   opened without naming one. `profile-unread`: a profile is named, and what is resumed was stored without one; it is
-  measured after the others. The files of store and profile are taken out of the page cache first. Every cache is compared bit for bit with the one that was
-  put.
+  measured after the others. The files of store and profile are taken out of the page cache first. Every cache is
+  compared bit for bit with the one that was put.
 
 Where README.md had a figure before, `peer` names it and `ratio` is ours over it. The program ends with status 1 if a
 cache differed.

@@ -77,6 +77,7 @@ def test_only_what_fits_a_profile_can_take_calibration_text() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "benchmarks.conversations":
                 taken = {alias.name for alias in node.names}
                 assert not any(one.startswith("_") or one == "*" for one in taken), f"{name} takes {taken}"
+                assert "tables_text" not in taken, f"{name} must measure on held-out text"
                 assert "calibration_text" not in taken or name in FIT, f"{name} must measure on held-out text"
             elif isinstance(node, ast.Import):
                 assert all(alias.name != "benchmarks.conversations" for alias in node.names), (
