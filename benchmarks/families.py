@@ -166,7 +166,7 @@ def difference(model: Any, prompt: int) -> str:
     identity = ModelIdentity.from_transformers(model)
     memory = prefilled(model, ids[:, :prompt])
     config = StoreConfig(
-        host=TierConfig(0), disk=TierConfig(128 << 20, "splitzip"), segment_bytes=32 << 20, block_tokens=8
+        host=TierConfig(0), disk=TierConfig(4 << 30, "splitzip"), segment_bytes=32 << 20, block_tokens=8
     )
     with tempfile.TemporaryDirectory() as folder:
         with KVStore(folder, identity, config) as store:
