@@ -24,6 +24,8 @@ class BlockInfo:
         layout: the shapes and dtype of the block.
         tokens: its token ids, uint32 `[n]`.
         start: position of the first token in its sequence.
+        cut: length of the cache that it was taken from, if layers with windows lack some of its tokens; else 0.
+        state_bytes: bytes of the states at its end; 0 if it has none.
 
     Example:
         >>> import numpy as np
@@ -36,6 +38,8 @@ class BlockInfo:
     layout: KVLayout
     tokens: Tokens
     start: int
+    cut: int = 0
+    state_bytes: int = 0
 
     @property
     def count(self) -> int:
@@ -141,8 +145,8 @@ def check_payload(codec: str, info: BlockInfo, payload: memoryview, layer_sizes:
         CodecError: the sizes do not fit the payload or the layout, or `out` does not fit the block.
         ValueError: `out` cannot be written to.
     """
-    if len(layer_sizes) != len(info.layout.layers):
-        raise CodecError(f"{codec}: expected {len(info.layout.layers)} layers, found the sizes of {len(layer_sizes)}")
+    if len(layer_sizes) != info.layout.sections:
+        raise CodecError(f"{codec}: expected {info.layout.sections} layers, found the sizes of {len(layer_sizes)}")
     if min(layer_sizes) < 0:
         raise CodecError(f"{codec}: layer sizes must not be negative, found {list(layer_sizes)}")
     if sum(layer_sizes) != len(payload):

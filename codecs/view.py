@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import kvstore.codecs._native as _native
 from kvstore.core.layout import KVLayout
+from kvstore.core.states import State
 from kvstore.core.tensors import resolved, why_unreadable
 from kvstore.errors import LayoutMismatch
 
@@ -125,6 +126,16 @@ class KVView:
         return self.tokens * self.layout.bytes_per_token
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the states at the end of its last token; 0 if there are none."""
+        return 0
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The states that were decoded with it; () if there are none."""
+        return ()
+
+    @property
     def rows(self) -> RowTable:
         """Where the rows are in memory. Not to be written to.
 
@@ -172,6 +183,11 @@ class KVView:
         if self._tensors is None:
             raise ValueError("tensors: a view of packed memory has no tensors; use its rows")
         return [t.narrow(1, self._start, self.tokens) for t in self._tensors]
+
+    def host_buffer(self) -> KVView:
+        """Return new tensors on the CPU, of the shapes of those behind the view. Their contents are undefined."""
+        tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in self.tensors()]
+        return KVView.of_layers(self.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
 
     def copy_to(self, target: KVView) -> None:
         """Copy all rows into `target`, and mutate what it points to.

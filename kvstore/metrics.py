@@ -53,6 +53,10 @@ class Metric(StrEnum):
     SHORT_DAMAGED = "short_damaged", "gets that ended at a block that was damaged, now or before"
     SHORT_DROPPED = "short_dropped", "gets that ended at a block that could not be written and left memory"
     SHORT_UNREADABLE = "short_unreadable", "gets that ended at a block that is stored and cannot be read here and now"
+    SHORT_NO_WINDOW = (
+        "short_no_window",
+        "gets that ended before tokens that are stored, for windows or states there are missing",
+    )
 
     # ---- all calls
     SLOW_CALLS = "slow_calls", "calls that took longer than slow_call_s"

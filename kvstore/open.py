@@ -224,11 +224,13 @@ def _open_base(
         )
 
     has_disk = config.disk.bytes > 0
-    content = ContentIndex() if config.donors and has_disk else None
+    # Blocks of layouts with windows may lack what others would be coded against.
+    has_donors = config.donors and has_disk and not identity.layout.is_grouped
+    content = ContentIndex() if has_donors else None
     index = TrieIndex(config.block_tokens)
     residency = Residency(config, index, metrics, content, open_disk if has_disk else None, own)
     opened.callback(residency.close)
-    next_record = load_index(residency)
+    next_record = load_index(residency, identity.layout.is_grouped)
     if residency.disk is not None and not read_only:
         residency.disk.keep_budget()
     if has_disk and not read_only:
@@ -248,8 +250,9 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     opened.callback(donors.clear)
     residency.listen(forgotten=donors.forget)
     decoder = BlockDecoder(residency, base.profiles, donors)
+    follower = Follower(residency, layout.is_grouped) if base.read_only else None
     getter = Getter(
-        Lookup(residency, digest, config.block_tokens, Follower(residency) if base.read_only else None),
+        Lookup(residency, digest, config.block_tokens, follower, layout),
         Placement(layout, base.codecs, base.profiles, base.metrics),
         Fetcher(residency, base.pool, executor, config.threads, decoder),
         layout,

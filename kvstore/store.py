@@ -154,6 +154,7 @@ class KVStore:
         layout, root = self.identity.layout, self._lookup.root(digest)
         request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin)
         layers, mutable = layout.layers_of(kv, len(request.tokens))
+        request = request.of_cache(layers, layout.states_of(kv))
         if session is not None:
             self._engine.sessions.check(session[1])
         with self._slow("put"):

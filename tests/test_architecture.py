@@ -22,13 +22,14 @@ ROOT = Path(__file__).parents[1]
 TRANSFORMERS = "kvstore.integrations.transformers"
 LAYERS = [
     {"kvstore.errors"},
-    {"kvstore.core.tensors", "kvstore.core.fingerprints", "kvstore.core.rope_types"},
+    {"kvstore.core.tensors", "kvstore.core.fingerprints", "kvstore.core.rope_types", "kvstore.core.states"},
+    {"kvstore.core.cache_layers"},
     {"kvstore.core.layout"},
     # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.
     {f"{TRANSFORMERS}.config_facts"},
     {f"{TRANSFORMERS}.adapters"},
-    {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache"},
+    {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache", f"{TRANSFORMERS}.shapes"},
     {f"{TRANSFORMERS}.describe"},
     {"kvstore.config"},
     {"kvstore.log"},
@@ -223,7 +224,7 @@ def test_lmdb_is_imported_by_its_environment_only(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_transformers_is_imported_by_its_integration_only(module: str) -> None:
     at_once = any(_below(name, "transformers") for name, now in _imports(TREES[module]) if now)
-    users = {f"kvstore.integrations.transformers.{name}" for name in ("cache", "describe", "generation", "prefill")}
+    users = {f"kvstore.integrations.transformers.{name}" for name in ("cache", "generation", "prefill", "shapes")}
     assert at_once == (module in users)
 
 

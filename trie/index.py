@@ -202,6 +202,7 @@ class TrieIndex:
         ids: U64,
         *,
         bits: F32 | float = UNIFORM_BITS_PER_TOKEN,
+        keep_tails: bool = False,
     ) -> U64:
         """Add a path, of which any part may be stored already, and set the records that end at `ends`; touch it.
 
@@ -211,6 +212,7 @@ class TrieIndex:
             ids: uint64 `[m]`, 1 to 2^63 - 1, none in use.
             bits: float32 `[len(tokens)]`, finite and >= 0, or one number for every token; only those of new tokens
                 count.
+            keep_tails: no tail is superseded.
 
         Returns:
             The ids that this supersedes (uint64, rising): records that were replaced, holes that were filled, and tails
@@ -221,7 +223,13 @@ class TrieIndex:
             self._check_namespace(namespace)
             with self._lock:
                 root = self._root(namespace)
-        return self._trie.insert(root, tokens, bits, ends, ids)
+        return self._trie.insert(root, tokens, bits, ends, ids, keep_tails)
+
+    def tails(self, namespace: bytes, tokens: U32) -> list[tuple[int, int]]:
+        """Return (id, end) of every tail on the stored path of `tokens`, the deepest first: also of those inside of a
+        longer record, which `match` does not name. Touches nothing."""
+        root = self._roots.get(namespace)
+        return [] if root is None else self._trie.tails(root, tokens)
 
     def touch(self, namespace: bytes, tokens: U32) -> int:
         """Mark what is stored of this path as used now; return its depth."""
@@ -362,6 +370,7 @@ class TrieIndex:
         pinned: U8,
         traffic: U32 | None = None,
         holes: U8 | None = None,
+        keep_tails: bool = False,
     ) -> U64:
         """Rebuild an empty index from m catalog entries.
 
@@ -389,6 +398,7 @@ class TrieIndex:
             pinned: uint8 `[m]`, not 0 for an entry that is pinned.
             traffic: uint32 `[m]`, what `counts()` or `holes()` returned for it; default is none.
             holes: uint8 `[m]`, not 0 for an entry that is a hole; default is none.
+            keep_tails: tails inside of a longer record stay.
 
         Returns:
             The ids dropped (uint64, rising).
@@ -398,16 +408,14 @@ class TrieIndex:
         """
         for namespace in namespaces:
             self._check_namespace(namespace)
-        if which.size and int(which.max()) >= len(namespaces):
-            raise ValueError(
-                f"which: expected indices below {len(namespaces)}, the namespaces, found {int(which.max())}"
-            )
+        most = int(which.max()) if which.size else -1
+        if most >= len(namespaces):
+            raise ValueError(f"which: expected indices below {len(namespaces)}, the namespaces, found {most}")
         with self._lock:
             roots = np.array([self._root(namespace) for namespace in namespaces], np.uint32)
             mapped = roots[which] if which.size else np.zeros(0, np.uint32)
-            return self._trie.restore(
-                mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic, holes
-            )
+            columns = mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic, holes
+            return self._trie.restore(*columns, keep_tails)
 
     def compact(self) -> None:
         """Rebuild the token arena without garbage. Happens by itself when more than half is garbage."""

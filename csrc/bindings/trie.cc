@@ -14,7 +14,7 @@ using namespace kvstore::bindings;
 namespace {
 
 py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::handle bits, py::handle ends,
-                             py::handle ids) {
+                             py::handle ids, bool keep_tails) {
   const auto t = view<uint32_t>(tokens, "tokens");
   const auto e = view<uint32_t>(ends, "ends");
   const auto i = view<uint64_t>(ids, "ids");
@@ -30,12 +30,13 @@ py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::h
     same_size(b.size, t.size, "bits");
     each = b.data;
   }
-  return to_numpy(unlocked([&] { return trie.insert(root, t.data, t.size, each, uniform, e.data, i.data, e.size); }));
+  return to_numpy(unlocked(
+      [&] { return trie.insert(root, t.data, t.size, each, uniform, e.data, i.data, e.size, keep_tails); }));
 }
 
 py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::handle starts, py::handle counts,
                               py::handle tags, py::handle parent_tags, py::handle bits, py::handle tokens,
-                              py::handle pinned, py::handle traffic, py::handle holes) {
+                              py::handle pinned, py::handle traffic, py::handle holes, bool keep_tails) {
   const auto i = view<uint64_t>(ids, "ids");
   const auto t = view<uint32_t>(tokens, "tokens");
   TrieRows rows{};
@@ -52,6 +53,7 @@ py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::
   rows.pinned = column<uint8_t>(pinned, i.size, "pinned");
   rows.holes = holes.is_none() ? nullptr : column<uint8_t>(holes, i.size, "holes");
   rows.traffic = traffic.is_none() ? nullptr : column<uint32_t>(traffic, i.size, "traffic");
+  rows.keep_tails = keep_tails;
   return to_numpy(unlocked([&] { return trie.restore(rows); }));
 }
 
@@ -132,6 +134,15 @@ void def_queries(py::class_<Trie>& trie) {
                                    to_numpy(std::move(found.ends)));
            },
            py::arg("root"), py::arg("tokens"), py::arg("touch"))
+      .def("tails",
+           [](const Trie& trie, uint32_t root, py::handle tokens) {
+             const auto t = view<uint32_t>(tokens, "tokens");
+             const auto found = unlocked([&] { return trie.tails(root, t.data, t.size); });
+             py::list out;
+             for (const auto& [id, end] : found) out.append(py::make_tuple(id, end));
+             return out;
+           },
+           py::arg("root"), py::arg("tokens"))
       .def("leaf", &leaf, py::arg("record_id"))
       .def("near", &near, py::arg("record_id"), py::arg("radius_bits"), py::arg("visits"))
       .def("counts", &traffic<false>)
@@ -146,7 +157,8 @@ void def_queries(py::class_<Trie>& trie) {
 
 // Methods that change what is stored.
 void def_changes(py::class_<Trie>& trie) {
-  trie.def("insert", &insert, py::arg("root"), py::arg("tokens"), py::arg("bits"), py::arg("ends"), py::arg("ids"))
+  trie.def("insert", &insert, py::arg("root"), py::arg("tokens"), py::arg("bits"), py::arg("ends"), py::arg("ids"),
+           py::arg("keep_tails") = false)
       .def("touch", &of_one<&Trie::touch>, py::arg("root"), py::arg("tokens"))
       .def("pin",
            [](Trie& trie, uint32_t root, py::handle tokens, int delta) {
@@ -176,7 +188,7 @@ void def_changes(py::class_<Trie>& trie) {
            py::arg("root"), py::arg("max_bits"))
       .def("restore", &restore, py::arg("roots"), py::arg("ids"), py::arg("starts"), py::arg("counts"), py::arg("tags"),
            py::arg("parent_tags"), py::arg("bits"), py::arg("tokens"), py::arg("pinned"),
-           py::arg("traffic") = py::none(), py::arg("holes") = py::none())
+           py::arg("traffic") = py::none(), py::arg("holes") = py::none(), py::arg("keep_tails") = false)
       .def("take_released", [](Trie& trie) { return to_numpy(unlocked([&] { return trie.take_released(); })); })
       .def("compact", [](Trie& trie) { unlocked([&] { trie.compact(); }); });
 }

@@ -129,6 +129,17 @@ TrieMatch Trie::match(uint32_t root, const uint32_t* tokens, size_t count, bool 
   return out;
 }
 
+std::vector<std::pair<uint64_t, uint32_t>> Trie::tails(uint32_t root, const uint32_t* tokens, size_t count) const {
+  const uint32_t n = checked_tokens(count);
+  FairLock::Shared guard(lock_);
+  const uint32_t top = root_node(root);
+  const Cursor at = walk(top, 0, tokens, n);
+  std::vector<std::pair<uint64_t, uint32_t>> out;
+  for (uint32_t x = at.node; x != top; x = nodes_[x].parent)
+    if (nodes_[x].tail && nodes_[x].end <= at.depth) out.emplace_back(nodes_[x].tail, nodes_[x].end);
+  return out;
+}
+
 uint32_t Trie::record_end(uint32_t node, uint64_t id) const {
   const Node& x = nodes_[node];
   if (x.tail == id) return x.end;

@@ -240,7 +240,8 @@ void Trie::check_insert(const float* bits, float uniform_bits, uint32_t count, c
 }
 
 std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
-                                   float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records) {
+                                   float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records,
+                                   bool keep_tails) {
   const uint32_t n = checked_tokens(count);
   if (n == 0) throw std::invalid_argument("tokens: expected at least one");
   check_insert(bits, uniform_bits, n, ends, ids, records);
@@ -278,7 +279,7 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
     // if that ends by the end of the tail's block. A pinned tail stays: its covering record may be evicted.
     const uint32_t end = nodes_[x].end;
     if (nodes_[x].tail && left < records && ends[left] > end && ends[left] <= (end / block_ + 1) * block_ &&
-        !pinned_itself(x))
+        !keep_tails && !pinned_itself(x))
       take_tail(x, &replaced);
     const uint32_t from = start(nodes_[x]);
     while (left && ends[left - 1] > from) {

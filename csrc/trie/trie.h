@@ -68,6 +68,7 @@ struct TrieRows {
   const uint8_t* pinned;
   const uint8_t* holes;     // nullptr: none
   const uint32_t* traffic;  // nullptr: none
+  bool keep_tails;          // tails inside of longer records stay
 };
 
 // The end of a stored sequence: -log2 P of its path, and the records above it, the deepest first.
@@ -94,10 +95,13 @@ class Trie {
 
   uint32_t longest_prefix(uint32_t root, const uint32_t* tokens, size_t count) const;
   TrieMatch match(uint32_t root, const uint32_t* tokens, size_t count, bool touch);
+  // (id, end) of every tail on the matched path, the deepest first.
+  std::vector<std::pair<uint64_t, uint32_t>> tails(uint32_t root, const uint32_t* tokens, size_t count) const;
 
-  // `bits`: one value per token, or nullptr for `uniform_bits` each.
+  // `bits`: one value per token, or nullptr for `uniform_bits` each. `keep_tails`: no tail is superseded.
   std::vector<uint64_t> insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
-                               float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records);
+                               float uniform_bits, const uint32_t* ends, const uint64_t* ids, size_t records,
+                               bool keep_tails = false);
   uint32_t touch(uint32_t root, const uint32_t* tokens, size_t count);
   void pin(uint32_t root, const uint32_t* tokens, size_t count, int delta);
 

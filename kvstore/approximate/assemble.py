@@ -87,7 +87,7 @@ class Assembler:
             return None
         tiers["donors"] = sum(span.count for span in planned.spans)
         self.getter.count_short(request, reads, good, planned.tokens)
-        hit = self.getter.hit(request, out, layers, tiers)
+        hit = self.getter.hit(request, out, layers, planned.tokens, tiers)
         self.metrics.add(Metric.GET_APPROXIMATE)
         return replace(
             hit,

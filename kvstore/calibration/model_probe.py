@@ -27,8 +27,8 @@ class ModelProbe:
     """model: of transformers, in one of `DTYPES` and evaluation mode; it is not changed. regime: of
     `layout_from_config`.
 
-    Raises `UnsupportedModel` naming what is missing: such a dtype, the rotary embedding, or one of the projections that
-    a layer of Llama has.
+    Raises `UnsupportedModel` naming what is missing: such a dtype, layers that are alike, the rotary embedding, or one
+    of the projections that a layer of Llama has.
     """
 
     def __init__(self, model: Any, regime: str = SHORT) -> None:
@@ -37,6 +37,10 @@ class ModelProbe:
             known = ", ".join(str(dtype) for dtype in DTYPES)
             raise UnsupportedModel(f"{name}: calibration needs the model in one of {known}, found {model.dtype}")
         self.layout: KVLayout = layout_from_config(model.config, model.dtype, regime)
+        if not self.layout.is_uniform:
+            raise UnsupportedModel(
+                f"{name}: calibration needs layers that are alike and keep keys and values of one width of all tokens"
+            )
         shape = self.layout.layers[0]
         self._factors = _key_factors(name, self.layout.rope, shape.key_dim)
         self._base = getattr(model, "base_model", model)

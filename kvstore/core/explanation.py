@@ -43,6 +43,11 @@ class Reason(Enum):
     DAMAGED = "damaged", "was damaged, or a block that it needs was", Metric.SHORT_DAMAGED
     DROPPED = "dropped", "could not be written, and memory did not keep it", Metric.SHORT_DROPPED
     UNREADABLE = "unreadable", "is stored, and cannot be decoded here and now", Metric.SHORT_UNREADABLE
+    NO_WINDOW = (
+        "no window",
+        "is stored, but layers with windows or states cannot go on from its end",
+        Metric.SHORT_NO_WINDOW,
+    )
     OTHER_NAMESPACE = "other namespace", "is stored in another namespace only", Metric.SHORT_NEVER_PUT
     TOKENS_DIFFER = (
         "tokens differ",

@@ -23,12 +23,14 @@ from kvstore.metrics import Metric
 MAGIC = b"KVSTREC1"
 VERSION = 1
 FLAG_PINNED = 1
-KNOWN_FLAGS = FLAG_PINNED
+FLAG_CUT = 4  # 2 is a flag of catalog entries alone
+FLAG_STATES = 8
+KNOWN_FLAGS = FLAG_PINNED | FLAG_CUT | FLAG_STATES
 NO_KEY = bytes(32)
 ALIGNMENT = 64
 
 _BEGINNING = struct.Struct("<8sHHI")  # magic, version, codec, where the payload starts
-_HEADER = struct.Struct(_BEGINNING.format + "32s32s32s32s16sQQQIIIffIdH6x16s16s")
+_HEADER = struct.Struct(_BEGINNING.format + "32s32s32s32s16sQQQIIIffIdH2xI16s16s")
 _DONOR = struct.Struct("<Q32s")
 HEADER_BYTES = _HEADER.size
 _SUM_BYTES = 16
@@ -58,6 +60,7 @@ class _Fixed(NamedTuple):
     flags: int
     expiry: float
     donors: int
+    cut: int
     payload_sum: bytes
     header_sum: bytes
 
@@ -133,10 +136,11 @@ class RecordHeader:
         raw_bytes: bytes of the block before coding.
         bits: -log2 P of its tokens.
         expiry: unix seconds, 0 for never.
-        flags: 0 or FLAG_PINNED.
+        flags: FLAG_PINNED, if it is; FLAG_CUT, if `cut` is not 0; FLAG_STATES, if it has the states at its end.
         profile: id of the profile it needs, 16 bytes, zeros for none.
         error_bound: the largest error of a value; 0 for exact codecs.
         donors: the records it is coded against.
+        cut: length of the cache it was taken from, if layers with windows lack some of its tokens; else 0.
 
     Example:
         >>> tokens = np.array([1, 2, 3], np.uint32)
@@ -164,6 +168,7 @@ class RecordHeader:
     profile: bytes = bytes(16)
     error_bound: float = 0.0
     donors: tuple[Donor, ...] = ()
+    cut: int = 0
 
     @property
     def count(self) -> int:
@@ -248,6 +253,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         header.flags,
         header.expiry,
         len(header.donors),
+        header.cut,
         xxhash.xxh3_128_digest(record[start:end]),
         bytes(_SUM_BYTES),
     )[:-_SUM_BYTES]
@@ -271,6 +277,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
     donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.tokens) :]))
     first_donor = donors[0].key if donors else NO_KEY
     fits = int(sizes.sum(dtype=np.uint64)) == fixed.payload_bytes and fixed.first_donor == first_donor
+    fits = fits and bool(fixed.flags & FLAG_CUT) == bool(fixed.cut)
     if not fits or fixed.flags & ~KNOWN_FLAGS or fixed.tokens == 0:
         raise DamagedRecord(Damage.FIELD, "fields contradict each other")
     return RecordHeader(
@@ -289,6 +296,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         profile=fixed.profile,
         error_bound=fixed.error_bound,
         donors=donors,
+        cut=fixed.cut,
     )
 
 

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvstore.core.approximate import ReusedSpan
-    from kvstore.core.layout import KVLayers
+    from kvstore.core.layout import KVLayers, KVLayout
+    from kvstore.core.states import State
     from kvstore.core.tokens import Tokens
 
 
@@ -146,7 +147,8 @@ class Hit:
         tiers: tokens by where they came from: "device", "queue" (not yet written), "host", "disk", and "donors" for
             tokens of other sequences.
         seconds: time that the get took.
-        layers: per layer (K, V), each `[1, heads, tokens, dim]`. The caller owns them and may write into them. They are
+        layers: per layer (K, V), each `[1, heads, tokens, dim]`; a layer with a window has the last tokens, as the
+            model would have kept them. The caller owns them and may write into them. They are
             not contiguous if `get` reserved room behind them; `reserve=0` gives contiguous tensors.
         exact_tokens: leading tokens that are exact. Fewer than `tokens` only if an approximate cache was asked for
             and given; `put` refuses such a cache.
@@ -154,6 +156,7 @@ class Hit:
         recompute: positions to compute anew before the cache is used, see `integrations.transformers.recompute`. The
             cache holds nothing at some of them.
         kl: what the predictions are estimated to lose after that, nats a token.
+        states: of layers that keep states, at the end of the tokens. The caller owns them.
 
     Example:
         >>> import torch
@@ -173,7 +176,9 @@ class Hit:
     spans: tuple[ReusedSpan, ...] = ()
     recompute: tuple[int, ...] = ()
     kl: float = 0.0
+    states: tuple[State, ...] = ()
     _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
+    _layout: KVLayout | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.exact_tokens < 0:
@@ -197,11 +202,12 @@ class Hit:
 
         # pop and not a look: two threads must not both get it
         room = self._room.pop() if self._room else None
-        cache = cache_from_layers(self.layers, room)
+        cache = cache_from_layers(self.layers, room, self._layout, self.tokens, self.states)
         cache.is_approximate = self.approximate
         return cache
 
     @property
     def nbytes(self) -> int:
         """Raw bytes of the tensors."""
-        return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
+        states = [x for state in self.states for x in (state.conv, state.recurrent) if x is not None]
+        return sum(t.numel() * t.element_size() for t in (*(t for pair in self.layers for t in pair), *states))

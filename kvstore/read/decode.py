@@ -82,7 +82,7 @@ class BlockDecoder:
     def _decode_near(self, codec: Codec, header: RecordHeader, payload: memoryview, target: KVView) -> KVView:
         """Decodes into `target`, or into a buffer on the CPU, which is returned, if the target's device does not
         decode."""
-        info, sizes = BlockInfo(target.layout, header.tokens, header.start), header.layer_sizes
+        info, sizes = BlockInfo(target.layout, header.tokens, header.start, header.cut), header.layer_sizes
         by_device = not target.on_cpu and codec.kernels_decode(payload, sizes)
         out = target if target.on_cpu or (by_device and codes_on_device(codec, target)) else buffer_on_cpu(target)
         try:
@@ -98,6 +98,8 @@ class BlockDecoder:
 
     def _decode_member(self, read: BlockRead, header: RecordHeader, payload: memoryview, target: KVView) -> None:
         """Decodes a block that is coded against others."""
+        if target.layout.is_grouped:
+            raise CodecError("a block of a layout with windows or states is coded against others, which none is")
         codec = self.profiles.delta_decoder(header.codec, header.profile)
         if codec is None:
             raise _NoProfile

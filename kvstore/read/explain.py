@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstore.codecs.registry import codec_label, is_delta, is_known, may_need_profile
@@ -40,6 +40,8 @@ class Explainer:
                     rows.append(self._known(query, index, covered, found[index]))
                 if covered < query.stop(start):
                     rows.append(query.missing(index, max(start, covered)))
+        if self.lookup.layout.is_grouped:
+            rows = list(_cut_at(rows, self.lookup.depth(namespace, tokens)))
         return Explanation.of(len(tokens), rows)
 
     def _known(self, query: _Query, index: int, end: int, copies: Sequence[Source]) -> BlockExplanation:
@@ -127,6 +129,17 @@ class Explainer:
             buffer = self.pool.take(needed)
             tier.read([source], [buffer])
         return parse(buffer.view, source.nbytes)
+
+
+def _cut_at(rows: Sequence[BlockExplanation], end: int) -> Iterator[BlockExplanation]:
+    """The same rows; what is stored behind `end` cannot be used without the windows before it."""
+    for row in rows:
+        if row.reason is not Reason.STORED or row.end <= end:
+            yield row
+            continue
+        if row.start < end:
+            yield replace(row, end=end)
+        yield replace(row, start=max(row.start, end), reason=Reason.NO_WINDOW)
 
 
 class _Query:

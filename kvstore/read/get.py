@@ -107,8 +107,11 @@ class Getter:
         if not good:
             self._count_miss(request, reads)
             return None
-        self.count_short(request, reads, good, reads[good - 1].end)
-        return self.hit(request, out, out.layers(reads[good - 1].end), tiers)
+        end = reads[good - 1].end
+        if good < len(reads) and self.layout.is_grouped:  # a shorter prefix needs other tokens of its windows
+            return self.fetch(request, self.lookup.reads(request.namespace, request.tokens[:end]))
+        self.count_short(request, reads, good, end)
+        return self.hit(request, out, out.layers(end), end, tiers)
 
     def count_short(self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int) -> None:
         """Counts why only `tokens` tokens are returned, if they are not all: the first `good` of `reads` were read."""
@@ -121,19 +124,22 @@ class Getter:
         self.metrics.add(Metric.GET_MISSES)
         self.count_short(request, reads, 0, 0)
 
-    def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tiers: dict[str, int]) -> Hit:
+    def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tokens: int, tiers: dict[str, int]) -> Hit:
         """Make the result for the caller, and count it.
 
         Args:
             layers: those of `out`, of as many tokens as are good.
+            tokens: how many that are.
             tiers: tokens by where they came from.
         """
         layers = to_device(layers, request.device)
         self.metrics.add(Metric.GET_HITS)
         for name, amount in tiers.items():
             self.metrics.add(hit_tokens(name), amount)
-        tokens, reserved = int(layers[0][0].shape[2]), [out.tensors] if out.has_reserve else []
-        return Hit(tokens, tiers, time.perf_counter() - request.begin, layers, _room=reserved)
+        reserved = [out.tensors] if out.has_reserve else []
+        states = tuple(state if request.on_cpu else state.to(request.device) for state in out.states)
+        seconds = time.perf_counter() - request.begin
+        return Hit(tokens, tiers, seconds, layers, states=states, _room=reserved, _layout=self.layout)
 
     def prefetch(self, namespace: bytes, tokens: Tokens) -> int:
         """Bring the stored prefix into the host tier; return how many leading tokens are in memory then."""

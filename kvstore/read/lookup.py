@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_key, chain_keys, chain_root
+from kvstore.core.layout import KVLayout
 from kvstore.core.tokens import Tokens
+from kvstore.core.windows import usable_end
 from kvstore.read.block_read import BlockRead
 from kvstore.residency.departures import BlockName
 from kvstore.residency.follow import Follower
@@ -21,12 +23,14 @@ class Lookup:
     Attributes:
         digest: stands for the identity with which the store was made.
         follower: before each look, it takes in what a writer process did; None in the writer itself.
+        layout: of the caches; where it has windows, not every stored prefix can be used.
     """
 
     residency: Residency
     digest: bytes
     block_tokens: int
     follower: Follower | None
+    layout: KVLayout
     _roots: dict[bytes, bytes] = field(default_factory=dict)
 
     def root(self, namespace: bytes) -> bytes:
@@ -37,14 +41,50 @@ class Lookup:
         return root
 
     def depth(self, namespace: bytes, tokens: Tokens) -> int:
-        """Return how many leading tokens are stored, by the index alone; counts as no use."""
+        """Return how many leading tokens can be had, by the index alone; counts as no use."""
         self.refresh()
-        match = self.residency.index.match(namespace, tokens, touch=False)
-        usable = match.usable(self.block_tokens) if len(match.records) else 0
-        for i, record in enumerate(match.records[: -(-usable // self.block_tokens)].tolist()):
-            if self.residency.is_expired(record):
-                return i * self.block_tokens
-        return usable
+        size, records, end = self.block_tokens, list[int](), len(tokens)
+        while True:  # once, but where layers with windows need what has expired
+            records, end = self.place(namespace, tokens[:end], touch=False)
+            over = next((i for i, record in enumerate(records) if self.residency.is_expired(record)), None)
+            if over is None:
+                return end
+            end = over * size
+            if not self.layout.is_grouped:
+                return end
+
+    def place(self, namespace: bytes, tokens: Tokens, touch: bool) -> tuple[list[int], int]:
+        """Return the records of the longest prefix that can be used, and how many tokens it has."""
+        index, size = self.residency.index, self.block_tokens
+        match = index.match(namespace, tokens, touch=touch)
+        end = match.usable(size) if len(match.records) else 0
+        records: list[int] = match.records[: -(-end // size)].tolist()
+        if self.layout.is_grouped and records:
+            return self._with_windows(namespace, tokens, records, match.ends[: len(records)].tolist(), end)
+        return records, end
+
+    def _with_windows(
+        self, namespace: bytes, tokens: Tokens, records: list[int], ends: list[int], stored: int
+    ) -> tuple[list[int], int]:
+        """What `place` returns, if layers with windows may lack some of the `stored` tokens. A tail inside of the
+        longer record of its block may be the one that has them."""
+        size, coverage = self.block_tokens, self.residency.coverage
+        cuts = [coverage.cut(record) for record in records]
+        tails = [(end, record) for record, end in self.residency.index.tails(namespace, tokens[:stored])]
+        best, places = 0, tails
+        if self.layout.states:  # only the ends that have them
+            both = zip(ends, records, strict=True)
+            whole = [(end, record) for end, record in both if end <= stored and not end % size]
+            places = sorted((place for place in {*tails, *whole} if coverage.has_states(place[1])), reverse=True)
+        else:
+            best = usable_end(self.layout, size, cuts, ends, stored)
+        for end, record in places:
+            i = (end - 1) // size
+            if end <= best:
+                break
+            if usable_end(self.layout, size, [*cuts[:i], coverage.cut(record)], [*ends[:i], end], end) == end:
+                return [*records[:i], record], end
+        return records[: -(-best // size)], best
 
     def reads(self, namespace: bytes, tokens: Tokens) -> list[BlockRead]:
         """Return the blocks of the stored prefix with their sources, up to the first that is nowhere.
@@ -53,12 +93,22 @@ class Lookup:
         fetched.
         """
         self.refresh()
+        while True:
+            reads, end = self._reads(namespace, tokens)
+            got = reads[-1].end if reads else 0
+            if got == end or not self.layout.is_grouped:
+                return reads
+            self.residency.release([read.source for read in reads])
+            tokens = tokens[:got]  # what is left may end before the tokens that its windows need
+            if not got:
+                return []
+
+    def _reads(self, namespace: bytes, tokens: Tokens) -> tuple[list[BlockRead], int]:
+        """The blocks up to the first that is nowhere, and how many tokens they would be without that."""
         residency, size = self.residency, self.block_tokens
-        match = residency.index.match(namespace, tokens, touch=True)
-        usable = match.usable(size) if len(match.records) else 0
-        records: list[int] = match.records[: -(-usable // size)].tolist()
+        records, usable = self.place(namespace, tokens, touch=True)
         if not records:
-            return []
+            return [], 0
         residency.touch(records)
         residency.use_donors_of(records)
         sources = residency.find(records)
@@ -73,7 +123,12 @@ class Lookup:
                 residency.own.run(self._note_gone, record, name)
                 break
             reads.append(BlockRead(record, start, here, parents[i], source))
-        return reads
+        return reads, usable
+
+    def stored(self, namespace: bytes, tokens: Tokens) -> int:
+        """Return how many leading tokens are stored, whether they can be used or not, by the index alone."""
+        match = self.residency.index.match(namespace, tokens, touch=False)
+        return match.usable(self.block_tokens) if len(match.records) else 0
 
     def why_short(self, namespace: bytes, tokens: Tokens, reads: Sequence[BlockRead], good: int) -> Reason:
         """Why less than `tokens` comes back, of which the first `good` of `reads` could be read."""
@@ -84,6 +139,8 @@ class Lookup:
                 return Reason.UNREADABLE  # what is damaged is removed; what only needs something else stays
             why = residency.departures.why(bad.parent_key, namespace, bad.start, bad.tokens)
             return why or Reason.EVICTED  # it was there a moment ago
+        if self.layout.is_grouped and self.stored(namespace, tokens) > (reads[-1].end if reads else 0):
+            return Reason.NO_WINDOW
         if not len(residency.departures):
             return Reason.NEVER_PUT
         parent, end = self.root(namespace), 0

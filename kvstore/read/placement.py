@@ -34,7 +34,7 @@ class Placement:
         """Return where to decode blocks that are wanted on `device`: there, if it is a GPU that decodes all of them;
         otherwise None, which is the CPU."""
         where = torch.device("cpu" if device is None else device)
-        if where.type != "cuda":
+        if where.type != "cuda" or self.layout.is_grouped:  # groups are put together on the CPU
             return None
         where = torch.empty(0, device=where).device  # with its index
         return where if self.all_decode(reads, where) else None

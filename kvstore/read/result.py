@@ -9,8 +9,10 @@ import torch
 
 from kvstore.codecs import KVView
 from kvstore.codecs.device import wait_for
+from kvstore.codecs.groups import GroupedView, Snapshot
 from kvstore.config import MIB
 from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.states import State
 from kvstore.errors import ConfigError
 
 # Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
@@ -23,7 +25,7 @@ class OutputBuffers:
     """Memory for a prefix, with undefined contents; `allocate` makes it.
 
     Attributes:
-        tensors: per layer (K, V), each `[1, heads, capacity, dim]`.
+        tensors: per layer (K, V), each `[1, heads, capacity, dim]`; of a layer with a window, only the last tokens.
         view: of the tokens, without what is reserved behind them.
     """
 
@@ -31,13 +33,18 @@ class OutputBuffers:
     view: KVView
 
     @property
+    def states(self) -> tuple[State, ...]:
+        """The states at the end of the tokens; () if the layout has none."""
+        return self.view.states
+
+    @property
     def has_reserve(self) -> bool:
         """Whether anything is reserved behind the tokens."""
-        return int(self.tensors[0][0].shape[2]) > self.view.tokens
+        return any(int(k.shape[2]) > self.view.tokens for k, _ in self.tensors)
 
     def layers(self, tokens: int) -> KVLayers:
         """Return the first `tokens` tokens of every tensor, without copying."""
-        if tokens == self.tensors[0][0].shape[2]:
+        if all(k.shape[2] <= tokens for k, _ in self.tensors):
             return self.tensors
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
 
@@ -53,6 +60,8 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
         >>> out.layers(3)[0][0].shape, out.has_reserve
         (torch.Size([1, 2, 3, 8]), True)
     """
+    if layout.is_grouped:
+        return _allocate_windowed(layout, tokens, reserve)
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pinned = device is None and torch.cuda.is_available()
     first = layout.layers[0]
@@ -76,6 +85,20 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         wait_for([device])
     return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
+
+
+def _allocate_windowed(layout: KVLayout, tokens: int, reserve: int) -> OutputBuffers:
+    """On the CPU; nothing is reserved behind layers with windows."""
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    pairs = []
+    for x in layout.layers:
+        capacity = tokens - x.first_kept(tokens) if x.window else tokens + reserve
+        shapes = ((1, x.heads, capacity, dim) for dim in (x.key_dim, x.value_dim))
+        pairs.append(tuple(torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available()) for shape in shapes))
+    tensors: KVLayers = tuple((k, v) for k, v in pairs)
+    held = tuple((k[0, :, :tokens], v[0, :, :tokens]) for k, v in tensors)
+    snapshot = Snapshot() if layout.states else None
+    return OutputBuffers(tensors, GroupedView.of_cache(layout, held, tokens, snapshot=snapshot))
 
 
 def to_device(layers: KVLayers, device: Any) -> KVLayers:

@@ -12,7 +12,7 @@ from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import copy_on_cpu, move
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import FLAG_PINNED, Donor, RecordHeader, padded, payload_offset, seal
+from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES, Donor, RecordHeader, padded, payload_offset, seal
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import TensorSource
 from kvstore.tiers.buffers import BufferPool
@@ -26,7 +26,7 @@ def most_bytes(layout: KVLayout, tokens: int, paged: bool = True) -> int:
     """What a block of so many tokens takes in a tier if coding does not make it smaller. paged: it is a record, which
     takes whole pages; else it is its tensors alone."""
     raw = tokens * layout.bytes_per_token
-    return padded(payload_offset(len(layout.layers), tokens) + raw) if paged else raw
+    return padded(payload_offset(layout.sections, tokens) + raw) if paged else raw
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Block(TensorSource):
         expiry: unix seconds; 0 for never.
         pinned: a pinned sequence ends with it.
         alone: it must not be coded against others.
+        cut: length of the cache that it was taken from, if layers with windows lack some of its tokens; else 0.
     """
 
     record: int
@@ -59,6 +60,7 @@ class Block(TensorSource):
     expiry: float
     pinned: bool
     alone: bool = False
+    cut: int = 0
 
     @property
     def end(self) -> int:
@@ -87,9 +89,14 @@ class Block(TensorSource):
         """The block that waits to be written: this one."""
         return self
 
+    @property
+    def has_states(self) -> bool:
+        """Whether it has the states at its end."""
+        return self.view.state_bytes > 0
+
     def info(self) -> BlockInfo:
         """Return what a codec must know of the block."""
-        return BlockInfo(self.view.layout, self.tokens, self.start)
+        return BlockInfo(self.view.layout, self.tokens, self.start, self.cut, self.view.state_bytes)
 
     def encode(self, codec: Codec, pool: BufferPool, lasting: bool = False) -> HostRecord:
         """Return the block as a sealed record in a buffer of whole pages.
@@ -125,7 +132,7 @@ class Block(TensorSource):
             error: gives the error bound of a payload.
             donors: what the payload is coded against.
         """
-        begin = payload_offset(len(self.view.layout.layers), len(self.tokens), len(donors))
+        begin = payload_offset(self.view.layout.sections, len(self.tokens), len(donors))
         buffer = pool.take(padded(begin + limit), lasting)
         sizes = write(buffer.view[begin:])
         if sizes is None:
@@ -145,10 +152,11 @@ class Block(TensorSource):
             raw_bytes=self.view.nbytes,
             bits=self.bits,
             expiry=self.expiry,
-            flags=FLAG_PINNED if self.pinned else 0,
+            flags=FLAG_PINNED * self.pinned | FLAG_CUT * bool(self.cut) | FLAG_STATES * self.has_states,
             profile=codec.profile,
             error_bound=bound,
             donors=tuple(donors),
+            cut=self.cut,
         )
         buffer.trim(padded(header.record_bytes))
         seal(header, buffer.view)
@@ -161,7 +169,7 @@ class StoredBlock:
 
     Attributes:
         donors: numbers of the records that it is coded against.
-        record, parent, namespace, start, tokens, expiry, pinned: see `Block`.
+        record, parent, namespace, start, tokens, expiry, pinned, cut, has_states: see `Block`.
 
     Example:
         >>> import numpy as np
@@ -177,6 +185,8 @@ class StoredBlock:
     expiry: float
     donors: tuple[int, ...] = ()
     pinned: bool = False
+    cut: int = 0
+    has_states: bool = False
 
     @property
     def queued(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvstore.core.guard import PUT, Guard
+from kvstore.core.record import FLAG_STATES
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 from kvstore.residency.block import StoredBlock
@@ -25,6 +26,7 @@ class Follower:
     """
 
     residency: Residency
+    keep_tails: bool = False  # see `load_index`
     # Guards that blocks arrive in the order of their numbers; a reader has no put that would take it.
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
 
@@ -42,7 +44,7 @@ class Follower:
                 if scan is None:
                     return
                 for block, tokens, bits in self._new_blocks(disk, scan):
-                    residency.arrive(tokens, [block], bits)
+                    residency.arrive(tokens, [block], bits, keep_tails=self.keep_tails)
             except CatalogError as error:
                 residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
 
@@ -79,6 +81,8 @@ class Follower:
                 tokens=tokens,
                 expiry=float(row["expiry"]),
                 donors=scan.donors.get(record, ()),
+                cut=scan.cuts.get(record, 0),
+                has_states=bool(int(row["flags"]) & FLAG_STATES),
             )
             yield block, np.concatenate([before, tokens]), float(row["bits"]) / max(1, count)
 

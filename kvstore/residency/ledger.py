@@ -19,6 +19,7 @@ from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metrics
 from kvstore.residency.block import Block, StoredBlock, most_bytes
 from kvstore.residency.census import Census
+from kvstore.residency.coverage import Coverage
 from kvstore.residency.departures import Departures
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.expiry import Expiry
@@ -78,6 +79,7 @@ class Ledger:
         self.departures = Departures()  # it has a lock of its own
         self._pins = Pins(self._path_with_holes, self.size_of)  # guarded by _lock
         self._expiry = Expiry()  # guarded by _lock
+        self.coverage = Coverage()  # changed under _lock
         self.holes = Holes(self.index, self._lock, self.config.block_tokens, self._waiting_to_go)
         self._families = Families()  # changed under _lock; it has its own for readers
         # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
@@ -141,7 +143,9 @@ class Ledger:
     def size_of(self, record: int) -> int:
         """Bytes that a record takes, or may take when it is written; 0 where it is unknown."""
         block = self._pending.get(record)
-        return most_bytes(block.view.layout, len(block.tokens), self.holds_pages) if block is not None else 0
+        if block is None:
+            return 0
+        return most_bytes(block.view.layout, len(block.tokens), self.holds_pages) + block.view.state_bytes
 
     @property
     def holds_pages(self) -> bool:
@@ -177,12 +181,14 @@ class Ledger:
         blocks: Sequence[Block] | Sequence[StoredBlock],
         bits: Bits = UNIFORM_BITS_PER_TOKEN,
         needs: Iterable[int] = (),
+        keep_tails: bool = False,
     ) -> list[int] | None:
         """Makes blocks of one sequence findable; returns the records that they replace, which are forgotten.
 
         tokens: of the sequence, to the end of the last block. Blocks that are queued wait for `written`; what they
         replace stays on disk until then. Blocks are pinned if they say so. needs: records that the caller takes to be
-        there; None, and nothing is changed, where one of them left meanwhile.
+        there; None, and nothing is changed, where one of them left meanwhile. keep_tails: shorter tails stay, for they
+        hold tokens of windows that the blocks lack.
         """
         last = blocks[-1]
         with self._lock:
@@ -192,10 +198,12 @@ class Ledger:
                 if block.queued is not None:
                     self._pending[block.record] = block.queued  # first: a reader that the index sends here must find it
                 self._expiry.set(block.record, block.expiry)
+                self.coverage.set(block.record, block.cut, block.has_states)
             ends = np.array([block.end for block in blocks], np.uint32)
             numbers = np.array([block.record for block in blocks], np.uint64)
             pinned = self._to_pin(tokens, blocks)
-            replaced: list[int] = self.index.insert(last.namespace, tokens, ends, numbers, bits=bits).tolist()
+            inserted = self.index.insert(last.namespace, tokens, ends, numbers, bits=bits, keep_tails=keep_tails)
+            replaced: list[int] = inserted.tolist()
             stored = [old for record in replaced for old in (*self._replaced.pop(record, ()), record)]
             if stored and last.queued is not None and self.config.disk.bytes:
                 self._replaced[last.record] = stored
@@ -344,29 +352,18 @@ class Ledger:
         expiry: Mapping[int, float] | None = None,
         donors: Mapping[int, Sequence[int]] | None = None,
         sizes: Mapping[int, int] | None = None,
+        covers: Iterable[tuple[int, int, bool]] = (),
     ) -> None:
         """What the catalog says of records that were put into the index at open: pins, ends of life, by member its
-        donors, and bytes."""
+        donors, bytes, and what they lack."""
         with self._lock:
             self._pins.load(pinned, sizes or {})
             for record, end in (expiry or {}).items():
                 self._expiry.set(record, end)
             for member, listed in (donors or {}).items():
                 self._families.add(member, listed)
-
-    def load_content(
-        self,
-        namespaces: Sequence[bytes],
-        which: npt.NDArray[np.uint32],
-        records: npt.NDArray[np.uint64],
-        parents: npt.NDArray[np.uint64],
-        counts: npt.NDArray[np.uint32],
-        tokens: Tokens,
-    ) -> None:
-        """Lets others find these records as donors, at open: see `ContentIndex.insert_many`."""
-        with self._lock:
-            if self.content is not None:
-                self.content.insert_many(namespaces, which, records, parents, counts, tokens)
+            for record, cut, has_states in covers:
+                self.coverage.set(record, cut, has_states)
 
     def erase(self, namespace: bytes, tokens: Tokens) -> list[int]:
         """Takes a sequence that is stored in full out of the index: nobody finds its records any more, but those that
@@ -460,6 +457,7 @@ class Ledger:
             self.content.remove(record)
         self._no_longer_kept(self._pins.remove(record))
         self._expiry.remove(record)
+        self.coverage.remove(record)
 
     @staticmethod
     def _tell(listeners: Iterable[Callable[[int], None]], records: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
-from kvstore.core.record import FLAG_PINNED
+from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES
 from kvstore.metrics import Metric
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.holes import parents_of
@@ -17,11 +17,14 @@ from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 
 
-def load_index(residency: Residency) -> int:
+def load_index(residency: Residency, keep_tails: bool = False) -> int:
     """Fill an empty index, and what is known of its records, from the catalog.
 
     Entries that cannot be placed, because what comes before them is gone, are counted and removed from the catalog; so
     are holes that nothing is behind.
+
+    Args:
+        keep_tails: the layout has windows, so that a tail may hold tokens which the longer record of its block lacks.
 
     Returns:
         The next free record number; 1 for a store without a disk tier.
@@ -32,7 +35,7 @@ def load_index(residency: Residency) -> int:
     scan = disk.take_scan()
     last_record = scan.last_record
     names, scan, which, unknown = _by_namespace(disk, scan)
-    dropped = _restore(residency, disk, scan, names)
+    dropped = _restore(residency, disk, scan, names, keep_tails)
     _load_lives(residency, scan, dropped)
     lost, gone = _load_families(residency, scan)
     holes = set(scan.holes["record"].tolist())
@@ -87,7 +90,7 @@ def _which(
     return which, known
 
 
-def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes]) -> list[int]:
+def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes], keep_tails: bool) -> list[int]:
     """Fills the trie; returns the records that have no place in it, for what comes before them is gone, and the holes
     that nothing is behind."""
     rows = np.concatenate([scan.entries, scan.holes])
@@ -113,6 +116,7 @@ def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes
         _pinned(rows).astype(np.uint8),
         traffic,
         (rows["flags"] & FLAG_HOLE).astype(np.uint8),
+        keep_tails,
     ).tolist()
     return dropped + unknown
 
@@ -123,8 +127,18 @@ def _load_lives(residency: Residency, scan: Scan, dropped: list[int]) -> None:
     residency.load(
         pinned=rows["record"][pinned & ~np.isin(rows["record"], dropped)].tolist(),
         sizes=_sizes(scan) if pinned.any() else None,
+        covers=_covers(scan),
         expiry={int(rows["record"][i]): float(rows["expiry"][i]) for i in np.flatnonzero(rows["expiry"]).tolist()},
     )
+
+
+def _covers(scan: Scan) -> list[tuple[int, int, bool]]:
+    """(record, cut, whether it has states) of the records that have one or the other."""
+    rows = scan.entries
+    marked = rows[(rows["flags"] & (FLAG_CUT | FLAG_STATES)) != 0]
+    with_states = ((marked["flags"] & FLAG_STATES) != 0).tolist()
+    records = marked["record"].tolist()
+    return [(record, scan.cuts.get(record, 0), has) for record, has in zip(records, with_states, strict=True)]
 
 
 def _load_families(residency: Residency, scan: Scan) -> tuple[list[int], list[int]]:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.core.keys import chain_key, chain_keys
-from kvstore.core.record import DamagedRecord, RecordHeader, check_payload, key_tag, padded, parse
+from kvstore.core.record import (
+    FLAG_CUT,
+    FLAG_STATES,
+    DamagedRecord,
+    RecordHeader,
+    check_payload,
+    key_tag,
+    padded,
+    parse,
+)
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.entry import Entry
@@ -87,6 +96,9 @@ class RecordCheck:
             return "its namespace is not the one of its catalog entry"
         expected = (entry.tag, entry.start, entry.codec, entry.extent.nbytes, len(entry.donors))
         found = (key_tag(header.key), header.start, header.codec, padded(header.record_bytes), len(header.donors))
+        marks = FLAG_CUT | FLAG_STATES
+        if (entry.cut, entry.flags & marks) != (header.cut, header.flags & marks):
+            return "what it holds of windows or states is not what its catalog entry says"
         if expected != found:
             return "key, position, codec, size or donors are not those of its catalog entry"
         if not np.array_equal(entry.tokens, header.tokens):

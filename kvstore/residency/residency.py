@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.record import NO_KEY, key_tag
+from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Workers
 from kvstore.errors import ConfigError
 from kvstore.eviction import POLICIES
@@ -85,6 +89,20 @@ class Residency(Ledger):
             self.disk.close()
         self.host.clear()
         self.device.clear()
+
+    def load_content(
+        self,
+        namespaces: Sequence[bytes],
+        which: npt.NDArray[np.uint32],
+        records: npt.NDArray[np.uint64],
+        parents: npt.NDArray[np.uint64],
+        counts: npt.NDArray[np.uint32],
+        tokens: Tokens,
+    ) -> None:
+        """Lets others find these records as donors, at open: see `ContentIndex.insert_many`."""
+        with self._lock:
+            if self.content is not None:
+                self.content.insert_many(namespaces, which, records, parents, counts, tokens)
 
     # ---- finding -------------------------------------------------------------------------------------------------
 

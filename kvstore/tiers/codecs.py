@@ -67,6 +67,8 @@ class TierCodecs:
                 fit a segment.
             ProfileError: a codec needs a profile, and there is none.
         """
+        if identity.layout.is_grouped and config.device.bytes:
+            raise ConfigError("device.bytes: the device tier does not hold layouts with windows or states; set it to 0")
         host = _FAST if config.host.codec == "auto" else config.host.codec
         disk = _checked(config, identity, profiles, "disk", config.disk.codec)
         donor = _donor(config, identity, profiles, disk)
@@ -176,7 +178,9 @@ def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, pla
     if not plain.exact and config.donor_step is None:
         return None  # what is bit for bit like a donor cannot stand on values that another machine rounds otherwise
     small = plain.takes_donors and identity.layout.dtype == "bfloat16"
-    if not (config.donors and config.disk.bytes and small):
+    if identity.layout.is_grouped and config.donor_step is not None:
+        raise ConfigError("donor_step: layouts with windows or states are not coded against others; leave it out")
+    if not (config.donors and config.disk.bytes and small) or identity.layout.is_grouped:
         return None
     if config.donor_step is not None and identity.codec_family == "exact":
         raise ConfigError(
@@ -191,6 +195,10 @@ def _checked(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, t
         codec = profiles.encoder(name)
     except UnknownCodec as error:
         raise ConfigError(f"{tier}.codec: {error}") from error
+    if identity.layout.is_grouped and codec.profile != NO_PROFILE:
+        raise ConfigError(
+            f"{tier}.codec: {name!r} does not code layouts with windows or states; use entropy, splitzip, zstd or raw"
+        )
     if not codec.exact and identity.codec_family == "exact":
         raise ConfigError(
             f"{tier}.codec: {name!r} is lossy, but the identity says that its caches are exact, and the two must not "
@@ -211,4 +219,4 @@ def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
     import numpy as np
 
     info = BlockInfo(layout, np.zeros(block_tokens, np.uint32), 0)
-    return padded(payload_offset(len(layout.layers), block_tokens) + codec.bound(info))
+    return padded(payload_offset(layout.sections, block_tokens) + codec.bound(info))

@@ -16,6 +16,7 @@ from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.groups import by_groups
 from kvstore.codecs.profile import (
     LENGTH_BYTES,
     MAX_BYTES,
@@ -119,9 +120,10 @@ class Profiles:
             ProfileError: the codec needs a profile, and there is none, or it lacks what the codec needs.
         """
         with self._lock:
-            name = auto_name(self.described) if name == "auto" else name
+            if name == "auto":
+                name = auto_name(None if self._identity.layout.is_grouped else self.described)
             profile = None if name in codec_names() else self.current  # otherwise it would be read needlessly
-            return codec_by_name(name, profile)
+            return self._fitted(codec_by_name(name, profile))
 
     def decoder(self, number: int, profile: bytes) -> Codec | None:
         """Return the codec for a record with this codec number and profile id.
@@ -131,12 +133,15 @@ class Profiles:
             reader who has the profile.
 
         Raises:
-            UnknownCodec: there is no codec with this number.
+            UnknownCodec: there is no codec with this number, or none that codes the store's layout.
         """
         codec = self._decoder(number, profile)
         if codec is None:
             self._metrics.add(Metric.UNKNOWN_PROFILE)
-        return codec
+            return None
+        if self._identity.layout.is_grouped and codec.profile != NO_PROFILE:
+            raise UnknownCodec(f"codec {codec.name}: does not code layouts with windows or states")
+        return self._fitted(codec)
 
     def knows(self, number: int, profile: bytes) -> bool:
         """Whether there is a decoder for a record with this codec number and profile id. Counts no profile that is
@@ -211,6 +216,10 @@ class Profiles:
         return True
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _fitted(self, codec: Codec) -> Codec:
+        layout = self._identity.layout
+        return by_groups(codec, layout) if layout.is_grouped and codec.profile == NO_PROFILE else codec
 
     def _decoder(self, number: int, profile: bytes) -> Codec | None:
         if profile == NO_PROFILE:

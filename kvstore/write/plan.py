@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.codecs.groups import GroupedView, Snapshot
 from kvstore.codecs.view import KVView
 from kvstore.core.arguments import as_numbers, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.rope import check_length
+from kvstore.core.states import State, pack
 from kvstore.core.tokens import Tokens, as_tokens
+from kvstore.core.windows import block_cut, cut_of
+from kvstore.errors import UnsupportedCache
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, Match, bits_from_logprobs
@@ -63,13 +67,16 @@ def missing_blocks(match: Match, tokens: int, block_tokens: int, again: Collecti
     return MissingBlocks(blocks, blocks[0] * block_tokens if blocks else tokens)
 
 
-def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
-    """Return the keys and values from `first_token` on.
+def view_from(request: PutRequest, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
+    """Return the keys and values of a sequence from `first_token` on.
 
     Args:
-        layers: `[heads, n, dim]` views of all tokens.
+        layers: `[heads, n, dim]` views of all tokens; of layers with windows, of the last.
         pool: copy them into memory of this pool, because the caller may still write into them; None: reference them.
     """
+    layout = request.layout
+    if layout.is_grouped:
+        return _windowed_view(request, layers, first_token, pool)
     cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
     view = KVView.of_layers(layout, cut, checked=True)
     if pool is None:
@@ -83,6 +90,20 @@ def view_from(layout: KVLayout, layers: KVLayers, first_token: int, pool: Buffer
     return copy
 
 
+def _windowed_view(request: PutRequest, layers: KVLayers, first_token: int, pool: BufferPool | None) -> KVView:
+    """What `view_from` returns for a layout with windows: no more tokens than the request's cut says."""
+    count = len(request.tokens)
+    snapshot = Snapshot(request.states) if request.states else None
+    view = GroupedView.of_cache(request.layout, layers, count, first_token, request.cut, snapshot)
+    if pool is None:
+        return view
+    if not view.on_cpu:
+        clones = tuple((k.clone(), v.clone()) for k, v in layers)
+        return GroupedView.of_cache(request.layout, clones, count, first_token, request.cut, snapshot)
+    buffer = pool.take(view.nbytes)
+    return view.copied(buffer.address, buffer)
+
+
 @dataclass(frozen=True)
 class PutRequest:
     """What a caller of `KVStore.put` asked for; checked.
@@ -94,6 +115,8 @@ class PutRequest:
         bits: information of each token, `[n]`, or of every token.
         expiry: unix seconds; 0 for never.
         pin: never evict the sequence.
+        cut: length of the cache whose windows were applied; 0 if every layer has all tokens.
+        states: the states at the end (`core.states.pack`); b"" if the layout has none.
     """
 
     layout: KVLayout
@@ -103,6 +126,8 @@ class PutRequest:
     bits: npt.NDArray[np.float32] | float
     expiry: float
     pin: bool
+    cut: int = 0
+    states: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(
@@ -120,6 +145,21 @@ class PutRequest:
         if logprobs is not None:
             bits = bits_from_logprobs(as_numbers("logprobs", logprobs), len(ids))
         return cls(layout, root, namespace, ids, bits, end_of_life(ttl), bool(pin))
+
+    def of_cache(self, layers: KVLayers, states: tuple[State, ...]) -> PutRequest:
+        """Return the same for the keys and values that were given, of which layers with windows may lack the first
+        tokens, and for the states at their end, which are copied.
+
+        Raises:
+            UnsupportedCache: a state has a dtype that is not stored.
+        """
+        if not self.layout.is_grouped:
+            return self
+        try:
+            packed = pack(states) if states else b""
+        except ValueError as error:
+            raise UnsupportedCache(f"kv: {error}") from error
+        return replace(self, cut=cut_of(self.layout, layers, len(self.tokens)), states=packed)
 
     def bits_between(self, start: int, end: int) -> float:
         """Return the information in tokens [start, end)."""
@@ -162,5 +202,6 @@ def make_blocks(
             expiry=request.expiry,
             pinned=index in pinned or (request.pin and index == last),
             alone=request.pin or bool(pinned),
+            cut=block_cut(request.layout, request.cut, start, len(tokens)),
         )
         records[index] = number

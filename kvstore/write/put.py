@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
+from kvstore.core.record import padded
 from kvstore.core.results import EraseResult, FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Task, Workers
+from kvstore.errors import UnsupportedCache
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block, most_bytes
 from kvstore.residency.residency import Residency
@@ -21,6 +24,7 @@ from kvstore.residency.sessions import SessionTable
 from kvstore.residency.sparing import sparing, stored_end
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
+from kvstore.write.improve import improved, keeps_tails
 from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.write.queue import WriteBatch, WriteQueue
 from kvstore.write.standalone import Recoder
@@ -67,7 +71,11 @@ class PutPath:
             layers: its keys and values, `[heads, n, dim]` views.
             mutable: whether the caller may write into them later; they are copied then.
             session: key and record of the session that stands for this sequence from now on, durable together with it.
+
+        Raises:
+            UnsupportedCache: its states do not fit a segment; nothing is changed.
         """
+        self._check_states(request)
         with self._lock:
             result, blocks = self._take(request, layers, mutable, session)
         if self.residency.config.durability == "put":
@@ -270,7 +278,8 @@ class PutPath:
             end = blocks[-1].end
             bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
             there = set(match.records.tolist()[: missing.blocks[-1]]) - {0}
-            if residency.arrive(request.tokens[:end], blocks, bits, needs=there) is None:
+            keep = request.layout.is_grouped and keeps_tails(request, blocks, residency.index, residency.coverage)
+            if residency.arrive(request.tokens[:end], blocks, bits, needs=there, keep_tails=keep) is None:
                 return False
         else:
             residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
@@ -313,6 +322,17 @@ class PutPath:
         new_tokens = sum(len(block.tokens) for block in blocks)
         return PutResult(count, new_tokens, len(blocks), too_many, waited, request.pin), blocks
 
+    def _check_states(self, request: PutRequest) -> None:
+        config = self.residency.config
+        if not (request.states and config.disk.bytes):
+            return
+        largest = padded(most_bytes(request.layout, config.block_tokens) + len(request.states))
+        if largest > config.segment_bytes - PAGE_BYTES:
+            raise UnsupportedCache(
+                f"kv: the states take {len(request.states)} bytes, and with their block up to {largest}, more than a "
+                f"segment of {config.segment_bytes}; make the store with larger segment_bytes"
+            )
+
     def _plan(self, request: PutRequest) -> tuple[PutRequest, Match, MissingBlocks]:
         """(the request, without its pin where that is refused; what is stored of the sequence; what is missing).
 
@@ -333,6 +353,8 @@ class PutPath:
         residency = self.residency
         match = residency.index.match(request.namespace, request.tokens, touch=False)
         again = residency.unwritten_among(match.records.tolist())
+        if request.layout.is_grouped:
+            again |= improved(request, match, residency.index, residency.coverage, residency.config.block_tokens)
         return match, missing_blocks(match, len(request.tokens), residency.config.block_tokens, again)
 
     def _may_pin(self, request: PutRequest, match: Match, missing: MissingBlocks) -> bool:
@@ -341,6 +363,7 @@ class PutPath:
         residency, size, count = self.residency, self.residency.config.block_tokens, len(request.tokens)
         paged = residency.holds_pages
         needed = sum(most_bytes(request.layout, min(size, count - index * size), paged) for index in missing.blocks)
+        needed += len(request.states) if missing.blocks else 0
         new = set(missing.blocks)
         for index, record in enumerate(match.records.tolist()):
             if record and index not in new and not residency.is_kept(record):
@@ -352,7 +375,7 @@ class PutPath:
         """Waits until the missing blocks fit the queue; the seconds that it took, None if it took too long."""
         if not missing.blocks:
             return 0.0
-        nbytes = (len(request.tokens) - missing.first_token) * request.layout.bytes_per_token
+        nbytes = (len(request.tokens) - missing.first_token) * request.layout.bytes_per_token + len(request.states)
         return self.queue.wait_for_space(nbytes, self.residency.config.put_timeout_s)
 
     def _blocks(
@@ -362,7 +385,7 @@ class PutPath:
         size = self.residency.config.block_tokens
         if not missing.blocks:
             return []
-        view = view_from(request.layout, layers, missing.first_token, self.pool if mutable else None)
+        view = view_from(request, layers, missing.first_token, self.pool if mutable else None)
         pinned = self._pinned_again(match, missing, len(request.tokens))
         blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned))
         self.next_record += len(blocks)

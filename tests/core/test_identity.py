@@ -19,6 +19,12 @@ from kvstore.errors import ConfigError
 
 BASE = identity()
 LAYOUT = BASE.layout
+
+
+def _first_layer(layer: LayerLayout) -> ModelIdentity:
+    return replace(BASE, layout=replace(LAYOUT, layers=(layer, *LAYOUT.layers[1:])))
+
+
 CHANGES: dict[str, ModelIdentity] = {
     "model": replace(BASE, model="m2"),
     "revision": replace(BASE, revision="r2"),
@@ -33,6 +39,12 @@ CHANGES: dict[str, ModelIdentity] = {
     "layout.heads": replace(BASE, layout=replace(LAYOUT, layers=(LayerLayout(4, 16, 16), *LAYOUT.layers[1:]))),
     "layout.key_dim": replace(BASE, layout=replace(LAYOUT, layers=(LayerLayout(2, 8, 16), *LAYOUT.layers[1:]))),
     "layout.value_dim": replace(BASE, layout=replace(LAYOUT, layers=(LayerLayout(2, 16, 8), *LAYOUT.layers[1:]))),
+    "layout.kind": _first_layer(LayerLayout(2, 16, 16, "sliding", 32)),
+    "layout.kind (chunked)": _first_layer(LayerLayout(2, 16, 16, "chunked", 32)),
+    "layout.window": _first_layer(LayerLayout(2, 16, 16, "sliding", 33)),
+    "layout.places": replace(BASE, layout=replace(LAYOUT, places=(0, 1, 3), model_layers=5)),
+    "layout.model_layers": replace(BASE, layout=replace(LAYOUT, model_layers=5)),
+    "layout.states": replace(BASE, layout=replace(LAYOUT, model_layers=5, states=(3,))),
 }
 TOKENS = np.arange(10, dtype=np.uint32)
 NAMESPACE = namespace_digest(b"n")

@@ -16,7 +16,11 @@ from transformers import DynamicCache
 from kvstore import KVLayout, LayerLayout
 from kvstore.errors import ConfigError, LayoutMismatch
 
-layer_layouts = st.builds(LayerLayout, st.integers(1, 65536), st.integers(1, 65536), st.integers(1, 65536))
+SIZES = [st.integers(1, 65536)] * 3
+layer_layouts = st.one_of(
+    st.builds(LayerLayout, *SIZES),
+    st.builds(LayerLayout, *SIZES, st.sampled_from(["sliding", "chunked"]), st.integers(2, 1 << 30)),
+)
 layouts = st.builds(
     KVLayout,
     st.lists(layer_layouts, min_size=1, max_size=5).map(tuple),

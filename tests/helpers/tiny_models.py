@@ -6,16 +6,22 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
     DeepseekV3Config,
+    DeepseekV32Config,
+    FalconH1Config,
     Gemma3ForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
     MistralConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -61,9 +67,53 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> Any:
 def refused_configs() -> dict[str, Any]:
     """Configs that cannot be stored, by the word that the error must name."""
     return {
-        "sliding_attention": MistralConfig(sliding_window=64),
-        "linear_attention": MambaConfig(),
-        "multi-head latent attention": DeepseekV3Config(),
         "encoder-decoder": T5Config(),
-        "linear_attention, hybrid": Qwen3NextConfig(),
+        "indexed_attention": DeepseekV32Config(),
+        "is_decoder is False": BertConfig(),
     }
+
+
+def layouts_of_kinds() -> dict[str, Any]:
+    """Configs whose caches are of other kinds than full attention, by kind."""
+    return {
+        "sliding": MistralConfig(sliding_window=64),
+        "chunked": Llama4TextConfig(attention_chunk_size=64),
+        "latent": DeepseekV3Config(),
+        "shared": Gemma3nTextConfig(),
+    }
+
+
+_WINDOW = {"sliding_window": 24}
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def tiny_of_kind(name: str, seed: int = 0) -> Any:
+    """A tiny model with windows or chunks of 24 tokens, with latents, or with states, in evaluation mode."""
+    torch.manual_seed(seed)
+    config: Any
+    if name == "mistral":
+        config = MistralConfig(**_COMMON | _WINDOW | {"head_dim": 16})
+    elif name == "gemma3":
+        config = Gemma3TextConfig(**_COMMON | _WINDOW | {"layer_types": _KINDS, "head_dim": 16})
+    elif name == "gpt-oss":
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "layer_types": _KINDS}
+        config = GptOssConfig(**_COMMON | _WINDOW | experts)
+    elif name == "llama4":
+        kinds = [kind.replace("sliding", "chunked") for kind in _KINDS]
+        experts = {"num_local_experts": 2, "intermediate_size_mlp": 80, "layer_types": kinds, "head_dim": 16}
+        config = Llama4TextConfig(**_COMMON | experts | {"attention_chunk_size": 24, "interleave_moe_layer_step": 2})
+    elif name == "deepseek-v3":
+        widths = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+        experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "v_head_dim": 16}
+        more = {"moe_intermediate_size": 16, "first_k_dense_replace": 2, "num_key_value_heads": 4}
+        config = DeepseekV3Config(**_COMMON | widths | experts | more)
+    elif name == "qwen3-next":
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "head_dim": 16}
+        dims = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
+        kinds = ["linear_attention", "full_attention", "linear_attention"]
+        sizes = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "layer_types": kinds}
+        config = Qwen3NextConfig(**_COMMON | heads | dims | sizes)
+    else:
+        states = {"mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1}
+        config = FalconH1Config(**_COMMON | states | {"head_dim": 16, "mamba_chunk_size": 8})
+    return AutoModelForCausalLM.from_config(config).eval()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, tiny
+from tiny_models import VOCABULARY, refused_configs, tiny
 from transformers import DynamicCache, StaticCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
@@ -187,11 +187,9 @@ def test_a_static_cache_is_cut_to_the_tokens_it_holds(store: KVStore, llama: Any
 
 
 def test_cache_layers_that_do_not_hold_everything_are_refused_by_name() -> None:
-    gemma = tiny("gemma3")
-    with torch.no_grad():
-        cache = gemma(_tokens(8), use_cache=True).past_key_values
-    with pytest.raises(UnsupportedCache, match="DynamicSlidingWindowLayer"):
-        cache_layers(cache)
+    indexed = DynamicCache(config=refused_configs()["indexed_attention"])
+    with pytest.raises(UnsupportedCache, match="DynamicIndexedLayer"):
+        cache_layers(indexed)
     with pytest.raises(UnsupportedCache, match="empty DynamicLayer"):
         cache_layers(DynamicCache(config=tiny("llama").config))
     with pytest.raises(UnsupportedCache, match="no layers"):

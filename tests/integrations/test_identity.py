@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import refused_configs, tiny
+from tiny_models import layouts_of_kinds, refused_configs, tiny
 
 from kvstore import KVLayout, ModelIdentity
 from kvstore.errors import UnsupportedModel
@@ -176,10 +176,17 @@ def test_what_cannot_be_stored_is_refused_by_name(word: str) -> None:
         layout_from_config(refused_configs()[word], "bfloat16")
 
 
-def test_gemma_with_sliding_windows_is_refused_by_name_and_without_is_not() -> None:
-    with pytest.raises(UnsupportedModel, match="gemma3_text: layers of type sliding_attention"):
-        ModelIdentity.from_transformers(tiny("gemma3"))
-    assert len(ModelIdentity.from_transformers(tiny("gemma3-full")).layout.layers) == 3
+def test_windows_chunks_latents_and_shared_layers_are_in_the_layout() -> None:
+    gemma = layout_from_config(tiny("gemma3").config, "float32")
+    kinds = [(layer.kind, layer.window) for layer in gemma.layers]
+    assert kinds == [("sliding", 32), ("full", 0), ("sliding", 32)]
+    configs = layouts_of_kinds()
+    llama = layout_from_config(configs["chunked"], "float32")
+    assert {(layer.kind, layer.window) for layer in llama.layers} == {("chunked", 64), ("full", 0)}
+    latent = layout_from_config(configs["latent"], "float32").layers[0]
+    assert (latent.heads, latent.key_dim, latent.value_dim) == (1, 512, 64)
+    shared = layout_from_config(configs["shared"], "float32")
+    assert shared.model_layers > len(shared.layers)
 
 
 def _tokenizer(words: list[str]) -> Any:

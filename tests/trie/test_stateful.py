@@ -120,7 +120,7 @@ class TrieMachine(RuleBasedStateMachine):
         bits: Any = 2.5
         if data.draw(st.booleans()):
             bits = np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), np.float32)
-        gone = self.both("insert", root, tokens, bits, u32(ends), u64(ids))
+        gone = self.both("insert", root, tokens, bits, u32(ends), u64(ids), data.draw(st.booleans()))
         self.ids = (self.ids | set(ids)) - set(gone)
         assert not any(self.slow.is_hole(record) for record in gone)
         self.known.append((root, tokens.tolist()))
@@ -146,6 +146,7 @@ class TrieMachine(RuleBasedStateMachine):
         want = self.slow.match(root, tokens, touch)
         assert (depth, records.tolist(), ends.tolist()) == (want[0], want[2].tolist(), want[3].tolist())
         assert bits == pytest.approx(want[1], rel=1e-9, abs=1e-6)
+        assert self.fast.tails(root, tokens) == self.slow.tails(root, tokens)
         found, known = self.fast.best_match(root, tokens)
         assert (found, known) == (depth, close(self.slow.best_match(root, tokens)[1]))
         for end, record in zip(ends.tolist(), records.tolist(), strict=True):
@@ -253,7 +254,7 @@ class TrieMachine(RuleBasedStateMachine):
             self.fast.new_root(), self.slow.new_root()
         if not data.draw(st.integers(0, 3)):
             columns["traffic"][:] = 0
-        dropped = set(self.both("restore", *columns.values()))
+        dropped = set(self.both("restore", *columns.values(), data.draw(st.booleans())))
         self.ids = set(columns["ids"].tolist()) - dropped - set(self.slow.holes()[0].tolist())
         self.next_id = max([self.next_id, *(i + 1 for i in self.ids if i < 1 << 40)])
 

@@ -62,7 +62,7 @@ def sequence(ids: np.ndarray, bits: np.ndarray | float = 16.0, pin: bool = False
 def blocks_of(seq: PutRequest, known: Match, first_record: int = 1):
     gap = missing_blocks(known, len(seq.tokens), 4)
     kv = random_kv(len(seq.tokens))
-    view = view_from(SMALL, tuple(kv), gap.first_token, None)
+    view = view_from(seq, tuple(kv), gap.first_token, None)
     return list(make_blocks(seq, known, gap, view, first_record, 4)), kv
 
 
@@ -122,14 +122,14 @@ def test_blocks_do_not_follow_the_callers_token_array() -> None:
 
 def test_without_a_pool_the_view_is_the_callers_memory() -> None:
     kv = random_kv(10)
-    view = view_from(SMALL, tuple(kv), 4, None)
+    view = view_from(sequence(tokens(10)), tuple(kv), 4, None)
     assert view.tensors()[0].data_ptr() == kv[0][0][:, 4:].data_ptr()
 
 
 def test_with_a_pool_the_view_is_a_copy() -> None:
     kv = random_kv(10)
     before = [(k.clone(), v.clone()) for k, v in kv]
-    view = view_from(SMALL, tuple(kv), 4, BufferPool(1 * MIB))
+    view = view_from(sequence(tokens(10)), tuple(kv), 4, BufferPool(1 * MIB))
     for pair in kv:
         for tensor in pair:
             tensor.zero_()

@@ -227,7 +227,10 @@ class ReferenceTree:
         inside = [x for x in node.up() if block < x.depth < node.depth and x.record and not x.pins]
         return [self._set(x, 0) for x in inside]
 
-    def insert(self, root: int, tokens: U32, bits: Any, ends: U32, ids: U64) -> U64:
+    def tails(self, root: int, tokens: U32) -> list[tuple[int, int]]:
+        return [(x.record, x.depth) for x in self._walk(root, tokens).up() if x.record and x.depth % self.block_tokens]
+
+    def insert(self, root: int, tokens: U32, bits: Any, ends: U32, ids: U64, keep_tails: bool = False) -> U64:
         n, at_ends, new_ids = len(tokens), ends.tolist(), ids.tolist()
         if n == 0:
             raise ValueError("tokens: expected at least one")
@@ -251,7 +254,7 @@ class ReferenceTree:
         nodes = {node.depth: node for node in leaf.up()}
         gone = []
         for end, rid in zip(at_ends, new_ids, strict=True):
-            gone += self._supersede_tails(nodes[end])
+            gone += [] if keep_tails else self._supersede_tails(nodes[end])
             gone.append(self._set(nodes[end], rid))
         self._touch(leaf, leaf)
         return np.array(sorted(rid for rid in gone if rid), np.uint64)

@@ -137,6 +137,7 @@ class ReferenceTrie(ReferenceTree):
         pinned: U8,
         traffic: U32 | None = None,
         holes: U8 | None = None,
+        keep_tails: bool = False,
     ) -> U64:
         if any(root.children for root in self._roots):
             raise ValueError("restore: the trie is not empty; restore into a new one")
@@ -150,7 +151,8 @@ class ReferenceTrie(ReferenceTree):
         columns = (roots, ids, starts, blocks, tags, parent_tags, bits, kept, passed, is_hole)
         listed = [column if isinstance(column, list) else column.tolist() for column in columns]
         rows = [_Row(*row) for row in zip(*listed, strict=True)]
-        known = self._place(self._linked(sorted(rows, key=lambda row: (row.start, not row.hole, row.record))))
+        linked = self._linked(sorted(rows, key=lambda row: (row.start, not row.hole, row.record)))
+        known = self._place(linked, keep_tails)
         self._straighten()
         for rid, node in list(self._records.items()):
             node.pins, node.count = int(known[rid].pinned), known[rid].traffic
@@ -195,7 +197,7 @@ class ReferenceTrie(ReferenceTree):
                 behind.update([parent.record] if parent is not None else [])
         return kept[::-1]
 
-    def _place(self, linked: list[tuple[_Row, _Row | None]]) -> dict[int, _Row]:
+    def _place(self, linked: list[tuple[_Row, _Row | None]], keep_tails: bool) -> dict[int, _Row]:
         """Inserts the rows; returns them by record number."""
         known: dict[int, _Row] = {}
         ends: dict[int, Node] = {}
@@ -210,7 +212,8 @@ class ReferenceTrie(ReferenceTree):
             node = self._grow(node, fresh, row.bits * len(fresh) / len(row.block))
             if len(row.block) % self.block_tokens:
                 node.edge_end = True
-            self._supersede_in_restore(node, known)
+            if not keep_tails:
+                self._supersede_in_restore(node, known)
             self._set(node, row.record)
             ends[row.record] = node
             followers.setdefault(parent, []).append(row)

@@ -12,7 +12,7 @@ from kvstore.core.results import Hit, PutResult
 from kvstore.core.rope import check_length
 from kvstore.errors import LayoutMismatch, UnsupportedCache
 from kvstore.integrations.transformers.cache import cache_layers
-from kvstore.integrations.transformers.padding import LeftPadded, Rows, row_of
+from kvstore.integrations.transformers.padding import LeftPadded, Rows, check_rows, row_of
 from kvstore.store import KVStore
 
 _RESERVE = 64
@@ -83,6 +83,7 @@ def put_batch(
         ...     [row.tokens for row in done], store.contains([5, 6])
         ([2, 3], 2)
     """
+    check_rows(store.identity.layout)
     rows = Rows.of(input_ids, attention_mask, may_end_early=True)
     if getattr(cache, "is_approximate", False):
         raise UnsupportedCache("cache: it is approximate, and only exact caches are stored; compute the batch anew")
@@ -150,6 +151,7 @@ def get_batch(
         ...     hit.columns, hit.tokens, hit.cache.layers[0].keys[:, 0, :, 0].tolist()
         (2, (1, 2), [[0.0, 1.0], [1.0, 1.0]])
     """
+    check_rows(store.identity.layout)
     rows = Rows.of(input_ids, attention_mask)
     spans = list(zip(rows.tokens, rows.begins, strict=True))
     columns = min(begin + store.contains(tokens, namespace=namespace) for tokens, begin in spans)

@@ -7,13 +7,25 @@ tensors may be referred to like a DynamicLayer's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, StaticLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
-from kvstore.core.layout import KVLayers
+from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.states import State
 from kvstore.errors import UnsupportedCache
 
 _GROWTH = 8  # a layer that is full is copied once, with space for an eighth more...
@@ -110,12 +122,22 @@ class GrowingLayer(DynamicLayer):
         return Reserve(keys, _copied(cast(torch.Tensor, self.values), value_states, capacity), begin)
 
 
-def cache_from_layers(layers: KVLayers, reserve: KVLayers | None = None) -> Any:
+def cache_from_layers(
+    layers: KVLayers,
+    reserve: KVLayers | None = None,
+    layout: KVLayout | None = None,
+    tokens: int = 0,
+    states: Sequence[State] = (),
+) -> Any:
     """Make a transformers `DynamicCache` that starts as these layers, without copying them or writing into them.
 
     Args:
-        layers: per layer (K, V), each `[1, heads, tokens, dim]`.
+        layers: per layer (K, V), each `[1, heads, tokens, dim]`; of layers with windows, the last tokens.
         reserve: per layer, see `GrowingLayer.of`.
+        layout: which layers have windows, and where they stand in the model's cache; None: none has, and they stand as
+            they are given.
+        tokens: how many tokens the cache is of, if there is a layout.
+        states: of layers that keep states; they are copied.
 
     Example:
         >>> cache_from_layers(((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),)).get_seq_length()
@@ -123,18 +145,63 @@ def cache_from_layers(layers: KVLayers, reserve: KVLayers | None = None) -> Any:
     """
     cache = DynamicCache()
     reserves = [None] * len(layers) if reserve is None else reserve
-    cache.layers.extend(GrowingLayer.of(k, v, own) for (k, v), own in zip(layers, reserves, strict=True))
+    made = [GrowingLayer.of(k, v, own) for (k, v), own in zip(layers, reserves, strict=True)]
+    if layout is None or not (layout.is_grouped or layout.model_layers):
+        cache.layers.extend(made)
+        return cache
+    cache.layers.extend(DummyLayer() for _ in range(layout.model_layers or len(made)))  # type: ignore[no-untyped-call]
+    for number, (layer, (k, v)) in enumerate(zip(layout.layers, layers, strict=True)):
+        cache.layers[layout.place_of[number]] = _windowed(layer.window, k, v, tokens) if layer.window else made[number]
+    for place in layout.states:
+        cache.layers[place] = _with_states(cache.layers[place], [state for state in states if state.place == place])
     return cache
+
+
+def _with_states(layer: Any, states: Sequence[State]) -> Any:
+    """A layer with states, and with the tokens of `layer`, if it has any."""
+    count = max((state.number + 1 for state in states), default=1)
+    if getattr(layer, "keys", None) is None:
+        made: Any = LinearAttentionLayer(number_of_states=count)
+    else:
+        made = (
+            LinearAttentionAndSlidingWindowAttentionLayer(layer.sliding_window, number_of_states=count)
+            if layer.is_sliding
+            else LinearAttentionAndFullAttentionLayer(number_of_states=count)
+        )
+        made.lazy_initialization(layer.keys, layer.values)
+        made.keys, made.values = layer.keys, layer.values
+        if layer.is_sliding:
+            made.cumulative_length = layer.cumulative_length
+    for state in states:
+        number = state.number
+        if state.conv is not None:
+            made.lazy_initialization(conv_states=state.conv, state_idx=number)
+            made.conv_states[number].copy_(state.conv)
+        if state.recurrent is not None:
+            made.lazy_initialization(recurrent_states=state.recurrent, state_idx=number)
+            made.recurrent_states[number].copy_(state.recurrent)
+            made.dtype, made.device = made.dtype or state.recurrent.dtype, made.device or state.recurrent.device
+        made.has_previous_state[number] = state.has_previous
+    return made
+
+
+def _windowed(window: int, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> Any:
+    """A layer with a window that has seen `tokens` tokens, and keeps the last."""
+    layer = DynamicSlidingWindowLayer(sliding_window=window)
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values, layer.cumulative_length = keys, values, tokens
+    return layer
 
 
 def cache_layers(cache: Any) -> KVLayers:
     """Return the layers of a transformers cache, without copying them.
 
     Args:
-        cache: a cache whose layers hold every key and value as the model computed it.
+        cache: a cache whose layers hold keys and values as the model computed them.
 
     Returns:
-        Per layer (K, V), each `[batch, heads, tokens, dim]`. A static cache is cut to the tokens it holds.
+        Per layer (K, V), each `[batch, heads, tokens, dim]`. A static cache is cut to the tokens it holds; a layer with
+        a window has the last tokens; layers that keep nothing of their own are left out.
 
     Raises:
         UnsupportedCache: names the class of a layer that is not supported, or that the cache is empty.
@@ -147,11 +214,13 @@ def cache_layers(cache: Any) -> KVLayers:
     pairs = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         kind = type(layer)
-        if kind not in (DynamicLayer, GrowingLayer, StaticLayer):
+        if kind is DummyLayer:
+            continue
+        if kind not in (DynamicLayer, GrowingLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer):
             raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}, which is not supported")
         if layer.keys is None or layer.values is None or not layer.is_initialized:
             raise UnsupportedCache(f"layer {number} of the cache is an empty {kind.__name__}; run the model first")
-        length = int(layer.get_seq_length())
+        length = min(int(layer.get_seq_length()), layer.keys.shape[-2])
         pairs.append((layer.keys[..., :length, :], layer.values[..., :length, :]))
     if not pairs:
         raise UnsupportedCache(f"{type(cache).__name__} has no layers that can be stored")

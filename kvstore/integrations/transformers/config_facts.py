@@ -30,6 +30,20 @@ HARMLESS = frozenset(
 )
 IN_LAYOUT = frozenset({"dtype", "layer_types", "rope_parameters"})
 """Fields that `layout_from_config` reads whole: the identity has them in its layout."""
+_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+
+def in_layout(config: Any) -> frozenset[str]:
+    """Return the fields of a config that the layout has whole: `IN_LAYOUT`, without the types of the layers if there
+    are others than attention. Of these the layout knows only what they keep.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> in_layout(LlamaConfig()) == IN_LAYOUT
+        True
+    """
+    words = set(getattr(config, "layer_types", None) or ())
+    return IN_LAYOUT if words <= _KINDS else IN_LAYOUT - {"layer_types"}
 
 
 def config_facts(config: Any, without: frozenset[str] = HARMLESS) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """What a transformers model says about its caches: their layout, and who computes them.
 
-Only caches whose every layer holds all keys and values of all tokens can be cut at any token and put together
-again. Everything else (sliding windows, recurrent states, quantised or shared layers, latents) is refused by
-name. For transformers 5.17 to 5.23.
+Caches that hold keys and values of tokens, all of them or the last in a window, can be put together again from blocks,
+and states at the end of a put. Everything else is refused by name. For transformers 5.17 to 5.23.
 
 A leaf: it knows the layout and the errors and nothing of the store, so `ModelIdentity.from_transformers` may call it.
 """
@@ -15,17 +14,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from kvstore.core.layout import KVLayout, LayerLayout
+from kvstore.core.layout import KVLayout
 from kvstore.core.rope_types import LENGTH_DEPENDENT, REGIMES, SHORT, TYPES
 from kvstore.errors import ConfigError, UnsupportedModel
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
+from kvstore.integrations.transformers.shapes import layers_from_config
 
 # Models that turn, in every layer, each value of the first half of a head with the one half a head behind it.
 HALVES = ("gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3")
+# Decoders whose configs have the field is_decoder, and leave it False.
+_DECODERS = ("gpt_neox", "gpt_neox_japanese")
 
 
 def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHORT) -> KVLayout:
@@ -39,18 +39,20 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
 
     Raises:
         ConfigError: another `regime`.
-        UnsupportedModel: names what cannot be stored: an encoder-decoder, images or audio, latent attention, or layers
-            other than full attention.
+        UnsupportedModel: names what cannot be stored: an encoder-decoder, images or audio, or layers of a kind that
+            keeps something else than keys and values.
 
     Example:
         >>> from transformers import LlamaConfig
         >>> config = LlamaConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
-        >>> layout_from_config(config, "bfloat16").layers[0]
-        LayerLayout(heads=4, key_dim=16, value_dim=16)
+        >>> layout_from_config(config, "bfloat16").layers[0].key_dim
+        16
     """
     name = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name}: encoder-decoder models are not supported (cross-attention cache)")
+    if getattr(config, "is_decoder", True) is False and name not in _DECODERS:
+        raise UnsupportedModel(f"{name}: is_decoder is False, so the model is an encoder and keeps no cache")
     for part in ("vision_config", "audio_config"):
         if getattr(config, part, None) is not None:
             raise UnsupportedModel(f"{name}: {part}: not supported; token ids do not show images or audio")
@@ -59,42 +61,9 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
         raise UnsupportedModel(
             f"{name}: the config names no num_hidden_layers; only plain stacks of layers are supported"
         )
-    if getattr(config, "is_heterogeneous", False):
-        raise UnsupportedModel(f"{name}: layers with settings of their own (per_layer_config) are not supported")
-    if getattr(config, "kv_lora_rank", None):
-        raise UnsupportedModel(f"{name}: multi-head latent attention (kv_lora_rank) is not supported")
-    if getattr(config, "multi_query", False):
-        raise UnsupportedModel(f"{name}: the multi_query head layout is not supported")
-    kinds = _layer_kinds(config)
-    refused = sorted({kind for kind in kinds if kind != "full_attention"})
-    if refused:
-        kinds_text = ", ".join(refused)
-        raise UnsupportedModel(f"{name}: layers of type {kinds_text} are not supported, only full_attention")
-    if not getattr(config, "num_attention_heads", None):
-        raise UnsupportedModel(f"{name}: the config names no num_attention_heads; only attention caches can be stored")
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layer = LayerLayout(int(heads), int(dim), int(dim))
-    return KVLayout((layer,) * len(kinds), str(dtype).removeprefix("torch."), _rope(config, name, regime))
-
-
-def _layer_kinds(config: Any) -> list[str]:
-    """The type of every layer, as transformers itself would build the cache: by class, and by the config's
-    word."""
-    try:
-        layers = DynamicCache(config=config).layers
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnsupportedModel(f"{config.model_type}: transformers makes no DynamicCache for it ({error!r})") from error
-    words = getattr(config, "layer_types", None) or [None] * len(layers)
-    kinds = []
-    for layer, word in zip(layers, words, strict=True):
-        if type(layer) is DynamicLayer:
-            kinds.append("full_attention")
-        elif getattr(layer, "is_sliding", False) and word is None:
-            kinds.append("sliding_attention")
-        else:
-            kinds.append(word if word not in (None, "full_attention") else type(layer).__name__)
-    return kinds
+    layers, places, model_layers, states = layers_from_config(config, name)
+    rope = _rope(config, name, regime)
+    return KVLayout(layers, str(dtype).removeprefix("torch."), rope, places, model_layers, states)
 
 
 def _rope(config: Any, name: str, regime: str) -> str:

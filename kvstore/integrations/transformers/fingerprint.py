@@ -14,7 +14,7 @@ from kvstore.core.fingerprints import MORE, SAMPLED
 from kvstore.core.rope_types import LENGTH_DEPENDENT
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.adapters import Adapters, bare, check_adapters
-from kvstore.integrations.transformers.config_facts import HARMLESS, IN_LAYOUT, config_facts
+from kvstore.integrations.transformers.config_facts import HARMLESS, config_facts, in_layout
 
 SAMPLES = 256  # elements of every tensor that the fingerprint reads
 _PART = 32  # hexadecimal digits of the parts behind the first
@@ -76,7 +76,8 @@ def weights_fingerprint(model: Any) -> str:
         if name is not None:
             (added if owned else saved).append((name, tensor))
     weights = _digest(saved, _json({k: v for k, v in numbers.items() if v is not None}))
-    config = _digest([], _json([config_facts(model.config, HARMLESS | IN_LAYOUT), _derived(model, adapters)]))
+    facts = config_facts(model.config, HARMLESS | in_layout(text))
+    config = _digest([], _json([facts, _derived(model, adapters)]))
     parts = [SAMPLED + weights, "config:" + config[:_PART]]
     if added or adapters.facts:
         parts.append("adapters:" + _digest(added, _json(adapters.facts))[:_PART])

@@ -226,6 +226,8 @@ def _store(held: list[Held], cache: Any, scores: Scores | None, store: KVStore, 
     if most is not None:
         columns = min(columns, min(call.rows.begins) + most)
     is_whole = columns == found and not call.is_batch
+    if not is_whole and store.identity.layout.is_grouped:
+        return  # of windows and states only the end is there
     layers = () if is_whole else cache_layers(cache)
     for number, row in enumerate(held):
         tokens, kv = row.tokens[: columns - row.begin], cache

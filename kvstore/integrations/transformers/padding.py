@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.errors import UnsupportedCache
 from kvstore.integrations.transformers.cache import cache_from_layers
 
 
@@ -146,6 +147,19 @@ class LeftPadded:
         """Make a transformers `DynamicCache` of all rows, which appends to this memory. To be called once."""
         layers: KVLayers = tuple((k[:, :, : self._columns], v[:, :, : self._columns]) for k, v in self._buffers)
         return cache_from_layers(layers, self._buffers)
+
+
+def check_rows(layout: KVLayout) -> None:
+    """Check that the rows of a batch can be taken apart and put together.
+
+    Raises:
+        UnsupportedCache: some layers keep the last tokens of a row alone, or states.
+    """
+    if layout.is_grouped or layout.model_layers:
+        raise UnsupportedCache(
+            "batches of layers with windows or states, or without keys of their own, are not supported; go on with one "
+            "row at a time, without padding"
+        )
 
 
 def row_of(layers: KVLayers, row: int, begin: int, end: int) -> KVLayers:

@@ -20,7 +20,7 @@ from kvstore.core.results import Hit
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.cache import cache_layers
-from kvstore.integrations.transformers.padding import LeftPadded, Rows, row_of
+from kvstore.integrations.transformers.padding import LeftPadded, Rows, check_rows, row_of
 from kvstore.store import KVStore
 
 PASS_TOKENS = {"cpu": 32}
@@ -101,6 +101,7 @@ def prefill(model: Any, rows: Rows, store: KVStore, namespace: bytes, copies: in
         UnsupportedModel: see `check_layers`, and `check_padding` for rows of different lengths.
     """
     check_layers(model)
+    check_rows(store.identity.layout)
     if rows.is_padded:
         check_padding(model)
     width = rows.columns - 1

@@ -166,6 +166,9 @@ def check_model(model: Any) -> KVLayout:
     """
     layout = layout_from_config(model.config, model.dtype)
     name = getattr(model.config, "model_type", type(model).__name__)
+    if layout.is_grouped or layout.model_layers:
+        what = "layers with windows" if layout.is_grouped else "layers without keys of their own"
+        raise UnsupportedModel(f"{name}: {what}: single positions cannot be recomputed")
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise UnsupportedModel(

@@ -23,6 +23,7 @@ from kvstore.tiers.disk.entry import (
     Entry,
     Scan,
     checked,
+    cut_of,
     donors_of,
     is_entry,
     is_entry_sized,
@@ -231,12 +232,14 @@ class Catalog:
         heads = b"".join([value[: ENTRY.itemsize] for value in values])
         tokens = b"".join([value[ENTRY.itemsize : tokens_end(value)] for value in values])
         entries = np.frombuffer(heads, ENTRY)
-        donors = {
-            record: donors_of(value)
+        longer = [
+            (record, value)
             for record, value in zip(entries["record"].tolist(), values, strict=True)
             if len(value) > tokens_end(value)
-        }
-        return Scan.of(entries, np.frombuffer(tokens, "<u4"), damaged, donors)
+        ]
+        donors = {record: found for record, value in longer if (found := donors_of(value))}
+        cuts = {record: cut for record, value in longer if (cut := cut_of(value))}
+        return Scan.of(entries, np.frombuffer(tokens, "<u4"), damaged, donors, cuts)
 
     def _scan_run(self, begin: bytes, values: list[bytes], damaged: list[bytes]) -> bytes | None:
         """Reads the next entries from the key `begin` on; returns where the ones after them begin, None for nowhere."""

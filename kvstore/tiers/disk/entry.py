@@ -1,6 +1,6 @@
 """A catalog entry: the layout of its bytes, in one place (FORMAT.md, "Catalog").
 
-    checksum | the other columns of `ENTRY` | tokens (4 each) | donors (8 each)
+    checksum | the other columns of `ENTRY` | tokens (4 each) | donors (8 each), or the cut (8)
 
 Every value of the catalog begins with a checksum of the rest. Pure: bytes in, bytes out.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.core.record import RecordHeader, key_tag
+from kvstore.core.record import FLAG_CUT, RecordHeader, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import Source
 from kvstore.tiers.disk.segment import Extent, Hold
@@ -46,7 +46,7 @@ _SUM = struct.Struct("<Q")
 SUM_BYTES = _SUM.size
 MAX_RECORD = 1 << 62  # record numbers are below it
 _NO_RECORD, _TOO_LARGE = bytes(8), MAX_RECORD.to_bytes(8, "big")  # as keys
-_RECORD_AT, _COUNT_AT = (ENTRY.fields[name][1] for name in ("record", "count"))  # type: ignore[index]
+_RECORD_AT, _COUNT_AT, _FLAGS_AT = (ENTRY.fields[name][1] for name in ("record", "count", "flags"))  # type: ignore[index]
 assert _HEAD.size == ENTRY.itemsize
 
 
@@ -71,6 +71,7 @@ class Entry(Source):
         flags: as in `RecordHeader`, and FLAG_HOLE.
         expiry: unix seconds, 0 for never.
         donors: numbers of the records that it is coded against.
+        cut: as in `RecordHeader`; a record that has one has no donors.
         hold: keeps the segment from being recycled; None if the entry was not located to be read.
 
     Example:
@@ -95,6 +96,7 @@ class Entry(Source):
     flags: int = 0
     expiry: float = 0.0
     donors: tuple[int, ...] = ()
+    cut: int = 0
     hold: Hold | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -116,12 +118,17 @@ class Entry(Source):
 
     def as_hole(self) -> Entry:
         """Return what stays of the record when it leaves the middle of its sequence."""
-        return replace(self, extent=Extent(0, 0, 0), codec=0, flags=FLAG_HOLE, expiry=0.0, donors=())
+        return replace(self, extent=Extent(0, 0, 0), codec=0, flags=FLAG_HOLE, expiry=0.0, donors=(), cut=0)
 
     @property
     def packed_bytes(self) -> int:
         """How many bytes `pack` returns."""
-        return ENTRY.itemsize + 4 * len(self.tokens) + 8 * len(self.donors)
+        return ENTRY.itemsize + 4 * len(self.tokens) + 8 * len(self._last)
+
+    @property
+    def _last(self) -> tuple[int, ...]:
+        """The numbers behind the tokens."""
+        return (self.cut,) if self.cut else self.donors
 
     def pack(self) -> bytes:
         """Return the bytes for the catalog (FORMAT.md, "Catalog")."""
@@ -142,8 +149,8 @@ class Entry(Source):
             self.flags,
             self.expiry,
         )[SUM_BYTES:]
-        donors = np.array(self.donors, "<u8").tobytes()
-        return with_sum(body + self.tokens.astype("<u4", copy=False).tobytes() + donors)
+        last = np.array(self._last, "<u8").tobytes()
+        return with_sum(body + self.tokens.astype("<u4", copy=False).tobytes() + last)
 
     @classmethod
     def unpack(cls, value: bytes) -> Entry | None:
@@ -165,6 +172,7 @@ class Entry(Source):
             flags=row["flags"],
             expiry=row["expiry"],
             donors=donors_of(value),
+            cut=cut_of(value),
         )
 
 
@@ -177,6 +185,7 @@ class Scan:
         tokens: the tokens of these entries, one after the other.
         damaged: keys of the entries that are not intact.
         donors: donors by record, for the records that have any.
+        cuts: cuts by record, for the records that have one.
         holes: columns of `ENTRY`, of the holes.
         hole_tokens: the tokens of the holes, one after the other.
 
@@ -192,17 +201,23 @@ class Scan:
     donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
     holes: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ENTRY))
     hole_tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
+    cuts: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, entries: npt.NDArray[np.void], tokens: Tokens, damaged: list[bytes], donors: dict[int, tuple[int, ...]]
+        cls,
+        entries: npt.NDArray[np.void],
+        tokens: Tokens,
+        damaged: list[bytes],
+        donors: dict[int, tuple[int, ...]],
+        cuts: dict[int, int],
     ) -> Scan:
         """Return the scan of entries among which there may be holes."""
         is_hole = (entries["flags"] & FLAG_HOLE) != 0
         if not is_hole.any():
-            return cls(entries, tokens, damaged, donors)
+            return cls(entries, tokens, damaged, donors, cuts=cuts)
         of_hole = np.repeat(is_hole, entries["count"])
-        return cls(entries[~is_hole], tokens[~of_hole], damaged, donors, entries[is_hole], tokens[of_hole])
+        return cls(entries[~is_hole], tokens[~of_hole], damaged, donors, entries[is_hole], tokens[of_hole], cuts)
 
     @property
     def last_record(self) -> int:
@@ -224,10 +239,11 @@ class Scan:
         if keep.all():
             return self
         entries = self.entries[keep]
-        left = set(entries["record"].tolist()) if self.donors else set()
+        left = set(entries["record"].tolist()) if self.donors or self.cuts else set()
         donors = {record: donors for record, donors in self.donors.items() if record in left}
+        cuts = {record: cut for record, cut in self.cuts.items() if record in left}
         tokens = self.tokens[np.repeat(keep, self.entries["count"])]
-        return replace(self, entries=entries, tokens=tokens, donors=donors)
+        return replace(self, entries=entries, tokens=tokens, donors=donors, cuts=cuts)
 
 
 def _columns(entries: Sequence[Entry]) -> npt.NDArray[np.void]:
@@ -250,6 +266,7 @@ def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) 
         flags=header.flags,
         expiry=header.expiry,
         donors=tuple(donor.record for donor in header.donors),
+        cut=header.cut,
     )
 
 
@@ -290,5 +307,20 @@ def is_entry_sized(value: bytes) -> bool:
 
 def donors_of(value: bytes) -> tuple[int, ...]:
     """Return the donors that an entry names."""
+    return () if _flags_of(value) & FLAG_CUT else _last_of(value)
+
+
+def cut_of(value: bytes) -> int:
+    """Return the cut that an entry names; 0 for none."""
+    last = _last_of(value) if _flags_of(value) & FLAG_CUT else ()
+    return last[0] if len(last) == 1 else 0
+
+
+def _last_of(value: bytes) -> tuple[int, ...]:
+    """The numbers behind the tokens."""
     end = tokens_end(value)
     return tuple(np.frombuffer(value, "<u8", -1, end).tolist()) if len(value) > end else ()
+
+
+def _flags_of(value: bytes) -> int:
+    return int.from_bytes(value[_FLAGS_AT : _FLAGS_AT + 2], "little")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sessioncases import saved, tokens_in
 
 from kvstore.config import MIB, PAGE_BYTES
+from kvstore.core.record import FLAG_CUT
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import ENTRY, Entry, checked
 from kvstore.tiers.disk.environment import CatalogError, check
@@ -25,7 +26,8 @@ entries = st.builds(
     Entry,
     **dict.fromkeys(("record", "parent", "tag", "parent_tag"), U64),
     **dict.fromkeys(("start", "namespace"), U32),
-    **dict.fromkeys(("codec", "flags"), st.integers(0, 65535)),
+    codec=st.integers(0, 65535),
+    flags=st.integers(0, 65535).map(lambda flags: flags & ~FLAG_CUT),
     extent=extents,
     tokens=st.lists(U32, max_size=70).map(lambda x: np.array(x, np.uint32)),
     donors=st.lists(U64, max_size=5).map(tuple),
@@ -55,6 +57,13 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 # ---- entries -----------------------------------------------------------------------------------------------------
+
+
+@given(entries, st.integers(1, (1 << 32) - 1))
+def test_a_cut_comes_back_in_the_place_of_donors(given_entry: Entry, cut: int) -> None:
+    cut_off = replace(given_entry, flags=given_entry.flags | FLAG_CUT, cut=cut, donors=())
+    assert equal(Entry.unpack(cut_off.pack()), cut_off)
+    assert len(cut_off.pack()) == cut_off.packed_bytes == ENTRY.itemsize + 4 * len(cut_off.tokens) + 8
 
 
 @given(entries)

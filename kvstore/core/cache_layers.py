@@ -1,0 +1,102 @@
+"""A cache taken apart: which tensors of each layer hold keys and values. By the names of classes: nothing is imported.
+
+Thread-safe: nothing here has a state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.core.states import State
+from kvstore.errors import LayoutMismatch, UnsupportedCache
+
+_HYBRID = ("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+_TAKEN = ("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer", "StaticSlidingWindowLayer", *_HYBRID)
+_STATES = ("LinearAttentionLayer", *_HYBRID)
+_REPLACE = ("DynamicLayer", "DynamicSlidingWindowLayer", "GrowingLayer", *_HYBRID)
+
+
+def items_of(kv: Any, places: tuple[int, ...] | None, tokens: int) -> tuple[list[Any], bool]:
+    """Return (K, V) of each layer, and whether only the cache itself writes into them.
+
+    Args:
+        kv: a transformers cache, or a sequence of (K, V).
+        places: the numbers of the layers that keep something; None: all do.
+        tokens: how many the cache has to hold; layers with windows say how many they have seen.
+
+    Raises:
+        LayoutMismatch: `kv` is neither, or holds another number of tokens.
+        UnsupportedCache: names a layer whose tensors are not its keys and values.
+
+    Example:
+        >>> items_of([("k", "v")], None, 1)
+        ([('k', 'v')], False)
+    """
+    layers = getattr(kv, "layers", None)
+    try:
+        if layers is None:
+            return list(kv), False
+        layers = list(layers)
+    except TypeError as error:
+        raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
+    chosen = range(len(layers)) if places is None else places
+    for number, layer in enumerate(layers):
+        if number not in chosen and getattr(layer, "keys", None) is not None:
+            raise LayoutMismatch(f"layer {number} of the cache has keys, but none are expected of it")
+        if getattr(layer, "is_sliding", False) and int(layer.get_seq_length()) != tokens:
+            seen = int(layer.get_seq_length())
+            raise LayoutMismatch(f"layer {number} of the cache has seen {seen} tokens, expected {tokens}")
+    kept = [(number, layer) for number, layer in enumerate(layers) if number in chosen]
+    owned = all(_never_overwrites(type(layer)) for _, layer in kept)
+    return [_pair(number, layer) for number, layer in kept], owned
+
+
+def states_in(kv: Any, places: tuple[int, ...]) -> tuple[State, ...]:
+    """Return the states of a transformers cache, without copying them.
+
+    Args:
+        kv: the cache.
+        places: the numbers of the layers that keep states.
+
+    Raises:
+        UnsupportedCache: names the layer whose states are not those at the end of its tokens.
+    """
+    layers = list(getattr(kv, "layers", ()))
+    found = []
+    for place in places:
+        layer: Any = layers[place] if place < len(layers) else None
+        kind = type(layer).__name__
+        if kind not in _STATES or getattr(layer, "record_past", False):
+            raise UnsupportedCache(
+                f"layer {place} of the cache is a {kind}; expected one with states, and no record of past ones"
+            )
+        for number, has in layer.has_previous_state.items():
+            conv, recurrent = layer.conv_states[number], layer.recurrent_states[number]
+            if conv is None and recurrent is None:
+                raise UnsupportedCache(f"layer {place} of the cache has no states yet; run the model first")
+            found.append(State(place, int(number), bool(has), conv, recurrent))
+    return tuple(found)
+
+
+def _never_overwrites(kind: type) -> bool:
+    # In transformers 5.17 a DynamicLayer has no reset of its own, and the one it inherits writes zeros.
+    return kind.__name__ in _REPLACE and any(
+        "reset" in vars(base) for base in kind.__mro__ if base.__name__ in _REPLACE
+    )
+
+
+def _pair(number: int, layer: Any) -> tuple[Any, Any]:
+    kind = type(layer)
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if not kind.__module__.startswith("transformers."):
+        return keys, values
+    if kind.__name__ not in _TAKEN:
+        # Their tensors are quantised or recurrent: not the keys and values of tokens.
+        raise UnsupportedCache(
+            f"layer {number} of the cache is a {kind.__name__}, which is not supported; use a DynamicCache"
+        )
+    if kind.__name__.startswith("Static") and keys is not None and values is not None:
+        # The last tokens if it is a full window, the first places otherwise.
+        length = min(int(layer.get_seq_length()), keys.shape[-2])
+        return keys[..., :length, :], values[..., :length, :]
+    return keys, values
