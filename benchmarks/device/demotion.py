@@ -1,9 +1,9 @@
 """Does a demotion cost the model time? A cache goes from the device to the host tier while the device computes.
 
 The computation is products of matrices, as many as keep the device busy for about as long as a demotion takes. It is
-timed alone, with a demotion (a put into a store that has only a host tier, coded by splitzip) beside it, and with a plain
-copy of the raw bytes to pinned memory on another stream beside it, in the same rounds. `slowdown` is its time beside
-against alone; `hidden` the share of the demotion's time that the two together did not take longer for.
+timed alone, with a demotion (a put into a store that has only a host tier, coded by splitzip) beside it, and with a
+plain copy of the raw bytes to pinned memory on another stream beside it, in the same rounds. `slowdown` is its time
+beside against alone; `hidden` the share of the demotion's time that the two together did not take longer for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def measure(machine: Machine, rows: Rows) -> None:
 
 
 def timed(machine: Machine, store: Any, ids: np.ndarray[Any, Any], kv: Any, raw: int) -> dict[str, float]:
-    """Seconds, medians: of the computation, of the two ways, of the computation beside them, and until both are done."""
+    """Seconds, medians: of the computation, of the two ways, of it beside each, and until both are done."""
     side = machine.choose(SIDE, SIDE, 16)
     left, right = (torch.randn(side, side, device=machine.device).bfloat16() for _ in range(2))
     pinned, flat = machine.pinned(raw), machine.empty(raw)

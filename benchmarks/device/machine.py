@@ -138,7 +138,7 @@ class Machine:
         return seconds
 
     def _warm(self, once: Callable[[], float]) -> Callable[[], float]:
-        for _ in range(1 if self.dry else 3):
+        for _ in range(0 if self.dry else 3):
             once()  # compiles, and fills the allocators' pools
         return once
 

@@ -36,11 +36,11 @@ def measure(machine: Machine, rows: Rows) -> None:
         kernels.TRIAL_TOKENS = 4  # the interpreter takes its time
     layers = machine.choose(8, 4, 2)
     model = predictcases.model_of([(machine.heads, machine.dim, machine.dim)] * layers, True, 5)
-    made = [made_block(machine, model, number) for number in range(MADE)]
+    made = [made_block(machine, model, number) for number in range(machine.choose(MADE, MADE, 1))]
     trial(machine, rows, model, made[0])
     device = kernels.load(model, machine.device)
-    for count in machine.choose((1, 8, 32), (1, 8), (2,)):
-        measure_blocks(machine, rows, model, device, [made[number % MADE] for number in range(count)])
+    for count in machine.choose((1, 8, 32), (1, 8), (1,)):
+        measure_blocks(machine, rows, model, device, [made[number % len(made)] for number in range(count)])
 
 
 def made_block(machine: Machine, model: Any, number: int) -> tuple[np.ndarray[Any, Any], Layers]:

@@ -1,8 +1,8 @@
 """splitzip on the GPU that holds the cache, against a copy on the device.
 
 bf16, fp16 and fp32 keys and values of one layer, 1 to 512 MiB in one call. Times are of CUDA events, allocations
-included; `/graph` is the same encoding replayed from a CUDA graph. GB/s are of raw bytes, 1e9 a second; the ratio to the
-device copy compares bytes read and written a second.
+included; `/graph` is the same encoding replayed from a CUDA graph. GB/s are of raw bytes, 1e9 a second; the ratio to
+the device copy compares bytes read and written a second.
 """
 
 from __future__ import annotations

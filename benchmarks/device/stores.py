@@ -1,8 +1,8 @@
 """Caches of a GPU through the store: the device tier, and the ways back from host and disk.
 
 One sequence, 32 layers of 8 heads of 128, put and got; nothing is timed that does not give back every bit. `put` is
-until `flush` returns. The peer of the device tier is a copy on the device of the raw bytes, that of host and disk a copy
-of them between the device and pinned memory.
+until `flush` returns. The peer of the device tier is a copy on the device of the raw bytes, that of host and disk a
+copy of them between the device and pinned memory.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def measure(machine: Machine, rows: Rows) -> None:
 
 
 def opened(folder: Path, layout: KVLayout, raw: int, **codecs: str) -> KVStore:
-    """A store with the tiers that are named, each with room for twice the bytes."""
-    budget = 2 * raw + 64 * MIB
+    """A store with the tiers that are named, each with room for three times the bytes."""
+    budget = 3 * raw + 512 * MIB
     tiers: dict[str, Any] = {tier: TierConfig(0) for tier in ("device", "host", "disk")}
     tiers |= {tier: TierConfig(budget, codec) for tier, codec in codecs.items()}
     identity = ModelIdentity("gpu", "1", "weights", "tokenizer", layout)

@@ -1,5 +1,5 @@
-"""What a put tells the streams of a GPU, and when: before the store's threads look at its tensors, and before the program
-may write into them."""
+"""What a put tells the streams of a GPU: before the store's threads look at its tensors, and before the program may
+write into them."""
 
 from __future__ import annotations
 
