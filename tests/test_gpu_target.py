@@ -55,7 +55,7 @@ def test_without_a_gpu_the_benchmark_says_so_and_writes_nothing(tmp_path: Path) 
     assert not path.exists()
 
 
-# ---- wheels ------------------------------------------------------------------------------------------------------------
+# ---- wheels ----------------------------------------------------------------------------------------------------------
 
 
 def closure(names: list[str]) -> set[str]:
@@ -106,7 +106,7 @@ def test_a_wheel_that_is_not_carried_is_named_if_nothing_runs_without_it(
     assert "no-such-package-b is not here" in said
 
 
-# ---- tests -------------------------------------------------------------------------------------------------------------
+# ---- tests -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_test_that_needs_a_gpu_is_where_make_gpu_looks() -> None:

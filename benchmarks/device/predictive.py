@@ -35,7 +35,8 @@ def measure(machine: Machine, rows: Rows) -> None:
     if machine.dry:
         kernels.TRIAL_TOKENS = 4  # the interpreter takes its time
     layers = machine.choose(8, 4, 2)
-    model = predictcases.model_of([(machine.heads, machine.dim, machine.dim)] * layers, True, 5)
+    shape = machine.choose((8, 128, 128), (8, 128, 128), (1, 8, 8))
+    model = predictcases.model_of([shape] * layers, True, 5)
     made = [made_block(machine, model, number) for number in range(machine.choose(MADE, MADE, 1))]
     trial(machine, rows, model, made[0])
     device = kernels.load(model, machine.device)
@@ -47,7 +48,7 @@ def made_block(machine: Machine, model: Any, number: int) -> tuple[np.ndarray[An
     """Tokens, and the tensors of a block that the model predicts, on the CPU."""
     import predictcases
 
-    count = machine.choose(64, 64, 5)
+    count = machine.choose(64, 64, 3)
     tokens = np.random.default_rng(number).integers(0, predictcases.VOCABULARY, count).astype(np.int64)
     tensors = predictcases.view_of(model, predictcases.block_of(model, "predicted", tokens, 0, number)).tensors()
     return tokens, list(zip(tensors[::2], tensors[1::2], strict=True))
