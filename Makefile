@@ -8,7 +8,7 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
-BENCHMARKS := $(filter-out __init__ common conversations demo profile,$(notdir $(basename $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ common conversations demo gpu profile,$(notdir $(basename $(wildcard benchmarks/*.py))))
 
 # Stamps carry a hash of what they were made from, so that `make setup` does nothing when nothing changed, whatever
 # the modification times of a fresh checkout say.
@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models style docs clean
+.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models gpu gpu-wheels style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -116,6 +116,21 @@ models: setup
 	for model in $(MODELS); do for name in codecs dtypes quality dedup; do \
 	  $(PY) -m benchmarks.$$name --model $$model --json build/bench/$$name-$$model.json || echo "$$name $$model: left out"; \
 	done; done
+
+# Everything that needs an NVIDIA GPU: its tests, then its rows, into build/gpu.json. Runs on a machine with torch,
+# triton and a compiler, without a network, with that machine's PYTHON; WHEELS has what is missing there. QUICK=1 measures
+# less, DRY=1 shows on a CPU that all of it runs. See docs/gpu.md.
+WHEELS ?= build/wheels
+gpu:
+	@$(PYTHON) tools/gpu.py --wheels $(WHEELS) $(if $(QUICK),--quick) $(if $(DRY),--dry-run)
+
+# What `make gpu` may have to install, for the machine with the GPU: GPU_PYTHON is its version of Python.
+GPU_PYTHON ?= $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+gpu-wheels:
+	mkdir -p $(WHEELS)
+	$(PYTHON) -m pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --implementation cp \
+	  --abi cp$(subst .,,$(GPU_PYTHON)) --abi abi3 --abi none $(foreach tag,2014 _2_17 _2_27 _2_28,--platform manylinux$(tag)_x86_64) \
+	  -d $(WHEELS) -r ci/gpu-wheels.txt
 
 # Lint and types. mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow
 # the standard library's module.

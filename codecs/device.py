@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvstore.codecs.base import Codec
@@ -63,3 +65,58 @@ def wait_for(devices: Iterable[torch.device]) -> None:
     for device in set(devices):
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def publish(devices: Iterable[torch.device]) -> None:
+    """Make what a store's own threads do on the GPUs among the devices come after what this thread has launched there.
+
+    They encode on a stream of their own (`own_stream`), which waits for what is computed now and for nothing that is
+    launched later, so that a demotion runs beside what the model computes next. Their other work is on the default
+    stream. Returns at once: nothing waits on the host.
+    """
+    for device, computing, default in _streams(devices):
+        _own_stream(device).wait_stream(computing)
+        if computing != default:
+            default.wait_stream(computing)
+
+
+def follow(devices: Iterable[torch.device]) -> None:
+    """Make what this thread launches from now on come after what a store's own threads have copied of its tensors.
+
+    They copy on the default stream what the program may write into.
+    """
+    for _, computing, default in _streams(devices):
+        if computing != default:
+            computing.wait_stream(default)
+
+
+@contextlib.contextmanager
+def own_stream(view: KVView) -> Iterator[None]:
+    """Launch what is done inside with a published view on the store's own stream of each GPU that holds its tensors."""
+    if view.on_cpu:
+        yield
+        return
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        for device in sorted({tensor.device for tensor in view.tensors()}, key=str):
+            if device.type == "cuda":
+                stack.enter_context(torch.cuda.stream(_own_stream(device)))
+        yield
+
+
+def _streams(devices: Iterable[torch.device]) -> Iterator[tuple[torch.device, torch.cuda.Stream, torch.cuda.Stream]]:
+    """Each GPU among the devices, this thread's current stream on it, and its default stream."""
+    import torch
+
+    for device in set(devices):
+        if device.type == "cuda":
+            yield device, torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+
+
+@lru_cache(maxsize=64)
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all stores and threads."""
+    import torch
+
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

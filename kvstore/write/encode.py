@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kvstore.codecs import Codec, KVView, codec_by_name
-from kvstore.codecs.device import falls_back
+from kvstore.codecs.device import falls_back, own_stream
 from kvstore.core.workers import Workers
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
@@ -73,7 +73,12 @@ class Encoder:
         residency.touch(path)
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
-        """The records for the host and the disk tier, None where the tier wants none."""
+        """The records for the host and the disk tier, None where the tier wants none; made beside what the model
+        computes meanwhile, if that is on a GPU."""
+        with own_stream(block.view):
+            return self._records_of(block, spans)
+
+    def _records_of(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
         residency, config = self.residency, self.residency.config
         if residency.queued(block.record) is None:
             return None, None  # deleted or superseded since it was put

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.codecs.device import publish
 from kvstore.codecs.groups import GroupedView, Snapshot
 from kvstore.codecs.view import KVView
 from kvstore.core.arguments import as_numbers, end_of_life
@@ -82,7 +83,9 @@ def view_from(request: PutRequest, layers: KVLayers, first_token: int, pool: Buf
     if pool is None:
         return view
     if not view.on_cpu:
-        return KVView.of_layers(layout, [(k.clone(), v.clone()) for k, v in cut], checked=True)
+        clones = [(k.clone(), v.clone()) for k, v in cut]
+        publish(tensor.device for pair in clones for tensor in pair)
+        return KVView.of_layers(layout, clones, checked=True)
     # Not torch's clone: its threads wait for each other at every tensor, which takes long on a busy machine.
     buffer = pool.take(view.nbytes)
     copy = KVView.packed(layout, view.tokens, buffer.address, buffer)

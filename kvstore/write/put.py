@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from kvstore.codecs.device import follow, publish
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
@@ -76,8 +77,12 @@ class PutPath:
             UnsupportedCache: its states do not fit a segment; nothing is changed.
         """
         self._check_states(request)
+        devices = {tensor.device for pair in layers for tensor in pair}
+        publish(devices)  # other threads copy and encode what this one may still be computing
         with self._lock:
             result, blocks = self._take(request, layers, mutable, session)
+        if mutable:
+            follow(devices)
         if self.residency.config.durability == "put":
             result = replace(result, dropped_blocks=result.dropped_blocks + self._wait_until_durable(blocks))
         self.metrics.add(Metric.PUT_TOKENS, result.tokens)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from kvcases import SMALL, kv_of, random_kv, same_kv, tokens
 
-from kvstore.codecs import BlockInfo, KVView, codec_by_name, codec_names
-from kvstore.codecs.device import buffer_on_cpu, codes_on_device, copy_on_cpu, device_of, falls_back, move
+from kvstore.codecs import BlockInfo, KVView, codec_by_name, codec_names, device
+from kvstore.codecs.device import (
+    buffer_on_cpu,
+    codes_on_device,
+    copy_on_cpu,
+    device_of,
+    falls_back,
+    follow,
+    move,
+    own_stream,
+    publish,
+)
 from kvstore.codecs.raw import RawCodec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -83,6 +96,75 @@ def test_a_buffer_has_the_shapes_and_is_writable() -> None:
     buffer = buffer_on_cpu(posing(random_kv(7)).narrow(2, 4))
     assert (buffer.on_cpu, buffer.writable, buffer.tokens) == (True, True, 4)
     assert [tensor.shape for tensor in buffer.tensors()] == [(2, 4, 16)] * 6
+
+
+# ---- streams of GPUs that are not there ------------------------------------------------------------------------------
+
+
+class Stream:
+    """Notes what it waits for."""
+
+    def __init__(self, name: str, waits: list[tuple[str, str]]) -> None:
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits.append((self.name, other.name))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Which stream was told to wait for which. This thread computes on the default stream of GPU 0, and on another of
+    GPU 1."""
+    found: list[tuple[str, str]] = []
+    default = [Stream(f"default{i}", found) for i in range(2)]
+    current = [default[0], Stream("side1", found)]
+    own = [Stream(f"own{i}", found) for i in range(2)]
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda of: default[of.index])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: current[of.index])
+    monkeypatch.setattr(device, "_own_stream", lambda of: own[of.index])
+    return found
+
+
+GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_what_is_computed_comes_before_what_the_store_s_threads_do(waits: list[tuple[str, str]]) -> None:
+    publish([CPU, META])
+    assert waits == []
+    publish([GPUS[0], GPUS[1], GPUS[1], CPU, META])
+    assert sorted(waits) == [("default1", "side1"), ("own0", "default0"), ("own1", "side1")]
+
+
+def test_what_the_store_s_threads_copy_comes_before_what_is_written_there_later(waits: list[tuple[str, str]]) -> None:
+    follow([CPU, META, *GPUS])
+    assert waits == [("side1", "default1")]
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_view_is_coded_on_streams_of_its_own_on_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def stream(of: Stream) -> Iterator[None]:
+        entered.append(of.name)
+        yield
+        entered.append(f"not {of.name}")
+
+    class Tensors:
+        """A view of tensors on two GPUs."""
+
+        on_cpu = False
+
+        def tensors(self) -> list[Any]:
+            return [SimpleNamespace(device=of) for of in (GPUS[1], GPUS[0], GPUS[1], META)]
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    with own_stream(Tensors()):  # type: ignore[arg-type]
+        assert entered == ["own0", "own1"]
+    assert entered[2:] == ["not own1", "not own0"]
+    for view in (KVView.of_layers(SMALL, random_kv(5)), posing(random_kv(5))):
+        with own_stream(view):
+            assert len(entered) == 4
 
 
 @pytest.mark.parametrize("name", codec_names())

@@ -19,7 +19,12 @@ FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 HANGS_S = 3000.0  # what no machine takes, however loaded
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+_with_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+def on_a_gpu(test: Any) -> Any:
+    """Marks a test that needs a GPU: skipped where there is none, and run by `make gpu` where there is one."""
+    return pytest.mark.gpu(_with_cuda(test))
 
 
 def run_script(script: str, *arguments: str) -> str:

@@ -89,6 +89,71 @@ def test_the_gpu_writes_the_records_that_the_cpu_writes(tmp_path: Path) -> None:
 
 
 @on_a_gpu
+@pytest.mark.parametrize("codec", ["raw", "splitzip"])
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_a_cache_that_another_stream_still_computes_is_stored_as_it_will_be(
+    tmp_path: Path, tier: str, codec: str
+) -> None:
+    """Threads of the store read it; they know nothing of the stream that the program computes on."""
+    ids, kv = tokens(COUNT), _kv()
+    with _open(tmp_path, **{tier: TierConfig(16 * MIB, codec)}) as store:
+        store.put(tokens(COUNT, seed=1), _kv(seed=1))  # kernels are compiled
+        store.flush()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            late = [(torch.zeros_like(k), torch.zeros_like(v)) for k, v in kv]
+            torch.cuda._sleep(1_000_000_000)  # clock cycles: most of a second
+            for pair, other in zip(late, kv, strict=True):
+                for tensor, value in zip(pair, other, strict=True):
+                    tensor.copy_(value)
+            store.put(ids, late)
+        store.flush()
+        hit = store.get(ids)
+        assert hit is not None
+        assert same_kv(hit.layers, _to(kv, "cpu"))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("codec", ["raw", "splitzip"])
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_a_demotion_waits_for_nothing_that_is_computed_after_the_put(tmp_path: Path, tier: str, codec: str) -> None:
+    ids, kv = tokens(COUNT), _kv()
+    with _open(tmp_path, **{tier: TierConfig(16 * MIB, codec)}) as store:
+        for name in (b"once", b"twice"):  # kernels are compiled, and memory is at hand
+            store.put(ids, kv, namespace=name)
+            store.flush()
+            store.delete_namespace(name)
+        torch.cuda.synchronize()
+        store.put(ids, kv)
+        torch.cuda._sleep(6_000_000_000)  # clock cycles: seconds
+        done = torch.cuda.current_stream().record_event()
+        store.flush()
+        assert not done.query(), "the demotion waited for the computation, or that took no time"
+        torch.cuda.synchronize()
+        hit = store.get(ids)
+        assert hit is not None
+        assert same_kv(hit.layers, _to(kv, "cpu"))
+
+
+@on_a_gpu
+def test_a_program_may_write_into_its_tensors_once_put_has_returned(tmp_path: Path) -> None:
+    ids, kv = tokens(COUNT), _kv()
+    with _open(tmp_path, host=TierConfig(16 * MIB, "splitzip")) as store:
+        torch.cuda.synchronize()
+        expected = _to(kv, "cpu")
+        torch.cuda._sleep(1_000_000_000)  # the default stream, where the copies are made, is busy
+        with torch.cuda.stream(torch.cuda.Stream()):
+            store.put(ids, kv)
+            for pair in kv:
+                for tensor in pair:
+                    tensor.zero_()
+        store.flush()
+        hit = store.get(ids)
+        assert hit is not None
+        assert same_kv(hit.layers, expected)
+
+
+@on_a_gpu
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_a_result_on_the_gpu_is_decoded_there(tmp_path: Path, tier: str) -> None:
     ids, kv = tokens(COUNT), _kv()

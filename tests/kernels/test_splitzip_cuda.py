@@ -1,4 +1,4 @@
-"""The splitzip kernels on a GPU: the CPU's bytes at full size, graphs, and copies to the host beside computing."""
+"""The splitzip kernels on a GPU: the CPU's bytes at full size, graphs, and coding beside what the GPU computes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from kvstore.codecs.splitzip.codec import SplitZipCodec
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
 ]
@@ -103,15 +104,25 @@ def test_encoding_can_be_captured_in_a_graph() -> None:
     assert found == _on_cpu(layers)
 
 
-def test_a_block_is_copied_to_the_host_beside_other_work() -> None:
-    from kvstore.codecs.splitzip.kernels.launch import encode_block, plan_block
-    from kvstore.codecs.splitzip.kernels.transfer import to_host
+def test_a_block_is_coded_and_copied_to_the_host_while_the_device_computes() -> None:
+    """What a demotion is: it waits for nothing that is launched on other streams."""
+    from kvstore.codecs import KVView
+    from kvstore.codecs.splitzip.kernels.blocks import encode_into
+    from kvstore.core.layout import KVLayout
 
     layers = _layers(6, 2, 64, 64)
-    plan = plan_block(layers)
-    copy = to_host(*encode_block(layers, plan), plan)
-    busy = torch.randn(1024, 1024, device="cuda") @ torch.randn(1024, 1024, device="cuda")
-    found = copy.wait()
-    assert [layer.numpy().tobytes() for layer in found] == _on_cpu(layers)
-    assert all(layer.is_pinned() for layer in found)
-    assert busy.isfinite().all()
+    expected = b"".join(_on_cpu(layers))
+    view = KVView.of_layers(KVLayout.uniform(6, 2, 64), layers)
+    out = torch.empty(2 * len(expected), dtype=torch.uint8, pin_memory=True)
+    assert encode_into(view, memoryview(out.numpy())) is not None  # compiles
+    out.zero_()
+    computing = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(computing):
+        torch.cuda._sleep(4_000_000_000)  # clock cycles: seconds
+        done = computing.record_event()
+    sizes = encode_into(view, memoryview(out.numpy()))
+    assert not done.query(), "the demotion waited for the computation, or that took no time"
+    assert sizes is not None
+    assert out.numpy()[: sum(sizes)].tobytes() == expected
+    torch.cuda.synchronize()
