@@ -326,4 +326,4 @@ def _windows(tokenizer: Any, text: str, windows: int, length: int) -> npt.NDArra
 def _save(fs: FileSystem, path: str, array: npt.NDArray[Any]) -> None:
     file = io.BytesIO()
     np.save(file, array)
-    write_file(fs, path, file.getbuffer())  # type: ignore[arg-type]
+    write_file(fs, path, file.getbuffer())
