@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvstore.core.layout import KVLayers
+from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.results import Hit, PutResult
 from kvstore.core.rope import check_length
 from kvstore.errors import LayoutMismatch, UnsupportedCache
@@ -88,16 +88,21 @@ def put_batch(
     if getattr(cache, "is_approximate", False):
         raise UnsupportedCache("cache: it is approximate, and only exact caches are stored; compute the batch anew")
     layers = cache_layers(cache) if hasattr(cache, "layers") else tuple((k, v) for k, v in cache)
-    columns = _columns(layers, len(rows.tokens), rows.columns)
-    given = []
+    given = _given(store.identity.layout, rows, layers)
+    return [store.put(tokens, kv, namespace=namespace, ttl=ttl, pin=pin) for tokens, kv in given]
+
+
+def _given(layout: KVLayout, rows: Rows, layers: KVLayers) -> list[tuple[list[int], KVLayers]]:
+    """The tokens and the cache of each row that is not all padding in the columns of the cache; checked."""
+    columns, given = _columns(layers, len(rows.tokens), rows.columns), []
     for row, (tokens, begin) in enumerate(zip(rows.tokens, rows.begins, strict=True)):
         held = tokens[: max(0, columns - begin)]
         kv = row_of(layers, row, begin, begin + len(held))
-        if held:  # a row may be all padding in the columns of the cache
-            check_length(store.identity.layout, len(held))
-            store.identity.layout.layers_of(kv, len(held))
+        if held:
+            check_length(layout, len(held))
+            layout.layers_of(kv, len(held))
             given.append((held, kv))
-    return [store.put(tokens, kv, namespace=namespace, ttl=ttl, pin=pin) for tokens, kv in given]
+    return given
 
 
 def _columns(layers: KVLayers, rows: int, most: int) -> int:
