@@ -153,7 +153,8 @@ class Trie::Rebuild {
     std::vector<uint64_t> replaced;
     for (uint32_t x = leaf; trie_.nodes_[x].end > depth; x = trie_.nodes_[x].parent) {
       const Node& y = trie_.nodes_[x];
-      if (y.tail && y.end < end && !rows_.keep_tails && !pinned(static_cast<uint32_t>(y.tail - 1))) trie_.take_tail(x, &replaced);
+      const bool may_go = y.tail && y.end < end && !rows_.keep_tails;
+      if (may_go && !pinned(static_cast<uint32_t>(y.tail - 1))) trie_.take_tail(x, &replaced);
     }
     replaced.clear();
     uint32_t holder = leaf;

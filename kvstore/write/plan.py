@@ -102,6 +102,7 @@ def _windowed_view(request: PutRequest, layers: KVLayers, first_token: int, pool
         return view
     if not view.on_cpu:
         clones = tuple((k.clone(), v.clone()) for k, v in layers)
+        publish(tensor.device for pair in clones for tensor in pair)
         return GroupedView.of_cache(request.layout, clones, count, first_token, request.cut, snapshot)
     buffer = pool.take(view.nbytes)
     return view.copied(buffer.address, buffer)

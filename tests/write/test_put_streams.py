@@ -77,7 +77,8 @@ def test_copies_on_a_device_are_published_when_they_were_made(
     monkeypatch.setattr(plan, "KVView", Posing)
     layers = kv_of(tokens(7))
     with open_store(tmp_path) as store:
-        view = plan.view_from(SMALL, layers, 2, store._engine.put_path.pool)
+        request = plan.PutRequest.of(SMALL, b"", b"", tokens(7), None, None, False)
+        view = plan.view_from(request, layers, 2, store._engine.put_path.pool)
     assert events == ["clones published"]
     assert view.tokens == 5
     assert view.tensors()[0].data_ptr() != layers[0][0][:, 2:].data_ptr()
