@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from kvstore.errors import CodecError
 COARSE = 60
 VOCABULARY = 100
 SPECIAL = [0, 0x8000, 1, 0x807F, 0x80, 0x7F7F, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x3F80, 0xBF81]
+# The words of a dtype's values, of torch and of numpy.
+WORDS: dict[str, tuple[torch.dtype, Any]] = {
+    "bfloat16": (torch.int16, np.uint16),
+    "float16": (torch.int16, np.uint16),
+    "float32": (torch.int32, np.uint32),
+}
 Block = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -129,10 +136,12 @@ def longs(block: Block) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [tuple(torch.from_numpy(bits.astype(np.int64)) for bits in pair) for pair in block]  # type: ignore[misc]
 
 
-def encoded(coder: _predict.Model, tokens: np.ndarray, start: int, view: KVView, level: str) -> list[bytes]:
+def encoded(
+    coder: _predict.Model, tokens: np.ndarray, start: int, view: KVView, level: str, dtype: str = "bfloat16"
+) -> list[bytes]:
     """The layers as a twin of the C++ writes them."""
     out = bytearray(100_000 + 8 * view.nbytes)
-    sizes = _predict.encode(coder, tokens, start, view.rows, out, level=level)
+    sizes = _predict.encode(coder, tokens, start, view.rows, out, level=level, dtype=dtype)
     assert isinstance(sizes, tuple)
     ends = np.cumsum(sizes)
     return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
@@ -146,17 +155,19 @@ def decoded(
     layers: list[bytes],
     level: str,
     wanted: int | None = None,
+    dtype: str = "bfloat16",
 ) -> Block:
     """What a twin makes of them, of the first `wanted` tokens. Raises `CodecError`."""
-    n = len(tokens)
+    n, (_, unsigned) = len(tokens), WORDS[dtype]
     wanted = n if wanted is None else wanted
-    block = [tuple(np.full((wanted, p.width), 7, np.uint16) for p in pair) for pair in model.parts]
+    block = [tuple(np.full((wanted, p.width), 7, unsigned) for p in pair) for pair in model.parts]
     tensors = [
-        tuple(torch.full((x.heads, wanted, dim), 7.0).bfloat16() for dim in (x.key_dim, x.value_dim))
+        tuple(torch.full((x.heads, wanted, dim), 7.0).to(getattr(torch, dtype)) for dim in (x.key_dim, x.value_dim))
         for x in model.layout.layers
     ]
-    rows = KVView.of_layers(model.layout, tensors).rows  # type: ignore[arg-type]
-    wrong = _predict.decode(coder, tokens, start, n, b"".join(layers), list(map(len, layers)), rows, wanted, level)
+    rows = KVView.of_layers(replace(model.layout, dtype=dtype), tensors).rows  # type: ignore[arg-type]
+    payload, sizes = b"".join(layers), list(map(len, layers))
+    wrong = _predict.decode(coder, tokens, start, n, payload, sizes, rows, wanted, level, dtype)
     if wrong is not None:
         raise CodecError(wrong)
     fill(block, tensors)
@@ -167,7 +178,9 @@ def fill(block: Any, tensors: Any) -> None:
     """The bits of keys and values `[heads, n, dim]`, into arrays `[n, heads * dim]`."""
     for pair, mine in zip(tensors, block, strict=True):
         for tensor, bits in zip(pair, mine, strict=True):
-            bits[:] = as_bits(tensor).transpose(1, 0, 2).reshape(bits.shape)
+            signed, unsigned = WORDS[str(tensor.dtype).removeprefix("torch.")]
+            words = tensor.view(signed).numpy().view(unsigned)
+            bits[:] = words.transpose(1, 0, 2).reshape(bits.shape)
 
 
 def same(a: Block, b: Block, wanted: int | None = None) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import tiny
 
 
@@ -16,3 +18,12 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def llama() -> Any:
     return tiny("llama")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny models take a hundred times longer where threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

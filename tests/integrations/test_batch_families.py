@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import causal_models
 import pytest
 import torch
 import transformers
-from causal_models import VOCABULARY, build, is_supported, quiet, tiny_config
+from causal_models import VOCABULARY, looked_at, quiet
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import UnsupportedModel
@@ -33,44 +32,31 @@ STEPS: dict[str, Any] = {
 HELD = 8
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def _model(kind: Any) -> Any:
-    """A tiny model that generates from the cache of a single row; None of a class that has none."""
-    try:
-        config = tiny_config(kind)
-        model = build(config) if is_supported(config) else None
-        row = torch.arange(5, 5 + HELD + 1)[None]
-        if model is not None:
-            with quiet(), torch.no_grad():
-                cache = model(row[:, :HELD], use_cache=True).past_key_values
-                model.generate(row, past_key_values=cache, attention_mask=torch.ones_like(row), **STEPS)
-            ModelIdentity.from_transformers(model)
-    except Exception:
-        if kind.__name__.removesuffix("Config") in SPREAD:
-            raise
-        return None  # needs more than small numbers, or cannot go on from a cache
-    return model
+def _goes_on(model: Any) -> ModelIdentity:
+    """Generates from the cache of a single row."""
+    row = torch.arange(5, 5 + HELD + 1)[None]
+    with quiet(), torch.no_grad():
+        cache = model(row[:, :HELD], use_cache=True).past_key_values
+        model.generate(row, past_key_values=cache, attention_mask=torch.ones_like(row), **STEPS)
+    return ModelIdentity.from_transformers(model)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_a_padded_row_has_the_cache_of_its_tokens(kind: Any, tmp_path: Path) -> None:
-    model = _model(kind)
-    if model is None:
+    found = looked_at(kind, SPREAD, _goes_on)
+    if found is None:
         assert kind.__name__.removesuffix("Config") not in SPREAD
         return
+    model, identity = found
     chance = torch.Generator().manual_seed(7)
     rows = [torch.randint(4, VOCABULARY, (n,), generator=chance) for n in (21, 13, 5)]
     ids, mask = torch.zeros(3, 21, dtype=torch.int64), torch.zeros(3, 21, dtype=torch.int64)
     for number, row in enumerate(rows):
         ids[number, 21 - len(row) :], mask[number, 21 - len(row) :] = row, 1
-    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(model), MEMORY) as store, quiet():
+    with KVStore(tmp_path / "store", identity, MEMORY) as store, quiet():
         generate(model, rows[1][None, : HELD + 1], store=store, **STEPS | {"max_new_tokens": 1, "min_new_tokens": 1})
         if kind.__name__ in MOVED:
             with pytest.raises(UnsupportedModel, match="takes no position_ids"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvcases import BLOCK, open_store, quick_directory, random_kv, tokens
+from sessionturns import six_turns
 from statecases import ALTERNATING, HYBRID, LAYOUTS, cache_of, is_state_of
 
 from kvstore import KVLayout, KVStore, TierConfig
@@ -88,16 +89,7 @@ def test_the_end_of_every_put_stays_a_place_to_resume(steps: list[tuple[int, int
 
 
 def test_a_session_of_six_turns_is_resumed_after_each_restart(tmp_path: Path, layout: KVLayout) -> None:
-    ids, end = tokens(300), 0
-    for turn in range(6):
-        with open_store(tmp_path / "s", layout) as store:
-            if turn:
-                hit = store.session("chat").resume()
-                assert hit is not None
-                assert hit.tokens == end
-                assert is_state_of(hit, ids, layout)
-            end += 13 + 7 * turn
-            store.session("chat").save(ids[:end], cache_of(ids[:end], layout))
+    six_turns(tmp_path / "s", layout, cache_of, is_state_of)
 
 
 def test_the_caller_may_go_on_with_the_cache_at_once(tmp_path: Path) -> None:

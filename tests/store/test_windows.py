@@ -11,6 +11,7 @@ from child_writer import Writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvcases import BLOCK, kv_of, open_store, quick_directory, tokens
+from sessionturns import six_turns
 from windowcases import ONLY_SLIDING, WINDOWED, is_kept, kept
 
 from kvstore import KVLayout, KVStore, TierConfig
@@ -289,16 +290,7 @@ def test_a_reader_follows_puts_of_windows(tmp_path: Path) -> None:
 
 
 def test_a_session_of_six_turns_is_resumed_after_each_restart(tmp_path: Path, layout: KVLayout) -> None:
-    ids, end = tokens(300), 0
-    for turn in range(6):
-        with open_store(tmp_path / "s", layout) as store:
-            if turn:
-                hit = store.session("chat").resume()
-                assert hit is not None
-                assert hit.tokens == end
-                assert is_kept(hit, ids, layout)
-            end += 13 + 17 * turn
-            store.session("chat").save(ids[:end], kept(ids[:end], layout))
+    six_turns(tmp_path / "s", layout, kept, is_kept, longer=17)
 
 
 def test_too_few_tokens_of_a_window_are_refused(tmp_path: Path) -> None:

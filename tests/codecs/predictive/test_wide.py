@@ -15,6 +15,7 @@ from damaged_layers import damaged, levels_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvcases import random_kv, same_kv
+from predictcases import WORDS, Block, decoded, encoded, longs
 from profilecases import predicted_kv, profile_of
 
 from kvstore import KVLayout
@@ -29,16 +30,14 @@ from kvstore.errors import CodecError, ProfileError
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
 DTYPES = ("float32", "float16")
-ITEMS: dict[str, Any] = {"float32": (np.uint32, np.int32), "float16": (np.uint16, np.int16)}
 SHAPES = ([(2, 8, 8)] * 3, [(2, 16, 24)] * 2, [(1, 10, 7)] * 3, [(2, 2, 1)])
 ROPE = '{"rope_theta": 10000.0, "rope_type": "default"}'
-Block = list[tuple[np.ndarray, np.ndarray]]
 
 
 def block_of(model: PredictiveModel, dtype: str, kind: str, tokens: np.ndarray, seed: int) -> Block:
     """Bits, [n, C], of K and V of every layer. kind: as predictcases', or "upcast" for what is predicted in bf16."""
     rng = np.random.default_rng(seed)
-    unsigned = ITEMS[dtype][0]
+    unsigned = WORDS[dtype][1]
     words = predictcases.block_of(model, "predicted" if kind == "upcast" else kind, tokens, 3, seed)
     if dtype == "float16":
         return [tuple(fp16_of(bits, rng) if kind != "random" else any_of(bits, rng) for bits in pair) for pair in words]  # type: ignore[misc]
@@ -64,54 +63,11 @@ def view_of(model: PredictiveModel, dtype: str, block: Block) -> KVView:
     layers = []
     for x, pair in zip(model.layout.layers, block, strict=True):
         k, v = (
-            torch.from_numpy(bits.view(ITEMS[dtype][1])).view(getattr(torch, dtype)).view(len(bits), x.heads, dim)
+            torch.from_numpy(bits).view(getattr(torch, dtype)).view(len(bits), x.heads, dim)
             for bits, dim in zip(pair, (x.key_dim, x.value_dim), strict=True)
         )
         layers.append((k.transpose(0, 1), v.transpose(0, 1).contiguous()))
     return KVView.of_layers(replace(model.layout, dtype=dtype), layers)
-
-
-def longs(block: Block) -> list[Any]:
-    return [tuple(torch.from_numpy(bits.astype(np.int64)) for bits in pair) for pair in block]
-
-
-def encoded(coder: _predict.Model, dtype: str, tokens: np.ndarray, view: KVView, level: str) -> list[bytes]:
-    out = bytearray(100_000 + 8 * view.nbytes)
-    sizes = _predict.encode(coder, tokens, 3, view.rows, out, level=level, dtype=dtype)
-    assert isinstance(sizes, tuple)
-    ends = np.cumsum(sizes)
-    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
-
-
-def decoded(
-    model: PredictiveModel,
-    coder: _predict.Model,
-    dtype: str,
-    tokens: np.ndarray,
-    layers: list[bytes],
-    level: str,
-    wanted: int | None = None,
-) -> Block:
-    """What the C++ makes of them, of the first `wanted` tokens. Raises `CodecError`."""
-    n = len(tokens)
-    wanted = n if wanted is None else wanted
-    tensors = [
-        tuple(torch.full((x.heads, wanted, dim), 7.0).to(getattr(torch, dtype)) for dim in (x.key_dim, x.value_dim))
-        for x in model.layout.layers
-    ]
-    rows = KVView.of_layers(replace(model.layout, dtype=dtype), tensors).rows  # type: ignore[arg-type]
-    payload, sizes = b"".join(layers), list(map(len, layers))
-    wrong = _predict.decode(coder, tokens, 3, n, payload, sizes, rows, wanted, level, dtype)
-    if wrong is not None:
-        raise CodecError(wrong)
-    unsigned, signed = ITEMS[dtype]
-    return [
-        tuple(
-            t.view(getattr(torch, signed.__name__)).numpy().view(unsigned).transpose(1, 0, 2).reshape(wanted, -1)
-            for t in pair
-        )  # type: ignore[misc]
-        for pair in tensors
-    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -130,10 +86,10 @@ def test_twins_give_the_bytes_of_the_reference(
     want = wide_reference.encode(model, dtype, ids, 3, longs(block))
     coder, view = predictcases.native(model), view_of(model, dtype, block)
     for level in LEVELS:
-        assert encoded(coder, dtype, tokens, view, level) == want
-        assert predictcases.same(decoded(model, coder, dtype, tokens, want, level), block)
+        assert encoded(coder, tokens, 3, view, level, dtype) == want
+        assert predictcases.same(decoded(model, coder, tokens, 3, want, level, dtype=dtype), block)
         wanted = 1 + seed % n
-        assert predictcases.same(decoded(model, coder, dtype, tokens, want, level, wanted), block, wanted)
+        assert predictcases.same(decoded(model, coder, tokens, 3, want, level, wanted, dtype), block, wanted)
     found = wide_reference.decode(model, dtype, ids, 3, want)
     assert all(
         torch.equal(a, b)
@@ -148,7 +104,7 @@ def test_twins_give_the_bytes_of_the_reference(
 def test_room_and_limit(dtype: str) -> None:
     model, tokens = predictcases.model_of(SHAPES[0], True, 1), np.arange(64)
     coder, view = predictcases.native(model), view_of(model, dtype, block_of(model, dtype, "alike", tokens, 1))
-    size = sum(map(len, encoded(coder, dtype, tokens, view, LEVELS[-1])))
+    size = sum(map(len, encoded(coder, tokens, 3, view, LEVELS[-1], dtype)))
     code = partial(_predict.encode, coder, tokens, 3, view.rows, dtype=dtype)
     for room in (0, 1, 50, 500, size // 2, size - 1):
         assert code(bytearray(room)) is None
@@ -168,13 +124,13 @@ def test_damage_is_found_or_in_what_is_kept_and_harms_nothing(dtype: str, kind: 
     tokens = rng.integers(0, predictcases.VOCABULARY, 20)
     block = block_of(model, dtype, kind, tokens, 5)
     coder = predictcases.native(model)
-    layers = encoded(coder, dtype, tokens, view_of(model, dtype, block), LEVELS[-1])
+    layers = encoded(coder, tokens, 3, view_of(model, dtype, block), LEVELS[-1], dtype)
     words = words_of(block, dtype)
     found_out = 0
     for turn in range(800):
         bad = damaged(layers, turn, rng, 1)
         if bad != layers:
-            decode = partial(decoded, model, coder, dtype, tokens, bad)
+            decode = partial(decoded, model, coder, tokens, 3, bad, dtype=dtype)
             found_out += levels_agree(LEVELS, decode, lambda found: words_of(found, dtype) == words)
     assert found_out > 400
 
@@ -188,22 +144,22 @@ def test_headers_that_cannot_be_are_refused(dtype: str) -> None:
     model, tokens = predictcases.model_of(SHAPES[0], True, 2), np.arange(20)
     block, ids = block_of(model, dtype, "predicted", tokens, 5), torch.arange(20)
     coder = predictcases.native(model)
-    layers = encoded(coder, dtype, tokens, view_of(model, dtype, block), LEVELS[-1])
+    layers = encoded(coder, tokens, 3, view_of(model, dtype, block), LEVELS[-1], dtype)
     other = 25 - EXACT_MODES[dtype]
     for start in (b"\x04\0\0\0", bytes([other, layers[1][1], 0, 0]), bytes([EXACT_MODES[dtype], 3, 0, 0])):
         bad = [layers[0], start + layers[1][4:], layers[2]]
         with pytest.raises(CodecError, match="does not fit its dtype"):
-            decoded(model, coder, dtype, tokens, bad, LEVELS[-1])
+            decoded(model, coder, tokens, 3, bad, LEVELS[-1], dtype=dtype)
         with pytest.raises(CodecError, match="does not fit its dtype"):
             wide_reference.decode(model, dtype, ids, 3, bad)
     for at in (2, 3):
         bad = [layers[0], layers[1][:at] + b"\1" + layers[1][at + 1 :], layers[2]]
         with pytest.raises(CodecError):
-            decoded(model, coder, dtype, tokens, bad, LEVELS[-1])
+            decoded(model, coder, tokens, 3, bad, LEVELS[-1], dtype=dtype)
     for size in (0, 3, 4, 100):
         bad = [layers[0], layers[1][:size], layers[2]]
         with pytest.raises(CodecError):
-            decoded(model, coder, dtype, tokens, bad, LEVELS[-1])
+            decoded(model, coder, tokens, 3, bad, LEVELS[-1], dtype=dtype)
         with pytest.raises(CodecError):
             wide_reference.decode(model, dtype, ids, 3, bad)
     view = view_of(model, dtype, block)
