@@ -14,6 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from threadruns import HANGS_S
 
 ROOT = Path(__file__).parents[1]
 
@@ -269,7 +270,7 @@ def test_nothing_is_unpickled_or_executed(module: str) -> None:
 def test_codecs_and_trie_import_without_lmdb_and_transformers(package: str) -> None:
     """As on a machine where they are not installed: None in sys.modules makes an import fail."""
     code = f"import sys\nsys.modules['lmdb'] = sys.modules['transformers'] = None\nimport {package}"
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=HANGS_S)
 
 
 # ---- nothing is asked for its class ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from threadruns import HANGS_S
 
 import kvstore
 from kvstore import KVLayout, KVStore, ModelIdentity
@@ -138,7 +139,7 @@ def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     for program in programs:
         compile(program, "README.md", "exec")
         lines = program if program not in with_model else "\n".join(re.findall(r"^from .*", program, flags=re.M))
-        subprocess.run([sys.executable, "-c", lines], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", lines], check=True, timeout=HANGS_S)
 
 
 def test_the_readme_names_every_call() -> None:

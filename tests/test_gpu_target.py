@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from threadruns import HANGS_S
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -41,7 +42,7 @@ gpu = load()
 def test_without_a_gpu_make_gpu_says_so_and_fails() -> None:
     # `make test` may have called us: whoever is called by make says which folder it enters.
     command = ["make", "--no-print-directory", "gpu", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, cwd=ROOT, env=HIDDEN, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=HIDDEN, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode != 0
     assert re.fullmatch(f"make gpu: {NO_GPU}", done.stdout.strip()), done.stdout + done.stderr
     assert "Error 3" in done.stderr
@@ -50,7 +51,7 @@ def test_without_a_gpu_make_gpu_says_so_and_fails() -> None:
 def test_without_a_gpu_the_benchmark_says_so_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--json", str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=HIDDEN, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=HIDDEN, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 3
     assert re.fullmatch(NO_GPU, done.stdout.strip())
     assert not path.exists()

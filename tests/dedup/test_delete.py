@@ -10,6 +10,7 @@ import pytest
 import small_stores
 from family_stores import BLOCK, IDENTITY, behind, config, counter, join, members, passage, stored
 from faultfs import FaultFS
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 
@@ -128,7 +129,7 @@ def test_deleting_the_end_of_a_donor_recodes_only_what_needs_it(path: Path) -> N
 @pytest.mark.parametrize("first", ["donor", "member"])
 def test_deletes_while_everything_is_queued(path: Path, first: str) -> None:
     disk_goes_on = threading.Event()
-    fs = FaultFS(before=lambda call: disk_goes_on.wait(60) if call == "pwritev" else None)
+    fs = FaultFS(before=lambda call: disk_goes_on.wait(HANGS_S) if call == "pwritev" else None)
     disk_goes_on.set()
     with KVStore(path, IDENTITY, config(), fs=fs) as store:
         family_stores.put(store, passage(40))

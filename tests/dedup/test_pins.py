@@ -10,6 +10,7 @@ import family_stores
 import pytest
 import small_stores
 from family_stores import BLOCK, IDENTITY, behind, config, counter, join, members, passage, stored
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.dedup.match import DonorMatcher
@@ -73,7 +74,7 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
     def slow_match(self: DonorMatcher, block: Any, tokens: Any) -> Any:
         found = match(self, block, tokens)
         planned.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(HANGS_S)
         return found
 
     def seen_add(self: Families, member: int, donors: Any) -> None:
@@ -82,7 +83,7 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
 
     def late_pin(self: Residency, record: int) -> None:
         goes_on.set()
-        assert joined.wait(60)
+        assert joined.wait(HANGS_S)
         pin(self, record)
 
     with KVStore(path, IDENTITY, config()) as store:
@@ -93,7 +94,7 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
             monkeypatch.setattr(Residency, "pin", late_pin)
             monkeypatch.setattr(Families, "add", seen_add)
         family_stores.put(store, VARIANTS[2])
-        assert planned.wait(60)
+        assert planned.wait(HANGS_S)
         family_stores.put(store, VARIANTS[2], pin=True)
         goes_on.set()
         store.flush()

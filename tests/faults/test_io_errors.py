@@ -15,6 +15,7 @@ import pytest
 import seeds
 import small_stores
 from faultfs import CALLS, Fault, FaultFS, PowerCutFS
+from threadruns import HANGS_S
 
 from kvstore import FlushResult, KVStore
 
@@ -97,7 +98,7 @@ def test_an_open_store_works_again_after_the_fault_clears(tmp_path: Path, call: 
 def test_what_is_not_written_yet_is_not_evicted(tmp_path: Path) -> None:
     disk_goes_on = threading.Event()
     disk_goes_on.set()
-    fs = FaultFS(before=lambda call: disk_goes_on.wait(60) if call == "pwritev" else None)
+    fs = FaultFS(before=lambda call: disk_goes_on.wait(HANGS_S) if call == "pwritev" else None)
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(host=0), fs=fs) as store:
         small_stores.put(store, small_stores.tokens_of(1, 40))
         store.flush()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadruns import HANGS_S
 
 from kvstore import Hit, KVLayout, KVStore, LayerLayout, ModelIdentity, PutResult, StoreConfig, TierConfig
 from kvstore.config import KIB, MIB
@@ -83,7 +84,7 @@ class GatedFS(FileSystem):
     def fdatasync(self, fd: int) -> None:
         if not self.gate.is_set():
             self.waiting.set()
-            self.gate.wait(60)
+            self.gate.wait(HANGS_S)
         super().fdatasync(fd)
 
 

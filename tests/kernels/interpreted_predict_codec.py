@@ -26,6 +26,7 @@ import pytest
 import torch
 from kvcases import Layers, identity, random_kv, same_kv
 from predictcases import VOCABULARY, arrays_of, block_of, model_of, native, view_of
+from threadruns import HANGS_S
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.codecs import BlockInfo, KVView, Profile
@@ -266,7 +267,7 @@ def once() -> None:
     expected, begin = right(info, kv), threading.Barrier(4)
 
     def work(_: int) -> bool:
-        begin.wait(60)
+        begin.wait(HANGS_S)
         found = coded(codec, info, posing(info.layout, kv))
         return found == expected and same_kv(decoded(codec, info, *found), kv)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from child_writer import PUTS, Writer, environment
 from kvcases import kv_of, open_store, quick_directory, same_kv, tokens
+from threadruns import HANGS_S
 
 from kvstore import TierConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, StoreNotFound
@@ -179,7 +180,7 @@ with open_store(sys.argv[1], read_only=True) as store:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANGS_S,
             check=True,
         )
         assert second.stdout.strip() == "20"

@@ -12,6 +12,7 @@ import family_stores
 import pytest
 import small_stores
 from sessioncases import saved, session
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.session_record import SessionChange
@@ -320,7 +321,7 @@ def test_what_another_call_is_about_to_remove_is_no_problem(
 
     def remove_later(records: list[int]) -> int:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(HANGS_S)
         return remove(records)
 
     monkeypatch.setattr(disk, "remove", remove_later)
@@ -331,7 +332,7 @@ def test_what_another_call_is_about_to_remove_is_no_problem(
     }
     other = threading.Thread(target=calls[how])
     other.start()
-    assert begun.wait(60)
+    assert begun.wait(HANGS_S)
     try:
         assert store.check().problems == ()
     finally:

@@ -13,6 +13,7 @@ import small_stores
 from family_stores import BLOCK, IDENTITY, counter, join, members, passage, put, stored
 from faultfs import Fault, FaultFS
 from store_histories import held
+from threadruns import HANGS_S
 
 from kvstore import KVStore, Reason
 from kvstore.core.keys import namespace_digest
@@ -145,7 +146,7 @@ def test_a_hole_stays_on_disk_until_the_block_that_fills_it_is_there(path: Path,
     """A kill between a put and its commit loses nothing that was flushed."""
     goes_on = threading.Event()
     goes_on.set()
-    fs = FaultFS(before=lambda call: goes_on.wait(60) if call == "pwritev" else None)
+    fs = FaultFS(before=lambda call: goes_on.wait(HANGS_S) if call == "pwritev" else None)
     with KVStore(path, IDENTITY, family_stores.config(), fs=fs) as store:
         put(store, OLD)
         store.flush()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import seeds
 from kvcases import GatedFS, kv_of, open_store, quick_directory, same_kv, tokens
+from threadruns import HANGS_S
 
 from kvstore import KVStore, PutResult, StoreConfig, TierConfig
 from kvstore.config import KIB
@@ -137,7 +138,7 @@ def test_what_is_unpinned_while_it_is_queued_is_stored_without_a_pin(tmp_path: P
     with open_store(tmp_path, fs=fs, **DISK) as store:
         fs.shut()
         put(store, tokens(3, seed=9))
-        assert fs.waiting.wait(60)
+        assert fs.waiting.wait(HANGS_S)
         put(store, tokens(20), pin=True)
         assert store.unpin(tokens(20))
         fs.gate.set()

@@ -11,6 +11,7 @@ from typing import Any
 
 import small_stores
 from faultfs import Fault, FaultFS
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.explanation import Reason
@@ -59,7 +60,7 @@ class Driven:
 def driven(**settings: Any) -> Iterator[Driven]:
     goes_on = threading.Event()
     goes_on.set()
-    fs = FaultFS(before=lambda call: goes_on.wait(60) if call == "pwritev" else None)
+    fs = FaultFS(before=lambda call: goes_on.wait(HANGS_S) if call == "pwritev" else None)
     with (
         small_stores.scratch() as folder,
         KVStore(folder / "store", small_stores.IDENTITY, small_stores.config(**settings), fs=fs) as store,
@@ -130,7 +131,7 @@ def _no_disk() -> Iterator[list[State]]:
             at.goes_on.set()
             ready = threading.Event()
             add = at.residency.host.add
-            at.residency.host.add = lambda *args: ready.wait(60) and add(*args)
+            at.residency.host.add = lambda *args: ready.wait(HANGS_S) and add(*args)
             (record,) = at.put(4)
             path = [at.state(record)]
             ready.set()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcases import GatedFS, kv_of, open_store, quick_directory, same_kv, tokens
+from threadruns import HANGS_S
 
 from kvstore import KVStore, TierConfig
 from kvstore.config import KIB
@@ -123,7 +124,7 @@ def test_changes_in_the_same_group_as_the_put_are_durable(tmp_path: Path, clock:
     with open_store(tmp_path, fs=fs) as store:
         fs.shut()
         store.put(tokens(3, seed=9), kv_of(tokens(3, seed=9)))
-        assert fs.waiting.wait(60)  # from here on everything waits and forms a group
+        assert fs.waiting.wait(HANGS_S)  # from here on everything waits and forms a group
         store.put(tokens(3, seed=8), kv_of(tokens(3, seed=8)))
         store.put(tokens(20), kv_of(tokens(20)), ttl=100)
         store.put(tokens(20), kv_of(tokens(20)), ttl=1000)
@@ -221,7 +222,7 @@ def test_a_pin_given_in_the_same_group_as_the_put_survives_a_restart(tmp_path: P
     with open_store(tmp_path, fs=fs, **SMALL_DISK) as store:
         fs.shut()
         store.put(tokens(3, seed=999), kv_of(tokens(3, seed=999)))
-        assert fs.waiting.wait(60)
+        assert fs.waiting.wait(HANGS_S)
         store.put(tokens(3, seed=998), kv_of(tokens(3, seed=998)))
         store.put(tokens(20), kv_of(tokens(20)))
         store.put(tokens(20), kv_of(tokens(20)), pin=True)

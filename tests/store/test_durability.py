@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from child_writer import PUTS, environment
 from kvcases import GatedFS, kv_of, open_store, same_kv, tokens
+from threadruns import HANGS_S
 
 from kvstore import TierConfig
 from kvstore.config import MIB
@@ -24,7 +25,7 @@ def run_and_die(path: Path, code: str, settings: str = "{}") -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 9, done.stderr
@@ -159,7 +160,7 @@ put(20)
 store.flush()
 fs.shut()
 threading.Thread(target=put, args=(20, 1), daemon=True).start()
-assert fs.waiting.wait(60)
+assert fs.waiting.wait(600)
 """
     run_and_die(tmp_path, code)
     with open_store(tmp_path) as store:
@@ -174,7 +175,7 @@ def test_the_gate_of_these_tests_really_stops_a_flush(tmp_path: Path) -> None:
         store.flush()
         fs.shut()
         store.put(tokens(20), kv_of(tokens(20)))
-        assert fs.waiting.wait(60)
+        assert fs.waiting.wait(HANGS_S)
         assert store.stats()["disk"]["records"] == 1
         fs.gate.set()
         store.flush()
