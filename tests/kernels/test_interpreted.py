@@ -24,10 +24,9 @@ RUNS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "groups"), RUNS, ids=[f"{script}: {groups}" for script, groups in RUNS])
 def test_kernels_do_what_the_reference_does(script: str, groups: str) -> None:
-    run_script(script, *groups.split())
+    assert run_script(script, *groups.split()).split() == groups.split()
 
 
-@pytest.mark.parametrize("script", sorted({script for script, _ in RUNS}))
-def test_an_unknown_group_fails(script: str) -> None:
+def test_an_unknown_group_fails() -> None:
     with pytest.raises(AssertionError, match="KeyError"):
-        run_script(script, "nothing")
+        run_script("interpreted_rans.py", "nothing")
