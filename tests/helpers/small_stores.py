@@ -6,6 +6,7 @@ Keys and values are a pure function of namespace and token prefix, as in a causa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -99,9 +100,13 @@ def stored(store: KVStore, tokens: np.ndarray, namespace: bytes = b"") -> int:
 
 
 def disk_use(path: str | os.PathLike[str]) -> int:
-    """Bytes of everything in the folder of a store, as `du` counts them."""
-    there = [Path(path), *Path(path).rglob("*")]
-    return sum(each.lstat().st_blocks * 512 for each in there if each.exists())
+    """Bytes of everything in the folder of a store, as `du` counts them. What goes away meanwhile counts nothing."""
+    blocks = os.lstat(path).st_blocks
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                blocks += os.lstat(os.path.join(folder, name)).st_blocks
+    return blocks * 512
 
 
 def every_call(store: KVStore, session: Session, tokens: np.ndarray) -> dict[str, Callable[[], Any]]:
