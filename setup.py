@@ -100,7 +100,11 @@ setup(
             *("bindings/donor.cc", "donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL),
         ),
         extension("kvstore.codecs.donor._donor_steps", "bindings/donor_steps.cc", *STEPS, *RANS),
-        extension("kvstore.codecs.predictive._lossy", "bindings/lossy.cc", "lossy/lossy.cc", "lossy/model.cc", *MODEL),
+        extension(
+            "kvstore.codecs.predictive._lossy",
+            *("bindings/lossy.cc", "bindings/lossy_encode.cc", "lossy/lossy.cc", "lossy/model.cc"),
+            *("lossy/encode/encoder.cc", "lossy/encode/encode.cc", *MODEL),
+        ),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

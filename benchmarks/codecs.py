@@ -6,10 +6,14 @@ the store does (`store-blocks`, `entropy/bf16/KV`); splitzip's kernels also code
 level of the CPU, and as `splitzip/bf16/KV` the tensors that the peers code one a call. The peers are those of
 `benchmarks/requirements-peers.txt`; one that is not installed is a row `missing`.
 
-Nothing is timed that does not give back every bit before and after. GB/s are of raw bytes, 1e9 a second; outputs are
-memory that was touched before, the peers' too where their libraries allow. One thread copies the same bytes between two
-warm buffers in the same rounds (of a case of two threads, two threads): the shares are of that. Medians over rounds;
-one thread unless the case says otherwise. /tiled: windows are repeated, for their prefill takes more than a minute.
+`predictive/lossy@BITS/KV` and `aqua/BITSbit/KV` are the lossy codecs on the same blocks; the predictors of aqua are
+fitted to a few windows here, for its speed and size do not depend on the fit.
+
+Nothing is timed that does not give back every bit before and after; of a lossy codec, the same numbers every time.
+GB/s are of raw bytes, 1e9 a second; outputs are memory that was touched before, the peers' too where their libraries
+allow. One thread copies the same bytes between two warm buffers in the same rounds (of a case of two threads, two
+threads): the shares are of that. Medians over rounds; one thread unless the case says otherwise. /tiled: windows are
+repeated, for their prefill takes more than a minute.
 """
 
 from __future__ import annotations
@@ -19,23 +23,28 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.common import MIB, Rows, arguments, interleave
-from benchmarks.conversations import load_model
+from benchmarks.conversations import calibration_text, load_model
 from benchmarks.peers.codecs.base import LIBRARIES, codec_peer
 from benchmarks.peers.codecs.coders import Coder, Kernels, PeerTensors, StoreBlocks
 from benchmarks.peers.codecs.data import RealKV, Values, normal, real_kv
+from benchmarks.peers.quality.data import CHARACTERS, LENGTH, MemoryDump, cut
 from benchmarks.profile import profile_of
-from kvstore.codecs import codec_by_name, codec_names
+from kvstore.calibration.aqua.fit import AquaPredictors, fit
+from kvstore.codecs import Codec, codec_by_name, codec_names
+from kvstore.codecs.aqua.codec import AquaCodec
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.rans.coder import RansTables, quantise
 from kvstore.config import GIB
+from kvstore.errors import ProfileError
 from kvstore.trie._trie import machine_level
 
 LEVELS = ("scalar", "avx2", "avx512")
@@ -45,6 +54,8 @@ CLEAN = "splitzip/normal/zeros0/escapes0"
 ZIPNN = "zipnn/bf16/KV"
 RANS_TABLES, SYMBOLS = 40, 193
 NORMAL_MIB, NORMAL_MIB_QUICK = 64, 16  # of each of the nine
+LOSSY_BITS, AQUA_BITS = (0.32, 0.7), (2, 4)
+FIT_WINDOWS = 2  # for aqua
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 Pools = Mapping[int, ThreadPoolExecutor | None]
@@ -52,7 +63,8 @@ Pools = Mapping[int, ThreadPoolExecutor | None]
 
 @dataclass(frozen=True)
 class Case:
-    """data: name of the values. values, target: arrays alike, raw and restored. ours: a codec of this project."""
+    """data: name of the values. values, target: arrays alike, raw and restored. ours: a codec of this project. exact:
+    what is restored is the values."""
 
     data: str
     coder: Coder
@@ -60,13 +72,14 @@ class Case:
     target: Values
     threads: int = 1
     ours: bool = True
+    exact: bool = True
 
 
 Cases = dict[str, Case]
 
 
 def main() -> None:
-    names = tuple(dict.fromkeys(("splitzip", "predictive", "rans", *codec_names(), *LIBRARIES)))
+    names = tuple(dict.fromkeys(("splitzip", "predictive", "aqua", "rans", *codec_names(), *LIBRARIES)))
     parser = arguments("Ratio and speed of the codecs, and of peers, on the same data.")
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="codecs and peers to run (all)")
     parser.add_argument("--mib", type=int, default=64, help="real keys and values, raw (64)")
@@ -78,6 +91,7 @@ def main() -> None:
     model, tokenizer = load_model(args.model, stored=False)
     profile = profile_of(rows, model, tokenizer, args.profile) if "predictive" in only else None
     kv = real_kv(args.mib * MIB, model, tokenizer, args.text)
+    predictors = aqua_predictors(model, tokenizer, kv) if "aqua" in only and kv.layout.dtype == "bfloat16" else None
     del model
     torch.set_num_threads(1)
     gc.collect()
@@ -95,6 +109,7 @@ def main() -> None:
             cases = predictive(kv, profile, sorted(set(args.threads)), pools)
             measure(rows, cases, pools, few, tiled)
             all_in(rows, "predictive/lossless/KV" + tiled, cases["predictive/lossless/KV"], profile)
+        measure(rows, lossy(kv, profile, predictors), pools, few, tiled)
         if "rans" in only:
             entropy_coder(rows, rounds)
         if "splitzip" in only:
@@ -154,6 +169,29 @@ def predictive(kv: RealKV, profile: Profile, threads: list[int], pools: Pools) -
             "bf16/KV", StoreBlocks(codec, blocks, targets, pools[count], count), kv.values, target, count
         )
         for count in threads
+    }
+
+
+def aqua_predictors(model: Any, tokenizer: Any, kv: RealKV) -> AquaPredictors:
+    """Fitted to windows of calibration text."""
+    text = calibration_text(FIT_WINDOWS * LENGTH * CHARACTERS)
+    return fit(MemoryDump(model, kv.layout, cut(tokenizer, text, FIT_WINDOWS)), AQUA_BITS[0])
+
+
+def lossy(kv: RealKV, profile: Profile | None, predictors: AquaPredictors | None) -> Cases:
+    """All keys and values by the lossy codecs, in blocks; those of the profile at the rates that it reaches."""
+    made: dict[str, Codec] = {}
+    if profile is not None and "lossy" in profile.sections:
+        for bits in LOSSY_BITS:
+            with suppress(ProfileError):
+                made[f"predictive/lossy@{bits}/KV"] = codec_by_name(f"predictive@{bits}", profile)
+    if predictors is not None:
+        made |= {f"aqua/{bits}bit/KV": AquaCodec(predictors, bits) for bits in AQUA_BITS}
+    target = np.full_like(kv.values, 1)
+    blocks, targets = kv.blocks(kv.values), kv.blocks(target)
+    return {
+        name: Case("bf16/KV", StoreBlocks(codec, blocks, targets, None), kv.values, target, exact=False)
+        for name, codec in made.items()
     }
 
 
@@ -266,10 +304,15 @@ def copier(case: Case, pool: ThreadPoolExecutor | None) -> Callable[[], None]:
 
 
 def check(name: str, case: Case) -> None:
-    """The round trip, into a target of which every bit is wrong."""
+    """The round trip, into a target of which every bit is wrong; of a lossy codec, twice."""
     np.invert(case.values, out=case.target)
     case.coder.restore()
-    if not np.array_equal(case.values, case.target):
+    want = case.values
+    if not case.exact:
+        want = case.target.copy()
+        np.invert(case.values, out=case.target)
+        case.coder.restore()
+    if not np.array_equal(want, case.target):
         raise SystemExit(f"{name}: what was decoded is not what was encoded")
 
 

@@ -22,3 +22,16 @@ def trace(
     model: Model, tokens: _Array, start: int, payload: Buffer, sizes: Sequence[int], rows: _Longs,
     level: str | None = None
 ) -> list[tuple[npt.NDArray[np.int16], npt.NDArray[np.int8], npt.NDArray[np.uint8]]] | str: ...
+
+class Encoder:
+    def __init__(
+        self, model: Model, *, analysis: Sequence[_Array], focus: Sequence[_Array], basis: Sequence[_Array],
+        price: _Array, escape: _Array, centroids: _Array
+    ) -> None: ...
+
+FALL_BACK: int
+
+def encode(
+    encoder: Encoder, tokens: _Array, start: int, rows: _Longs, steps: tuple[float, float], quarters: tuple[int, int],
+    out: Buffer, limit: int | None = None, level: str | None = None
+) -> tuple[int, ...] | int | None: ...

@@ -172,14 +172,9 @@ class PredictiveCodec(Codec):
         """As `_predict.encode`."""
         assert self._lossy is not None
         assert self._steps is not None
-        layers = self._lossy.encode(info, block, self._steps) if self._lossy.can_encode(info) else None
-        if layers is None or sum(map(len, layers)) > self.bound(info):
+        if not self._lossy.can_encode(info):
             return _predict.FALL_BACK
-        sizes = tuple(map(len, layers))
-        if sum(sizes) > len(out):
-            return None
-        out[: sum(sizes)] = b"".join(layers)
-        return sizes
+        return self._lossy.encode(info, block, self._steps, out, self.bound(info))
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """The layers that were not predicted."""

@@ -1,4 +1,4 @@
-"""The lossy mode of the predictive codec: blocks encoded by lossy_reference.py, decoded by csrc/lossy/lossy.h.
+"""The lossy mode of the predictive codec: blocks coded by csrc/lossy, as lossy_reference.py says.
 
 bf16 on the CPU; blocks elsewhere are copied.
 """
@@ -10,14 +10,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 import kvstore.codecs.predictive._lossy as _lossy
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.device import buffer_on_cpu
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu
 from kvstore.codecs.predictive.lossy_model import LossyModel
-from kvstore.codecs.predictive.lossy_quantiser import Steps
-from kvstore.codecs.predictive.lossy_reference import Block, Pairs, encode_blocks, header
+from kvstore.codecs.predictive.lossy_quantiser import LAGRANGE, Steps
+from kvstore.codecs.predictive.lossy_reference import header
 from kvstore.codecs.predictive.lossy_rows import Engine
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import SINKS
@@ -33,13 +32,12 @@ class LossyMode:
         self.model = model
 
     @cached_property
-    def engine(self) -> Engine:
-        """For encoding."""
-        return Engine(self.model)
-
-    @cached_property
     def _native(self) -> _lossy.Model:
         return native_model(self.model)
+
+    @cached_property
+    def _encoder(self) -> _lossy.Encoder:
+        return native_encoder(self._native, Engine(self.model))
 
     def usual(self, info: BlockInfo, steps: Steps) -> int | None:
         """About how many bytes a block takes; None where the profile does not say."""
@@ -57,13 +55,18 @@ class LossyMode:
         """Whether the model knows the positions of such a block, of its layout."""
         return info.count > 0 and 0 <= info.start <= self.model.base.positions - info.count
 
-    def encode(self, info: BlockInfo, block: KVView, steps: Steps) -> list[bytes] | None:
-        """The coded layers of a block for which `can_encode`; None for one with numbers that are not finite."""
-        layers = _read(block)
-        if not all(bool((((x >> 7) & 0xFF) != 0xFF).all()) for pair in layers for x in pair):
-            return None
-        tokens = torch.from_numpy(info.tokens.astype(np.int64))
-        return encode_blocks(self.engine, steps, [Block(tokens, info.start, layers)])[0]
+    def encode(
+        self, info: BlockInfo, block: KVView, steps: Steps, out: memoryview, limit: int
+    ) -> tuple[int, ...] | int | None:
+        """Code a block for which `can_encode` into `out`, which is mutated.
+
+        Returns:
+            The bytes of each layer; None if `out` is too small; FALL_BACK for a block that takes more than `limit`
+            bytes or has numbers that are not finite.
+        """
+        view, tokens = block if block.on_cpu else copy_on_cpu(block), info.tokens.astype(np.int64)
+        sizes = steps.k, steps.v
+        return _lossy.encode(self._encoder, tokens, info.start, view.rows, sizes, steps.quarters, out, limit)
 
     def largest_error(self, payload: memoryview) -> float:
         """Of a value of a block, as the encoder found it."""
@@ -98,16 +101,15 @@ def native_model(model: LossyModel) -> _lossy.Model:
     return _lossy.Model(shared, arrays)
 
 
-def _read(view: KVView) -> Pairs:
-    """bf16 bits, int64 [n, C]."""
-    rows = _room(view)
-    view.copy_to(KVView.of_layers(view.layout, rows))
-    flat = [x.transpose(0, 1).flatten(1).view(torch.int16).long() & 0xFFFF for pair in rows for x in pair]
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _room(view: KVView) -> Pairs:
-    return [
-        tuple(torch.empty(x.heads, view.tokens, dim, dtype=torch.bfloat16) for dim in (x.key_dim, x.value_dim))  # type: ignore[misc]
-        for x in view.layout.layers
-    ]
+def native_encoder(native: _lossy.Model, engine: Engine) -> _lossy.Encoder:
+    """For csrc/lossy/encode/encoder.h, which writes the bytes that `encode_blocks` does. native: of the same model."""
+    model, tables = engine.model, engine.tables
+    return _lossy.Encoder(
+        native,
+        analysis=[part.analysis.numpy() for pair in engine.parts for part in pair],
+        focus=[part.focus for pair in model.parts for part in pair],
+        basis=[part.basis for pair in model.parts for part in pair],
+        price=(LAGRANGE * tables.rate).numpy(),
+        escape=(LAGRANGE * tables.escape).numpy(),
+        centroids=model.centroids,
+    )

@@ -95,8 +95,8 @@ def classes_of(scale: Tensor, quarters: int, state: Tensor, shifts: Tensor) -> T
 def shifts_of(focus: npt.NDArray[np.float32], keys: Tensor, values: Tensor, favour: Tensor | None = None) -> Tensor:
     """Of the steps of rows, int64 [n]. focus: `LossyPart.focus`; keys (before the rotation), values: float32 [n, C] of
     the part's layer. favour: float32 [n], octaves by which steps are to be smaller besides."""
-    by = reference.tensor(focus)
-    found = keys @ by[: keys.shape[1]] + values @ by[keys.shape[1] : -1] + by[-1]
+    by = reference.tensor(focus).double()
+    found = keys.double() @ by[: keys.shape[1]] + values.double() @ by[keys.shape[1] : -1] + by[-1]
     if favour is not None:
         found = found + favour
     return (found.round() + PLAIN).clamp(0, SHIFTS - 1).long()

@@ -6,7 +6,7 @@ the step, the component's standard deviation and how well the parts before fitte
 and integers, so that a decoder whose floating point rounds otherwise still reads the same symbols. Nothing depends on
 other blocks. docs/codecs/predictive.md has the reasons and figures, FORMAT.md the bytes.
 
-It codes many blocks at once. The store encodes with it, one block at a time; csrc/lossy/lossy.h decodes for it.
+It codes many blocks at once, for calibration and tests; the store codes with csrc/lossy, which writes the same bytes.
 """
 
 from __future__ import annotations

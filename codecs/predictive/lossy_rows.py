@@ -1,7 +1,8 @@
 """Rows of keys and values, predicted and quantised with loss: the arithmetic of the lossy mode, without its bytes.
 
-Rows do not depend on each other, so those of many blocks go through at once, part after part. What a part's rows cost
-and lose is in lossy_quantiser.py.
+Sums of products that are rounded are made in float64: another order of them, or another processor, changes a choice of
+symbols less than once in 2**40, so that csrc/lossy/encode writes the same bytes. Rows do not depend on each other, so
+those of many blocks go through at once, part after part. What a part's rows cost and lose is in lossy_quantiser.py.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A part's arrays as the arithmetic here wants them, float32."""
+    """A part's arrays as the arithmetic here wants them."""
 
     weight: Tensor | None
+    """float32 [inputs, C]."""
     analysis: Tensor
-    """[C (value), C (component)]."""
+    """float32 [C (value), C (component)]."""
     synthesis: Tensor
-    """[C (component), C (value)]."""
+    """float64 [C (component), C (value)]."""
 
     @classmethod
     def of(cls, part: LossyPart) -> Prepared:
@@ -62,7 +64,7 @@ class Prepared:
             analysis = np.linalg.inv(synthesis)
         except np.linalg.LinAlgError:
             analysis = np.linalg.pinv(synthesis)
-        return cls(weight, torch.from_numpy(analysis).float(), torch.from_numpy(synthesis).float())
+        return cls(weight, torch.from_numpy(analysis).float(), torch.from_numpy(synthesis))
 
 
 def synthesis_of(component: Floats, basis: npt.NDArray[np.int8], unit: Floats) -> npt.NDArray[np.float64]:
@@ -131,7 +133,8 @@ class Walk:
 
     def decoded(self, number: int, which: int, mu: Tensor, found: Tensor) -> Tensor:
         """bf16 bits, int64 [n, C]. found: components of the residual, in units of cost."""
-        return to_bits(self.rotated(which, mu + found @ self._engine.parts[number][which].synthesis))
+        residual = found.double() @ self._engine.parts[number][which].synthesis
+        return to_bits(self.rotated(which, mu.double() + residual))
 
     def take(self, number: int, which: int, bits: Tensor) -> None:
         """bits: what a decoder has of this part."""
@@ -175,7 +178,7 @@ class Rows:
     decoded: list[Tensor]
     """bf16 bits, int64 [n, C]."""
     errors: Tensor
-    """float32 [n, 2]: squares of errors of K and V in units of cost, means over parts and components."""
+    """float64 [n, 2]: squares of errors of K and V in units of cost, means over parts and components."""
     largest: Tensor
     """float32 [n]: the largest error of a value."""
 
@@ -192,7 +195,7 @@ def quantise(
     """Predicts and quantises rows. layers: bf16 bits (finite) of K and V of each layer, int64 [n, C]. favour: float32
     [n], octaves by which the steps of rows are to be smaller than the model says."""
     walk = Walk(engine, steps, tokens, positions, exact)
-    rows = Rows([], [], [], [], [], torch.zeros(len(tokens), 2), torch.zeros(len(tokens)))
+    rows = Rows([], [], [], [], [], torch.zeros(len(tokens), 2, dtype=torch.double), torch.zeros(len(tokens)))
     for number, pair in enumerate(layers):
         straight = [walk.rotated(which, from_bits(bits), -1) for which, bits in enumerate(pair)]
         for which, bits in enumerate(pair):
@@ -201,7 +204,8 @@ def quantise(
             )
             mu, classes = walk.predict(number, which), walk.classes(number, which, shifts)
             step = row_steps(steps[which], shifts)
-            y = (straight[which] - mu) @ engine.parts[number][which].analysis / step
+            whole = (straight[which] - mu).double() @ engine.parts[number][which].analysis.double()
+            y = (whole / step.double()).float()
             magnitudes, escaped = choose(engine.tables, y.abs(), classes, which)
             signed = torch.where(y < 0, -magnitudes, magnitudes)
             found = values_of(engine.tables, signed, escaped, classes, which)
@@ -211,7 +215,8 @@ def quantise(
             rows.escapes.append(torch.where(escaped, signed, 0).to(torch.int16).numpy())
             rows.shifts.append(shifts.numpy())
             rows.decoded.append(decoded)
-            rows.errors[:, which] += ((y - found) * step).square().mean(1) * ~exact / len(layers)
+            lost = (y.double() - found.double()) * step.double()
+            rows.errors[:, which] += lost.square().mean(1) * ~exact / len(layers)
             rows.largest.copy_(torch.maximum(rows.largest, (from_bits(decoded) - from_bits(bits)).abs().amax(1)))
             walk.take(number, which, decoded)
             walk.follow(number, which, signed, classes)
@@ -219,8 +224,8 @@ def quantise(
 
 
 def to_bits(x: Tensor) -> Tensor:
-    """The bf16 bits of float32 numbers, int64."""
-    return x.bfloat16().view(torch.int16).long() & 0xFFFF
+    """The bf16 bits of numbers, by way of float32, int64."""
+    return x.float().bfloat16().view(torch.int16).long() & 0xFFFF
 
 
 def from_bits(bits: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/lossy_encode.h"
 #include "bindings/model.h"
 #include "lossy/lossy.h"
 
@@ -169,7 +170,7 @@ py::object trace(const lossy::Model& model, const py::array& tokens, std::int64_
 }  // namespace
 
 PYBIND11_MODULE(_lossy, m) {
-  m.doc() = "The predictive codec's lossy mode, decoding; see csrc/lossy/lossy.h.";
+  m.doc() = "The predictive codec's lossy mode; see csrc/lossy/lossy.h and csrc/lossy/encode/encoder.h.";
   py::class_<lossy::Model, std::shared_ptr<lossy::Model>>(m, "Model")
       .def(py::init(&build), py::arg("base"), py::arg("own"))
       .def_property_readonly("positions", [](const lossy::Model& model) { return model.base().positions(); });
@@ -177,4 +178,5 @@ PYBIND11_MODULE(_lossy, m) {
         py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none());
   m.def("trace", &trace, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("payload"), py::arg("sizes"),
         py::arg("rows"), py::arg("level") = py::none());
+  bind_lossy_encoder(m);
 }

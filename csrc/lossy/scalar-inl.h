@@ -24,12 +24,6 @@ KVSTORE_INLINE void scale_body(float* __restrict tile, const float* component, s
 
 // ---- bf16 -----------------------------------------------------------------------------------------------------------
 
-KVSTORE_INLINE std::uint16_t rounded_bits(float v) {
-  const std::uint32_t u = bits_of(v);
-  const std::uint32_t even = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-  return static_cast<std::uint16_t>((u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : even);
-}
-
 KVSTORE_INLINE void round_body(const float* x, std::size_t width, const Turn& turn, std::uint16_t* __restrict bits) {
   const std::size_t half = turn.half;
   if (half == 0) {

@@ -140,6 +140,22 @@ def test_a_round_trip_that_differs_in_one_bit_ends_the_run(tmp_path: Path) -> No
         assert not rows.rows
 
 
+def test_a_lossy_coder_may_differ_from_the_values_but_not_from_itself() -> None:
+    values = np.arange(100, dtype=np.uint16)
+    coder = Lossy(values, np.zeros_like(values), 1)
+    case = codecs.Case("data", coder, values, coder.target, exact=False)
+    codecs.check("lossy", case)
+    restore = coder.restore
+
+    def unsteady() -> None:
+        restore()
+        coder.bits += 1
+
+    coder.restore = unsteady
+    with pytest.raises(SystemExit, match="lossy"):
+        codecs.check("lossy", case)
+
+
 def test_a_coder_that_restores_nothing_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(100, dtype=np.uint16)
     monkeypatch.setattr(Lossy, "restore", lambda self: None)

@@ -1,4 +1,4 @@
-"""The lossy mode's decoder in C++ against the torch program: the same integers in every twin, values but for rounding,
+"""The lossy mode in C++ against the torch program: the same bytes and integers in every twin, values but for rounding,
 and what damage does."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import KVView
 from kvstore.codecs.predictive import _lossy
-from kvstore.codecs.predictive.lossy import native_model
+from kvstore.codecs.predictive.lossy import native_encoder, native_model
 from kvstore.codecs.predictive.lossy_model import ESCAPE, LARGEST, LossyModel, input_widths
 from kvstore.codecs.predictive.lossy_quantiser import Steps
 from kvstore.codecs.predictive.lossy_reference import HEADER, Block, decode_blocks, encode_blocks, read_varint, varint
@@ -204,6 +204,84 @@ def test_integers_are_those_of_the_encoder_and_values_close(
         assert_close(case, found, want)
         wanted = 1 + seed % n
         assert all(torch.equal(a[:wanted], b) for a, b in zip(found, decoded(case, level, wanted), strict=True))
+
+
+def encoded(case: Case, level: str, room: int = 1 << 22, limit: int | None = None) -> list[bytes] | int | None:
+    """The sections as the C++ writes them, from a view whose every other tensor has its tokens apart."""
+    view, tensors = target_of(case.model, len(case.block.tokens))
+    for tensor, bits in zip(tensors, [bits for pair in case.block.layers for bits in pair], strict=True):
+        tensor.copy_(from_bits(bits).view(len(bits), len(tensor), -1).transpose(0, 1))
+    encoder, out = native_encoder(case.native, case.engine), bytearray(room)
+    tokens, steps = case.block.tokens.numpy(), (case.steps.k, case.steps.v)
+    sizes = _lossy.encode(
+        encoder, tokens, case.block.start, view.rows, steps, case.steps.quarters, out, limit, level=level
+    )
+    if not isinstance(sizes, tuple):
+        return sizes
+    ends = np.cumsum(sizes).tolist()
+    return [bytes(out[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(SHAPES), st.booleans(), st.sampled_from([1, 5, 64, 123]), st.sampled_from([0, 2, 5000]),
+    st.sampled_from([(0.02, 0.05), (0.2, 0.1), (1.5, 3.0), (40.0, 90.0)]), st.integers(0, 1 << 20),
+)  # fmt: skip
+def test_the_encoder_writes_the_bytes_of_the_plain_program(
+    shapes: Shapes, rope: bool, n: int, start: int, steps: tuple[float, float], seed: int
+) -> None:
+    case = case_of(shapes, rope, n, start, steps, seed)
+    for level in LEVELS:
+        assert encoded(case, level) == case.sections, level
+
+
+def test_the_encoder_refuses_what_does_not_fit() -> None:
+    case = case_of(SHAPES[0], True, 20, 2, (0.2, 0.1), 1)
+    size = sum(case.sizes)
+    for level in LEVELS:
+        assert encoded(case, level, room=size) == case.sections
+        assert encoded(case, level, room=size - 1) is None
+        assert encoded(case, level, limit=size) == case.sections
+        assert encoded(case, level, limit=size - 1) == _lossy.FALL_BACK
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
+def test_numbers_that_are_not_finite_are_not_encoded(bits: int) -> None:
+    case = case_of(SHAPES[0], True, 20, 2, (0.2, 0.1), 1)
+    case.block.layers[3][1][19, 15] = bits
+    assert [encoded(case, level) for level in LEVELS] == [_lossy.FALL_BACK] * len(LEVELS)
+
+
+def test_threads_share_an_encoder() -> None:
+    case = case_of(SHAPES[0], True, 64, 5, (0.2, 0.2), 1)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == case.sections for found in pool.map(lambda _: encoded(case, LEVELS[-1]), range(12)))
+
+
+@pytest.mark.parametrize(
+    ("match", "change"),
+    [
+        ("0.k.analysis: numbers must be finite", {"analysis": lambda x: [y * np.nan for y in x]}),
+        ("0.k.analysis: expected a contiguous array", {"analysis": lambda x: [y[1:] for y in x]}),
+        ("entry for K and V", {"focus": lambda x: x[1:]}),
+        ("0.k.focus: expected a contiguous array", {"focus": lambda x: [y[1:] for y in x]}),
+        ("0.k.basis: expected a contiguous array", {"basis": lambda x: [y.astype(np.int16) for y in x]}),
+        ("price: expected numbers from 0", {"price": lambda x: -x}),
+        ("escape: expected finite numbers", {"escape": lambda x: x * np.inf}),
+        ("centroids: numbers must be finite", {"centroids": lambda x: x * np.nan}),
+    ],
+)
+def test_encoders_that_are_not_in_order_are_refused(
+    match: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = case_of(SHAPES[0], True, 4, 8, (0.2, 0.2), 1)
+    real = _lossy.Encoder
+    monkeypatch.setattr(_lossy, "Encoder", lambda native, **arrays: arrays)
+    arrays: Any = native_encoder(case.native, case.engine)
+    for name, changed in change.items():
+        arrays[name] = changed(arrays[name])
+    with pytest.raises(ValueError, match=match):
+        real(case.native, **arrays)
 
 
 def test_the_comparison_would_see_another_prediction() -> None:
@@ -401,6 +479,16 @@ def test_calls_that_are_not_in_order_are_refused() -> None:
         _lossy.decode(case.native, tokens, 8, payload, case.sizes, view.rows, 5)
     with pytest.raises(ValueError, match="sizes"):
         _lossy.decode(case.native, tokens, 8, payload, case.sizes[1:], view.rows, 4)
+    encoder, out = native_encoder(case.native, case.engine), bytearray(9)
+    for steps in ((0.0, 1.0), (1.0, float("nan")), (1e6, 1.0)):
+        with pytest.raises(ValueError, match="steps"):
+            _lossy.encode(encoder, tokens, 8, view.rows, steps, (0, 0), out)
+    with pytest.raises(ValueError, match="quarters"):
+        _lossy.encode(encoder, tokens, 8, view.rows, (1.0, 1.0), (0, 401), out)
+    with pytest.raises(ValueError, match="rows"):
+        _lossy.encode(encoder, tokens, 8, view.rows[:, 1:], (1.0, 1.0), (0, 0), out)
+    for start in (-1, 6397, 1 << 62):
+        assert _lossy.encode(encoder, tokens, start, view.rows, (1.0, 1.0), (0, 0), out) == _lossy.FALL_BACK
 
 
 def test_threads_share_a_model() -> None:
