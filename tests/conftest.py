@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
+import kills
 import kinds
 import pytest
 import seeds
@@ -89,6 +90,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     reasons = _reasons(config)
     terminalreporter.write_line(skips.summary(reasons))
+    for line in kills.summary(report for found in terminalreporter.stats.values() for report in found):
+        terminalreporter.write_line(line)
     for reason in skips.not_allowed(reasons):
         terminalreporter.write_line(f"ERROR: a test was skipped for a reason that is not allowed: {reason}", red=True)
     if seeds.SEED and terminalreporter.stats.get("failed"):

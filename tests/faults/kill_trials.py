@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import killed
 import lives
 import seeds
 import small_stores
 from teller import ACK, MOMENTS, PipeTeller
-from trials import in_child
+from trials import TIMEOUT_S, in_child
 
 from kvstore import KVStore
 from kvstore.errors import StoreLocked
@@ -28,7 +29,7 @@ def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[s
     """Kills `kills` children of one store and checks after each. Returns figures; raises where a promise broke.
 
     moment: which of MOMENTS the first of them dies at; the others, or all, at random ones."""
-    rng = random.Random(seeds.nth(seed))
+    rng = random.Random(f"{phase}/{seeds.nth(seed)}")
     known = lives.Known()
     reopen: list[float] = []
     with small_stores.scratch() as folder:
@@ -37,9 +38,8 @@ def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[s
             if phase == "recover" and turn:
                 _break_catalog(path)
             at = MOMENTS[phase][moment] if moment is not None and not turn else None
-            acks = _killed_child(path, phase, rng, 1 + 1000 * turn, at)
-            known.take(acks)
-            if phase == "recover" and not (path / "store.json").exists():
+            known.take(_killed_child(path, phase, rng, 1 + 1000 * turn, at))
+            if not (path / "store.json").exists():
                 continue  # killed before there was a store
             outcome = in_child(lambda last=turn == kills - 1: lives.check(path, phase, known, last))
             if "result" not in outcome:
@@ -53,7 +53,7 @@ def life(seed: int, phase: str, kills: int, moment: int | None = None) -> dict[s
         "given": len(known.given),
         "recoded": known.recoded,
         "deleted": len(known.deleted),
-        "cut": known.cut,
+        "deaths": known.deaths,
     }
 
 
@@ -69,7 +69,7 @@ def turns(seed: int, kills: int) -> dict[str, Any]:
         for number in range(kills):
             wanted = len(data) + rng.randrange(1, 60) * ACK.size
             while len(data) < wanted:
-                assert select.select([read], [], [], 60.0)[0], "both hang"
+                assert select.select([read], [], [], TIMEOUT_S)[0], "both hang"
                 data += os.read(read, 4096)
             which = rng.randrange(2)
             os.kill(children[which], signal.SIGKILL)
@@ -83,7 +83,7 @@ def turns(seed: int, kills: int) -> dict[str, Any]:
             data += part
         os.close(read)
         known = lives.Known()
-        known.take(list(ACK.iter_unpack(data[: len(data) // ACK.size * ACK.size])))
+        known.take(killed.acks(data))
         outcome = in_child(lambda: lives.check(path, "put", known, last=True))
         assert "result" in outcome, outcome
     return {"kills": kills + 2, "durable": len(known.durable), "given": len(known.given)}
@@ -120,35 +120,14 @@ def _killed_child(
 ) -> list[tuple[bytes, int, int]]:
     """Starts a child that works on the store, kills it at a random moment, or lets it die at the given one, and
     returns its acknowledgements."""
-    read, write = os.pipe()
     child_seed, wanted, delay = rng.random(), rng.randrange(1, 120), rng.random() * 0.02
-    at_once = phase == "recover" and rng.random() < 0.7
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(read)
-            lives.work(path, phase, random.Random(child_seed), first, PipeTeller(write, phase, moment))
-            time.sleep(600)
-        finally:
-            os._exit(1)
-    os.close(write)
-    data = b""
-    while moment is not None or (not at_once and len(data) < wanted * ACK.size):
-        assert select.select([read], [], [], 60.0)[0], "the child hangs"
-        part = os.read(read, 4096)
-        if not part:
-            break
-        data += part
-    if moment is None:
-        time.sleep(delay)
-        os.kill(pid, signal.SIGKILL)
-    while part := os.read(read, 65536):
-        data += part
-    os.close(read)
-    _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status), f"the child ended by itself, with status {status}"
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    return list(ACK.iter_unpack(data[: len(data) // ACK.size * ACK.size]))
+    if rng.random() < (0.7 if phase == "recover" else 0.2):
+        wanted = 0
+
+    def work(pipe: int) -> None:
+        lives.work(path, phase, random.Random(child_seed), first, PipeTeller(pipe, phase, moment))
+
+    return killed.child(work, wanted if moment is None else None, delay)
 
 
 def _break_catalog(path: Path) -> None:

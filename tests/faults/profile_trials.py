@@ -5,19 +5,17 @@ Run by helpers/trials.py.
 
 from __future__ import annotations
 
-import os
 import random
-import select
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import killed
 import lives
 import profile_stores
 import seeds
 import small_stores
-from teller import ACK, PipeTeller
+from teller import PipeTeller
 from trials import in_child
 
 _LENGTHS = (5, 40, 64, 70, 130)
@@ -39,45 +37,29 @@ def life(seed: int, kills: int) -> dict[str, Any]:
                 continue  # killed before there was a store
             outcome = in_child(lambda: _check(folder, known))
             assert "result" in outcome, f"after kill {turn}: {outcome}"
-    return {"kills": kills, "adopted": adopted, "durable": len(known.durable)}
+    return {"kills": kills, "adopted": adopted, "durable": len(known.durable), "deaths": known.deaths}
 
 
 def _killed(folder: Path, given: int | None, rng: random.Random, first: int) -> list[tuple[bytes, int, int]]:
-    read, write = os.pipe()
     wanted = 0 if rng.random() < 0.4 else rng.randrange(1, 40)
     child_seed, delay = rng.random(), rng.random() * 0.02
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(read)
-            _work(folder, given, random.Random(child_seed), first, PipeTeller(write, "put", None))
-        finally:
-            os._exit(1)
-    os.close(write)
-    data = b""
-    while len(data) < wanted * ACK.size:
-        assert select.select([read], [], [], 60.0)[0], "the child hangs"
-        part = os.read(read, 4096)
-        assert part, "the child ended by itself"
-        data += part
-    time.sleep(delay)
-    os.kill(pid, signal.SIGKILL)
-    while part := os.read(read, 65536):
-        data += part
-    os.close(read)
-    os.waitpid(pid, 0)
-    return list(ACK.iter_unpack(data[: len(data) // ACK.size * ACK.size]))
+    return killed.child(
+        lambda pipe: _work(folder, given, random.Random(child_seed), first, PipeTeller(pipe, "put", None)),
+        wanted, delay,
+    )  # fmt: skip
 
 
 def _work(folder: Path, given: int | None, rng: random.Random, first: int, tell: PipeTeller) -> None:
     path = None if given is None else profile_stores.save(given, folder)
     store = profile_stores.open_store(folder / "store", path, fs=tell)
+    tell(b"o")
     for number in range(first, first + 900):
         tokens = profile_stores.tokens_of(number, rng.choice(_LENGTHS))
         tell(b"p", number, len(tokens))
         store.put(tokens, profile_stores.kv_of(tokens))
         tell(b"P", number, len(tokens))
         if rng.random() < 0.3:
+            tell(b"f")
             store.flush()
             tell(b"F")
     time.sleep(600)

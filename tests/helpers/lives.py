@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ class Teller(FaultFS):
     """Whoever hears what a script does: it calls this with what begins and what has happened. Its files, too."""
 
     def __call__(self, kind: bytes, number: int = 0, length: int = 0) -> None:
-        """Kinds: o the store is open; p put begins, P it has returned, ! it was pinned, F what was put is durable; s, S
-        of sessions; d, D of deletes, D with how many members were made to stand alone."""
+        """Kinds: o the store is open; p put begins, P it has returned, ! it was pinned; f flush begins, F what was put
+        is durable; s, S of sessions, of length 0 where one is deleted; d, D of deletes, D with how many members were
+        made to stand alone."""
         raise NotImplementedError
 
 
 PHASES = ("put", "evict", "flush", "delete", "erase", "recover", "recode")
+# What a child was doing, by the last that it told; after anything else it was between two calls.
+_DOING = {b"p": "put", b"f": "flush", b"s": "save", b"d": "delete"}
 _LENGTHS = (3, 4, 9, 16, 23, 40)
 _PINS = 6
 # Phase "recode": sequences 10 n to 10 n + 9 are a family, the first of them what the others are coded against.
@@ -40,7 +44,7 @@ _CENTROID = 3 * family_stores.BLOCK
 class Known:
     """What the dead children acknowledged. durable: sequence -> length that must be there. given: sequence -> the
     longest that may be. deleted: sequences that must be gone. sessions: name -> lengths it may have. flushed: how
-    many were durable at some time. recoded: blocks that were made to stand alone. cut: deaths during a delete."""
+    many were durable at some time. recoded: blocks that were made to stand alone. deaths: by what they were doing."""
 
     durable: dict[int, int] = field(default_factory=dict)
     given: dict[int, int] = field(default_factory=dict)
@@ -49,7 +53,7 @@ class Known:
     pinned: set[int] = field(default_factory=set)
     flushed: int = 0
     recoded: int = 0
-    cut: int = 0
+    deaths: Counter[str] = field(default_factory=Counter)
 
     def take(self, acks: list[tuple[bytes, int, int]]) -> None:
         """Applies the acknowledgements of one life."""
@@ -82,7 +86,7 @@ class Known:
                 for key, value in unsaved.items():
                     self.sessions[key] = {value}
                 unflushed, unsaved = {}, {}
-        self.cut += bool(acks) and acks[-1][0] == b"d"
+        self.deaths[_DOING.get(acks[-1][0], "between") if acks else "opening"] += 1
 
 
 def config(phase: str) -> Any:
@@ -97,6 +101,11 @@ def work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller, c
     if phase == "recode":
         return _work_on_families(path, phase, rng, first, tell, count)
 
+    def flush() -> None:
+        tell(b"f")
+        store.flush()
+        tell(b"F")
+
     def put(number: int, length: int, pin: bool = False) -> None:
         tell(b"p", number, length)
         small_stores.put(store, small_stores.tokens_of(number, length), pin=pin)
@@ -110,24 +119,21 @@ def work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller, c
     tell(b"o")
     for number in range(first, first + _PINS if phase == "evict" and first == 1 else first):
         put(number, 9, pin=True)
-    store.flush()
-    tell(b"F")
+    flush()
     for number in range(first + _PINS, first + _PINS + count):
         put(number, rng.choice(_LENGTHS))
         chance = rng.random()
         older = rng.randrange(first + _PINS, number + 1)
         if chance < 0.15:
-            store.flush()
-            tell(b"F")
+            flush()
         elif chance < 0.3:
             put(older, 40)  # a sequence that grows
         elif chance < 0.4:
             small_stores.stored(store, small_stores.tokens_of(older, 40))
-        elif chance < 0.6 and phase in ("delete", "recover"):
-            name, length = rng.randrange(5), rng.choice(_LENGTHS)
+        elif chance < 0.6 and phase in ("delete", "erase", "recover"):
+            name, length = rng.randrange(5), rng.choice(_LENGTHS if phase == "recover" else (0, *_LENGTHS))
             tell(b"s", name, length)
-            tokens = small_stores.tokens_of(50_000 + name, length)
-            store.session(f"session {name}").save(tokens, small_stores.kv_of(tokens))
+            _set_session(store, name, length, erase=phase == "erase")
             tell(b"S", name, length)
         elif chance < 0.75 and phase in ("delete", "erase"):
             tell(b"d", older)
@@ -137,9 +143,25 @@ def work(path: Path, phase: str, rng: random.Random, first: int, tell: Teller, c
     return store
 
 
+def _set_session(store: KVStore, name: int, length: int, erase: bool) -> None:
+    """Saves a session of so many tokens; deletes it where there are none."""
+    session, tokens = store.session(f"session {name}"), small_stores.tokens_of(50_000 + name, max(1, length))
+    if length:
+        session.save(tokens, small_stores.kv_of(tokens))
+    else:
+        session.delete(blocks=True, erase=erase)
+
+
 def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, tell: Teller, count: int) -> KVStore:
     """Puts families, and deletes what their members are coded against, which stand alone then."""
+
+    def flush() -> None:
+        tell(b"f")
+        store.flush()
+        tell(b"F")
+
     store = KVStore(path, family_stores.IDENTITY, config(phase), fs=tell)
+    tell(b"o")
     for family in range(first, first + count):
         for number in range(family * _FAMILY, family * _FAMILY + 1 + _MEMBERS):
             tokens = _member(number)
@@ -147,11 +169,9 @@ def _work_on_families(path: Path, phase: str, rng: random.Random, first: int, te
             family_stores.put(store, tokens)
             tell(b"P", number, len(tokens))
             if number % _FAMILY == 0 and rng.random() < 0.5:
-                store.flush()
-                tell(b"F")
+                flush()
         if rng.random() < 0.8:
-            store.flush()
-            tell(b"F")
+            flush()
         gone = family if rng.random() < 0.7 else rng.randrange(first, family + 1)
         number = gone * _FAMILY + (0 if rng.random() < 0.8 else rng.randrange(1, _MEMBERS))
         tell(b"d", number)
