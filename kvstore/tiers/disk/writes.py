@@ -6,6 +6,7 @@ A group of records becomes visible in this order: bytes written, segments synced
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import OutOfSpace
 
 _PLACE_ATTEMPTS = 4
+# A group waits so long in all for gets that still read segments in which nothing lives any more.
+_READERS_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,9 @@ class DiskWrites(DiskErase):
     def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
         placed: list[tuple[SealedRecord, Extent]] = []
         self._make_room(len(sealed))
+        patient_until = time.monotonic() + _READERS_S
         for record in sealed:
-            extent = self._place(padded(record.header.record_bytes))
+            extent = self._place(padded(record.header.record_bytes), patient_until)
             if extent is None:
                 self.metrics.add(Metric.DROPPED_NO_SPACE)
             else:
@@ -182,7 +186,7 @@ class DiskWrites(DiskErase):
             return []
         return placed
 
-    def _place(self, nbytes: int) -> Extent | None:
+    def _place(self, nbytes: int, patient_until: float) -> Extent | None:
         for _ in range(_PLACE_ATTEMPTS):
             try:
                 with self._lock:
@@ -191,7 +195,7 @@ class DiskWrites(DiskErase):
                     return self._placed(nbytes)
                 self._reclaim()
             except (OutOfSpace, CatalogError):
-                continue
+                self._await_readers(patient_until)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     # A failing disk is no reason to evict anything.
@@ -201,6 +205,17 @@ class DiskWrites(DiskErase):
                 self.metrics.add(Metric.DISK_FULL, because=error)
                 self.segments.max_segments = len(self.segments.by_number)
         return None
+
+    def _await_readers(self, until: float) -> None:
+        """Returns once a segment that only its readers keep is free, or if there is none; at the latest at `until`, of
+        `time.monotonic`."""
+        with self._lock:
+            before = self.segments.available()
+            waits = bool(self.segments.lingering)
+        while waits and time.monotonic() < until:
+            time.sleep(0.001)
+            with self._lock:
+                waits = self.segments.available() <= before and bool(self.segments.lingering)
 
     def _commit(self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[SessionChange]) -> bool:
         if not (entries or gone or sessions):
