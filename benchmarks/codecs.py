@@ -200,7 +200,6 @@ def all_in(rows: Rows, name: str, case: Case, profile: Profile) -> None:
     assert isinstance(case.coder, StoreBlocks)
     raw, stored = case.values.nbytes, case.coder.record_bytes()
     section = sum(array.nbytes for array in profile.section("lossless").values())
-    rows.add(name, "bits_per_value", 8 * case.coder.coded_bytes() / case.values.size, "bits")
     rows.add(name, "ratio_records", raw / stored, "x")
     rows.add(name, "ratio_records_and_profile_per_GiB", raw / (stored + section * raw / GIB), "x")
     rows.add(name, "profile_bytes", section, "bytes")
@@ -274,6 +273,7 @@ def measure(rows: Rows, cases: Cases, pools: Pools, rounds: int, suffix: str = "
         check(name, case)
         raw, copy = case.values.nbytes, seconds[copy_name(case)]
         rows.add(name + suffix, "ratio", raw / case.coder.coded_bytes(), "x")
+        rows.add(name + suffix, "bits_per_value", 8 * case.coder.coded_bytes() / case.values.size, "bits")
         for way in ("encode", "decode"):
             spent = seconds[f"{name} {way}"]
             rows.add(name + suffix, f"{way}_GBps", raw / spent / 1e9, "GB/s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,26 @@ def needs_profile(codec: str) -> bool:
 
 
 def profile_path(
-    model: Any, tokenizer: Any, given: Path | None = None, windows: int = WINDOWS, text: str | None = None
+    model: Any,
+    tokenizer: Any,
+    given: Path | None = None,
+    windows: int = WINDOWS,
+    text: str | None = None,
+    parts: Sequence[str] = PARTS,
 ) -> Path:
-    """`given`, or the file that calibration makes, minutes at first. text: by default conversations not for tests."""
+    """`given`, or the file that calibration makes, minutes at first. text: by default conversations not for tests.
+    parts: the sections."""
     if given is not None:
         return given
     identity = ModelIdentity.from_transformers(model, tokenizer)
     words = calibration_text(windows * LENGTH * CHARACTERS) if text is None else text[: windows * LENGTH * CHARACTERS]
-    key = hashlib.sha256(identity.digest + " ".join(PARTS).encode() + words.encode()).hexdigest()[:16]
+    key = hashlib.sha256(identity.digest + " ".join(parts).encode() + words.encode()).hexdigest()[:16]
     path = FOLDER / f"{key}-{windows}.kvprofile"
     try:
         Profile.load(path, identity)
     except ProfileError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=PARTS)
+        calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=parts)
     return path
 
 

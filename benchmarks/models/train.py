@@ -87,7 +87,8 @@ class Run:
         begin, recipe = time.perf_counter(), self.recipe
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(recipe, self.step)
-        loss = self.loss(batch_of(self.stream, self.step, recipe.batch, recipe.length, recipe.seed))
+        ids = batch_of(self.stream, self.step, recipe.batch, recipe.length, recipe.seed)
+        loss = self.loss(ids[:, : recipe.length_at(self.step) + 1])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()

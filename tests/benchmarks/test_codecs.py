@@ -84,7 +84,11 @@ def test_every_case_has_its_figures(kv: Any, tmp_path: Path) -> None:
     cases = {row["case"] for row in rows}
     blocks = {f"{name}/bf16/KV/store-blocks{end}" for name in ("raw", "zstd") for end in ("", "/2threads")}
     assert cases == blocks | {"memcpy/bf16/KV", "memcpy/bf16/KV/2threads"}
-    metrics = {"ratio", *(f"{way}_{what}" for way in ("encode", "decode") for what in ("GBps", "share_of_memcpy"))}
+    metrics = {
+        "ratio",
+        "bits_per_value",
+        *(f"{way}_{what}" for way in ("encode", "decode") for what in ("GBps", "share_of_memcpy")),
+    }
     for case in blocks:
         assert {row["metric"] for row in rows if row["case"] == case} == metrics
     ratio = [row["value"] for row in rows if row["case"].startswith("raw") and row["metric"] == "ratio"]

@@ -16,6 +16,8 @@ import numpy as np
 from benchmarks.peers.codecs.base import Bytes, CodecPeer
 from benchmarks.peers.codecs.data import Values
 from kvstore.codecs import BlockInfo, Codec, KVView
+from kvstore.codecs.delta import DeltaCodec, DonorRows
+from kvstore.codecs.donor.spans import Span
 from kvstore.core.record import padded, payload_offset
 
 Blocks = list[tuple[BlockInfo, KVView]]
@@ -112,6 +114,42 @@ class StoreBlocks:
             info, target = self._targets[number]
             sizes = self._sizes[number]
             self._codec.decode(info, self._slots[number][: sum(sizes)], sizes, target)
+
+
+class Members:
+    """The donor codec on blocks whose rows all stand in donors: the same tokens behind another beginning.
+
+    donors: of each block. shift: how much further its tokens stand than the donor's.
+    """
+
+    def __init__(
+        self, codec: DeltaCodec, blocks: Blocks, donors: Sequence[KVView], shift: int, targets: Blocks
+    ) -> None:
+        self._codec, self._blocks, self._donors, self._targets = codec, blocks, donors, targets
+        self._rows = [
+            [DonorRows.of(Span(0, info.count, 0, 0, shift), donor)]
+            for (info, _), donor in zip(blocks, donors, strict=True)
+        ]
+        self._out = [memoryview(touched(codec.bound(info))) for info, _ in blocks]
+        self._sizes: list[tuple[int, ...]] = [()] * len(blocks)
+        self.encode()
+
+    def encode(self) -> None:
+        for number, (info, view) in enumerate(self._blocks):
+            sizes = self._codec.encode(info, view, self._rows[number], self._out[number])
+            if sizes is None:
+                raise RuntimeError(f"donor: {len(self._out[number])} bytes, its bound, did not do")
+            self._sizes[number] = sizes
+
+    def decode(self) -> None:
+        for number, (info, target) in enumerate(self._targets):
+            sizes = self._sizes[number]
+            self._codec.decode(info, self._out[number][: sum(sizes)], sizes, [self._donors[number]], target)
+
+    restore = decode
+
+    def coded_bytes(self) -> int:
+        return sum(map(sum, self._sizes))
 
 
 class PeerTensors:

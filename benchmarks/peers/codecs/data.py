@@ -91,11 +91,11 @@ class RealKV:
         return RealKV(replace(self.layout, dtype=dtype), self.ids, values, self.tiled)
 
 
-def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None) -> RealKV:
+def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None, window: int = WINDOW) -> RealKV:
     """At least `nbytes` of them, in whole blocks, from consecutive windows of text. Prefills for seconds.
 
-    text: a file; by default conversations that nothing is calibrated on. After a minute of prefill, or at the end of
-    the text, the windows are repeated.
+    window: tokens of one. text: a file; by default conversations that nothing is calibrated on. After a minute of
+    prefill, or at the end of the text, the windows are repeated.
     """
     characters = max(1 << 16, nbytes // 1024)
     words = measured_text(text, characters)
@@ -105,7 +105,7 @@ def real_kv(nbytes: int, model: Any, tokenizer: Any, text: Path | None) -> RealK
         raise SystemExit(f"the text has fewer than {BLOCK} tokens")
     begin, have, windows = time.perf_counter(), 0, []
     while have < nbytes and stream and time.perf_counter() - begin < PREFILL_S:
-        ids, stream = stream[:WINDOW], stream[WINDOW:]
+        ids, stream = stream[:window], stream[window:]
         with torch.inference_mode():
             # Without a config every layer of it keeps all tokens: what the blocks of a growing sequence hold.
             cache = DynamicCache()
