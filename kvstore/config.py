@@ -78,7 +78,7 @@ class StoreConfig:
         donor_step: code such blocks with loss, in steps of this share of the size of the values (0.5 is a good one);
             only for identities whose codec_family is not "exact". None: bit for bit.
 
-    Codecs of host and disk: "raw", "splitzip" (as fast as memory), "entropy" (a seventh smaller, some milliseconds
+    Codecs of host and disk: "raw", "splitzip" (the fastest), "entropy" (a seventh smaller, some milliseconds
     slower), "zstd"; with a profile also "predictive", and the lossy "predictive@0.75" (bits a value) and "aqua@2" (3,
     4). "auto" is splitzip for the host tier; for the disk it is predictive if there is a profile that has it, else
     entropy.
