@@ -107,13 +107,13 @@ bench: setup
 	mkdir -p build/bench
 	for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json build/bench/$$name.json; done
 
-# The models to measure on besides SmolLM2, trained at first (a quarter of an hour each, on two cores); then what the
-# codecs and deduplication make of the caches of all four. A model that a benchmark cannot take is named and left out.
+# The models to measure on besides SmolLM2, trained at first (five minutes of a core each); then what the codecs, the
+# store and deduplication make of the caches of all four. A model that a benchmark cannot take is named and left out.
 MODELS ?= smollm2 llama3 gemma3 deepseek3
 models: setup
 	mkdir -p build/bench
 	$(PY) -m benchmarks.models --json build/bench/models.json
-	for model in $(MODELS); do for name in codecs dtypes quality dedup; do \
+	for model in $(MODELS); do for name in layouts codecs dtypes quality dedup; do \
 	  $(PY) -m benchmarks.$$name --model $$model --json build/bench/$$name-$$model.json || echo "$$name $$model: left out"; \
 	done; done
 

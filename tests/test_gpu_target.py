@@ -136,6 +136,14 @@ def test_what_pytest_says_is_counted() -> None:
     assert gpu.outcomes(text) == {"passed": 1, "skipped": 1, "failed": ["b", "c"]}
 
 
+@pytest.mark.parametrize(
+    ("status", "why"), [(0, ""), (1, r"they need a C\+\+17 compiler.*"), (124, "it took longer than .*")]
+)
+def test_why_nothing_was_built_is_said(status: int, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_status", lambda *_: status)
+    assert re.fullmatch(why, gpu.why_not_built({}))
+
+
 def test_tests_that_were_skipped_or_never_ran_have_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tests.xml"
 

@@ -29,6 +29,7 @@ FOLDER = ROOT / "build" / "gpu"
 LIST = ROOT / "ci" / "gpu-wheels.txt"
 TOTAL_S, BUILD_S, TESTS_S = 580.0, 200.0, 180.0
 FAILED, NO_GPU, MISSING = 1, 3, 4
+TOO_LONG = 124
 # On its own, so that a torch that crashes takes nothing with it.
 LOOK = "import sys; sys.path.insert(0, '.'); from benchmarks import gpu; print('why:', gpu.why_no_gpu() or '')"
 
@@ -53,8 +54,9 @@ def main() -> None:
             MISSING,
             f"missing: {', '.join(missing)}; run `make gpu-wheels` with a network, and carry {args.wheels} here",
         )
-    if not build(env):
-        end(MISSING, "the extension modules cannot be built; they need a C++17 compiler and Python's headers")
+    why = why_not_built(env)
+    if why:
+        end(MISSING, f"the extension modules cannot be built: {why}")
     tests = run_tests(env, FOLDER / "tests.xml", args.dry_run)
     left = TOTAL_S - (time.monotonic() - begin)
     report = measure(env, args, left) | {"tests": tests}
@@ -136,10 +138,13 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(folder / "site"), *([given] if given else [])])}
 
 
-def build(env: Mapping[str, str]) -> bool:
-    """Builds the extension modules for this Python; does little where they are built."""
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    return _status(command, env, BUILD_S) == 0
+def why_not_built(env: Mapping[str, str]) -> str:
+    """Builds the extension modules for this Python, which takes seconds where they are built. Returns nothing, or why
+    it failed."""
+    status = _status([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], env, BUILD_S)
+    if status == TOO_LONG:
+        return f"it took longer than {BUILD_S:.0f} s; call again, what is built stays"
+    return "they need a C++17 compiler and Python's headers" if status else ""
 
 
 def run_tests(env: Mapping[str, str], junit: Path, dry: bool) -> dict[str, Any]:
@@ -182,13 +187,13 @@ def measure(env: Mapping[str, str], args: argparse.Namespace, seconds: float) ->
 
 
 def _status(command: Sequence[str], env: Mapping[str, str], limit_s: float) -> int:
-    """The exit status of a program, whose output is shown; 124 where it takes longer than its limit."""
+    """The exit status of a program, whose output is shown; TOO_LONG where it takes longer than its limit."""
     print("+", " ".join(command), flush=True)
     try:
         return subprocess.run(command, cwd=ROOT, env=dict(env), timeout=max(1.0, limit_s)).returncode
     except subprocess.TimeoutExpired:
         print(f"took longer than {limit_s:.0f} s", file=sys.stderr)
-        return 124
+        return TOO_LONG
 
 
 if __name__ == "__main__":
