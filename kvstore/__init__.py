@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,27 +19,76 @@ if TYPE_CHECKING:
     from kvstore.core.identity import ModelIdentity
     from kvstore.core.layout import KVLayout, LayerLayout
     from kvstore.core.results import ClusterInfo, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+    from kvstore.errors import (
+        BlocksLost,
+        CodecError,
+        ConfigError,
+        CorruptStore,
+        DiskError,
+        FormatVersion,
+        IdentityMismatch,
+        KVStoreError,
+        LayoutMismatch,
+        ProfileError,
+        ReadOnlyStore,
+        StoreBusy,
+        StoreClosed,
+        StoreForked,
+        StoreLocked,
+        StoreNotFound,
+        UnknownCodec,
+        UnsupportedCache,
+        UnsupportedLength,
+        UnsupportedModel,
+    )
+    from kvstore.residency.inventory import Inventory, SequenceInfo
     from kvstore.session import Session
     from kvstore.store import KVStore
+    from kvstore.stored import stored_identity
+
+    __version__: str
 
 __all__ = [
     "Approximate",
     "BlockExplanation",
+    "BlocksLost",
     "ClusterInfo",
+    "CodecError",
+    "ConfigError",
+    "CorruptStore",
+    "DiskError",
     "EraseResult",
     "Explanation",
     "FlushResult",
+    "FormatVersion",
     "Hit",
+    "IdentityMismatch",
+    "Inventory",
     "KVLayout",
     "KVStore",
+    "KVStoreError",
     "LayerLayout",
+    "LayoutMismatch",
     "ModelIdentity",
+    "ProfileError",
     "PutResult",
+    "ReadOnlyStore",
     "Reason",
+    "SequenceInfo",
     "Session",
     "SessionInfo",
+    "StoreBusy",
+    "StoreClosed",
     "StoreConfig",
+    "StoreForked",
+    "StoreLocked",
+    "StoreNotFound",
     "TierConfig",
+    "UnknownCodec",
+    "UnsupportedCache",
+    "UnsupportedLength",
+    "UnsupportedModel",
+    "stored_identity",
 ]
 
 _HOMES = {
@@ -48,8 +98,32 @@ _HOMES = {
     "core.results": ("ClusterInfo", "EraseResult", "FlushResult", "Hit", "PutResult", "SessionInfo"),
     "core.identity": ("ModelIdentity",),
     "core.layout": ("KVLayout", "LayerLayout"),
+    "errors": (
+        "BlocksLost",
+        "CodecError",
+        "ConfigError",
+        "CorruptStore",
+        "DiskError",
+        "FormatVersion",
+        "IdentityMismatch",
+        "KVStoreError",
+        "LayoutMismatch",
+        "ProfileError",
+        "ReadOnlyStore",
+        "StoreBusy",
+        "StoreClosed",
+        "StoreForked",
+        "StoreLocked",
+        "StoreNotFound",
+        "UnknownCodec",
+        "UnsupportedCache",
+        "UnsupportedLength",
+        "UnsupportedModel",
+    ),
+    "residency.inventory": ("Inventory", "SequenceInfo"),
     "session": ("Session",),
     "store": ("KVStore",),
+    "stored": ("stored_identity",),
 }
 
 
@@ -57,6 +131,8 @@ logging.getLogger("kvstore").addHandler(logging.NullHandler())  # what to do wit
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("kvstore")
     for module, names in _HOMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(f"kvstore.{module}"), name)

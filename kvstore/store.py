@@ -10,10 +10,8 @@ from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
 from kvstore.core.ending import Ending, check_may_open
-from kvstore.core.explanation import Explanation
 from kvstore.core.identity import ModelIdentity
-from kvstore.core.keys import namespace_digest
-from kvstore.core.results import ClusterInfo, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.results import EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
@@ -21,18 +19,15 @@ from kvstore.log import EventLog
 from kvstore.metrics import Metric, Metrics
 from kvstore.open import open_engine
 from kvstore.read.get import GetRequest
-from kvstore.residency.check import CheckReport
+from kvstore.reports import StoreReports
 from kvstore.residency.lifecycle import CallGuard, SlowCall
 from kvstore.session import Session, SessionStore
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.write.plan import PutRequest
 from kvstore.write.put import PutPath
 
-# About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.
-_RADIUS_BITS = 256.0
 
-
-class KVStore:
+class KVStore(StoreReports):
     """A persistent, tiered store of KV caches. Thread-safe; a context manager.
 
     One process writes; any number of processes may read the same store meanwhile. In the examples of the methods
@@ -232,26 +227,6 @@ class KVStore:
         ids, digest = as_tokens(tokens), self._digest(namespace)
         return self._calls.run(self._lookup.depth, digest, ids)
 
-    def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
-        """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
-
-        Reads no payload, and nothing counts as used. Of the blocks that left since the store was opened, the last
-        16,384 are known by their reason. The answer counts other namespaces that have the block: it is for whoever
-        runs the store. Caches of another identity cannot be in it: opening it as another raises `IdentityMismatch`.
-
-        Args:
-            tokens, namespace: as of `put`.
-
-        Returns:
-            An `Explanation`. Damage to a payload shows once a get has met it.
-
-        Raises:
-            ValueError: bad tokens or namespace.
-        """
-        self._calls.check()
-        ids, digest = as_tokens(tokens), self._digest(namespace)
-        return self._calls.run(self._engine.explainer.explain, digest, ids)
-
     def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
         """Bring the stored prefix from disk into the host tier, in the background.
 
@@ -371,7 +346,7 @@ class KVStore:
         with self._slow("flush"):
             return self._calls.run(put_path.flush)
 
-    # ---- sessions and clusters -----------------------------------------------------------------------------------
+    # ---- sessions ------------------------------------------------------------------------------------------------
 
     def session(self, name: str, *, namespace: bytes = b"") -> Session:
         """Return a handle on the session with this name, which need not exist yet.
@@ -399,61 +374,6 @@ class KVStore:
         """
         rows = self._calls.run(self._engine.sessions.all, self.identity.layout.bytes_per_token)
         return sorted(rows, key=lambda row: row.last_use, reverse=True)
-
-    def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
-        """Return groups of stored sequences that are alike, the largest group first.
-
-        The first call with a radius looks at all sequences; from then on the groups are kept up to date.
-
-        Args:
-            radius_bits: how far a sequence may be from the most probable one of its group, in bits of what the two do
-                not have in common, by the probabilities of the trie (docs/semantic.md).
-            namespace: only sequences of this one; default is all.
-
-        Raises:
-            ValueError: the radius is not above 0, or the namespace is malformed.
-
-        Example:
-            >>> [len(cluster.members) for cluster in store.clusters()]
-            [1]
-        """
-        self._calls.check()
-        digest = None if namespace is None else self._digest(namespace)
-        return self._calls.run(self._engine.own.run, self._engine.clusters.clusters, float(radius_bits), digest)
-
-    # ---- state ---------------------------------------------------------------------------------------------------
-
-    def stats(self) -> dict[str, Any]:
-        """Return sizes and counters as plain numbers.
-
-        Returns:
-            "index", "families", "content", "queue", "sessions", "buffers", one entry for each tier, and "counters",
-            which only grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry is counted.
-
-        Example:
-            >>> store.stats()["counters"]["put_tokens"]
-            3
-        """
-        return self._calls.run(self._engine.stats)
-
-    def check(self, deep: bool = False) -> CheckReport:
-        """Compare everything that the store says of itself: index, tiers, catalog, segments, families, pins, sessions.
-
-        Repairs nothing. Other calls go on; a put or delete waits while one look is taken, and what is only under way is
-        looked at again before it is reported.
-
-        Args:
-            deep: also read every record on disk and verify its checksums, keys and tokens. Takes time in proportion to
-                the bytes on disk; otherwise to the number of records.
-
-        Returns:
-            What was found; `problems` is empty if all is well.
-
-        Example:
-            >>> store.check(deep=True).problems
-            ()
-        """
-        return self._calls.run(self._engine.checker(self._calls).check, deep)
 
     def close(self) -> FlushResult:
         """Write what is queued, durably, and close the store; waits for the calls of other threads.
@@ -492,9 +412,3 @@ class KVStore:
         if self._engine.put_path is None:
             raise ReadOnlyStore("the store was opened with read_only=True; open it for writing in one process")
         return self._engine.put_path
-
-    def _digest(self, namespace: bytes) -> bytes:
-        digest = namespace_digest(namespace)
-        if self.config.namespaces and bytes(namespace) not in self.config.namespaces:
-            raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
-        return digest

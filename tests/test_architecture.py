@@ -46,6 +46,7 @@ LAYERS = [
     {"kvstore.approximate"},
     {"kvstore.session"},
     {"kvstore.open"},
+    {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.integrations"},

@@ -187,13 +187,14 @@ def test_the_examples_of_a_module_are_so(name: str, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def _described(example: str, folder: Path) -> Iterator[dict[str, Any]]:
     """What the examples of the methods of a class take as given, as its docstring says."""
-    if not example.startswith(("kvstore.store.KVStore.", "kvstore.session.Session.")):
+    stores = ("kvstore.store.KVStore.", "kvstore.reports.StoreReports.")
+    if not example.startswith((*stores, "kvstore.session.Session.")):
         yield {}
         return
     identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
     kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
     with KVStore(folder, identity) as store:
-        if example.startswith("kvstore.store."):
+        if example.startswith(stores):
             store.put([11, 12, 13], kv)
             yield {"store": store, "kv": kv}
         else:

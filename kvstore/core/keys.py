@@ -10,11 +10,20 @@ from kvstore.core.tokens import Tokens
 MAX_NAMESPACE_BYTES = 4096
 
 
+class NamespaceDigest(bytes):
+    """What stands for a namespace whose name is not known: 32 bytes, as an inventory of a store names it.
+
+    Example:
+        >>> namespace_digest(NamespaceDigest(bytes(32))) == bytes(32)
+        True
+    """
+
+
 def namespace_digest(namespace: bytes) -> bytes:
     """Return 32 bytes that stand for a namespace.
 
     Args:
-        namespace: at most 4096 bytes.
+        namespace: at most 4096 bytes; a `NamespaceDigest` stands for itself.
 
     Raises:
         ValueError: the namespace is too long, or not bytes.
@@ -26,6 +35,10 @@ def namespace_digest(namespace: bytes) -> bytes:
     if not isinstance(namespace, bytes | bytearray | memoryview):
         raise ValueError(f"namespace: expected bytes, found {type(namespace).__name__}")
     data = bytes(namespace)
+    if isinstance(namespace, NamespaceDigest):
+        if len(data) != 32:
+            raise ValueError(f"namespace: a digest has 32 bytes, found {len(data)}")
+        return data
     if len(data) > MAX_NAMESPACE_BYTES:
         raise ValueError(f"namespace: expected at most {MAX_NAMESPACE_BYTES} bytes, found {len(data)}")
     return hash_fields(b"namespace", data)

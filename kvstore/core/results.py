@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvstore.core.keys import NamespaceDigest, namespace_digest
+
 if TYPE_CHECKING:
     import torch
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from kvstore.core.layout import KVLayers, KVLayout
     from kvstore.core.states import State
     from kvstore.core.tokens import Tokens
+
+
+_NO_NAME = NamespaceDigest(namespace_digest(b""))
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class SessionInfo:
         tokens: length of its sequence.
         bytes: raw size of its cache.
         last_use: unix seconds.
+        namespace: digest of its namespace; `KVStore.session` takes it as `namespace`.
 
     Example:
         >>> SessionInfo("alice", tokens=100, bytes=51200, last_use=1.7e9).id
@@ -102,6 +108,7 @@ class SessionInfo:
     tokens: int
     bytes: int
     last_use: float
+    namespace: NamespaceDigest = _NO_NAME
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ class ApproximateLayers(tuple[Any, ...]):
     is_approximate = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hit:
     """A stored prefix and its cache.
 
@@ -164,6 +171,8 @@ class Hit:
         >>> hit = Hit(tokens=3, tiers={"disk": 3}, seconds=0.001, layers=layers)
         >>> hit.nbytes, hit.approximate
         (384, False)
+        >>> hit
+        Hit(tokens=3, tiers={disk 3}, seconds=0.0010, 0.0 MiB in 1 layers)
         >>> hit.cache().get_seq_length()
         3
     """
@@ -183,6 +192,13 @@ class Hit:
     def __post_init__(self) -> None:
         if self.exact_tokens < 0:
             object.__setattr__(self, "exact_tokens", self.tokens)
+
+    def __repr__(self) -> str:
+        """Everything but the tensors: a hit may stand in a log."""
+        tiers = ", ".join(f"{name} {count}" for name, count in self.tiers.items())
+        more = f", exact_tokens={self.exact_tokens}, kl={self.kl:.2g}" if self.approximate else ""
+        size = f"{self.nbytes / (1 << 20):.1f} MiB in {len(self.layers)} layers"
+        return f"Hit(tokens={self.tokens}, tiers={{{tiers}}}, seconds={self.seconds:.4f}, {size}{more})"
 
     @property
     def approximate(self) -> bool:

@@ -18,7 +18,7 @@ def as_tokens(tokens: Any) -> Tokens:
     """Return token ids as a contiguous uint32 array, without a copy if they are one.
 
     Args:
-        tokens: at least one token id, 1-D integers in [0, 2**32), any array-like or a tensor.
+        tokens: at least one token id, `[n]` or `[1, n]` integers in [0, 2**32), any array-like or a tensor.
 
     Raises:
         ValueError: tokens are anything else.
@@ -35,6 +35,8 @@ def as_tokens(tokens: Any) -> Tokens:
         raise ValueError(f"tokens: {error}") from error
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"tokens: expected a 1-D array of integers, found {type(tokens).__name__}") from error
+    if array.ndim == 2 and len(array) == 1:  # a batch of one, as tokenizers return it
+        array = array[0]
     if array.ndim != 1:
         raise ValueError(f"tokens: expected one dimension, found shape {array.shape}")
     if array.size == 0:

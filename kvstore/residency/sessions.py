@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvstore.config import StoreConfig
+from kvstore.core.keys import NamespaceDigest
 from kvstore.core.results import SessionInfo
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
 from kvstore.core.tokens import Tokens
@@ -126,12 +127,20 @@ class SessionTable:
             recent = {key: record for key, (record, _) in self._recent.items()}
         now = time.time()
         rows = [
-            SessionInfo(head.name, head.length, head.length * bytes_per_token, head.used)
+            SessionInfo(
+                head.name, head.length, head.length * bytes_per_token, head.used, NamespaceDigest(head.namespace)
+            )
             for head in self._stored()
             if not 0.0 < head.expiry <= now and not (recent and head.key in recent)
         ]
         rows += [
-            SessionInfo(record.name, len(record.tokens), len(record.tokens) * bytes_per_token, record.used)
+            SessionInfo(
+                record.name,
+                len(record.tokens),
+                len(record.tokens) * bytes_per_token,
+                record.used,
+                NamespaceDigest(record.namespace),
+            )
             for record in recent.values()
             if record is not None and not _is_over(record)
         ]

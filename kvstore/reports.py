@@ -1,0 +1,147 @@
+"""What a store says of itself: sizes, contents, why a get ends where it ends, and whether all of it agrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.config import StoreConfig
+from kvstore.core.explanation import Explanation
+from kvstore.core.keys import namespace_digest
+from kvstore.core.results import ClusterInfo
+from kvstore.core.tokens import as_tokens
+from kvstore.open import Engine
+from kvstore.read.lookup import Lookup
+from kvstore.residency.check import CheckReport
+from kvstore.residency.inventory import Inventory, inventory_of
+from kvstore.residency.lifecycle import CallGuard
+
+# About a paragraph by a model's probabilities, sixteen tokens where nothing is known of them.
+_RADIUS_BITS = 256.0
+
+
+class StoreReports:
+    """The part of `KVStore` that changes nothing and returns no caches. Thread-safe, as `KVStore` is."""
+
+    config: StoreConfig
+    _calls: CallGuard
+    _engine: Engine
+    _lookup: Lookup
+
+    def __len__(self) -> int:
+        """Return how many blocks are stored.
+
+        Example:
+            >>> len(store)
+            1
+        """
+        return int(self._calls.run(self._engine.residency.index.stats)["records"])
+
+    def __bool__(self) -> bool:
+        """A store is true, also while it is empty."""
+        return True
+
+    def __contains__(self, tokens: Any) -> bool:
+        """Return whether all of a sequence is stored, in the namespace b"". Counts as no use.
+
+        Example:
+            >>> [11, 12, 13] in store, [11, 12, 99] in store
+            (True, False)
+        """
+        self._calls.check()
+        ids, digest = as_tokens(tokens), self._digest(b"")
+        return self._calls.run(self._lookup.depth, digest, ids) == len(ids)
+
+    def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
+        """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
+
+        Reads no payload, and nothing counts as used. Of the blocks that left since the store was opened, the last
+        16,384 are known by their reason. The answer counts other namespaces that have the block: it is for whoever
+        runs the store. Caches of another identity cannot be in it: opening it as another raises `IdentityMismatch`.
+
+        Args:
+            tokens, namespace: as of `put`.
+
+        Returns:
+            An `Explanation`. Damage to a payload shows once a get has met it.
+
+        Raises:
+            ValueError: bad tokens or namespace.
+        """
+        self._calls.check()
+        ids, digest = as_tokens(tokens), self._digest(namespace)
+        return self._calls.run(self._engine.explainer.explain, digest, ids)
+
+    def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
+        """Return groups of stored sequences that are alike, the largest group first.
+
+        The first call with a radius looks at all sequences; from then on the groups are kept up to date.
+
+        Args:
+            radius_bits: how far a sequence may be from the most probable one of its group, in bits of what the two do
+                not have in common, by the probabilities of the trie (docs/semantic.md).
+            namespace: only sequences of this one; default is all.
+
+        Raises:
+            ValueError: the radius is not above 0, or the namespace is malformed.
+
+        Example:
+            >>> [len(cluster.members) for cluster in store.clusters()]
+            [1]
+        """
+        self._calls.check()
+        digest = None if namespace is None else self._digest(namespace)
+        return self._calls.run(self._engine.own.run, self._engine.clusters.clusters, float(radius_bits), digest)
+
+    def inventory(self) -> Inventory:
+        """Return every stored sequence, and what its blocks take. Reads no payload, and nothing counts as used.
+
+        Takes time in proportion to the number of blocks; other calls go on.
+
+        Example:
+            >>> [sequence.tokens.tolist() for sequence in store.inventory().sequences]
+            [[11, 12, 13]]
+        """
+        self._calls.check()
+        return self._calls.run(self._inventory)
+
+    def _inventory(self) -> Inventory:
+        self._lookup.refresh()
+        return inventory_of(self._engine.residency)
+
+    def stats(self) -> dict[str, Any]:
+        """Return sizes and counters as plain numbers.
+
+        Returns:
+            "index", "families", "content", "queue", "sessions", "buffers", one entry for each tier, and "counters",
+            which only grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry is counted.
+
+        Example:
+            >>> store.stats()["counters"]["put_tokens"]
+            3
+        """
+        return self._calls.run(self._engine.stats)
+
+    def check(self, deep: bool = False) -> CheckReport:
+        """Compare everything that the store says of itself: index, tiers, catalog, segments, families, pins, sessions.
+
+        Repairs nothing. Other calls go on; a put or delete waits while one look is taken, and what is only under way is
+        looked at again before it is reported.
+
+        Args:
+            deep: also read every record on disk and verify its checksums, keys and tokens. Takes time in proportion to
+                the bytes on disk; otherwise to the number of records.
+
+        Returns:
+            What was found; `problems` is empty if all is well.
+
+        Example:
+            >>> store.check(deep=True).problems
+            ()
+        """
+        return self._calls.run(self._engine.checker(self._calls).check, deep)
+
+    def _digest(self, namespace: bytes) -> bytes:
+        digest = namespace_digest(namespace)
+        if self.config.namespaces and bytes(namespace) not in self.config.namespaces:
+            raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
+        return digest

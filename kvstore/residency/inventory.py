@@ -1,0 +1,149 @@
+"""What is stored, as sequences: which there are, what their blocks take, and which beginnings they share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from kvstore.codecs.registry import codec_label
+from kvstore.config import PAGE_BYTES
+from kvstore.core.keys import NamespaceDigest
+from kvstore.core.tokens import Tokens
+from kvstore.residency.residency import Residency
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """A stored sequence that nothing continues, or that a state or a window ends at.
+
+    Attributes:
+        tokens: `[n]` uint32.
+        namespace: digest of its namespace; every call of the store takes it as `namespace`.
+        blocks: how many blocks it has, shared ones included.
+        bytes: what these take on disk; 0 for what is in memory alone.
+        expires: end of its life in unix seconds, 0 for never.
+        pinned: whether it is kept from eviction.
+
+    Example:
+        >>> SequenceInfo(np.zeros(3, np.uint32), NamespaceDigest(bytes(32)), blocks=1, bytes=4096).pinned
+        False
+    """
+
+    tokens: Tokens
+    namespace: NamespaceDigest
+    blocks: int
+    bytes: int
+    expires: float = 0.0
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """A beginning that several sequences have in common.
+
+    Attributes:
+        tokens: `[n]` uint32.
+        namespace: digest of its namespace.
+        sequences: how many begin with it.
+
+    Example:
+        >>> SharedPrefix(np.zeros(64, np.uint32), NamespaceDigest(bytes(32)), sequences=3).saved_tokens
+        128
+    """
+
+    tokens: Tokens
+    namespace: NamespaceDigest
+    sequences: int
+
+    @property
+    def saved_tokens(self) -> int:
+        """How many tokens are not stored a second time."""
+        return (self.sequences - 1) * len(self.tokens)
+
+
+@dataclass(frozen=True)
+class CodecUse:
+    """What is on disk in one codec. records: how many; tokens: of them; bytes: what they take, whole pages."""
+
+    records: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What `KVStore.inventory` returns.
+
+    Attributes:
+        sequences: the longest first.
+        prefixes: what more than one sequence begins with, by the tokens that this saves.
+        codecs: what is on disk, by the name of its codec.
+    """
+
+    sequences: tuple[SequenceInfo, ...] = ()
+    prefixes: tuple[SharedPrefix, ...] = ()
+    codecs: dict[str, CodecUse] = field(default_factory=dict)
+
+
+def inventory_of(residency: Residency) -> Inventory:
+    """Look at every record of the index; what leaves meanwhile is left out. Raises `CatalogError`."""
+    sizes, codecs = _on_disk(residency)
+    index, found, paths = residency.index, list[SequenceInfo](), list[list[int]]()
+    for record in index.counts()[0].tolist():
+        leaf = index.leaf(record)
+        if leaf is None and not residency.coverage.has_states(record) and not residency.coverage.cut(record):
+            continue
+        try:
+            namespace, tokens = index.path(record)
+        except KeyError:
+            continue
+        match = index.match(namespace, tokens, touch=False)
+        path = [number for number in match.records.tolist() if number]
+        if leaf is not None:
+            paths.append(path)
+        taken = sum(sizes.get(number, 0) for number in path)
+        expires, pinned = residency.expiry(record), residency.is_pinned(record)
+        found.append(SequenceInfo(tokens, NamespaceDigest(namespace), len(path), taken, expires, pinned))
+    found.sort(key=lambda sequence: (-len(sequence.tokens), sequence.namespace, sequence.tokens.tobytes()))
+    uses = Counter(record for path in paths for record in path)
+    next_uses: dict[int, int] = {}
+    for path in paths:
+        for record, after in pairwise(path):
+            next_uses[record] = max(next_uses.get(record, 0), uses[after])
+    return Inventory(tuple(found), tuple(_shared(residency, uses, next_uses)), codecs)
+
+
+def _on_disk(residency: Residency) -> tuple[dict[int, int], dict[str, CodecUse]]:
+    """Bytes by record, and what is in each codec."""
+    if residency.disk is None:
+        return {}, {}
+    rows = residency.disk.catalog.scan().entries
+    nbytes = rows["pages"].astype(np.int64) * PAGE_BYTES
+    codecs = {}
+    for number in np.unique(rows["codec"]).tolist():
+        here = rows["codec"] == number
+        tokens = int(rows["count"][here].sum(dtype=np.int64))
+        codecs[codec_label(number)] = CodecUse(int(here.sum()), tokens, int(nbytes[here].sum()))
+    return dict(zip(rows["record"].tolist(), nbytes.tolist(), strict=True)), codecs
+
+
+def _shared(residency: Residency, uses: Counter[int], next_uses: dict[int, int]) -> list[SharedPrefix]:
+    """The longest beginning of each set of sequences that have one in common.
+
+    Args:
+        uses: by record, how many sequences have it.
+        next_uses: by record, the most uses of a record that follows it.
+    """
+    found = []
+    for record, count in uses.items():
+        if count < 2 or next_uses.get(record, 0) == count:
+            continue
+        try:
+            namespace, tokens = residency.index.path(record)
+        except KeyError:
+            continue
+        found.append(SharedPrefix(tokens, NamespaceDigest(namespace), count))
+    return sorted(found, key=lambda prefix: -prefix.saved_tokens)
