@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvstore.core.explanation import BlockExplanation, Explanation, Reason
     from kvstore.core.identity import ModelIdentity
     from kvstore.core.layout import KVLayout, LayerLayout
-    from kvstore.core.results import ClusterInfo, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+    from kvstore.core.results import ClusterInfo, CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
     from kvstore.errors import (
         BlocksLost,
         CodecError,
@@ -54,6 +54,7 @@ __all__ = [
     "BlocksLost",
     "ClusterInfo",
     "CodecError",
+    "CompactResult",
     "ConfigError",
     "CorruptStore",
     "DiskError",
@@ -95,7 +96,7 @@ _HOMES = {
     "core.approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
     "core.explanation": ("BlockExplanation", "Explanation", "Reason"),
-    "core.results": ("ClusterInfo", "EraseResult", "FlushResult", "Hit", "PutResult", "SessionInfo"),
+    "core.results": ("ClusterInfo", "CompactResult", "EraseResult", "FlushResult", "Hit", "PutResult", "SessionInfo"),
     "core.identity": ("ModelIdentity",),
     "core.layout": ("KVLayout", "LayerLayout"),
     "errors": (

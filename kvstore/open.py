@@ -12,12 +12,12 @@ from kvstore.approximate.assemble import Assembler
 from kvstore.codecs.profile import ProfileFile
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
-from kvstore.core.results import FlushResult
+from kvstore.core.results import CompactResult, FlushResult
 from kvstore.core.workers import Workers
 from kvstore.dedup.donor_cache import DonorReader
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.read.decode import BlockDecoder
 from kvstore.read.explain import Explainer
 from kvstore.read.fetch import Fetcher
@@ -92,6 +92,21 @@ class Engine:
     def abandon(self) -> int:
         """Write nothing any more, for time has run out; return how many blocks were not written."""
         return self.put_path.queue.abandon() if self.put_path is not None else 0
+
+    def compact(self, move: bool) -> CompactResult:
+        """See `KVStore.compact`."""
+        metrics, disk = self.residency.metrics, self.residency.disk
+        before = [metrics[Metric.EXPIRED_RECORDS], metrics[Metric.DISK_MOVED_RECORDS]]
+        self.residency.expire()
+        freed = 0
+        if disk is not None:
+            disk.expire_sessions()
+            freed = disk.compact(move)
+        expired, moved = (
+            int(metrics[metric] - old)
+            for metric, old in zip((Metric.EXPIRED_RECORDS, Metric.DISK_MOVED_RECORDS), before, strict=True)
+        )
+        return CompactResult(freed, moved, expired)
 
     def stats(self) -> dict[str, Any]:
         """See `KVStore.stats`."""

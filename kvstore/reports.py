@@ -106,7 +106,7 @@ class StoreReports:
 
     def _inventory(self) -> Inventory:
         self._lookup.refresh()
-        return inventory_of(self._engine.residency)
+        return inventory_of(self._engine.residency, self._lookup.layout.is_grouped, self._lookup.depth)
 
     def stats(self) -> dict[str, Any]:
         """Return sizes and counters as plain numbers.

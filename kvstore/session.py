@@ -28,6 +28,7 @@ class SessionStore:
         slow: notes how long a call takes.
         put: as `KVStore.put`, with the digest of the namespace and the session's key and record, durable together.
         get: as `KVStore.get`, with the digest of the namespace.
+        depth: as `KVStore.contains`, with the digest of the namespace.
     """
 
     read_only: bool
@@ -37,10 +38,15 @@ class SessionStore:
     slow: Callable[[str], SlowCall]
     put: Callable[[Any, Any, bytes, Any, float | None, bool, tuple[bytes, SessionRecord]], PutResult]
     get: Callable[[Any, bytes, int | None, Any, int | None], Hit | None]
+    depth: Callable[[bytes, Tokens], int]
 
     def note(self, key: bytes, record: SessionRecord | None) -> None:
         """Replace the record of a key, or with None forget it."""
         self.calls.run(self.put_path().note, key, record)
+
+    def stored(self, namespace: bytes, tokens: Tokens) -> int:
+        """Return how many leading tokens are stored."""
+        return self.calls.run(self.depth, namespace, tokens)
 
     def record(self, key: bytes) -> SessionRecord | None:
         """Return the record of a key, None if there is none."""
@@ -129,14 +135,43 @@ class Session:
             3
         """
         ids = as_tokens(tokens)
-        now = time.time()
-        created = self._store.created(self._key)
+        record = self._new_record(ids, ttl, pin)
+        return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
+
+    def point_to(self, tokens: Any, *, ttl: float | None = None) -> int:
+        """Make the session stand for these tokens, whose cache is stored already, or will be computed again.
+
+        Durable after `flush()`.
+
+        Args:
+            tokens: see `KVStore.put`.
+            ttl: seconds after which the session is forgotten.
+
+        Returns:
+            How many leading tokens are stored: what `resume` returns.
+
+        Raises:
+            ValueError: tokens or ttl are malformed.
+            ConfigError: this session alone would take more than all of them may. Nothing is changed.
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> session.point_to([11, 12, 13, 14])
+            3
+        """
+        ids = as_tokens(tokens)
+        record = self._new_record(ids, ttl, False)
+        self._store.sessions.check(record)
+        self._store.note(self._key, record)
+        return self._store.stored(self._namespace, ids)
+
+    def _new_record(self, ids: Tokens, ttl: float | None, pin: bool) -> SessionRecord:
+        now, created = time.time(), self._store.created(self._key)
         kept = ids.copy()
         kept.flags.writeable = False  # `tokens` hands it out
-        record = SessionRecord(
+        return SessionRecord(
             self.id, self._namespace, kept, now if created is None else created, now, 0, end_of_life(ttl), bool(pin)
         )
-        return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
     def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
         """Return the cache of the session, or the longest prefix of it that is still stored.

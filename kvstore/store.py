@@ -11,7 +11,7 @@ from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
 from kvstore.core.ending import Ending, check_may_open
 from kvstore.core.identity import ModelIdentity
-from kvstore.core.results import EraseResult, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
@@ -346,6 +346,28 @@ class KVStore(StoreReports):
         with self._slow("flush"):
             return self._calls.run(put_path.flush)
 
+    def compact(self, *, move: bool = True) -> CompactResult:
+        """Give space back to the file system, without evicting anything. Durable on return.
+
+        What has expired is removed, and files of segments that hold nothing are deleted. The catalog's file becomes
+        smaller when the store is opened the next time.
+
+        Args:
+            move: also move the records of segments that are partly empty together. Takes time in proportion to what is
+                moved; other writes wait.
+
+        Raises:
+            ReadOnlyStore: the store was opened with read_only=True.
+            DiskError: the disk refuses; nothing is lost.
+
+        Example:
+            >>> store.compact().moved_records
+            0
+        """
+        put_path = self._put_path()
+        put_path.flush()
+        return self._calls.run(put_path.whole, self._engine.compact, move)
+
     # ---- sessions ------------------------------------------------------------------------------------------------
 
     def session(self, name: str, *, namespace: bytes = b"") -> Session:
@@ -360,7 +382,14 @@ class KVStore(StoreReports):
         """
         self._calls.check()
         store = SessionStore(
-            self.read_only, self._calls, self._engine.sessions, self._put_path, self._slow, self._put, self._get
+            self.read_only,
+            self._calls,
+            self._engine.sessions,
+            self._put_path,
+            self._slow,
+            self._put,
+            self._get,
+            self._lookup.depth,
         )
         return Session(store, name, self._digest(namespace))
 

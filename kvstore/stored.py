@@ -32,7 +32,7 @@ def stored_identity(path: str | os.PathLike[str], *, fs: FileSystem | None = Non
         >>> from kvstore import KVStore
         >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     KVStore(folder, identity).close()
+        ...     closed = KVStore(folder, identity).close()
         ...     stored_identity(folder) == identity
         True
     """

@@ -49,6 +49,7 @@ LAYERS = [
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
+    {"kvstore.transfer"},
     {"kvstore.integrations"},
     {"kvstore.calibration"},
     {"kvstore.cli"},

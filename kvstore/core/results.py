@@ -89,6 +89,25 @@ class EraseResult:
 
 
 @dataclass(frozen=True)
+class CompactResult:
+    """What `KVStore.compact` did.
+
+    Attributes:
+        freed_bytes: of files that were deleted.
+        moved_records: records that lie elsewhere now.
+        expired_records: records whose time to live was over.
+
+    Example:
+        >>> CompactResult(freed_bytes=1 << 26, moved_records=3, expired_records=0).freed_bytes
+        67108864
+    """
+
+    freed_bytes: int
+    moved_records: int
+    expired_records: int
+
+
+@dataclass(frozen=True)
 class SessionInfo:
     """One row of `KVStore.sessions()`.
 

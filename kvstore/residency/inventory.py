@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from kvstore.residency.residency import Residency
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """A stored sequence that nothing continues, or that a state or a window ends at.
+    """A stored sequence.
 
     Attributes:
         tokens: `[n]` uint32.
@@ -78,42 +79,61 @@ class Inventory:
     """What `KVStore.inventory` returns.
 
     Attributes:
-        sequences: the longest first.
+        sequences: those that nothing continues, the longest first.
         prefixes: what more than one sequence begins with, by the tokens that this saves.
         codecs: what is on disk, by the name of its codec.
+        ends: of a layout with windows or states, the beginnings of sequences that can be gone on from, block by block.
     """
 
     sequences: tuple[SequenceInfo, ...] = ()
     prefixes: tuple[SharedPrefix, ...] = ()
     codecs: dict[str, CodecUse] = field(default_factory=dict)
+    ends: tuple[SequenceInfo, ...] = ()
 
 
-def inventory_of(residency: Residency) -> Inventory:
-    """Look at every record of the index; what leaves meanwhile is left out. Raises `CatalogError`."""
+def inventory_of(residency: Residency, is_grouped: bool, usable: Callable[[bytes, Tokens], int]) -> Inventory:
+    """Look at every record of the index; what leaves meanwhile is left out.
+
+    Args:
+        residency: of the store.
+        is_grouped: whether the layout has windows or states.
+        usable: how many leading tokens of a sequence can be had, by the digest of its namespace.
+
+    Raises:
+        CatalogError: the catalog cannot be read.
+    """
     sizes, codecs = _on_disk(residency)
-    index, found, paths = residency.index, list[SequenceInfo](), list[list[int]]()
+    index, found, ends, paths = residency.index, list[SequenceInfo](), list[SequenceInfo](), list[list[int]]()
     for record in index.counts()[0].tolist():
         leaf = index.leaf(record)
-        if leaf is None and not residency.coverage.has_states(record) and not residency.coverage.cut(record):
+        if leaf is None and not is_grouped:
             continue
         try:
             namespace, tokens = index.path(record)
         except KeyError:
             continue
+        if leaf is None and usable(namespace, tokens) < len(tokens):
+            continue
         match = index.match(namespace, tokens, touch=False)
         path = [number for number in match.records.tolist() if number]
-        if leaf is not None:
-            paths.append(path)
         taken = sum(sizes.get(number, 0) for number in path)
         expires, pinned = residency.expiry(record), residency.is_pinned(record)
-        found.append(SequenceInfo(tokens, NamespaceDigest(namespace), len(path), taken, expires, pinned))
-    found.sort(key=lambda sequence: (-len(sequence.tokens), sequence.namespace, sequence.tokens.tobytes()))
+        sequence = SequenceInfo(tokens, NamespaceDigest(namespace), len(path), taken, expires, pinned)
+        if leaf is None:
+            ends.append(sequence)
+        else:
+            found.append(sequence)
+            paths.append(path)
     uses = Counter(record for path in paths for record in path)
     next_uses: dict[int, int] = {}
     for path in paths:
         for record, after in pairwise(path):
             next_uses[record] = max(next_uses.get(record, 0), uses[after])
-    return Inventory(tuple(found), tuple(_shared(residency, uses, next_uses)), codecs)
+    return Inventory(_sorted(found), tuple(_shared(residency, uses, next_uses)), codecs, _sorted(ends))
+
+
+def _sorted(found: list[SequenceInfo]) -> tuple[SequenceInfo, ...]:
+    return tuple(sorted(found, key=lambda each: (-len(each.tokens), each.namespace, each.tokens.tobytes())))
 
 
 def _on_disk(residency: Residency) -> tuple[dict[int, int], dict[str, CodecUse]]:

@@ -136,6 +136,9 @@ class FileSystem:
     def mkdir(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
 
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
     def names(self, path: str) -> list[str]:
         return os.listdir(path)
 
@@ -206,6 +209,20 @@ def make_directory(fs: FileSystem, path: str) -> None:
     for parent in missing[1:]:
         with contextlib.suppress(PermissionError):  # a parent that may not be read cannot be synced
             fs.sync_directory(parent)
+
+
+def remove_tree(fs: FileSystem, path: str) -> None:
+    """Remove a folder and all in it, without following links; nothing if it is not there. Raises `OSError`."""
+    try:
+        kind = fs.kind(path)
+    except FileNotFoundError:
+        return
+    if kind != "a folder":
+        fs.unlink(path)
+        return
+    for name in fs.names(path):
+        remove_tree(fs, os.path.join(path, name))
+    fs.rmdir(path)
 
 
 def _is_there(fs: FileSystem, path: str) -> bool:

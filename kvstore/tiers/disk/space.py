@@ -166,6 +166,30 @@ class DiskSpace:
             while not self._measured(True, self._budget.fits, len(self.segments.by_number)) and self._give_up_one():
                 pass
 
+    def compact(self, move: bool) -> int:
+        """Delete the files of empty segments; with `move`, first move what lies in partly empty ones together. Nothing
+        is evicted. Durable on return; returns the bytes of the files that are gone."""
+        with self._write_lock:
+            with self._lock:
+                self.segments.available()  # what was read when it became empty may be free by now
+                before, full = self.segments.file_bytes, self._config.segment_bytes - PAGE_BYTES
+                needed, tries = -(-self.segments.live_bytes // full), len(self.segments.by_number)
+            for _ in range(tries if move else 0):
+                if self.segments.used <= max(1, needed):
+                    break
+                try:
+                    self._empty_a_segment()
+                except OutOfSpace:
+                    break
+                except OSError as error:
+                    self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+                    break
+            with self._lock:
+                most, self.segments.max_segments = self.segments.max_segments, self.segments.used
+                self.segments.shed()
+                self.segments.max_segments = most
+                return before - self.segments.file_bytes
+
     def _most_segments(self, records: int = 0) -> int:
         """How many segments there may be when so many new records are to be written; as many as now if this process has
         no descriptor left to measure it."""

@@ -1,0 +1,34 @@
+"""The `kvstore` command: what an operator does with a store without writing Python.
+
+`commands` lists the commands, which stand in files of one or a few that belong together; `output` prints, `errors` has
+the exit codes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; the entry point of the package. Ends with `SystemExit`.
+
+    Args:
+        arguments: default is those of the process.
+    """
+    try:
+        from kvstore.cli.commands import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich", "typer"):
+            raise
+        print(f"error: the command needs {error.name}; pip install 'kvstore[cli]'", file=sys.stderr)
+        raise SystemExit(1) from None
+    app(arguments)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from kvstore.cli.commands import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,67 @@
+"""What a command ends with: one line for each mistake of the user, and the exit codes (docs/cli.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from kvstore.cli.output import err, print_json
+from kvstore.errors import (
+    CorruptStore,
+    FormatVersion,
+    IdentityMismatch,
+    KVStoreError,
+    StoreLocked,
+    StoreNotFound,
+)
+
+OK, FAILED, USAGE, DAMAGED, LOCKED, MISSING, FOREIGN = range(7)
+_CODES = (
+    (StoreNotFound, MISSING),
+    (StoreLocked, LOCKED),
+    (CorruptStore, DAMAGED),
+    (IdentityMismatch, FOREIGN),
+    (FormatVersion, FOREIGN),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """Return the exit code for an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+
+
+@contextmanager
+def told(as_json: bool = False, interrupted: str = "interrupted") -> Iterator[None]:
+    """Tell the user's mistakes in one line, with an exit code. Any other error is a bug and keeps its traceback.
+
+    Args:
+        as_json: print an object with "error" instead of the line.
+        interrupted: what to say when the user stops the command.
+    """
+    try:
+        yield
+    except (KVStoreError, ValueError) as error:
+        text, kind, code = str(error), type(error).__name__, code_of(error)
+        if not isinstance(error, KVStoreError) and type(error) is not ValueError:
+            raise
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        kind, code = type(error).__name__, FAILED
+    except KeyboardInterrupt:
+        text, kind, code = interrupted, "Interrupted", FAILED
+    else:
+        return
+    line = " ".join(text.split())
+    if as_json:
+        print_json({"error": line, "kind": kind, "exit_code": code})
+    else:
+        err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def leave(code: int) -> None:
+    """End the command with a code, if it is not 0."""
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,45 @@
+"""`check` and `verify`: whether a store agrees with itself, without or with reading every record."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from kvstore.cli import stores
+from kvstore.cli.errors import DAMAGED, OK, leave, told
+from kvstore.cli.output import AsJson, line, print_json
+from kvstore.residency.check import CheckReport
+
+
+def check(store: stores.Store, as_json: AsJson = False) -> None:
+    """Compare index, catalog and segments with each other. Reads no payload and repairs nothing."""
+    with told(as_json), stores.reading(store) as opened:
+        report = opened.check()
+        counters = opened.stats()["counters"]
+    _tell(report, counters, as_json)
+
+
+def verify(store: stores.Store, as_json: AsJson = False) -> None:
+    """Read every record and compare checksums, keys and tokens, too. Repairs nothing."""
+    with told(as_json), stores.reading(store) as opened:
+        report = opened.check(deep=True)
+        counters = opened.stats()["counters"]
+    _tell(report, counters, as_json)
+
+
+def _tell(report: CheckReport, counters: dict[str, int | float], as_json: bool) -> None:
+    # What opening left out because it was damaged is not in the books any more.
+    lost = [
+        f"{count} {name.replace('_', ' ')}"
+        for name, count in counters.items()
+        if name.startswith("damaged_") or name in ("lost_entries", "unreachable_records", "lost_members")
+    ]
+    problems = [*report.problems, *lost]
+    code = DAMAGED if problems else OK
+    if as_json:
+        print_json({**asdict(report), "problems": problems, "ok": not problems, "exit_code": code})
+    else:
+        for problem in problems:
+            line(problem)
+        read = f", {report.verified_records} of them read" if report.verified_records else ""
+        line(f"{len(problems)} problems; {report.disk_records} records{read}, {report.sessions} sessions")
+    leave(code)

@@ -1,0 +1,179 @@
+"""`ls`, `inspect`, `explain` and `stats`: what is stored, and why a get returns what it returns."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli import stores
+from kvstore.cli.errors import told
+from kvstore.cli.output import AsJson, line, print_json, size, table
+from kvstore.residency.inventory import SequenceInfo
+from kvstore.store import KVStore
+
+_FIRST = 8  # tokens of a sequence that are printed
+
+
+def ls(
+    store: stores.Store,
+    namespace: stores.Namespace = None,
+    limit: Annotated[int, typer.Option(help="Most sequences to print; 0 for all.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List stored sequences, the longest first."""
+    with told(as_json), stores.reading(store) as opened:
+        wanted = stores.namespace_of(namespace)
+        found = [s for s in opened.inventory().sequences if wanted is None or s.namespace == wanted]
+        rows = [_sequence(each) for each in found[: limit or None]]
+    document = {"store": str(store), "sequences": rows, "count": len(found)}
+    if as_json:
+        print_json(document)
+        return
+    columns = ("tokens", "blocks", "bytes", "expires", "pinned", "namespace", "begins")
+    if rows:
+        table(columns, [[row[name] if name != "bytes" else size(row[name]) for name in columns] for row in rows])
+    line(f"{len(found)} sequences" + (f", {len(rows)} shown" if len(rows) < len(found) else ""))
+
+
+def _sequence(found: SequenceInfo) -> dict[str, Any]:
+    expires = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.expires)) if found.expires else None
+    return {
+        "tokens": len(found.tokens),
+        "blocks": found.blocks,
+        "bytes": found.bytes,
+        "expires": expires,
+        "pinned": found.pinned,
+        "namespace": stores.namespace_label(found.namespace),
+        "begins": found.tokens[:_FIRST].tolist(),
+    }
+
+
+def inspect(
+    store: stores.Store,
+    top: Annotated[int, typer.Option(help="How many shared beginnings to print.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Say whose store it is, its layout, tiers, codecs and sizes, and what its sequences have in common."""
+    with told(as_json), stores.reading(store) as opened:
+        document = _facts(opened, top)
+    if as_json:
+        print_json(document)
+        return
+    identity, disk = document["identity"], document["disk"]
+    line(f"{store}: {identity['model'] or 'a model without a name'} {identity['revision']}".rstrip())
+    table(("", ""), [(name, identity[name]) for name in ("weights", "tokenizer", "codec_family", "shard")])
+    table(("", ""), [(name, document["layout"][name]) for name in document["layout"]], title="layout")
+    kept = ("records", "tokens", "bytes", "raw_bytes", "file_bytes", "used_bytes", "catalog_bytes", "segments", "holes")
+    table(("", ""), [(k, size(disk[k]) if k.endswith("bytes") else int(disk[k])) for k in kept], title="disk")
+    rows = [(name, use["records"], use["tokens"], size(use["bytes"])) for name, use in document["codecs"].items()]
+    table(("codec", "records", "tokens", "bytes"), rows)
+    if document["prefixes"]:
+        rows = [(p["tokens"], p["sequences"], p["saved_tokens"], p["begins"]) for p in document["prefixes"]]
+        table(("shared tokens", "sequences", "saved tokens", "begins"), rows)
+    line(f"{document['sequences']} sequences, {document['sessions']} sessions")
+
+
+def _facts(store: KVStore, top: int) -> dict[str, Any]:
+    found, stats, layout = store.inventory(), store.stats(), store.identity.layout
+    fields = store.identity.fields()
+    del fields["layout"]
+    return {
+        "store": store.path,
+        "identity": fields,
+        "layout": {
+            "layers": len(layout.layers),
+            "dtype": layout.dtype,
+            "bytes_per_token": layout.bytes_per_token,
+            "kinds": ", ".join(
+                sorted({layer.kind for layer in layout.layers} | ({"state"} if layout.states else set()))
+            ),
+            "block_tokens": store.config.block_tokens,
+            "segment_bytes": store.config.segment_bytes,
+            "rope": layout.rope,
+        },
+        "disk": stats["disk"],
+        "tiers": {name: stats[name] for name in ("device", "host", "disk")},
+        "codecs": {name: asdict(use) for name, use in found.codecs.items()},
+        "sequences": len(found.sequences),
+        "sessions": stats["sessions"]["sessions"],
+        "prefixes": [
+            {
+                "tokens": len(prefix.tokens),
+                "sequences": prefix.sequences,
+                "saved_tokens": prefix.saved_tokens,
+                "namespace": stores.namespace_label(prefix.namespace),
+                "begins": prefix.tokens[:_FIRST].tolist(),
+            }
+            for prefix in found.prefixes[:top]
+        ],
+    }
+
+
+def explain(
+    store: stores.Store,
+    tokens: stores.TokenList = None,
+    tokens_file: stores.TokenFile = None,
+    text: stores.PlainText = None,
+    tokenizer: stores.TokenizerFolder = None,
+    namespace: stores.Namespace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a get of a sequence returns what it returns, block by block."""
+    with told(as_json):
+        ids = stores.given_tokens(tokens, tokens_file, text, tokenizer)
+        with stores.reading(store) as opened:
+            found = opened.explain(ids, namespace=stores.namespace_of(namespace) or b"")
+    blocks = [{**asdict(block), "reason": block.reason.value} for block in found.blocks]
+    if as_json:
+        print_json({"asked": found.asked, "tokens": found.tokens, "reason": found.reason.value, "blocks": blocks})
+    else:
+        line(str(found))
+
+
+def stats(
+    store: stores.Store,
+    watch: Annotated[float, typer.Option(help="Look again after so many seconds, until stopped; 0: look once.")] = 0.0,
+    count: Annotated[int, typer.Option(help="With --watch: stop after so many looks; 0: go on.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Print sizes, and what opening found. A process's own counters are in its `store.stats()` and metrics."""
+    with told(as_json), stores.reading(store) as opened:
+        looks, before = 0, None
+        while True:
+            opened.contains([0])  # a reader takes in what the writer did
+            found = opened.stats()
+            disk = opened.inventory().codecs
+            found["disk"] |= {
+                "records": sum(use.records for use in disk.values()),
+                "tokens": sum(use.tokens for use in disk.values()),
+                "bytes": sum(use.bytes for use in disk.values()),
+            }
+            looks += 1
+            _print_stats(found, before, as_json)
+            before = found
+            if not watch or looks == count:
+                return
+            time.sleep(watch)
+
+
+def _print_stats(found: dict[str, Any], before: dict[str, Any] | None, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    if before is not None:
+        disk, old = found["disk"], before["disk"]
+        line(
+            f"{time.strftime('%H:%M:%S')}  {disk['records']:,} records ({disk['records'] - old['records']:+,}), "
+            f"{disk['tokens']:,} tokens, {size(disk['bytes'])}, {found['sessions']['sessions']:,} sessions"
+        )
+        return
+    rows = [
+        (f"{part}.{name}", value)
+        for part, values in found.items()
+        for name, value in values.items()
+        if not isinstance(value, dict)
+    ]
+    table(("", ""), rows)

@@ -1,0 +1,105 @@
+"""How commands print: a document as JSON, or the same for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+out, err = Console(), Console(stderr=True)
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_UNITS["ti"] = 1 << 40
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one line of JSON to the standard output."""
+    sys.stdout.write(json.dumps(document, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def line(text: str) -> None:
+    """Print one line for people, as it is."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print a table; numbers stand on the right."""
+    body = [[_cell(value) for value in row] for row in rows]
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, name in enumerate(columns):
+        right = bool(body) and all(row[number][1] for row in body)
+        made.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in body:
+        made.add_row(*(Text(text) for text, _ in row))
+    out.print(made)
+
+
+def _cell(value: object) -> tuple[str, bool]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value), False
+    return (f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"), True
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes for people.
+
+    Example:
+        >>> size(3 << 20), size(512)
+        ('3.0 MiB', '512 B')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if nbytes < 1024 or unit == "TiB":
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return ""
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes such as 4GiB, 500MB or 1048576. Raises `ValueError`.
+
+    Example:
+        >>> parse_size("4GiB"), parse_size("1.5 kB")
+        (4294967296, 1500)
+    """
+    number = text.strip().lower().removesuffix("b")
+    unit = number.lstrip("0123456789. ").strip()
+    try:
+        found = int(float(number.removesuffix(unit)) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no size; write a number with B, kB, MB, GB, KiB, MiB, GiB or TiB") from None
+    if found <= 0:
+        raise ValueError(f"{text!r} is no size; write a number above 0")
+    return found
+
+
+class Bars:
+    """A progress bar for every kind of work, in the order in which they begin."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not total:
+            self._bars.console.print(what)
+        elif what in self._tasks:
+            self._bars.update(self._tasks[what], completed=done, total=total)
+        else:
+            self._tasks[what] = self._bars.add_task(what, completed=done, total=total)
+
+
+@contextmanager
+def progress_bars(hidden: bool = False) -> Iterator[Bars]:
+    """Bars on the standard error; hidden, or not on a terminal: none are drawn."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=hidden or not err.is_terminal) as bars:
+        yield Bars(bars)

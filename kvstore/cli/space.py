@@ -1,0 +1,115 @@
+"""`gc`, `compact`, `evict` and `erase`: giving space back. They open the store for writing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli import stores
+from kvstore.cli.errors import told
+from kvstore.cli.output import AsJson, line, parse_size, print_json, size
+from kvstore.stored import stored_bytes
+
+Really = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only said what would be done.")]
+
+
+def gc(store: stores.Store, as_json: AsJson = False) -> None:
+    """Remove what has expired or cannot be reached, and the files of empty segments. Evicts nothing."""
+    _compact(store, False, as_json)
+
+
+def compact(store: stores.Store, as_json: AsJson = False) -> None:
+    """Do what gc does, and also move records of half empty segments together. Evicts nothing."""
+    _compact(store, True, as_json)
+
+
+def _compact(store: stores.Store, move: bool, as_json: bool) -> None:
+    with told(as_json):
+        with stores.writing(store) as opened:
+            done = opened.compact(move=move)
+            found = {k: int(v) for k, v in opened.stats()["counters"].items() if k in _FOUND}
+        document = {**asdict(done), **found, "used_bytes": stored_bytes(store)}
+    if as_json:
+        print_json(document)
+        return
+    more = "".join(f", {count} {name.replace('_', ' ')}" for name, count in found.items())
+    line(
+        f"{size(done.freed_bytes)} given back; {done.expired_records} records expired, "
+        f"{done.moved_records} moved{more}; the store takes {size(document['used_bytes'])}"
+    )
+
+
+_FOUND = ("unreachable_records", "lost_entries", "damaged_entries", "stale_readers", "catalog_compacted")
+
+
+def evict(
+    store: stores.Store,
+    to: Annotated[str, typer.Option(help="What the folder may take, such as 4GiB.")],
+    as_json: AsJson = False,
+) -> None:
+    """Evict the least recently used sequences until the store takes no more than a size; pins stay."""
+    with told(as_json):
+        budget, before = parse_size(to), stored_bytes(store)
+        with stores.writing(store, budget) as opened:
+            evicted = int(opened.stats()["counters"].get("disk_evicted_records", 0))
+            records = len(opened)
+        document = {"before": before, "after": stored_bytes(store), "evicted_records": evicted, "records": records}
+    if as_json:
+        print_json(document)
+        return
+    line(f"{evicted} records evicted, {records} left; {size(before)} before, {size(document['after'])} now")
+
+
+def erase(
+    store: stores.Store,
+    tokens: stores.TokenList = None,
+    tokens_file: stores.TokenFile = None,
+    text: stores.PlainText = None,
+    tokenizer: stores.TokenizerFolder = None,
+    session: Annotated[str | None, typer.Option(help="A session, with its cache.")] = None,
+    whole_namespace: Annotated[bool, typer.Option("--whole-namespace", help="All of --namespace.")] = False,
+    namespace: stores.Namespace = None,
+    yes: Really = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a sequence, a session or a namespace, and overwrite it in every file of the store."""
+    with told(as_json):
+        named = tokens is not None or tokens_file is not None or text is not None
+        if sum((named, session is not None, whole_namespace)) != 1:
+            raise ValueError("name one of a sequence (--tokens, --tokens-file, --text), --session, --whole-namespace")
+        if whole_namespace and namespace is None:
+            raise ValueError("--whole-namespace: name it with --namespace; an empty text is the one without a name")
+        ids = stores.given_tokens(tokens, tokens_file, text, tokenizer) if named else None
+        space = stores.namespace_of(namespace) or b""
+        if not yes:
+            with stores.reading(store) as opened:
+                there = _there(opened, ids, session, space)
+            document: dict[str, Any] = {"erased": False, "blocks": there, "hint": "repeat with --yes to erase"}
+        else:
+            with stores.writing(store) as opened:
+                if session is not None:
+                    done = opened.session(session, namespace=space).delete(blocks=True, erase=True)
+                elif whole_namespace:
+                    done = opened.delete_namespace(space, erase=True)
+                else:
+                    done = opened.delete(ids, namespace=space, erase=True)
+            document = {"erased": True, **asdict(done)}
+    if as_json:
+        print_json(document)
+    elif yes:
+        line(
+            f"{document['removed_blocks']} blocks erased; {document['kept_blocks']} stay, for others share or pin them"
+        )
+    else:
+        line(f"{document['blocks']} blocks and what continues them would be erased; repeat with --yes")
+
+
+def _there(opened: Any, ids: Any, session: str | None, space: bytes) -> int:
+    if session is not None:
+        ids = opened.session(session, namespace=space).tokens
+    if ids is not None:
+        return -(-opened.contains(ids, namespace=space) // opened.config.block_tokens) if len(ids) else 0
+    digest = space or stores.namespace_of("")
+    return sum(each.blocks for each in opened.inventory().sequences if each.namespace == digest)

@@ -1,0 +1,99 @@
+"""How commands open a store: by its folder alone. What only looks opens it for reading, beside its writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvstore.config import StoreConfig
+from kvstore.core.keys import NamespaceDigest, namespace_digest
+from kvstore.core.tokens import Tokens, as_tokens
+from kvstore.store import KVStore
+from kvstore.stored import stored_identity
+from kvstore.transfer.portable import READING, writing_config
+
+Store = Annotated[Path, typer.Argument(help="Folder of the store.", metavar="STORE", show_default=False)]
+Namespace = Annotated[
+    str | None, typer.Option(help="Name of the namespace, or digest:HEX as `inspect` prints it.", show_default=False)
+]
+TokenList = Annotated[str | None, typer.Option("--tokens", help="Token ids, separated by commas.")]
+TokenFile = Annotated[Path | None, typer.Option("--tokens-file", help="File of token ids, of commas or spaces.")]
+PlainText = Annotated[str | None, typer.Option("--text", help="Text; needs --tokenizer.")]
+TokenizerFolder = Annotated[Path | None, typer.Option("--tokenizer", help="Folder of the model's tokenizer.")]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[KVStore]:
+    """An open store that is only read; its writer may go on."""
+    with KVStore(path, stored_identity(path), READING, read_only=True) as store:
+        yield store
+
+
+@contextmanager
+def writing(path: Path, disk_bytes: int | None = None) -> Iterator[KVStore]:
+    """An open store that may be changed.
+
+    Args:
+        path: of the store.
+        disk_bytes: its budget; None for one that evicts nothing.
+    """
+    identity = stored_identity(path)
+    config = writing_config(str(path))
+    if disk_bytes is not None:
+        config = replace(config, disk=replace(config.disk, bytes=disk_bytes))
+    with KVStore(path, identity, config) as store:
+        yield store
+
+
+def config_from(path: Path | None) -> StoreConfig:
+    """Return the settings of a TOML file; the defaults if there is none. Raises `ConfigError`."""
+    return StoreConfig() if path is None else StoreConfig.from_toml(path)
+
+
+def namespace_of(text: str | None) -> bytes | None:
+    """Return the namespace that an option names, None for none. Raises `ValueError`."""
+    if text is None:
+        return None
+    if not text.startswith("digest:"):
+        return NamespaceDigest(namespace_digest(text.encode()))
+    digest = bytes.fromhex(text.removeprefix("digest:"))
+    if len(digest) != 32:
+        raise ValueError(f"namespace: a digest has 64 hexadecimal digits, found {2 * len(digest)}")
+    return NamespaceDigest(digest)
+
+
+def namespace_label(digest: bytes) -> str:
+    """Return what `--namespace` takes for a digest; "" for the namespace without a name."""
+    return "" if digest == namespace_digest(b"") else f"digest:{digest.hex()}"
+
+
+def given_tokens(tokens: str | None, file: Path | None, text: str | None, tokenizer: Path | None) -> Tokens:
+    """Return the token ids that one of the options gives. Raises `ValueError`, `OSError`."""
+    if sum(each is not None for each in (tokens, file, text)) != 1:
+        raise ValueError("name the sequence with one of --tokens, --tokens-file or --text")
+    if text is not None:
+        if tokenizer is None:
+            raise ValueError("--text: needs --tokenizer, the folder of the model's tokenizer")
+        return as_tokens(load_tokenizer(tokenizer)(text).input_ids)
+    words = tokens if file is None else file.read_text(encoding="utf-8")
+    try:
+        return as_tokens([int(word) for word in (words or "").replace(",", " ").split()])
+    except ValueError as error:
+        raise ValueError(f"tokens: expected numbers separated by commas or spaces: {error}") from error
+
+
+def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
+    """Return the tokenizer in a folder. Raises `ValueError`."""
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError:
+        raise ValueError("a tokenizer needs transformers; pip install 'kvstore[transformers]'") from None
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: no tokenizer can be loaded ({str(error).splitlines()[0]})") from error

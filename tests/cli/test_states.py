@@ -1,0 +1,134 @@
+"""Every command on a store in every state: the exit code, one clear line, and JSON that is valid."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from clistores import STATES, TOKENS, held, make_stores
+from typer.testing import CliRunner
+
+from kvstore.cli import app
+from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK
+
+# name: (arguments, whether it opens the store for writing, codes that differ from those of its kind)
+EMPTY_FAILS = {"empty": FAILED}
+COMMANDS: dict[str, tuple[list[str], bool, dict[str, int]]] = {
+    "ls": (["ls", "STORE"], False, {}),
+    "inspect": (["inspect", "STORE"], False, {}),
+    "explain": (["explain", "STORE", "--tokens", TOKENS], False, {}),
+    "stats": (["stats", "STORE"], False, {}),
+    "stats --watch": (["stats", "STORE", "--watch", "0.001", "--count", "1"], False, {}),
+    "check": (["check", "STORE"], False, {}),
+    "verify": (["verify", "STORE"], False, {"damaged": DAMAGED}),
+    "gc": (["gc", "STORE"], True, {}),
+    "compact": (["compact", "STORE"], True, {}),
+    "evict": (["evict", "STORE", "--to", "3MiB"], True, {}),
+    "erase, only said": (["erase", "STORE", "--tokens", TOKENS], False, {}),
+    "erase": (["erase", "STORE", "--tokens", TOKENS, "--yes"], True, {}),
+    "erase session": (["erase", "STORE", "--session", "alice", "--yes"], True, {}),
+    "erase namespace": (["erase", "STORE", "--namespace", "apart", "--whole-namespace", "--yes"], True, {}),
+    "sessions ls": (["sessions", "ls", "STORE"], False, {}),
+    "sessions show": (["sessions", "show", "STORE", "alice"], False, EMPTY_FAILS),
+    "sessions fork": (["sessions", "fork", "STORE", "alice", "bob"], True, EMPTY_FAILS | {"unreadable": FAILED}),
+    "sessions rm": (["sessions", "rm", "STORE", "alice"], True, EMPTY_FAILS | {"unreadable": FAILED}),
+    "export": (["export", "STORE", "FILE"], False, {"damaged": DAMAGED}),
+    "export session": (["export", "STORE", "FILE", "--session", "alice"], False, EMPTY_FAILS | {"damaged": DAMAGED}),
+    "import": (["import", "STORE", "BUNDLE"], True, {"missing": OK, "other": OK}),
+    "backup": (["backup", "STORE", "FOLDER"], False, {"damaged": DAMAGED}),
+    "doctor": (["doctor", "--store", "STORE"], False, {"unreadable": OK}),
+}
+READING = {"unreadable": DAMAGED, "foreign": FOREIGN, "other": MISSING, "missing": MISSING}
+WRITING = {"locked": LOCKED, "foreign": FOREIGN, "other": MISSING, "missing": MISSING}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("stores")
+    make_stores(folder)
+    done = run("export", str(folder / "healthy"), str(folder / "bundle"))
+    assert done.exit_code == OK, done.output
+    with held(folder / "locked"):
+        yield folder
+
+
+def run(*arguments: str) -> Result:
+    """The command, in this process; a bug keeps its traceback."""
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "150"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def expected(command: str, state: str) -> int:
+    _, writes, other = COMMANDS[command]
+    return other.get(state, (WRITING if writes else READING).get(state, OK))
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_on_every_store(command: str, state: str, made: Path, tmp_path: Path) -> None:
+    arguments, writes, _ = COMMANDS[command]
+    store = made / state
+    if writes and state != "locked" and store.exists():
+        store = shutil.copytree(store, tmp_path / "store")
+    elif writes and state == "missing":
+        store = tmp_path / "missing"
+    places = {"STORE": store, "FILE": tmp_path / "file", "FOLDER": tmp_path / "folder", "BUNDLE": made / "bundle"}
+    given = [str(places.get(word, word)) for word in arguments]
+    code = expected(command, state)
+    as_json = run(*given, "--json")
+    document = json.loads(as_json.stdout)
+    assert as_json.exit_code == code, as_json.output
+    assert "error" not in document or document["exit_code"] == code
+    if "error" in document:
+        told = run(*given)
+        assert told.exit_code == code
+        assert told.stdout == ""
+        assert told.stderr.count("\n") == 1
+        assert told.stderr.startswith("error: ")
+        assert document["error"] in told.stderr
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"store", "missing", "file", "folder"}, "work folders are removed"
+
+
+def test_every_command_is_in_the_table() -> None:
+    """Those that take no store have tests of their own."""
+    there = {(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}
+    there |= {f"sessions {name}" for name in ("ls", "show", "fork", "rm")}
+    known = set(COMMANDS) | {"calibrate", "bench"}
+    assert {name.rstrip("_") for name in there} <= known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "STORE"], "name the sequence with one of --tokens, --tokens-file or --text"),
+        (["explain", "STORE", "--tokens", "a"], "expected numbers separated by commas or spaces"),
+        (["explain", "STORE", "--text", "a"], "--text: needs --tokenizer"),
+        (["explain", "STORE", "--text", "a", "--tokenizer", "nowhere"], "nowhere: no tokenizer can be loaded"),
+        (["evict", "STORE", "--to", "much"], "'much' is no size"),
+        (["evict", "STORE", "--to", "4KiB"], "disk.bytes"),
+        (["erase", "STORE"], "name one of a sequence"),
+        (["erase", "STORE", "--whole-namespace"], "name it with --namespace"),
+        (["ls", "STORE", "--namespace", "digest:00"], "64 hexadecimal digits"),
+        (["sessions", "show", "STORE", "nobody"], "session 'nobody' does not exist"),
+        (["export", "STORE", "FILE", "--session", "nobody"], "session 'nobody' does not exist"),
+        (["export", "STORE", "nowhere/file"], "there is no such folder"),
+        (["import", "STORE", "nowhere"], "No such file"),
+        (["bench", "--path", "nowhere"], "nowhere is no folder"),
+        (["doctor", "--path", "nowhere"], "is no folder"),
+        (["doctor", "--config", "nowhere"], "cannot be read as TOML"),
+        (["doctor", "--model", "nowhere"], "no model's config can be loaded"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: list[str], message: str, made: Path, tmp_path: Path) -> None:
+    places = {"STORE": made / "healthy", "FILE": tmp_path / "file"}
+    done = run(*(str(places.get(word, word)) for word in arguments))
+    assert done.exit_code == FAILED, done.output
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
