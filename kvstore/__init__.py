@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from kvstore.core.explanation import BlockExplanation, Explanation, Reason
     from kvstore.core.identity import ModelIdentity
     from kvstore.core.layout import KVLayout, LayerLayout
-    from kvstore.core.results import ClusterInfo, CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+    from kvstore.core.results import (
+        ClusterInfo,
+        CompactResult,
+        EraseResult,
+        FlushResult,
+        Hit,
+        PutResult,
+        RequestReport,
+        SessionInfo,
+    )
     from kvstore.errors import (
         BlocksLost,
         CodecError,
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
         UnsupportedLength,
         UnsupportedModel,
     )
+    from kvstore.integrations.transformers.attached import Attachment, attach, detach
     from kvstore.residency.inventory import Inventory, SequenceInfo
     from kvstore.session import Session
     from kvstore.store import KVStore
@@ -50,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Approximate",
+    "Attachment",
     "BlockExplanation",
     "BlocksLost",
     "ClusterInfo",
@@ -75,6 +86,7 @@ __all__ = [
     "PutResult",
     "ReadOnlyStore",
     "Reason",
+    "RequestReport",
     "SequenceInfo",
     "Session",
     "SessionInfo",
@@ -89,6 +101,8 @@ __all__ = [
     "UnsupportedCache",
     "UnsupportedLength",
     "UnsupportedModel",
+    "attach",
+    "detach",
     "stored_identity",
 ]
 
@@ -96,7 +110,16 @@ _HOMES = {
     "core.approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
     "core.explanation": ("BlockExplanation", "Explanation", "Reason"),
-    "core.results": ("ClusterInfo", "CompactResult", "EraseResult", "FlushResult", "Hit", "PutResult", "SessionInfo"),
+    "core.results": (
+        "ClusterInfo",
+        "CompactResult",
+        "EraseResult",
+        "FlushResult",
+        "Hit",
+        "PutResult",
+        "RequestReport",
+        "SessionInfo",
+    ),
     "core.identity": ("ModelIdentity",),
     "core.layout": ("KVLayout", "LayerLayout"),
     "errors": (
@@ -125,6 +148,7 @@ _HOMES = {
     "session": ("Session",),
     "store": ("KVStore",),
     "stored": ("stored_identity",),
+    "integrations.transformers.attached": ("Attachment", "attach", "detach"),
 }
 
 

@@ -152,6 +152,11 @@ class Metric(StrEnum):
     FALLBACK_ZEROS = "fallback_zeros", "erases that wrote zeros, for the file system cannot make holes"
     FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
+    FALLBACK_NOT_SERVED = "fallback_not_served", "calls of an attached model that ran without the store"
+    FALLBACK_ANSWER_NOT_STORED = (
+        "fallback_answer_not_stored",
+        "prompts and answers of an attached model that the store could not take; the answers were given",
+    )
     FALLBACK_MODEL_CHANGED = "fallback_model_changed", "answers not stored, for the model changed meanwhile"
 
 
@@ -227,6 +232,10 @@ NOTICES: dict[Metric, Notice] = {
     Metric.FALLBACK_ZEROS: Notice(INFO, "erases take longer here: put the store on a file system that can make holes"),
     Metric.FALLBACK_BUFFERED_IO: Notice(
         INFO, "reading and writing take longer; use a file system with direct I/O, such as ext4 or xfs"
+    ),
+    Metric.FALLBACK_NOT_SERVED: Notice(INFO, "such calls compute everything anew; docs/attach.md says which they are"),
+    Metric.FALLBACK_ANSWER_NOT_STORED: Notice(
+        WARNING, "the store is closed or its disk refuses; detach the model before the store is closed"
     ),
     Metric.FALLBACK_MODEL_CHANGED: Notice(WARNING, "change adapters and weights between calls of generate"),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from kvstore.config import StoreConfig
 from kvstore.core.explanation import Explanation
 from kvstore.core.keys import namespace_digest
-from kvstore.core.results import ClusterInfo
+from kvstore.core.results import ClusterInfo, RequestReport
 from kvstore.core.tokens import as_tokens
 from kvstore.open import Engine
 from kvstore.read.lookup import Lookup
@@ -20,8 +20,14 @@ _RADIUS_BITS = 256.0
 
 
 class StoreReports:
-    """The part of `KVStore` that changes nothing and returns no caches. Thread-safe, as `KVStore` is."""
+    """The part of `KVStore` that changes nothing and returns no caches. Thread-safe, as `KVStore` is.
 
+    Attributes:
+        last_request: what the last call of a model reused that the store is attached to; None before the first. With
+            several threads, of whichever ended last: give `attach` a callback to have them all.
+    """
+
+    last_request: RequestReport | None = None
     config: StoreConfig
     _calls: CallGuard
     _engine: Engine

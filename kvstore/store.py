@@ -366,7 +366,8 @@ class KVStore(StoreReports):
         """
         put_path = self._put_path()
         put_path.flush()
-        return self._calls.run(put_path.whole, self._engine.compact, move)
+        done: CompactResult = self._calls.run(put_path.whole, self._engine.compact, move)
+        return done
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 

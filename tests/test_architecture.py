@@ -48,10 +48,10 @@ LAYERS = [
     {"kvstore.open"},
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
-    {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.transfer"},
     {"kvstore.integrations"},
     {"kvstore.calibration"},
+    {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.cli"},
 ]
 DATA = (
@@ -62,7 +62,9 @@ DATA = (
     "kvstore.core",
     "kvstore.eviction",
 )  # no I/O, no torch
-MOST_ARROWS = 59  # `arrows_between_folders` when the folders became layers; of 78 that an order of 13 folders allows
+# `arrows_between_folders`: 59 when 13 folders became layers; 12 more of `transfer` and `cli`, which see all. An order
+# of 15 folders allows 105.
+MOST_ARROWS = 71
 FILE_CALLS = {
     *("open", "read", "readv", "pread", "preadv", "write", "writev", "pwrite", "pwritev", "sendfile", "ftruncate"),
     *("truncate", "fsync", "fdatasync", "posix_fallocate", "posix_fadvise", "lseek", "rename", "replace", "unlink"),
@@ -73,6 +75,7 @@ PATH_CALLS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir",
 MAY_TOUCH_FILES = {
     "kvstore.tiers.disk.fs": "the one seam to the file system",
     "kvstore.config": "reads the settings file that the caller names",
+    "kvstore.cli.stores": "reads the token ids that the user names",
     "kvstore.codecs.donor.tables": "reads its tables, a file of the package",
     "kvstore.codecs.entropy.tables": "reads its tables, a file of the package",
     "kvstore.codecs.aqua.grids": "reads its grids, a file of the package",

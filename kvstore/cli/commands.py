@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -26,12 +27,11 @@ def _about(
     """A persistent store for the KV caches of language models."""
 
 
-for _command in (look.ls, look.inspect, look.explain, look.stats, health.check, health.verify):
-    app.command()(_command)
-for _command in (space.gc, space.compact, space.evict, space.erase, move.export):
-    app.command()(_command)
-app.command("import")(move.import_)
-app.command()(move.backup)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(look.ls, look.inspect, look.explain, look.stats, health.check, health.verify),
+    *(space.gc, space.compact, space.evict, space.erase, move.export, move.import_, move.backup),
+    *(calibrate.calibrate, doctor.doctor, bench.bench),
+)
+for _command in _COMMANDS:
+    app.command(_command.__name__.rstrip("_"))(_command)
 app.add_typer(sessions.app, name="sessions")
-for _command in (calibrate.calibrate, doctor.doctor, bench.bench):
-    app.command()(_command)

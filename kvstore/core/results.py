@@ -67,6 +67,38 @@ class FlushResult:
 
 
 @dataclass(frozen=True)
+class RequestReport:
+    """What a call of an attached model reused, `KVStore.last_request`; sums over the rows of a batch.
+
+    Attributes:
+        prompt_tokens: of the prompt.
+        reused_tokens: among them those that came from the store.
+        computed_tokens: the others.
+        new_tokens: tokens of prompt and answer that were not stored before.
+        tiers: reused tokens by where they came from.
+        get_seconds: what getting them took.
+        seconds: what the whole call took; until the model began, if the store did not serve it.
+        served: whether the store served the call.
+        why: why no more was reused, or why the store did not serve the call; "" if nothing was missing.
+
+    Example:
+        >>> report = RequestReport(100, 64, 36, 40, {"disk": 64}, 0.01, 1.5, served=True)
+        >>> report.reused_tokens / report.prompt_tokens
+        0.64
+    """
+
+    prompt_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    new_tokens: int
+    tiers: dict[str, int]
+    get_seconds: float
+    seconds: float
+    served: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class EraseResult:
     """What an erase did: `KVStore.delete`, `KVStore.delete_namespace` and `Session.delete` with erase=True.
 

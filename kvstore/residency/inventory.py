@@ -67,7 +67,13 @@ class SharedPrefix:
 
 @dataclass(frozen=True)
 class CodecUse:
-    """What is on disk in one codec. records: how many; tokens: of them; bytes: what they take, whole pages."""
+    """What is on disk in one codec.
+
+    Attributes:
+        records: how many.
+        tokens: of them.
+        bytes: what they take, whole pages.
+    """
 
     records: int
     tokens: int
@@ -83,6 +89,10 @@ class Inventory:
         prefixes: what more than one sequence begins with, by the tokens that this saves.
         codecs: what is on disk, by the name of its codec.
         ends: of a layout with windows or states, the beginnings of sequences that can be gone on from, block by block.
+
+    Example:
+        >>> Inventory(codecs={"raw": CodecUse(records=2, tokens=100, bytes=8192)}).codecs["raw"].tokens
+        100
     """
 
     sequences: tuple[SequenceInfo, ...] = ()

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvstore.integrations.transformers.attached import Attachment, attach, detach
     from kvstore.integrations.transformers.batch import BatchHit, get_batch, put_batch
     from kvstore.integrations.transformers.cache import cache_layers
     from kvstore.integrations.transformers.describe import layout_from_config
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
     from kvstore.integrations.transformers.generation import generate
 
 __all__ = [
+    "Attachment",
     "BatchHit",
+    "attach",
     "cache_layers",
+    "detach",
     "generate",
     "get_batch",
     "layout_from_config",
@@ -29,6 +33,7 @@ __all__ = [
 
 # No module has the name of what it exports: importing the module would hide the function.
 _HOMES = {
+    "attached": ("Attachment", "attach", "detach"),
     "batch": ("BatchHit", "get_batch", "put_batch"),
     "cache": ("cache_layers",),
     "describe": ("layout_from_config",),

@@ -57,7 +57,9 @@ class Scores:
     def __exit__(self, *_: object) -> None:
         self._hook.remove()
 
-    def _look(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _look(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+        if output is None:  # another thread's pass, while torch enters or removes this hook: it has no `kwargs` then
+            return
         cache: Any = kwargs.get("past_key_values")
         if cache is not self._cache:
             return

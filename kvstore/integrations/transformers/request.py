@@ -1,0 +1,181 @@
+"""One call of an attached model: what it took from the store, and what it gave; the store as that call sees it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from kvstore.config import StoreConfig
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.results import Hit, PutResult, RequestReport
+from kvstore.errors import KVStoreError
+from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
+from kvstore.integrations.transformers.padding import Rows, row_of
+from kvstore.metrics import Metric, Metrics
+from kvstore.store import KVStore
+
+
+class Request:
+    """One call, and what is to be said of it. For one thread.
+
+    Attributes:
+        store: where.
+        identity: of the store.
+        began: whether the model's own `generate` was called.
+    """
+
+    def __init__(self, store: KVStore, namespace: bytes, ttl: float | None, pin: bool) -> None:
+        self.store = store
+        self.identity: ModelIdentity | None = store.identity
+        self.began = False
+        self.options: dict[str, Any] = {"ttl": ttl, "pin": pin}
+        self._namespace = namespace
+        self._prompts: tuple[list[int], ...] = ()
+        self._begins: tuple[int, ...] = ()
+        self._cache: Any = None  # of the prompt that is not stored yet
+        self._copies = 1
+        self._begin = time.perf_counter()
+        self._seconds = 0.0
+        self._tiers: Counter[str] = Counter()
+        self._why = ""
+        self._reused = self._new_tokens = 0
+
+    def asks(self, rows: Rows, copies: int) -> None:
+        """Note the prompts, and how many rows of the cache each has."""
+        self._prompts, self._begins, self._copies = rows.tokens, rows.begins, copies
+
+    def begins(self, cache: Any) -> None:
+        """The model's own `generate` goes on from this cache."""
+        self.began = True
+        self._cache = cache
+
+    def is_prompt_done(self, cache: Any) -> bool:
+        """Return whether a pass of the model has just completed the cache of the prompts."""
+        if self._cache is None or cache is not self._cache or not self._prompts:
+            return False
+        columns = len(self._prompts[0]) + self._begins[0]
+        return int(cache.get_seq_length()) == columns
+
+    def save_prompt(self) -> None:
+        """Store the prompts. What the store cannot take is counted."""
+        cache, self._cache = self._cache, None
+        if self._copies == 1 and len(self._prompts) == 1 and not self._begins[0]:
+            self.put(self._prompts[0], cache)
+            return
+        try:
+            layers = cache_layers(cache)
+        except KVStoreError as error:
+            self.store.metrics.add(Metric.FALLBACK_ANSWER_NOT_STORED, because=error)
+            return
+        for number, (tokens, begin) in enumerate(zip(self._prompts, self._begins, strict=True)):
+            # No row of a batch is ever written again.
+            kv = cache_from_layers(row_of(layers, number * self._copies, begin, begin + len(tokens)))
+            self.put(tokens, kv)
+
+    def got(self, hit: Hit | None, wanted: int, tokens: Any) -> None:
+        """Note what a get returned of `wanted` tokens."""
+        if hit is not None:
+            self._reused += hit.tokens
+            self._tiers.update(hit.tiers)
+            self._seconds += hit.seconds
+        if (hit.tokens if hit is not None else 0) < wanted and not self._why:
+            self._why = self._explained(tokens)
+
+    def put(self, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
+        """Put, with the options of the call. What the store cannot take is counted, never raised."""
+        return self._kept(
+            lambda: self.store.put(tokens, kv, namespace=self._namespace, logprobs=logprobs, **self.options), tokens
+        )
+
+    def save(self, name: str, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
+        """Save a session, with the options of the call. What the store cannot take is counted, never raised."""
+        return self._kept(
+            lambda: self.store.session(name, namespace=self._namespace).save(
+                tokens, kv, logprobs=logprobs, **self.options
+            ),
+            tokens,
+        )
+
+    def report(self, reason: str | None) -> RequestReport:
+        """Say what was reused. reason: why the call ran without the store; None if it did not."""
+        prompt = sum(map(len, self._prompts))
+        why = reason if reason is not None else self._why
+        return RequestReport(
+            prompt_tokens=prompt,
+            reused_tokens=self._reused,
+            computed_tokens=prompt - self._reused,
+            new_tokens=self._new_tokens,
+            tiers=dict(self._tiers),
+            get_seconds=self._seconds,
+            seconds=time.perf_counter() - self._begin,
+            served=reason is None,
+            why=why,
+        )
+
+    def _kept(self, put: Any, tokens: Any) -> PutResult:
+        try:
+            done: PutResult = put()
+        except KVStoreError as error:
+            self.store.metrics.add(Metric.FALLBACK_ANSWER_NOT_STORED, because=error)
+            return PutResult(len(tokens), 0, 0, 0, 0.0)
+        self._new_tokens += done.new_tokens
+        return done
+
+    def _explained(self, tokens: Any) -> str:
+        try:
+            return self.store.explain(tokens, namespace=self._namespace).why
+        except KVStoreError as error:
+            return str(error)
+
+
+class RequestStore:
+    """What `generate` asks of a store, for one request: an error of the store is a miss, or a counted loss."""
+
+    read_only = False
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @property
+    def identity(self) -> ModelIdentity:
+        return self._request.store.identity
+
+    @property
+    def config(self) -> StoreConfig:
+        return self._request.store.config
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._request.store.metrics
+
+    def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
+        try:
+            return self._request.store.contains(tokens, namespace=namespace)
+        except KVStoreError:
+            return 0
+
+    def get(self, tokens: Any, *, namespace: bytes = b"", **options: Any) -> Hit | None:
+        try:
+            hit = self._request.store.get(tokens, namespace=namespace, **options)
+        except KVStoreError:
+            hit = None
+        self._request.got(hit, min(len(tokens), options.get("max_tokens") or len(tokens)), tokens)
+        return hit
+
+    def put(self, tokens: Any, kv: Any, *, namespace: bytes = b"", logprobs: Any = None) -> PutResult:
+        return self._request.put(tokens, kv, logprobs)
+
+    def session(self, name: str, *, namespace: bytes = b"") -> RequestSession:
+        return RequestSession(self._request, name)
+
+
+class RequestSession:
+    """A session as one request sees it."""
+
+    def __init__(self, request: Request, name: str) -> None:
+        self._request = request
+        self._name = name
+
+    def save(self, tokens: Any, kv: Any, *, logprobs: Any = None) -> PutResult:
+        return self._request.save(self._name, tokens, kv, logprobs)
