@@ -105,6 +105,11 @@ setup(
             *("bindings/lossy.cc", "bindings/lossy_encode.cc", "lossy/lossy.cc", "lossy/model.cc"),
             *("lossy/encode/encoder.cc", "lossy/encode/encode.cc", *MODEL),
         ),
+        extension(
+            "kvstore.codecs.predictive._levels",
+            *("bindings/levels.cc", "levels/levels.cc", "levels/tiles.cc", "levels/model.cc"),
+            *("predictive/sections.cc", *MODEL),
+        ),
     ],
     cmdclass={"build_ext": parallel_build_ext},
 )

@@ -1,9 +1,10 @@
 """The closed list of codecs. Numbers are written to disk and mean the same forever.
 
-Most codecs are always there. Those that decode with the numbers of a profile are made from one: "predictive", and with
-a quality behind an @, "predictive@0.75" (bits a value), "predictive@kl0.01" (what the model's predictions may lose,
-nats a token) and "aqua@2" (or 3, 4). Those that code blocks against others (`DeltaCodec`) have numbers of the same
-list, and no name to ask for: settings choose them together with another codec.
+Most codecs are always there. Those that decode with the numbers of a profile are made from one: "predictive", with a
+level "predictive:2" (or 1, 3; exact, from fast to small), and with a quality behind an @, "predictive@0.75" (bits a
+value), "predictive@kl0.01" (what the model's predictions may lose, nats a token) and "aqua@2" (or 3, 4). Those that
+code blocks against others (`DeltaCodec`) have numbers of the same list, and no name to ask for: settings choose them
+together with another codec.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kvstore.errors import ProfileError, UnknownCodec
 
 _MOST_BITS = 16.0
 _KL = "kl"
+_LEVELS = (":1", ":2", ":3")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Family:
         id, name: as in `Codec`.
         make: makes a codec from the profile and the quality; the quality None makes one that decodes all of them.
         qualities: what may follow the name, for error messages.
-        is_quality: whether a text behind the @ is a quality; "" if there is none.
+        is_quality: whether a text behind the @ is a quality; "" if there is none. A level is with its colon, ":2".
 
     Example:
         >>> family = REGISTRY.families["aqua"]
@@ -175,8 +177,11 @@ def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
         16
     """
     start, at, quality = name.partition("@")
+    if ":" in start:
+        start, colon, level = name.partition(":")
+        quality = colon + level
     family = REGISTRY.families.get(start)
-    if family is None or (at and not quality):
+    if family is None or (at and quality[:1] in ("", ":")):
         return REGISTRY.by_name(name)
     if not family.is_quality(quality):
         raise UnknownCodec(f"codec {name!r} is unknown; write {family.name}{family.qualities}")
@@ -271,6 +276,8 @@ def _predictive(profile: Profile, quality: str | None) -> Codec:
 
     if quality is None:
         return PredictiveCodec.from_profile(profile)
+    if quality in _LEVELS:
+        return PredictiveCodec.from_profile(profile, level=int(quality[1:]))
     number = float(quality.removeprefix(_KL))
     if quality.startswith(_KL):
         return PredictiveCodec.from_profile(profile, kl=number)
@@ -278,6 +285,8 @@ def _predictive(profile: Profile, quality: str | None) -> Codec:
 
 
 def _is_predictive_quality(text: str) -> bool:
+    if text in _LEVELS:
+        return True
     try:
         return not text or 0 < float(text.removeprefix(_KL)) < _MOST_BITS
     except ValueError:
@@ -310,7 +319,7 @@ def _plain_delta(number: int) -> DeltaCodec:
 REGISTRY = Registry(
     [RawCodec(), SplitZipCodec(), EntropyCodec(), ZstdCodec()],
     [
-        Family(2, "predictive", _predictive, "[@bits|@klNATS]", _is_predictive_quality),
+        Family(2, "predictive", _predictive, "[:1|:2|:3|@bits|@klNATS]", _is_predictive_quality),
         Family(5, "aqua", _aqua, "@2|3|4", lambda text: text in ("2", "3", "4")),
     ],
     [DeltaKind(3, "donor", _donor)],

@@ -1,19 +1,20 @@
-"""Codec 2: what the token and the two layers before say of a value is left out, the rest is coded by rANS.
+"""Codec 2: what the token and the layers before say of a value is left out, the rest is coded by rANS.
 
-Two modes write it, and the first layer of a payload says which did. The exact mode (exact.py) gives back
-every bit. The lossy mode (lossy.py) codes with steps, in whose units every error costs the same. Both predict with the
-8-bit weights of a profile. Blocks of fp32 and fp16 are coded exactly, by their words (codecs/words.py), if the profile
-is of such a model. Blocks that neither mode makes smaller or can predict, and those of other layouts than the
-profile's, are coded as by `entropy`.
+Several modes write it, and the first layer of a payload says which did. The exact mode (exact.py) gives back every bit;
+so do its levels 1 to 3 (levels/), which also predict inside a layer, on the CPU. The lossy mode (lossy.py) codes with
+steps, in whose units every error costs the same. All predict with the 8-bit weights of a profile. Blocks of fp32 and
+fp16 are coded exactly, by their words (codecs/words.py), if the profile is of such a model. Blocks that no mode makes
+smaller or can predict, and those of other layouts than the profile's, are coded as by `entropy`.
 
-reference.py, wide_reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md says what is written,
-docs/codecs/predictive.md why.
+reference.py, wide_reference.py, levels/reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md
+says what is written, docs/codecs/predictive.md why.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import kvstore.codecs.predictive._predict as _predict
@@ -21,6 +22,8 @@ from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.entropy.codec import EntropyCodec
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.exact import ExactMode
+from kvstore.codecs.predictive.levels.model import SECTION as LEVELS_SECTION
+from kvstore.codecs.predictive.levels.model import LevelModel, levels_of
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.codecs.view import KVView
@@ -29,10 +32,12 @@ from kvstore.errors import CodecError, ProfileError
 if TYPE_CHECKING:
     import torch
 
+    from kvstore.codecs.predictive.levels.mode import LevelMode
     from kvstore.codecs.predictive.lossy_model import LossyModel
 
 MODE, LOSSY_MODE = 4, 5
 EXACT_MODES = {"bfloat16": MODE, "float32": 12, "float16": 13}
+LEVEL_MODES = {21: 1, 22: 2, 23: 3}
 _MODE = struct.Struct("<I")
 _KEPT = 0xFF00  # the byte of a wide layer's mode that says how much of its values it keeps
 # What exact blocks are expected to come to, rather less than more.
@@ -40,9 +45,12 @@ _RATIOS = {"bfloat16": 1.7, "float32": 1.25, "float16": 1.3}
 
 
 class PredictiveCodec(Codec):
-    """Makes exact bf16 caches of the profile's model about 1.95 times smaller, fp16 1.40, fp32 1.31. Thread-safe.
+    """Makes exact bf16 caches of the profile's model about 2 times smaller, fp16 1.40, fp32 1.31. Thread-safe.
 
-    A codec encodes in one mode, exact or lossy, and decodes both. The CPU alone codes blocks with loss.
+    A codec encodes in one mode, exact or lossy, and decodes all. The exact modes of bf16 differ in ratio and speed:
+    levels 1 to 3, if the profile has them, and the first mode, which GPUs code. Without a level, the CPU codes in the
+    highest level of the profile, and a GPU that has kernels in the first mode. The CPU alone codes levels, and blocks
+    with loss.
 
     Example:
         A profile made by hand, of a model with one layer that predicts nothing:
@@ -72,6 +80,8 @@ class PredictiveCodec(Codec):
         lossy: LossyModel | None = None,
         steps: tuple[float, float] | None = None,
         profile: bytes = NO_PROFILE,
+        levels: LevelModes | None = None,
+        level: int | None = None,
     ) -> None:
         """Make a codec of models.
 
@@ -80,9 +90,12 @@ class PredictiveCodec(Codec):
             lossy: the section "lossy" of the same profile, to decode what was coded with loss.
             steps: of K and of V, to code with loss (see `LossyModel.steps_for`); None codes exactly.
             profile: id of the profile that the models are of.
+            levels: of the same profile, if it has any.
+            level: one of these, to code all blocks in; None chooses.
 
         Raises:
-            ValueError: the steps are not finite numbers above 0, or there is no lossy model for them.
+            ValueError: there is no such level; the steps are not finite numbers above 0, or there is no lossy model
+                for them.
             ProfileError: a lossy model of caches that are not bf16.
         """
         self.exact = steps is None
@@ -92,6 +105,9 @@ class PredictiveCodec(Codec):
         self._exact = ExactMode(model)
         self._order = order_of(model.layout)  # of K, in what the modes see
         self._mode = EXACT_MODES[model.layout.dtype]
+        self._levels, self._level = levels or LevelModes(()), level
+        if level is not None and level not in self._levels.known:
+            raise ValueError(f"predictive: expected a level of the profile ({self._levels.known}), found {level}")
         self._lossy = self._steps = None
         if lossy is not None:
             if model.layout.dtype != "bfloat16":
@@ -107,11 +123,14 @@ class PredictiveCodec(Codec):
                 raise ValueError('predictive: steps need a lossy model; pass that of the profile\'s section "lossy"')
 
     @classmethod
-    def from_profile(cls, profile: Profile, *, bits: float | None = None, kl: float | None = None) -> PredictiveCodec:
+    def from_profile(
+        cls, profile: Profile, *, bits: float | None = None, kl: float | None = None, level: int | None = None
+    ) -> PredictiveCodec:
         """Make a codec of a profile. Without `bits` and `kl` it codes exactly.
 
         Args:
             profile: of the model.
+            level: to code exactly in this level, 1 to 3.
             bits: bits a value, to code with loss at this rate.
             kl: what the model's predictions may lose, nats a token, to code with loss at this quality.
 
@@ -125,14 +144,21 @@ class PredictiveCodec(Codec):
                 f'predictive: the profile has no section "{missing[0]}"; make a new one with `kvstore calibrate`'
             )
         model, lossy = PredictiveModel.from_arrays(profile.layout, profile.section("lossless")), None
+        levels = LevelModes.of(profile)
+        if level is not None and level not in levels.known:
+            has = ", ".join(map(str, levels.known)) or "none"
+            raise ProfileError(
+                f"predictive: the profile has no level {level} (it has {has}); use another, or make a new profile with "
+                "`kvstore calibrate`"
+            )
         if "lossy" in profile.sections:
             from kvstore.codecs.predictive.lossy_model import LossyModel
 
             lossy = LossyModel.from_arrays(model, profile.section("lossy"))
         if exact or lossy is None:
-            return cls(model, lossy, profile=profile.id)
+            return cls(model, lossy, profile=profile.id, levels=levels, level=level)
         try:
-            return cls(model, lossy, lossy.steps_for(bits=bits, kl=kl), profile.id)
+            return cls(model, lossy, lossy.steps_for(bits=bits, kl=kl), profile.id, levels)
         except ValueError as error:
             raise ProfileError(str(error)) from error
 
@@ -163,10 +189,18 @@ class PredictiveCodec(Codec):
         self, info: BlockInfo, block: KVView, out: memoryview
     ) -> tuple[KVView, tuple[int, ...] | int | None]:
         """As `ExactMode.encode`; the block that is returned has K as the cache holds it."""
-        limit = self._plain.usual(info)
+        limit, mode = self._plain.usual(info), self._mode_for(block)
         if self._order is None:
-            return self._exact.encode(info, block, out, limit)
-        return block, self._exact.encode(info, in_pairs(block, self._order), out, limit)[1]
+            return mode.encode(info, block, out, limit)
+        return block, mode.encode(info, in_pairs(block, self._order), out, limit)[1]
+
+    def _mode_for(self, block: KVView) -> ExactMode | LevelMode:
+        """What codes a block exactly."""
+        if self._level is not None:
+            return self._levels.get(self._level)
+        if not self._levels.known or self._exact.codes_blocks_like(block):
+            return self._exact
+        return self._levels.get(self._levels.known[-1])
 
     def _encode_lossy(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | int | None:
         """As `_predict.encode`."""
@@ -178,7 +212,8 @@ class PredictiveCodec(Codec):
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """The layers that were not predicted."""
-        return 0 if mode_of(payload, layer_sizes) in (self._mode, LOSSY_MODE) else len(layer_sizes)
+        predicted = mode_of(payload, layer_sizes) in (self._mode, LOSSY_MODE, *LEVEL_MODES)
+        return 0 if predicted else len(layer_sizes)
 
     def error_bound(self, payload: memoryview, layer_sizes: Sequence[int]) -> float:
         """The largest error of a value, as the encoder found it; 0 for a block that was coded exactly."""
@@ -189,7 +224,7 @@ class PredictiveCodec(Codec):
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
         mode = mode_of(payload, layer_sizes)
-        if mode not in (self._mode, LOSSY_MODE):
+        if mode not in (self._mode, LOSSY_MODE, *LEVEL_MODES):
             self._plain.decode(info, payload, layer_sizes, out)
             return
         if info.layout != self._exact.model.layout or info.start < 0:
@@ -197,6 +232,8 @@ class PredictiveCodec(Codec):
         target = out if self._order is None else buffer(out)
         if mode == self._mode:
             self._exact.decode(info, payload, layer_sizes, target)
+        elif mode in LEVEL_MODES:
+            self._levels.get(LEVEL_MODES[mode]).decode(info, payload, layer_sizes, target)
         elif self._lossy is not None:
             self._lossy.decode(info, payload, layer_sizes, target)
         else:
@@ -205,11 +242,44 @@ class PredictiveCodec(Codec):
             from_pairs(target, self._order, out)
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
-        """See `ExactMode.codes_on`. Blocks with loss are coded by the CPU."""
-        return self.exact and dtype == self._exact.model.layout.dtype and self._exact.codes_on(device)
+        """See `ExactMode.codes_on`. Blocks with loss, and in a level that was asked for, are coded by the CPU."""
+        return (
+            self.exact
+            and self._level is None
+            and dtype == self._exact.model.layout.dtype
+            and self._exact.codes_on(device)
+        )
 
     def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
         return mode_of(payload, layer_sizes) == MODE
+
+
+class LevelModes:
+    """The levels of a profile, each made when it is first needed. Thread-safe: `_lock` guards `_made`."""
+
+    def __init__(self, known: Sequence[int], make: Callable[[int], LevelModel] | None = None) -> None:
+        """known: ascending. make: gives the model of one of them; it may raise `ProfileError`."""
+        self.known = tuple(known)
+        self._make, self._lock = make, Lock()
+        self._made: dict[int, LevelMode] = {}
+
+    @classmethod
+    def of(cls, profile: Profile) -> LevelModes:
+        if LEVELS_SECTION not in profile.sections:
+            return cls(())
+        layout, base, arrays = profile.layout, profile.section("lossless"), profile.section(LEVELS_SECTION)
+        return cls(levels_of(arrays), lambda level: LevelModel.from_arrays(layout, level, base, arrays))
+
+    def get(self, level: int) -> LevelMode:
+        """Raises `CodecError` for one that the profile does not have, `ProfileError` for one that is malformed."""
+        if level not in self.known or self._make is None:
+            raise CodecError(f"predictive: the block was coded in level {level}, which the profile does not have")
+        from kvstore.codecs.predictive.levels.mode import LevelMode
+
+        with self._lock:
+            if level not in self._made:
+                self._made[level] = LevelMode(self._make(level))
+            return self._made[level]
 
 
 def mode_of(payload: memoryview, layer_sizes: Sequence[int]) -> int:

@@ -88,6 +88,10 @@ class ExactMode:
         """
         return self._coder(device) is not None
 
+    def codes_blocks_like(self, block: KVView) -> bool:
+        """Return whether kernels code this block on the device that holds it."""
+        return self._coder_for(block) is not None
+
     def _coder_for(self, view: KVView) -> DeviceModel | None:
         device = device_of(view)
         return self._coder(device) if device is not None and view.layout == self.model.layout else None

@@ -169,10 +169,18 @@ def octaves_above(mu: Tensor, linear: Tensor) -> Tensor:
 
 def fits_of(offsets: Tensor, residual: Tensor, escaped: Tensor, octaves: Tensor, quarter: Tensor) -> Tensor:
     """How large the residuals of each row were, in quarter octaves above the calibrated scales."""
+    return fits_from(offsets, sizes_of(residual, escaped, octaves, quarter))
+
+
+def sizes_of(residual: Tensor, escaped: Tensor, octaves: Tensor, quarter: Tensor) -> Tensor:
+    """How large residuals were, 0 to 255 each."""
     ratio = torch.tensor(_RESIDUAL)[quarter]
-    size = ((residual.abs() << octaves) * ratio >> 6).clamp(max=255)
-    size = torch.where(escaped, 255, size)
-    mean = (size.sum(1) * 64 // size.shape[1]).clamp(min=1)
+    return torch.where(escaped, 255, ((residual.abs() << octaves) * ratio >> 6).clamp(max=255))
+
+
+def fits_from(offsets: Tensor, sizes: Tensor) -> Tensor:
+    """sizes: of all columns, [n, C]."""
+    mean = (sizes.sum(1) * 64 // sizes.shape[1]).clamp(min=1)
     return offsets + log2_quarters(mean) - 34
 
 
@@ -318,32 +326,51 @@ def _section(data: bytes) -> Section:
 
 def values_at(index: Tensor, linear: Tensor, escaped: Tensor, raw: bytes, escapes: list[int]) -> Tensor:
     """bf16 bits of the bins `index`, with what the bins leave open from `raw` and `escapes`; all of both is used."""
-    source, at, left = int.from_bytes(raw, "little"), 0, iter(escapes)
-    found = []
-    try:
-        for i, lin, whole in zip(*(x.flatten().tolist() for x in (index, linear, escaped)), strict=True):
-            sign, i = (0x8000, -1 - i) if i < 0 else (0, i)
-            if whole:
-                found.append(next(left))
-            elif i >= 128:
-                if i - 128 + (lin << 7) > 0x7FFF:
-                    raise CodecError("predictive: a value is too large for bfloat16")
-                found.append(sign | i - 128 + (lin << 7))
-            elif i > 0:
-                shift = 8 - i.bit_length()
-                found.append(sign | (lin - shift) << 7 | (i << shift & 127) | (source >> at & (1 << shift) - 1))
-                at += shift
-            else:
-                gap, mantissa = source >> at & 7, source >> at + 3 & 127
-                at += 10
-                if gap < 7 and lin - 8 - gap < 1:
-                    raise CodecError("predictive: a value is too small for bfloat16")
-                found.append(next(left) if gap == 7 else sign | (lin - 8 - gap) << 7 | mantissa)
-    except StopIteration:
-        raise CodecError("predictive: a layer has too few escapes") from None
-    if (at + 7) // 8 != len(raw) or next(left, None) is not None:
-        raise CodecError("predictive: a layer has raw bits or escapes left over")
-    return torch.tensor(found).view(index.shape)
+    source = ValueSource(raw, escapes)
+    found = source.take(index, linear, escaped)
+    source.finish()
+    return found
+
+
+class ValueSource:
+    """What bins leave open of the values of a part: raw bits and escapes, taken in order."""
+
+    def __init__(self, raw: bytes, escapes: list[int]) -> None:
+        self._bits, self._bytes = int.from_bytes(raw, "little"), len(raw)
+        self._at, self._left = 0, iter(escapes)
+
+    def take(self, index: Tensor, linear: Tensor, escaped: Tensor) -> Tensor:
+        """bf16 bits of the next bins."""
+        found = []
+        try:
+            for i, lin, whole in zip(*(x.flatten().tolist() for x in (index, linear, escaped)), strict=True):
+                sign, i = (0x8000, -1 - i) if i < 0 else (0, i)
+                found.append(next(self._left) if whole else self._value(sign, i, lin))
+        except StopIteration:
+            raise CodecError("predictive: a layer has too few escapes") from None
+        return torch.tensor(found).view(index.shape)
+
+    def _value(self, sign: int, i: int, lin: int) -> int:
+        if i >= 128:
+            if i - 128 + (lin << 7) > 0x7FFF:
+                raise CodecError("predictive: a value is too large for bfloat16")
+            return sign | i - 128 + (lin << 7)
+        if i > 0:
+            shift = 8 - i.bit_length()
+            return sign | (lin - shift) << 7 | (i << shift & 127) | self._raw(shift)
+        gap, mantissa = self._raw(3), self._raw(7)
+        if gap < 7 and lin - 8 - gap < 1:
+            raise CodecError("predictive: a value is too small for bfloat16")
+        return next(self._left) if gap == 7 else sign | (lin - 8 - gap) << 7 | mantissa
+
+    def _raw(self, count: int) -> int:
+        self._at += count
+        return self._bits >> self._at - count & (1 << count) - 1
+
+    def finish(self) -> None:
+        """Raises `CodecError` if anything is left over."""
+        if (self._at + 7) // 8 != self._bytes or next(self._left, None) is not None:
+            raise CodecError("predictive: a layer has raw bits or escapes left over")
 
 
 def byte_array(x: Tensor) -> npt.NDArray[np.uint8]:

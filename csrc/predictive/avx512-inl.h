@@ -171,21 +171,20 @@ KVSTORE_VNNI_INLINE __m512i both(int v) { return kept(_mm512_set1_epi16(static_c
 
 // 16 bits each, but for `ratio`: 64 * 2^(9 - quarter / 4) of the four quarters.
 struct Constants {
-  __m512i offset;
   __m512i least = both(-440), most = both(440), lift = both(131), first = both(8), last = both(254);
   __m512i three = both(3), byte = both(255), mantissa = both(127), one = both(128), magnitude = both(0x7fff);
   __m512i lookup = both(0x0202), upper = both(0x0100), unit = both(1);
   __m512i ratio =
       kept(_mm512_set1_epi64(static_cast<long long>(38ull << 57 | 45ull << 41 | 54ull << 25 | 64ull << 9)));
-  KVSTORE_VNNI_INLINE explicit Constants(int offset_) : offset(both(offset_)) {}
+  KVSTORE_VNNI_INLINE Constants() {}
 };
 
 struct Bins {
   __m512i linear, quarter;
 };
 
-KVSTORE_VNNI_INLINE Bins bins_of(const std::int16_t* scale, const Constants& k) {
-  __m512i s = _mm512_add_epi16(_mm512_loadu_si512(scale), k.offset);
+KVSTORE_VNNI_INLINE Bins bins_of(__m512i scale, __m512i offset, const Constants& k) {
+  __m512i s = _mm512_add_epi16(scale, offset);
   s = _mm512_min_epi16(_mm512_max_epi16(s, k.least), k.most);
   const __m512i linear = _mm512_add_epi16(_mm512_srai_epi16(s, 2), k.lift);
   return {_mm512_min_epi16(_mm512_max_epi16(linear, k.first), k.last), _mm512_and_si512(s, k.three)};
@@ -228,10 +227,11 @@ KVSTORE_VNNI_INLINE __m512i distances_of(__m512i d, __m512i octaves, __m512i qua
 
 KVSTORE_VNNI inline void classes(const Part& part, const std::uint16_t* mu, int offset, std::uint8_t* classes) {
   const __m512i first = both(part.value ? static_cast<int>(kClasses) : 0);
-  const Constants k(offset);
+  const Constants k;
+  const __m512i row = both(offset);
   for (std::size_t j = 0; j < part.width; j += 32) {
     const __mmask32 live = first32(part.width - j);
-    const Bins bins = bins_of(part.scale.data() + j, k);
+    const Bins bins = bins_of(_mm512_loadu_si512(part.scale.data() + j), row, k);
     const __m512i octaves = octaves_of(exponents(_mm512_maskz_loadu_epi16(live, mu + j), k), bins.linear, k);
     _mm256_mask_storeu_epi8(classes + j, live, class_bytes(octaves, bins.quarter, first));
   }
@@ -253,45 +253,56 @@ KVSTORE_VNNI_INLINE void put32(BitsOut& raw, __m512i bits, __m512i counts) {
   for (int i = 0; i < 8; ++i) raw.put(piece[i], static_cast<unsigned>(count[i]));
 }
 
+struct SplitConstants : Constants {
+  __m512i shift_symbol = both(kOffset), known = both(2 * kOffset - 1), escape = both(kEscape);
+  __m512i seven = both(7), ten = both(kMostRaw), ones = both(-1);
+  KVSTORE_VNNI_INLINE SplitConstants() {}
+};
+
+// Codes the `live` ones of 32 values; returns sums of their distances. first: class.
+KVSTORE_VNNI_INLINE __m512i split32(const std::uint16_t* x, const std::uint16_t* mu, const Bins& bins, __m512i first,
+                                    __mmask32 live, const SplitConstants& k, std::uint8_t* symbols,
+                                    std::uint8_t* classes, BitsOut& out, std::uint16_t*& escapes) {
+  const __m512i v = _mm512_maskz_loadu_epi16(live, x), m = _mm512_maskz_loadu_epi16(live, mu);
+  const __m512i e = exponents(v, k), of_mu = exponents(m, k);
+  __mmask32 above, ignored;
+  const __m512i index = indices(v, e, bins.linear, above, k);
+  const __m512i from = _mm512_xor_si512(indices(m, of_mu, bins.linear, ignored, k), signs(m));
+  const __m512i d = _mm512_subs_epi16(_mm512_xor_si512(index, signs(v)), from);
+  const __m512i symbol = _mm512_add_epi16(d, k.shift_symbol);
+  const __mmask32 far = _mm512_cmpgt_epu16_mask(symbol, k.known);
+  const __m512i octaves = octaves_of(of_mu, bins.linear, k);
+  _mm256_mask_storeu_epi8(symbols, live, _mm512_cvtepi16_epi8(_mm512_mask_mov_epi16(symbol, far, k.escape)));
+  _mm256_mask_storeu_epi8(classes, live, class_bytes(octaves, bins.quarter, first));
+
+  const __mmask32 deep = _mm512_testn_epi16_mask(index, index);
+  const __m512i shift = _mm512_sub_epi16(bins.linear, e), mantissa = _mm512_and_si512(v, k.mantissa);
+  const __m512i gap = _mm512_sub_epi16(shift, k.first);
+  const __mmask32 near = _mm512_mask_cmplt_epi16_mask(_mm512_test_epi16_mask(e, e), gap, k.seven);
+  __m512i counts = _mm512_mask_mov_epi16(shift, deep, k.ten);
+  counts = _mm512_maskz_mov_epi16(live & ~(far | above), counts);
+  const __m512i whole = _mm512_mask_add_epi16(k.seven, near, gap, _mm512_slli_epi16(mantissa, 3));
+  __m512i bits = _mm512_andnot_si512(_mm512_sllv_epi16(k.ones, counts), mantissa);
+  bits = _mm512_mask_mov_epi16(bits, deep, whole);
+  bits = _mm512_maskz_mov_epi16(live & ~far, bits);
+  put32(out, bits, counts);
+  for (__mmask32 left = live & (far | (deep & ~near)); left != 0; left &= left - 1)
+    *escapes++ = x[static_cast<unsigned>(__builtin_ctz(left))];
+  return distances_of(d, octaves, bins.quarter, far, live, k);
+}
+
 KVSTORE_VNNI inline std::uint32_t split(const Part& part, const std::uint16_t* x, const std::uint16_t* mu,
                                           int offset, std::uint8_t* symbols, std::uint8_t* classes, BitsOut& raw,
                                           std::uint16_t*& escapes) {
-  const __m512i first = both(part.value ? static_cast<int>(kClasses) : 0);
-  const Constants k(offset);
-  const __m512i shift_symbol = both(kOffset), known = both(2 * kOffset - 1), escape = both(kEscape);
-  const __m512i seven = both(7), ten = both(kMostRaw), ones = both(-1);
+  const __m512i first = both(part.value ? static_cast<int>(kClasses) : 0), row = both(offset);
+  const SplitConstants k;
   __m512i total = _mm512_setzero_si512();
   BitsOut out = raw;
   for (std::size_t j = 0; j < part.width; j += 32) {
-    const __mmask32 live = first32(part.width - j);
-    const Bins bins = bins_of(part.scale.data() + j, k);
-    const __m512i v = _mm512_maskz_loadu_epi16(live, x + j), m = _mm512_maskz_loadu_epi16(live, mu + j);
-    const __m512i e = exponents(v, k), of_mu = exponents(m, k);
-    __mmask32 above, ignored;
-    const __m512i index = indices(v, e, bins.linear, above, k);
-    const __m512i from = _mm512_xor_si512(indices(m, of_mu, bins.linear, ignored, k), signs(m));
-    const __m512i d = _mm512_subs_epi16(_mm512_xor_si512(index, signs(v)), from);
-    const __m512i symbol = _mm512_add_epi16(d, shift_symbol);
-    const __mmask32 far = _mm512_cmpgt_epu16_mask(symbol, known);
-    const __m512i octaves = octaves_of(of_mu, bins.linear, k);
-    _mm256_mask_storeu_epi8(symbols + j, live,
-                            _mm512_cvtepi16_epi8(_mm512_mask_mov_epi16(symbol, far, escape)));
-    _mm256_mask_storeu_epi8(classes + j, live, class_bytes(octaves, bins.quarter, first));
-    total = _mm512_add_epi64(total, distances_of(d, octaves, bins.quarter, far, live, k));
-
-    const __mmask32 deep = _mm512_testn_epi16_mask(index, index);
-    const __m512i shift = _mm512_sub_epi16(bins.linear, e), mantissa = _mm512_and_si512(v, k.mantissa);
-    const __m512i gap = _mm512_sub_epi16(shift, k.first);
-    const __mmask32 near = _mm512_mask_cmplt_epi16_mask(_mm512_test_epi16_mask(e, e), gap, seven);
-    __m512i counts = _mm512_mask_mov_epi16(shift, deep, ten);
-    counts = _mm512_maskz_mov_epi16(live & ~(far | above), counts);
-    const __m512i whole = _mm512_mask_add_epi16(seven, near, gap, _mm512_slli_epi16(mantissa, 3));
-    __m512i bits = _mm512_andnot_si512(_mm512_sllv_epi16(ones, counts), mantissa);
-    bits = _mm512_mask_mov_epi16(bits, deep, whole);
-    bits = _mm512_maskz_mov_epi16(live & ~far, bits);
-    put32(out, bits, counts);
-    for (__mmask32 left = live & (far | (deep & ~near)); left != 0; left &= left - 1)
-      *escapes++ = x[j + static_cast<unsigned>(__builtin_ctz(left))];
+    const Bins bins = bins_of(_mm512_loadu_si512(part.scale.data() + j), row, k);
+    const __m512i more = split32(x + j, mu + j, bins, first, first32(part.width - j), k, symbols + j, classes + j, out,
+                                 escapes);
+    total = _mm512_add_epi64(total, more);
   }
   raw = out;
   return static_cast<std::uint32_t>(_mm512_reduce_add_epi64(total));
@@ -327,58 +338,82 @@ KVSTORE_VNNI_INLINE __m512i starts(__m512i counts, __m512i last_word, unsigned& 
   return _mm512_sub_epi16(sum, counts);
 }
 
+struct JoinConstants : Constants {
+  __m512i zero = _mm512_setzero_si512(), ones = both(-1), seven = both(7), nibble = both(15), sixteen = both(16);
+  __m512i shift_symbol = both(kOffset), escape = both(kEscape), minus = both(0x8000);
+  RawLookup lookup;
+  KVSTORE_VNNI_INLINE JoinConstants() {}
+};
+
+// What 32 values were found to be: those that are damaged, or that `whole` says to take from the escapes.
+struct Joined {
+  __mmask32 bad, whole;
+  __m512i distances;
+};
+
+// Decodes the `live` ones of 32 values to x, with raw bits from bit `at` on, which is moved.
+KVSTORE_VNNI_INLINE Joined join32(const std::uint8_t* symbols, const std::uint16_t* mu, const Bins& bins,
+                                  __mmask32 live, const JoinConstants& k, const std::uint8_t* raw, std::size_t& at,
+                                  std::uint16_t* x) {
+  const __m512i m = _mm512_maskz_loadu_epi16(live, mu), of_mu = exponents(m, k);
+  const __m512i symbol = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(live, symbols));
+  const __mmask32 far = _mm512_cmpeq_epi16_mask(symbol, k.escape);
+  const __m512i d = _mm512_sub_epi16(symbol, k.shift_symbol), octaves = octaves_of(of_mu, bins.linear, k);
+  __mmask32 ignored;
+  const __m512i from = _mm512_xor_si512(indices(m, of_mu, bins.linear, ignored, k), signs(m));
+  const __m512i i = _mm512_add_epi16(from, d), sign = signs(i);
+  const __m512i index = _mm512_xor_si512(i, sign);
+
+  const __m512i small = _mm512_mask_mov_epi16(_mm512_min_epu16(index, k.byte), far | ~live, k.byte);
+  const __m512i counts = raw_counts(small, k.lookup, k.nibble, k.byte);
+  unsigned all;
+  const __m512i within = _mm512_set1_epi16(static_cast<short>(at & 15));
+  const __m512i begin = _mm512_add_epi16(starts(counts, k.lookup.last, all), within);
+  const __m512i window = _mm512_loadu_si512(raw + (at >> 4 << 1));
+  at += all;
+  const __m512i word = _mm512_srli_epi16(begin, 4), bit = _mm512_and_si512(begin, k.nibble);
+  const __m512i low = _mm512_srlv_epi16(_mm512_permutexvar_epi16(word, window), bit);
+  const __m512i high = _mm512_sllv_epi16(_mm512_permutexvar_epi16(_mm512_add_epi16(word, k.unit), window),
+                                         _mm512_sub_epi16(k.sixteen, bit));
+  const __m512i bits = _mm512_andnot_si512(_mm512_sllv_epi16(k.ones, counts), _mm512_or_si512(low, high));
+
+  const __mmask32 above = _mm512_cmpgt_epu16_mask(index, k.mantissa), deep = _mm512_testn_epi16_mask(index, index);
+  const __m512i linear = _mm512_slli_epi16(bins.linear, 7);
+  // Below: (linear - count) << 7 | the bin's lower bits | raw. Above: linear + index - 128.
+  __m512i v = _mm512_or_si512(_mm512_and_si512(_mm512_sllv_epi16(index, counts), k.mantissa), bits);
+  v = _mm512_add_epi16(v, _mm512_sub_epi16(linear, _mm512_slli_epi16(counts, 7)));
+  v = _mm512_mask_add_epi16(v, above, linear, _mm512_sub_epi16(index, k.one));
+  const __m512i gap = _mm512_and_si512(bits, k.seven);
+  const __m512i e = _mm512_sub_epi16(bins.linear, _mm512_add_epi16(gap, k.first));
+  v = _mm512_mask_add_epi16(v, deep, _mm512_slli_epi16(e, 7), _mm512_srli_epi16(bits, 3));
+  const __mmask32 whole = far | _mm512_mask_cmpeq_epi16_mask(deep, gap, k.seven);
+  const __mmask32 bad = (above & _mm512_movepi16_mask(v)) | _mm512_mask_cmple_epi16_mask(deep, e, k.zero);
+  _mm512_mask_storeu_epi16(x, live, _mm512_or_si512(v, _mm512_and_si512(sign, k.minus)));
+  return {live & ~whole & bad, live & whole, distances_of(d, octaves, bins.quarter, far, live, k)};
+}
+
+KVSTORE_VNNI_INLINE bool take_escapes(__mmask32 whole, EscapesIn& escapes, std::uint16_t* x) {
+  for (__mmask32 left = whole; left != 0; left &= left - 1) {
+    if (escapes.at == escapes.end) return false;
+    x[static_cast<unsigned>(__builtin_ctz(left))] = static_cast<std::uint16_t>(load16(escapes.at));
+    escapes.at += 2;
+  }
+  return true;
+}
+
 KVSTORE_VNNI inline bool join(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset,
                                 BitsIn& raw, EscapesIn& escapes, std::uint16_t* x, std::uint32_t* distances) {
-  const Constants k(offset);
-  const __m512i zero = _mm512_setzero_si512(), ones = both(-1), seven = both(7), nibble = both(15), sixteen = both(16);
-  const __m512i shift_symbol = both(kOffset), escape = both(kEscape), minus = both(0x8000);
-  const RawLookup lookup;
-  __m512i total = zero;
+  const JoinConstants k;
+  const __m512i row = both(offset);
+  __m512i total = k.zero;
   __mmask32 bad = 0;
   std::size_t at = raw.at;
   for (std::size_t j = 0; j < part.width; j += 32) {
-    const __mmask32 live = first32(part.width - j);
-    const Bins bins = bins_of(part.scale.data() + j, k);
-    const __m512i m = _mm512_maskz_loadu_epi16(live, mu + j), of_mu = exponents(m, k);
-    const __m512i symbol = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(live, symbols + j));
-    const __mmask32 far = _mm512_cmpeq_epi16_mask(symbol, escape);
-    const __m512i d = _mm512_sub_epi16(symbol, shift_symbol), octaves = octaves_of(of_mu, bins.linear, k);
-    total = _mm512_add_epi64(total, distances_of(d, octaves, bins.quarter, far, live, k));
-    __mmask32 ignored;
-    const __m512i from = _mm512_xor_si512(indices(m, of_mu, bins.linear, ignored, k), signs(m));
-    const __m512i i = _mm512_add_epi16(from, d), sign = signs(i);
-    const __m512i index = _mm512_xor_si512(i, sign);
-
-    const __m512i small = _mm512_mask_mov_epi16(_mm512_min_epu16(index, k.byte), far | ~live, k.byte);
-    const __m512i counts = raw_counts(small, lookup, nibble, k.byte);
-    unsigned all;
-    const __m512i within = _mm512_set1_epi16(static_cast<short>(at & 15));
-    const __m512i begin = _mm512_add_epi16(starts(counts, lookup.last, all), within);
-    const __m512i window = _mm512_loadu_si512(raw.bytes + (at >> 4 << 1));
-    at += all;
-    const __m512i word = _mm512_srli_epi16(begin, 4), bit = _mm512_and_si512(begin, nibble);
-    const __m512i low = _mm512_srlv_epi16(_mm512_permutexvar_epi16(word, window), bit);
-    const __m512i high = _mm512_sllv_epi16(_mm512_permutexvar_epi16(_mm512_add_epi16(word, k.unit), window),
-                                           _mm512_sub_epi16(sixteen, bit));
-    const __m512i bits = _mm512_andnot_si512(_mm512_sllv_epi16(ones, counts), _mm512_or_si512(low, high));
-
-    const __mmask32 above = _mm512_cmpgt_epu16_mask(index, k.mantissa), deep = _mm512_testn_epi16_mask(index, index);
-    const __m512i linear = _mm512_slli_epi16(bins.linear, 7);
-    // Below: (linear - count) << 7 | the bin's lower bits | raw. Above: linear + index - 128.
-    __m512i v = _mm512_or_si512(_mm512_and_si512(_mm512_sllv_epi16(index, counts), k.mantissa), bits);
-    v = _mm512_add_epi16(v, _mm512_sub_epi16(linear, _mm512_slli_epi16(counts, 7)));
-    v = _mm512_mask_add_epi16(v, above, linear, _mm512_sub_epi16(index, k.one));
-    const __m512i gap = _mm512_and_si512(bits, seven);
-    const __m512i e = _mm512_sub_epi16(bins.linear, _mm512_add_epi16(gap, k.first));
-    v = _mm512_mask_add_epi16(v, deep, _mm512_slli_epi16(e, 7), _mm512_srli_epi16(bits, 3));
-    const __mmask32 whole = far | _mm512_mask_cmpeq_epi16_mask(deep, gap, seven);
-    bad |= live & ~whole & ((above & _mm512_movepi16_mask(v)) | _mm512_mask_cmple_epi16_mask(deep, e, zero));
-    _mm512_mask_storeu_epi16(x + j, live, _mm512_or_si512(v, _mm512_and_si512(sign, minus)));
-    for (__mmask32 left = live & whole; left != 0; left &= left - 1) {
-      if (escapes.at == escapes.end) return false;
-      x[j + static_cast<unsigned>(__builtin_ctz(left))] = static_cast<std::uint16_t>(load16(escapes.at));
-      escapes.at += 2;
-    }
+    const Bins bins = bins_of(_mm512_loadu_si512(part.scale.data() + j), row, k);
+    const Joined found = join32(symbols + j, mu + j, bins, first32(part.width - j), k, raw.bytes, at, x + j);
+    total = _mm512_add_epi64(total, found.distances);
+    bad |= found.bad;
+    if (!take_escapes(found.whole, escapes, x + j)) return false;
   }
   raw.at = at;
   *distances = static_cast<std::uint32_t>(_mm512_reduce_add_epi64(total));

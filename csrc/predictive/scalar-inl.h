@@ -129,26 +129,26 @@ KVSTORE_INLINE int distance_of(int d, int octaves, int quarter) {
   return size < 255 ? size : 255;
 }
 
-KVSTORE_INLINE void classes_body(const Part& part, const std::uint16_t* mu, int offset,
-                                 std::uint8_t* __restrict classes) {
-  const std::int16_t* scale = part.scale.data();
-  const std::size_t width = part.width;
-  const int first = part.value ? static_cast<int>(kClasses) : 0;
+KVSTORE_INLINE void classes_row(const std::int16_t* scale, std::size_t width, bool value, const std::uint16_t* mu,
+                                int offset, std::uint8_t* __restrict classes) {
+  const int first = value ? static_cast<int>(kClasses) : 0;
   for (std::size_t j = 0; j < width; ++j) {
     const int s = scale_of(scale[j], offset);
     classes[j] = static_cast<std::uint8_t>(first + 4 * octaves_of(mu[j], linear_of(s)) + (s & 3));
   }
 }
+KVSTORE_INLINE void classes_body(const Part& part, const std::uint16_t* mu, int offset, std::uint8_t* classes) {
+  classes_row(part.scale.data(), part.width, part.value, mu, offset, classes);
+}
 
-KVSTORE_INLINE std::uint32_t split_body(const Part& part, const std::uint16_t* x, const std::uint16_t* mu, int offset,
-                                        std::uint8_t* __restrict symbols, std::uint8_t* __restrict classes,
-                                        BitsOut& raw, std::uint16_t*& escapes) {
-  const std::int16_t* scale = part.scale.data();
-  const int first = part.value ? static_cast<int>(kClasses) : 0;
+KVSTORE_INLINE std::uint32_t split_row(const std::int16_t* scale, std::size_t all, bool of_v, const std::uint16_t* x,
+                                       const std::uint16_t* mu, int offset, std::uint8_t* __restrict symbols,
+                                       std::uint8_t* __restrict classes, BitsOut& raw, std::uint16_t*& escapes) {
+  const int first = of_v ? static_cast<int>(kClasses) : 0;
   std::uint32_t distances = 0;
   std::uint16_t bits[kStrip], counts[kStrip], whole[kStrip];
-  for (std::size_t begin = 0; begin < part.width; begin += kStrip) {
-    const std::size_t width = part.width - begin < kStrip ? part.width - begin : kStrip;
+  for (std::size_t begin = 0; begin < all; begin += kStrip) {
+    const std::size_t width = all - begin < kStrip ? all - begin : kStrip;
     std::uint16_t any = 0;
     for (std::size_t j = 0; j < width; ++j) {
       const int s = scale_of(scale[begin + j], offset), linear = linear_of(s), quarter = s & 3;
@@ -183,6 +183,11 @@ KVSTORE_INLINE std::uint32_t split_body(const Part& part, const std::uint16_t* x
   }
   return distances;
 }
+KVSTORE_INLINE std::uint32_t split_body(const Part& part, const std::uint16_t* x, const std::uint16_t* mu, int offset,
+                                        std::uint8_t* symbols, std::uint8_t* classes, BitsOut& raw,
+                                        std::uint16_t*& escapes) {
+  return split_row(part.scale.data(), part.width, part.value, x, mu, offset, symbols, classes, raw, escapes);
+}
 
 // Raw bits of the bins 0..127; none from there on.
 struct RawCounts {
@@ -209,14 +214,14 @@ KVSTORE_INLINE bool take_escapes(const std::uint16_t* whole, std::size_t width, 
   return true;
 }
 
-KVSTORE_INLINE bool join_body(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset,
-                              BitsIn& raw, EscapesIn& escapes, std::uint16_t* __restrict x, std::uint32_t* distances) {
-  const std::int16_t* scale = part.scale.data();
+KVSTORE_INLINE bool join_row(const std::int16_t* scale, std::size_t all, const std::uint8_t* symbols,
+                             const std::uint16_t* mu, int offset, BitsIn& raw, EscapesIn& escapes,
+                             std::uint16_t* __restrict x, std::uint32_t* distances) {
   std::uint32_t total = 0;
   std::int32_t bad = 0;
   std::uint16_t indices[kStrip], negative[kStrip], linears[kStrip], bits[kStrip], counts[kStrip], whole[kStrip];
-  for (std::size_t begin = 0; begin < part.width; begin += kStrip) {
-    const std::size_t width = part.width - begin < kStrip ? part.width - begin : kStrip;
+  for (std::size_t begin = 0; begin < all; begin += kStrip) {
+    const std::size_t width = all - begin < kStrip ? all - begin : kStrip;
     for (std::size_t j = 0; j < width; ++j) {
       const int s = scale_of(scale[begin + j], offset), linear = linear_of(s);
       const int m = mu[begin + j], symbol = symbols[begin + j], d = symbol - kOffset;
@@ -253,6 +258,10 @@ KVSTORE_INLINE bool join_body(const Part& part, const std::uint8_t* symbols, con
   }
   *distances = total;
   return bad == 0;
+}
+KVSTORE_INLINE bool join_body(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset,
+                              BitsIn& raw, EscapesIn& escapes, std::uint16_t* x, std::uint32_t* distances) {
+  return join_row(part.scale.data(), part.width, symbols, mu, offset, raw, escapes, x, distances);
 }
 
 KVSTORE_INLINE void check_body(const std::uint16_t* x, std::size_t count, std::uint32_t* a, std::uint32_t* b) {

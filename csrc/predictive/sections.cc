@@ -44,30 +44,34 @@ void SectionsOut::part(const Kernels& run, const Predicted& predicted, const std
     distances_[t] = run.split(predicted.part, values + at, predicted.mu + at, predicted.offsets[t], symbols + at,
                               classes + at, bits, whole);
   }
-  raw_bytes_[which] = static_cast<std::size_t>(bits.at - left.raw.get()) + (bits.fill != 0);
-  escaped_[which] = static_cast<std::size_t>(whole - left.escapes.get());
+  out_.raw_bytes[which] = static_cast<std::size_t>(bits.at - left.raw.get()) + (bits.fill != 0);
+  out_.escaped[which] = static_cast<std::size_t>(whole - left.escapes.get());
   if (bits.fill != 0) *bits.at = static_cast<std::uint8_t>(bits.left);
-  sums_.add(run, values, all);
+  out_.sums.add(run, values, all);
   parts_.push_back({symbols, all, classes, all});
   done_ += all;
   if (which == 1) end_layer();
 }
 
-void SectionsOut::end_layer() {
-  const std::size_t fields[] = {mode_, raw_bytes_[0], raw_bytes_[1], escaped_[0], escaped_[1], sums_.a, sums_.b};
-  for (std::size_t i = mode_ == 0; i < 7; ++i) {
-    side_.resize(side_.size() + 4);
-    store32(side_.data() + side_.size() - 4, static_cast<std::uint32_t>(fields[i]));
+void SideOut::append(std::vector<std::uint8_t>& side, std::uint32_t mode, const Leftovers (&left)[2]) const {
+  const std::size_t fields[] = {mode, raw_bytes[0], raw_bytes[1], escaped[0], escaped[1], sums.a, sums.b};
+  for (std::size_t i = mode == 0; i < 7; ++i) {
+    side.resize(side.size() + 4);
+    store32(side.data() + side.size() - 4, static_cast<std::uint32_t>(fields[i]));
   }
   for (std::size_t which = 0; which < 2; ++which)
-    side_.insert(side_.end(), left_[which].raw.get(), left_[which].raw.get() + raw_bytes_[which]);
+    side.insert(side.end(), left[which].raw.get(), left[which].raw.get() + raw_bytes[which]);
   for (std::size_t which = 0; which < 2; ++which) {
-    const std::size_t at = side_.size();
-    side_.resize(at + 2 * escaped_[which]);
-    for (std::size_t i = 0; i < escaped_[which]; ++i) store16(side_.data() + at + 2 * i, left_[which].escapes.get()[i]);
+    const std::size_t at = side.size();
+    side.resize(at + 2 * escaped[which]);
+    for (std::size_t i = 0; i < escaped[which]; ++i) store16(side.data() + at + 2 * i, left[which].escapes.get()[i]);
   }
+}
+
+void SectionsOut::end_layer() {
+  out_.append(side_, mode_, left_);
   ends_of_side_.push_back(side_.size());
-  sums_ = {};
+  out_ = {};
 }
 
 std::int64_t SectionsOut::code(const rans::Tables& tables, std::uint8_t* out, std::size_t capacity, Level level) {
@@ -80,12 +84,19 @@ std::int64_t SectionsOut::code(const rans::Tables& tables, std::uint8_t* out, st
 }
 
 void SectionsOut::place(std::uint8_t* out, std::uint64_t* sizes) const {
+  std::vector<std::size_t> ends;
+  for (std::size_t layer = 0; layer < ends_of_side_.size(); ++layer) ends.push_back(ends_[2 * layer + 1]);
+  place_layers(side_, ends_of_side_, ends, out, sizes);
+}
+
+void place_layers(const std::vector<std::uint8_t>& side, const std::vector<std::size_t>& ends_of_side,
+                  const std::vector<std::size_t>& ends_of_words, std::uint8_t* out, std::uint64_t* sizes) {
   // Each layer's words move to where they belong: forwards, so that nothing is overwritten that is still to be moved.
-  const std::uint8_t* const stream = out + side_.size();
+  const std::uint8_t* const stream = out + side.size();
   std::size_t from = 0, from_side = 0;
-  for (std::size_t layer = 0; layer < ends_of_side_.size(); ++layer) {
-    const std::size_t bytes = ends_of_side_[layer] - from_side, words = ends_[2 * layer + 1] - from;
-    std::memcpy(out, side_.data() + from_side, bytes);
+  for (std::size_t layer = 0; layer < ends_of_side.size(); ++layer) {
+    const std::size_t bytes = ends_of_side[layer] - from_side, words = ends_of_words[layer] - from;
+    std::memcpy(out, side.data() + from_side, bytes);
     std::memmove(out + bytes, stream + from, words);
     from_side += bytes;
     from += words;
@@ -96,8 +107,8 @@ void SectionsOut::place(std::uint8_t* out, std::uint64_t* sizes) const {
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
 
-const char* SectionsIn::Section::cut(const std::uint8_t* in, std::size_t nbytes, const Part* parts, std::size_t count,
-                                     std::uint32_t mode) {
+const char* Section::cut(const std::uint8_t* in, std::size_t nbytes, const std::size_t (&most)[2],
+                         std::uint32_t mode) {
   if (nbytes < header_bytes(mode)) return "a layer ends in its header";
   if (mode != 0 && load32(in) != mode) return "a layer is of another mode";
   const std::uint8_t* const fields = mode == 0 ? in : in + 4;
@@ -107,7 +118,7 @@ const char* SectionsIn::Section::cut(const std::uint8_t* in, std::size_t nbytes,
     raw[which] = at;
     raw_bytes[which] = load32(fields + 4 * which);
     if (raw_bytes[which] > left) return kTooShort;
-    if (raw_bytes[which] > (count * parts[which].width * kMostRaw + 7) / 8) return kLeftOver;
+    if (raw_bytes[which] > (most[which] * kMostRaw + 7) / 8) return kLeftOver;
     at += raw_bytes[which];
     left -= raw_bytes[which];
   }
@@ -134,7 +145,8 @@ const char* SectionsIn::cut(const std::uint8_t* payload, std::size_t nbytes, con
     const auto size = static_cast<std::size_t>(sizes[layer]);
     if (size < skip) return "the payload ends before its first layer";
     const Part* const pair = model_.parts().data() + 2 * layer;
-    const char* const wrong = layers_[layer].cut(payload + skip, size - skip, pair, count_, mode_);
+    const std::size_t most[2] = {count_ * pair[0].width, count_ * pair[1].width};
+    const char* const wrong = layers_[layer].cut(payload + skip, size - skip, most, mode_);
     if (wrong) return wrong;
     words_bytes_ += layers_[layer].words_bytes;
     payload += size;

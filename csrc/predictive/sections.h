@@ -38,6 +38,33 @@ struct Predicted {
 // Headers begin with the mode if there is one.
 constexpr std::size_t header_bytes(std::uint32_t mode) { return mode == 0 ? 24 : 28; }
 
+// What a layer has besides its words.
+struct SideOut {
+  std::size_t raw_bytes[2], escaped[2];  // of K, of V
+  Sums sums;
+
+  // Appends header, raw bits and escapes.
+  void append(std::vector<std::uint8_t>& side, std::uint32_t mode, const Leftovers (&left)[2]) const;
+};
+
+// A layer, taken apart.
+struct Section {
+  const std::uint8_t* raw[2];
+  std::size_t raw_bytes[2];
+  EscapesIn escapes[2];
+  const std::uint8_t* words;
+  std::size_t words_bytes;
+  std::uint32_t a, b;
+
+  // most: values of K and of V. Returns what is damaged, or null.
+  const char* cut(const std::uint8_t* in, std::size_t nbytes, const std::size_t (&most)[2], std::uint32_t mode);
+};
+
+// The bytes of a layer that are not words, before the words of all layers: puts them together, and the sizes. ends: of
+// each layer, in `side` and in the stream; the stream stands at out + side.size().
+void place_layers(const std::vector<std::uint8_t>& side, const std::vector<std::size_t>& ends_of_side,
+                  const std::vector<std::size_t>& ends_of_words, std::uint8_t* out, std::uint64_t* sizes);
+
 // Codes the parts of a block of `count` rows, in order.
 class SectionsOut {
  public:
@@ -73,8 +100,7 @@ class SectionsOut {
   std::vector<std::uint32_t> distances_;
   // Of the layer that is being coded.
   Leftovers left_[2];
-  std::size_t raw_bytes_[2] = {}, escaped_[2] = {};
-  Sums sums_;
+  SideOut out_{};
 };
 
 // The inverse. Returns what is damaged as a text, null if nothing is.
@@ -99,18 +125,6 @@ class SectionsIn {
   const char* finish() const;
 
  private:
-  struct Section {
-    const std::uint8_t* raw[2];
-    std::size_t raw_bytes[2];
-    EscapesIn escapes[2];
-    const std::uint8_t* words;
-    std::size_t words_bytes;
-    std::uint32_t a, b;
-
-    const char* cut(const std::uint8_t* in, std::size_t nbytes, const Part* parts, std::size_t count,
-                    std::uint32_t mode);
-  };
-
   const Model& model_;
   std::size_t count_;
   std::uint32_t mode_;

@@ -80,8 +80,9 @@ def _chosen(names: Sequence[str]) -> dict[str, ProfileSection | None]:
     if not names:
         raise ConfigError(f"parts: expected some of {', '.join(NAMES)}, found nothing")
     found = {name: section(name) for name in sorted(names, key=[*NAMES, *names].index)}
-    if "lossy" in found and "lossless" not in found:
-        raise ConfigError("parts: lossy needs lossless as well, because it builds on that; add lossless")
+    for name in ("levels", "lossy"):
+        if name in found and "lossless" not in found:
+            raise ConfigError(f"parts: {name} needs lossless as well, because it builds on that; add lossless")
     return found
 
 

@@ -17,8 +17,12 @@ from kvstore.errors import ConfigError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Report = dict[str, Any]
-NAMES = ("lossless", "aqua", "lossy", "donor")
-DEFAULT = ("lossless", "lossy")  # AQUA-KV is there to be compared with, and the donors' part runs the model again
+NAMES = ("lossless", "levels", "aqua", "lossy", "donor")
+DEFAULT = (
+    "lossless",
+    "levels",
+    "lossy",
+)  # AQUA-KV is there to be compared with, and the donors' part runs the model again
 _AQUA_BITS = 2  # whose errors the predictors are fitted to; they serve 3 and 4 bits as well
 _LADDER = (0.5, 0.75, 1.1, 1.6, 2.4, 3.4)  # of the steps that the lossy part is fitted at
 
@@ -84,6 +88,27 @@ class _Lossless(ProfileSection):
         from kvstore.calibration.predictive.quality import report
 
         return report(task.dump, dict(arrays))
+
+
+class _Levels(ProfileSection):
+    """The levels of the exact predictive codec, which stand on its tables of tokens and angles."""
+
+    has_curve = False  # that of the section "lossless" tells as much
+
+    def fit(self, task: FitTask) -> Arrays:
+        from kvstore.calibration.predictive.levels import fit
+
+        return fit(task.dump, dict(task.made["lossless"]), progress=task.progress)
+
+    def report(self, task: FitTask, arrays: Arrays) -> Report:
+        """Of the highest level; "levels": of each, bits a value."""
+        from kvstore.calibration.predictive.quality import level_bits
+        from kvstore.codecs.predictive.levels.model import levels_of
+
+        lossless = dict(task.made["lossless"])
+        bits = {str(level): level_bits(task.dump, lossless, arrays, level) for level in levels_of(arrays)}
+        best = bits[max(bits)]
+        return {"bits_per_value": best, "ratio": 16 / best, "levels": bits}
 
 
 class _Lossy(ProfileSection):
@@ -156,6 +181,7 @@ class _Aqua(ProfileSection):
 
 _FITS: dict[str, tuple[str, type[ProfileSection]]] = {  # package, section
     "lossless": ("predictive", _Lossless),
+    "levels": ("predictive", _Levels),
     "aqua": ("aqua", _Aqua),
     "lossy": ("lossy", _Lossy),
     "donor": ("donor", _Donor),

@@ -71,7 +71,7 @@ def test_an_unknown_number_is_a_codec_error(number: int) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    known = re.escape("choose one of raw, splitzip, entropy, zstd, predictive[@bits|@klNATS], aqua@2|3|4")
+    known = re.escape("choose one of raw, splitzip, entropy, zstd, predictive[:1|:2|:3|@bits|@klNATS], aqua@2|3|4")
     with pytest.raises(UnknownCodec, match=f"'gzip' is unknown; {known}"):
         codec_by_name("gzip")
     assert issubclass(UnknownCodec, CodecError)
@@ -148,6 +148,7 @@ def test_a_number_of_a_profile_s_codec_is_unknown_where_the_record_names_none(nu
             "predictive@inf",
             "predictive@a",
             "predictive@1@2",
+            *("predictive:", "predictive:0", "predictive:4", "predictive:2@0.5", "predictive@:2", "aqua:2"),
             "raw@1",
             "@",
             "Predictive",

@@ -14,7 +14,7 @@ import family_stores
 import numpy as np
 import torch
 from kvcases import INTEGERS, random_kv, same_bits
-from profilecases import ROPE, Layers, predicted_kv, profile_of
+from profilecases import ROPE, Layers, level_kv, predicted_kv, profile_of
 
 from kvstore import KVLayout
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
@@ -151,6 +151,19 @@ def _predictable(layout: KVLayout, count: int) -> Layers:
     return predicted_kv(profile_of(layout, "lossless"), np.arange(count, dtype=np.uint32), 0)
 
 
+def _level(level: int) -> Callable[[KVLayout, Profile | None], Coder]:
+    return _predictive(f"predictive:{level}", "lossless", "levels")
+
+
+def _predictable_in(level: int) -> Callable[[KVLayout, int], Layers]:
+    def likely(layout: KVLayout, count: int) -> Layers:
+        if layout.dtype != "bfloat16":
+            return random_kv(count, layout)
+        return level_kv(profile_of(layout, "lossless", "levels"), level, np.arange(count, dtype=np.uint32), 0)
+
+    return likely
+
+
 class WithDonors:
     """The donor codec and two blocks for it to code against, which begin otherwise than the block itself."""
 
@@ -259,4 +272,5 @@ ROWS: tuple[Row, ...] = (
     Row("aqua-2", _aqua(2), 0.15, rope=True, same_bytes=False, not_held=_AQUA),
     Row("aqua-3", _aqua(3), 0.06, rope=True, same_bytes=False, not_held=_AQUA),
     Row("aqua-4", _aqua(4), 0.02, rope=True, same_bytes=False, not_held=_AQUA),
+    *(Row(f"predictive-{i}", _level(i), rope=True, likely=_predictable_in(i)) for i in (1, 2, 3)),
 )

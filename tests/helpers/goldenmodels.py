@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from codecrows import ROWS, Coder, Row, WithDonors, donor_blocks, donor_tokens, likely_kv
 from kvcases import random_kv
-from profilecases import ROPE, Layers, predicted_kv, profile_of
+from profilecases import ROPE, Layers, level_kv, predicted_kv, profile_of
 
 from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_names
@@ -38,16 +38,18 @@ LAYOUTS = {
     "float32": KVLayout.uniform(3, 1, 8, "float32", ROPE),
     "float16": KVLayout.uniform(3, 1, 8, "float16", ROPE),
     "partial": KVLayout.uniform(2, 2, 12, rope='{"partial_rotary_factor": 0.5, "rope_theta": 100.0}'),
+    "levels": KVLayout((LayerLayout(2, 12, 12), LayerLayout(1, 12, 4), LayerLayout(1, 12, 20)), "bfloat16", ROPE),
 }
+_LEVELS = ("predictive-1", "predictive-2", "predictive-3")  # rows with records of a layout of their own
 _SPECIAL = [0x7FC1, 0xFFFF, 0x7F81, 0x7F80, 0xFF80, 0x0001, 0x807F, 0x8000]
 _DONOR_RECORDS = 900  # of which on donors are numbered
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One block. like: "alike" to its donors, "predicted" by the profile, or "noise", all bits; of other dtypes than
-    bf16 "wide" for what is near the prediction, "upcast" for bf16 that is. special: with NaN, infinity, subnormals in
-    it."""
+    """One block. like: "alike" to its donors, "predicted" by the profile, by a level of it, as "level-2", or "noise",
+    all bits; of other dtypes than bf16 "wide" for what is near the prediction, "upcast" for bf16 that is. special: with
+    NaN, infinity, subnormals in it."""
 
     layout: str
     like: str
@@ -68,6 +70,8 @@ class ModelCase:
             order = order_of(info.layout)
             if order is not None:
                 kv = [(k[..., torch.from_numpy(np.argsort(order))], v) for k, v in kv]
+        if self.like.startswith("level"):
+            kv = level_kv(profile, int(self.like[-1]), info.tokens, self.start)
         if self.like in ("wide", "upcast"):
             kv = [(self._wide(k), self._wide(v)) for k, v in _near(info, self.start)]
         if self.like == "noise":
@@ -91,6 +95,8 @@ class ModelCase:
         the other codecs have cases of their own (goldencases.py) or do not take them."""
         if LAYOUTS[self.layout].dtype != "bfloat16":
             return row.name == "predictive"
+        if self.layout == "levels" or row.name in _LEVELS:
+            return row.name == f"predictive-{self.like[-1]}"
         if row.name in codec_names() or (row.name.startswith("donor") and self.like != "alike"):
             return False
         return self.like != "noise" or row.fidelity == "exact"
@@ -111,6 +117,9 @@ MODEL_CASES = {
     "float16-wide": ModelCase("float16", "wide", 21),
     "partial-alike": ModelCase("partial", "alike", 20),
     "partial-predicted": ModelCase("partial", "predicted", 21, start=40),
+    **{f"level-{i}": ModelCase("levels", f"level-{i}", 21, start=40) for i in (1, 2, 3)},
+    **{f"level-{i}-one-token": ModelCase("levels", f"level-{i}", 1) for i in (1, 2, 3)},
+    **{f"level-{i}-special": ModelCase("levels", f"level-{i}", 20, special=True) for i in (1, 2, 3)},
 }
 RECORDS = [(row, name) for row in ROWS for name, case in MODEL_CASES.items() if case.takes(row)]
 
@@ -221,6 +230,7 @@ def write_missing(write_new: Callable[[Path, bytes], None]) -> None:
         path = GOLDEN / "profiles" / f"{name}.safetensors.gz"
         if not path.exists():
             sections = () if layout.dtype == "bfloat16" else ("lossless",)
+            sections = ("lossless", "levels") if name == "levels" else sections
             write_new(path, gzip.compress(profile_of(layout, *sections).data, mtime=0))
     for number, (name, case) in enumerate(MODEL_CASES.items(), 1):
         _write_block(write_new, number, name, case)

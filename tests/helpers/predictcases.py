@@ -11,7 +11,7 @@ import torch
 from kvstore.codecs import KVView
 from kvstore.codecs.predictive import _predict
 from kvstore.codecs.predictive import reference as predictive_reference
-from kvstore.codecs.predictive.linear_model import FINE
+from kvstore.codecs.predictive.linear_model import FINE, LinearModel
 from kvstore.codecs.predictive.model import CLASSES, SYMBOLS, PredictiveModel
 from kvstore.codecs.rans.coder import quantise
 from kvstore.core.layout import KVLayout, LayerLayout
@@ -119,7 +119,7 @@ def block_of(model: PredictiveModel, kind: str, tokens: np.ndarray, start: int, 
     return block
 
 
-def view_of(model: PredictiveModel, block: Block) -> KVView:
+def view_of(model: LinearModel, block: Block) -> KVView:
     """A view of [heads, n, dim] tensors; every other one has its tokens apart."""
     layers = []
     for x, pair in zip(model.layout.layers, block, strict=True):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import donorcases
+import levelcases
 import numpy as np
 import predictcases
 import torch
@@ -16,6 +17,7 @@ import torch
 from kvstore import KVLayout, ModelIdentity
 from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs.aqua.predictors import weight_shapes
+from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.lossy_model import input_widths
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, SYMBOLS, PredictiveModel
 from kvstore.codecs.profile import Profile
@@ -36,15 +38,25 @@ def identity_of(layout: KVLayout) -> ModelIdentity:
 
 @lru_cache(maxsize=16)
 def profile_of(layout: KVLayout, *sections: str) -> Profile:
-    """A bf16 layout's profile; the same arguments give the same object. sections: all four where none is named."""
-    makers = {"lossless": _lossless, "lossy": _lossy, "donor": _donor, "aqua": _aqua}
-    return Profile.new(identity_of(layout), {name: makers[name](layout) for name in sections or makers})
+    """A bf16 layout's profile; the same arguments give the same object. sections: all but "levels" where none is
+    named."""
+    makers = {"lossless": _lossless, "lossy": _lossy, "donor": _donor, "aqua": _aqua, "levels": _levels}
+    named = sections or tuple(name for name in makers if name != "levels")
+    return Profile.new(identity_of(layout), {name: makers[name](layout) for name in named})
 
 
 def predicted_kv(profile: Profile, tokens: np.ndarray, start: int, seed: int = 0) -> Layers:
     """What the section "lossless" predicts of these tokens, with noise of the expected size."""
     model = _model(profile)
     block = predictcases.block_of(model, "near", tokens.astype(np.int64), start, seed)
+    return [(k, v) for k, v in zip(*[iter(predictcases.view_of(model, block).tensors())] * 2, strict=True)]
+
+
+def level_kv(profile: Profile, level: int, tokens: np.ndarray, start: int, seed: int = 0) -> Layers:
+    """What a level predicts of these tokens, with noise of the expected size."""
+    lossless, levels = profile.section("lossless"), profile.section("levels")
+    model = LevelModel.from_arrays(profile.layout, level, lossless, levels)
+    block = levelcases.block_of(model, "predicted", tokens.astype(np.int64), start, seed)
     return [(k, v) for k, v in zip(*[iter(predictcases.view_of(model, block).tensors())] * 2, strict=True)]
 
 
@@ -61,6 +73,10 @@ def _lossless(layout: KVLayout) -> Arrays:
     likely = (1e6 * np.exp(-np.abs(np.arange(SYMBOLS) - OFFSET) / _SPREAD)).astype(np.int64) + 1
     likely[ESCAPE] = 1000
     return {**arrays, "freqs": quantise(np.tile(likely, (2 * CLASSES, 1)), 12, floor=True)}
+
+
+def _levels(layout: KVLayout) -> Arrays:
+    return levelcases.arrays_of(_shapes(layout), layout.rope != "none", 9)
 
 
 def _donor(layout: KVLayout) -> Arrays:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs import BlockInfo, KVView
-from kvstore.codecs.predictive.codec import PredictiveCodec
+from kvstore.codecs.predictive.codec import LevelModes, PredictiveCodec
+from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.words import KEPT_BITS
 from kvstore.core.layout import ITEM_BYTES
@@ -25,7 +26,20 @@ def report(dump: KVDump, arrays: Arrays) -> dict[str, Any]:
 
 def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: int = 64) -> float:
     """What the codec makes of the words of these windows, all-in but for records: payload bits a value."""
-    codec = PredictiveCodec(PredictiveModel.from_arrays(dump.layout, arrays))
+    return _bits(PredictiveCodec(PredictiveModel.from_arrays(dump.layout, arrays)), dump, windows, block)
+
+
+def level_bits(
+    dump: KVDump, lossless: Arrays, levels: Mapping[str, Any], level: int, windows: Sequence[int] | None = None
+) -> float:
+    """The same of one level. windows: by default those that no fit saw."""
+    model = PredictiveModel.from_arrays(dump.layout, lossless)
+    modes = LevelModes((level,), lambda number: LevelModel.from_arrays(dump.layout, number, lossless, levels))
+    codec = PredictiveCodec(model, levels=modes, level=level)
+    return _bits(codec, dump, dump.held_out if windows is None else windows, 64)
+
+
+def _bits(codec: PredictiveCodec, dump: KVDump, windows: Sequence[int], block: int) -> float:
     spent = values = 0
     for window in windows:
         tokens, pairs = dump.tokens(window).astype(np.uint32), dump.tensors(window)

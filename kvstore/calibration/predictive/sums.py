@@ -29,11 +29,11 @@ class ProductSums:
             for i in range(len(width))
             for j in range(max(0, i - 2), i + 1)
         }
-        self._rows = 0
+        self.rows = 0
 
     def add(self, layers: list[tuple[Tensor, Tensor]]) -> None:
         rows = [torch.cat(pair, 1) for pair in layers]
-        self._rows += len(rows[0])
+        self.rows += len(rows[0])
         for number, x in enumerate(rows):
             self._sum[number] += x.sum(0)
             for (i, j), product in self._product.items():
@@ -49,23 +49,28 @@ class ProductSums:
         shapes = [(self._keys[i], len(self._sum[i])) for i in before]
         used = used_inputs(wiring, which, shapes, len(own) * split)
         target = (number, slice(split, None) if which else slice(0, split))
-        gram = torch.cat([torch.cat([self._covariance(a, b) for b in inputs], 1) for a in inputs])
-        moment = torch.cat([self._covariance(a, target) for a in inputs])
+        gram = torch.cat([torch.cat([self.covariance(a, b) for b in inputs], 1) for a in inputs])
+        moment = torch.cat([self.covariance(a, target) for a in inputs])
         gram += torch.eye(len(gram), dtype=torch.double) * DAMP * gram.diagonal().mean()
         weight = torch.zeros_like(moment)
         weight[used] = torch.linalg.solve(gram[used][:, used], moment[used])
         scale = (weight.abs().amax(0) / 127).clamp(min=1e-12)
         whole = (weight / scale).round()
-        means = torch.cat([self._sum[i][part] for i, part in inputs]) / self._rows
-        middle = self._sum[number][target[1]] / self._rows
+        means = torch.cat([self._sum[i][part] for i, part in inputs]) / self.rows
+        middle = self._sum[number][target[1]] / self.rows
         bias = ((middle - means @ (whole * scale)) / scale).round().clamp(-MAX_BIAS, MAX_BIAS)
         fix = arrays.get(prefix + "fix")
         unit = scale.numpy() / reach(arrays[prefix + "in_scale"], fix)
         arrays[prefix + "weight"], arrays[prefix + "bias"] = whole.to(torch.int8).numpy(), bias.to(torch.int32).numpy()
         arrays[prefix + "out_scale"] = (unit if fix is None else unit * np.exp2(fix.astype(float))).astype(np.float32)
 
-    def _covariance(self, a: tuple[int, slice], b: tuple[int, slice]) -> Tensor:
+    def mean(self, a: tuple[int, slice]) -> Tensor:
+        """Of some inputs of a layer, float64."""
+        return self._sum[a[0]][a[1]] / self.rows
+
+    def covariance(self, a: tuple[int, slice], b: tuple[int, slice]) -> Tensor:
+        """Times the number of `rows`. a, b: a layer and which of its inputs, at most two layers apart."""
         (i, rows), (j, columns) = a, b
         product = self._product[i, j] if i >= j else self._product[j, i].T
-        mean = torch.outer(self._sum[i], self._sum[j]) / self._rows
+        mean = torch.outer(self._sum[i], self._sum[j]) / self.rows
         return (product - mean)[rows, columns]

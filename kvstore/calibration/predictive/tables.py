@@ -46,10 +46,10 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
                 table = arrays["token_kv"][:, split:] if which else arrays["token_kv"][:, :split]
                 total = reference.first_sums(part, table, tokens)
             mu = reference.predict(part, total, turn)
-            arrays[prefix + "scale"] = _spread(bits, mu)
+            arrays[prefix + "scale"] = spread(bits, mu)
             part = _part(prefix, arrays)
             still = reference.residuals(part, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
-            adapt = _adaptation(still.fits, fits)
+            adapt = adaptation(still.fits, fits)
             arrays[prefix + "adapt"] = adapt if wiring.adapt else np.zeros_like(adapt)
             part = _part(prefix, arrays)
             coded = reference.residuals(part, which, bits, mu, reference.offsets(part, fits, len(bits)))
@@ -57,7 +57,7 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
             index = coded.classes * SYMBOLS + coded.symbols
             counts += torch.bincount(index.flatten(), minlength=counts.size).numpy().reshape(counts.shape)
     progress("lossless: tables", layers, layers)
-    arrays["freqs"] = quantise(_smooth(counts), 12, floor=True)
+    arrays["freqs"] = quantise(smoothed(counts), 12, floor=True)
 
 
 def _part(prefix: str, arrays: Arrays) -> Part:
@@ -80,7 +80,7 @@ def _sums(part: Part, inputs: Tensor) -> Tensor:
     return torch.from_numpy(part.bias).long() + product.long()
 
 
-def _spread(bits: Tensor, mu: Tensor) -> np.ndarray[Any, Any]:
+def spread(bits: Tensor, mu: Tensor) -> np.ndarray[Any, Any]:
     """`scale`: quarter octaves of the residuals' standard deviation."""
     # The prediction was cut to 16 bits: half of its last place is put back.
     residual = _numbers(bits) - _numbers(mu, 0x8000)
@@ -89,7 +89,7 @@ def _spread(bits: Tensor, mu: Tensor) -> np.ndarray[Any, Any]:
     return log.round().clamp(-MAX_SCALE, MAX_SCALE).to(torch.int16).numpy()
 
 
-def _adaptation(fits: Tensor, before: list[Tensor]) -> np.ndarray[Any, Any]:
+def adaptation(fits: Tensor, before: list[Tensor]) -> np.ndarray[Any, Any]:
     """A, B and O of the least squares of `fits` on the fits of the two parts before."""
     zeros = torch.zeros_like(fits)
     one, two = ([zeros, zeros, *before])[-1], ([zeros, zeros, *before])[-2]
@@ -100,8 +100,8 @@ def _adaptation(fits: Tensor, before: list[Tensor]) -> np.ndarray[Any, Any]:
     return adapt
 
 
-def _smooth(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Classes that were hardly seen borrow from all classes of their part with more."""
+def smoothed(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Counts of symbols by class; classes that were hardly seen borrow from all classes of their part with more."""
     out = counts.copy()
     for first in (0, CLASSES):
         part = counts[first : first + CLASSES]

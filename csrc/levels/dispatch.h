@@ -1,0 +1,17 @@
+// Which twin of the loops of the levels runs. Included by the .cc files that call them.
+#pragma once
+
+#include "levels/avx2-inl.h"
+#include "levels/avx512-inl.h"
+#include "levels/scalar-inl.h"
+
+namespace kvstore::levels {
+
+inline const Kernels& kernels(Level level) {
+#if defined(__x86_64__)
+  if (level == Level::avx512 && !predict::avx512::runs()) level = Level::avx2;
+#endif
+  return KVSTORE_PICK(level, kKernels);
+}
+
+}  // namespace kvstore::levels
