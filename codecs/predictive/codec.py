@@ -24,6 +24,7 @@ from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.exact import ExactMode
 from kvstore.codecs.predictive.levels.model import SECTION as LEVELS_SECTION
 from kvstore.codecs.predictive.levels.model import LevelModel, levels_of
+from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.codecs.view import KVView
@@ -103,7 +104,7 @@ class PredictiveCodec(Codec):
         self.profile = profile
         self._plain = EntropyCodec()
         self._exact = ExactMode(model)
-        self._order = order_of(model.layout)  # of K, in what the modes see
+        self._order = order_of(model.layout) if rotates(model.layout) else None  # of K, in what the modes see
         self._mode = EXACT_MODES[model.layout.dtype]
         self._levels, self._level = levels or LevelModes(()), level
         if level is not None and level not in self._levels.known:

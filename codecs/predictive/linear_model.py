@@ -79,8 +79,8 @@ class LinearModel:
 
 
 def rotates(layout: KVLayout) -> bool:
-    """Whether K is held after a rotary embedding."""
-    return layout.rope != "none"
+    """Whether predictors take K for rotated. Of a latent it is V that is, and no predictor undoes that."""
+    return layout.rope != "none" and not layout.is_latent
 
 
 def rotated_half(layout: KVLayout, codec: str, dtypes: Sequence[str] = ("bfloat16",)) -> int:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length, in_pairs, regime_of
@@ -108,17 +109,17 @@ class KVDump:
     ) -> KVDump:
         """Runs the model over the first `windows` windows of `length` tokens of the text, fewer where it is shorter.
 
-        model: a transformers model like Llama, in bfloat16, float32 or float16. Continues what was begun in `folder`
-        with the same model, text and numbers; anything else that is there from an earlier run is removed, which
-        `progress` is told.
+        model: a transformers model like Llama, or with latents, in bfloat16, float32 or float16. Continues what was
+        begun in `folder` with the same model, text and numbers; anything else that is there from an earlier run is
+        removed, which `progress` is told.
         Raises `UnsupportedModel` naming what the model lacks, `UnsupportedLength` where keys depend on the length and
         those of windows of this one are not the identity's, `ConfigError` for a text of less than two windows.
         """
-        from kvstore.calibration.model_probe import ModelProbe
+        from kvstore.calibration.latent_probe import probe_of
 
         identity = identity or ModelIdentity.from_transformers(model, tokenizer)
         check_length(identity.layout, length)
-        probe = ModelProbe(model, regime_of(identity.layout))
+        probe = probe_of(model, regime_of(identity.layout))
         ids = _windows(tokenizer, text, windows, length)
         dump, fs = cls.of(folder, identity.layout, len(ids), length), FileSystem()
         facts = {
@@ -177,6 +178,8 @@ class KVDump:
     def coded(self, layer: int, window: int) -> tuple[Bits, Bits]:
         """`layer`, with K in the order that the codecs' integers work in, `rope.pair_order`."""
         keys, values = self.layer(layer, window)
+        if not rotates(self.layout):
+            return keys, values
         return in_pairs(keys, self.layout.rope, self.layout.layers[layer].key_dim), values
 
     def tensors(self, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -252,16 +255,18 @@ class KVDump:
     def _run(self, fs: FileSystem, probe: Any, window: int, tokens: npt.NDArray[np.int64]) -> None:
         layers, statistics = probe.run(tokens)
         if window == 0:
-            self._check_first_layer(tokens, layers[0][1])
+            self._check_first_layer(tokens, *layers[0])
         _save(fs, self._path(f"{window:05d}.npy"), statistics)
         parts = [tokens.astype("<i8").tobytes(), *(part.tobytes() for pair in layers for part in pair)]
         write_file(fs, self._path(f"{window:05d}.kv"), b"".join(parts))
 
-    def _check_first_layer(self, tokens: npt.NDArray[np.int64], values: Bits) -> None:
-        """Whether the values of the first layer are what its weights alone say: nothing was added before it."""
+    def _check_first_layer(self, tokens: npt.NDArray[np.int64], keys: Bits, values: Bits) -> None:
+        """Whether what is not rotated of the first layer, its values or its latents, is what its weights alone say:
+        nothing was added before it."""
         from kvstore.errors import UnsupportedModel
 
-        said, found = floats(self.first_layer[tokens, -values.shape[1] :]), floats(values)
+        columns = slice(0, keys.shape[1]) if self.layout.is_latent else slice(keys.shape[1], None)
+        said, found = floats(self.first_layer[tokens, columns]), floats(keys if self.layout.is_latent else values)
         if not np.square(said - found).mean() <= 1e-3 * np.square(found).mean():
             raise UnsupportedModel("calibration needs a model whose first layer gets the embedding of the token alone")
 

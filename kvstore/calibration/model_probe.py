@@ -18,7 +18,7 @@ from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.describe import layout_from_config
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
-_STEP = 4096  # tokens of the vocabulary at a time
+STEP = 4096  # tokens of the vocabulary at a time
 Bits = npt.NDArray[np.uint16]
 Floats = npt.NDArray[np.float32]
 
@@ -32,11 +32,8 @@ class ModelProbe:
     """
 
     def __init__(self, model: Any, regime: str = SHORT) -> None:
-        name = getattr(model.config, "model_type", type(model).__name__)
-        if model.dtype not in DTYPES:
-            known = ", ".join(str(dtype) for dtype in DTYPES)
-            raise UnsupportedModel(f"{name}: calibration needs the model in one of {known}, found {model.dtype}")
-        self.layout: KVLayout = layout_from_config(model.config, model.dtype, regime)
+        name = name_of(model)
+        self.layout: KVLayout = layout_of(model, regime)
         if not self.layout.is_uniform:
             raise UnsupportedModel(
                 f"{name}: calibration needs layers that are alike and keep keys and values of one width of all tokens"
@@ -44,13 +41,13 @@ class ModelProbe:
         shape = self.layout.layers[0]
         self._factors = _key_factors(name, self.layout.rope, shape.key_dim)
         self._base = getattr(model, "base_model", model)
-        self._layers = list(_submodule(self._base, "layers", name))
-        self._embed = _submodule(self._base, "embed_tokens", name)
+        self._layers = list(submodule(self._base, "layers", name))
+        self._embed = submodule(self._base, "embed_tokens", name)
         for number, layer in enumerate(self._layers):
-            attention = _submodule(layer, "self_attn", f"{name}: layer {number}")
+            attention = submodule(layer, "self_attn", f"{name}: layer {number}")
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                _submodule(attention, projection, f"{name}: layer {number}: self_attn")
-        _submodule(self._layers[0], "input_layernorm", f"{name}: layer 0")
+                submodule(attention, projection, f"{name}: layer {number}: self_attn")
+        submodule(self._layers[0], "input_layernorm", f"{name}: layer 0")
         self._heads, self._dim = shape.heads, shape.key_dim
         self._group = model.config.get_text_config(decoder=True).num_attention_heads // shape.heads
 
@@ -66,7 +63,7 @@ class ModelProbe:
         with self._hooks(statistics):
             ids = torch.from_numpy(tokens)[None].to(self._base.device)
             cache = self._base(input_ids=ids, use_cache=True).past_key_values
-        return [(_rows(layer.keys[0]), _rows(layer.values[0])) for layer in cache.layers], statistics
+        return [(rows_of(layer.keys[0]), rows_of(layer.values[0])) for layer in cache.layers], statistics
 
     @torch.inference_mode()
     def first_layer(self) -> Bits:
@@ -74,19 +71,19 @@ class ModelProbe:
         layer, embedding = self._layers[0], self._embed.weight
         attention, found = layer.self_attn, []
         factors = torch.from_numpy(np.tile(self._factors, self._heads)).to(embedding)
-        for begin in range(0, len(embedding), _STEP):
-            x = layer.input_layernorm(embedding[begin : begin + _STEP])
+        for begin in range(0, len(embedding), STEP):
+            x = layer.input_layernorm(embedding[begin : begin + STEP])
             keys, values = attention.k_proj(x), attention.v_proj(x)
             norm = getattr(attention, "k_norm", None)
             if norm is not None:
                 keys = norm(keys.view(*keys.shape[:-1], -1, norm.weight.numel())).view(keys.shape)
-            rotated = in_pairs(_bits(keys * factors), self.layout.rope, self._dim)
-            found.append(np.concatenate([rotated, _bits(values)], 1))
+            rotated = in_pairs(bits_of(keys * factors), self.layout.rope, self._dim)
+            found.append(np.concatenate([rotated, bits_of(values)], 1))
         return np.concatenate(found)
 
     def embedding(self) -> Bits:
         """`[vocabulary, hidden]`."""
-        return _bits(self._embed.weight)
+        return bits_of(self._embed.weight)
 
     def value_costs(self) -> Floats:
         """`[layers, heads, dim, dim]`: see `KVDump.sensitivity_v`."""
@@ -124,6 +121,19 @@ class ModelProbe:
                 hook.remove()
 
 
+def name_of(model: Any) -> str:
+    """What errors call a model."""
+    return str(getattr(model.config, "model_type", type(model).__name__))
+
+
+def layout_of(model: Any, regime: str) -> KVLayout:
+    """The layout of a model's caches. Raises `UnsupportedModel` if calibration does not know its dtype."""
+    if model.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        raise UnsupportedModel(f"{name_of(model)}: calibration needs the model in one of {known}, found {model.dtype}")
+    return layout_from_config(model.config, model.dtype, regime)
+
+
 def _key_factors(name: str, rope: str, dim: int) -> Floats:
     """What the rotary embedding multiplies keys and queries by besides rotating them, float32 `[dim]`."""
     if rope == "none":
@@ -139,17 +149,17 @@ def _key_factors(name: str, rope: str, dim: int) -> Floats:
     return factors
 
 
-def _submodule(module: Any, name: str, where: str) -> Any:
+def submodule(module: Any, name: str, where: str) -> Any:
     found = getattr(module, name, None)
     if found is None:
         raise UnsupportedModel(f"{where}: has no {name}; calibration needs a model like Llama")
     return found
 
 
-def _rows(tensor: torch.Tensor) -> Bits:
+def rows_of(tensor: torch.Tensor) -> Bits:
     """`[heads, tokens, dim]` -> bits `[tokens, heads * dim]`."""
-    return _bits(tensor.transpose(0, 1).flatten(1))
+    return bits_of(tensor.transpose(0, 1).flatten(1))
 
 
-def _bits(tensor: torch.Tensor) -> Bits:
+def bits_of(tensor: torch.Tensor) -> Bits:
     return words_of(tensor.detach().contiguous().cpu())

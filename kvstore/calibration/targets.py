@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import Floats, KVDump, floats
-from kvstore.codecs.predictive.linear_model import FINE
+from kvstore.codecs.predictive.linear_model import FINE, rotates
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import fixed_point, in_pairs, paired_frequencies, rotate
 
@@ -22,7 +22,7 @@ def target(dump: KVDump, number: int, which: int, window: int, rows: slice = NO_
     """What is predicted of some rows of a window: K of layer `number` before the rotation (which = 0), or V; float32
     `[rows, C]`."""
     x = floats(dump.layer(number, window)[which][rows])
-    if which == 0:
+    if which == 0 and rotates(dump.layout):
         x = unrotated(x, dump.layout, dump.layout.layers[number].key_dim, np.arange(dump.length)[rows])
     return x
 
@@ -34,7 +34,10 @@ def unrotated(keys: Floats, layout: KVLayout, dim: int, positions: npt.NDArray[n
 
 
 def angles(layout: KVLayout) -> Arrays:
-    """The tables of the rotary embedding, in 1/16384; the decoder multiplies them, nobody computes a cosine again."""
+    """The tables of the rotary embedding, in 1/16384; the decoder multiplies them, nobody computes a cosine again. None
+    where predictors take no K for rotated."""
+    if not rotates(layout):
+        return {}
     radians = paired_frequencies(layout.rope, layout.layers[0].key_dim)
     tables = {}
     for name, positions in (("rope_fine", np.arange(FINE)), ("rope_coarse", FINE * np.arange(COARSE))):

@@ -212,6 +212,12 @@ class KVLayout:
         return alike and not self.is_grouped
 
     @cached_property
+    def is_latent(self) -> bool:
+        """Whether every layer has the shape of a latent: one head, K and V of different widths, all tokens."""
+        alike = all(layer.heads == 1 and layer.key_dim != layer.value_dim for layer in self.layers)
+        return bool(self.layers) and alike and not self.is_grouped
+
+    @cached_property
     def place_of(self) -> tuple[int, ...]:
         """For each layer its number in the model's cache."""
         return self.places or tuple(range(len(self.layers)))

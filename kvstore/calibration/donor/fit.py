@@ -16,7 +16,7 @@ import torch
 from kvstore.calibration.donor.passages import PassagePair, passages
 from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.calibration.targets import angles
-from kvstore.codecs.predictive.linear_model import RANGE, rotates
+from kvstore.codecs.predictive.linear_model import RANGE
 
 Tensor = torch.Tensor
 Arrays = dict[str, Any]
@@ -54,7 +54,7 @@ def fit(model: Any, dump: KVDump, progress: Progress = silent) -> Arrays:
         tokens += len(now[0])
     progress("donor: running the model", len(windows), len(windows))
     deviation = [[(x / tokens).sqrt().clamp_min(1e-6) for x in pair] for pair in power]
-    arrays: Arrays = dict(angles(dump.layout)) if rotates(dump.layout) else {}
+    arrays: Arrays = dict(angles(dump.layout))
     for layer in range(len(shapes)):
         for which in range(2):
             _fit_part(arrays, layer, which, products[layer], deviation, widths, most[layer], shapes[layer].key_dim // 2)

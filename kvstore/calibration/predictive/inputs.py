@@ -10,7 +10,7 @@ import torch
 
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.targets import reach, target
-from kvstore.codecs.predictive.linear_model import RANGE
+from kvstore.codecs.predictive.linear_model import RANGE, rotates
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
@@ -43,11 +43,12 @@ def fit_scales(dump: KVDump, arrays: Arrays) -> None:
             x = np.concatenate([target(dump, number, which, window) for window in windows])
             largest = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
             power = np.ones(len(largest), np.float32)
-            if which == 0:
+            turned = which == 0 and rotates(dump.layout)
+            if turned:
                 arrays[prefix + "fix"] = _fixed_point(x, shape.key_dim // 2)
                 power = np.exp2(arrays[prefix + "fix"].astype(np.float32))
             # A rotation leaves 14 binary places more.
-            arrays[prefix + "in_scale"] = (127 / largest / (power * (1 << 14) if which == 0 else 1)).astype(np.float32)
+            arrays[prefix + "in_scale"] = (127 / largest / (power * (1 << 14) if turned else 1)).astype(np.float32)
             if number == 0:
                 arrays[prefix + "out_scale"] *= power
 

@@ -29,7 +29,9 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
     ]
     tokens = torch.from_numpy(np.concatenate([dump.tokens(window)[rows] for window, rows in windows]))
     positions = torch.cat([torch.arange(dump.length)[rows] for _, rows in windows])
-    turn = reference.angles(arrays["rope_fine"], arrays["rope_coarse"], positions)
+    turn = None
+    if "rope_fine" in arrays:
+        turn = reference.angles(arrays["rope_fine"], arrays["rope_coarse"], positions)
     counts = np.zeros((2 * CLASSES, SYMBOLS), np.int64)
     fits: list[Tensor] = []
     for number in range(layers):
