@@ -15,7 +15,9 @@ tokens. Cases begin with the model's name.
   and catalog, and whether every cache came back bit for bit after the store was opened again. The program ends with
   status 1 if one did not, or if the store takes more than the caches.
 
-How much the codec with loss changes what the model says is a question for `benchmarks.quality`.
+`--untrained NAME` measures a model with chance weights: what that says of ratios is nothing, of speeds and of what a
+layout allows all there is. How much the codec with loss changes what the model says is a question for
+`benchmarks.quality`.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from transformers import DynamicCache
 
 from benchmarks.codecs import Case, Cases, keep_memory, measure
 from benchmarks.common import MIB, Rows, arguments, scratch
-from benchmarks.conversations import load_model, measured_text
+from benchmarks.conversations import load_model, load_tokenizer, measured_text
 from benchmarks.models import RECIPES
 from benchmarks.models.train import new_model
+from benchmarks.models.vocabulary import small_tokenizer
 from benchmarks.peers.codecs.coders import Blocks, Members, StoreBlocks
 from benchmarks.peers.codecs.data import RealKV, assemble, normal, real_kv, whole_layout
 from benchmarks.profile import PARTS, profile_path
@@ -87,14 +90,15 @@ class Bench:
 
 def main() -> None:
     parser = arguments("What the codecs and the store make of one model's caches.")
+    parser.add_argument("--untrained", choices=RECIPES, help="the model of this name before its training, not --model")
     parser.add_argument("--mib", type=int, default=32, help="keys and values, raw (32)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     parser.add_argument("--dir", type=Path, help="where the store is made (default: build/scratch)")
     args = parser.parse_args()
     rows = Rows("layouts", args.json)
     keep_memory()
-    model, tokenizer = load_model(args.model)
-    name = str(args.model or "smollm2")
+    name = f"{args.untrained}-untrained" if args.untrained else str(args.model or "smollm2")
+    model, tokenizer = untrained(args.untrained) if args.untrained else load_model(args.model)
     bench = Bench(rows, name, model, tokenizer, args.text, 5 if args.quick else 15)
     profile = profile_for(bench, args.profile, 4 if args.quick else WINDOWS)
     kv = real_kv((4 if args.quick else args.mib) * MIB, model, tokenizer, args.text, WINDOW)
@@ -106,6 +110,12 @@ def main() -> None:
         length = WINDOW // 4 if args.quick else WINDOW
         prompts = np.array(bench.ids(PROMPTS * length), np.uint32).reshape(PROMPTS, length)
         rows.main_exit(stored(bench, folder, prompts))
+
+
+def untrained(name: str) -> tuple[Any, Any]:
+    """(model, tokenizer) of a recipe, with chance weights: shapes and speeds are those of the trained one."""
+    recipe = RECIPES[name]
+    return new_model(recipe).to(torch.bfloat16).eval(), small_tokenizer(load_tokenizer(), recipe.vocabulary)
 
 
 def profile_for(bench: Bench, given: Path | None, windows: int) -> Profile | None:
@@ -136,8 +146,8 @@ def is_like_chance(bench: Bench, kv: RealKV) -> None:
         "normal": normal(len(kv.values), [0], [0])["zeros0/escapes0"],
     }
     if bench.name in RECIPES:
-        fresh = new_model(RECIPES[bench.name]).to(torch.bfloat16).eval()
-        others["untrained"] = real_kv(kv.values.nbytes, fresh, bench.tokenizer, bench.text, WINDOW).values
+        fresh, tokenizer = untrained(bench.name)
+        others["untrained"] = real_kv(kv.values.nbytes, fresh, tokenizer, bench.text, WINDOW).values
     codec = codec_by_name("entropy")
     cache = kv.values.nbytes / StoreBlocks(codec, kv.blocks(kv.values), [], None).coded_bytes()
     for name, values in others.items():
