@@ -60,6 +60,14 @@ class Described(Protocol):
     def sections(self) -> tuple[str, ...]:
         """Names of the sections that it has, sorted."""
 
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was measured when it was made, plain JSON values."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+
 
 @dataclass(frozen=True)
 class ProfileHead:
@@ -354,6 +362,14 @@ class ProfileFile:
     @property
     def sections(self) -> tuple[str, ...]:
         return self.head.sections
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self.head.report
+
+    @property
+    def nbytes(self) -> int:
+        return self.head.nbytes
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

@@ -73,6 +73,10 @@ class StoreConfig:
         slow_call_s: a put, get, delete or flush that takes more seconds is counted and logged; 0 for none.
         profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and
             continues with the newest copy if no file is named.
+        learn: "auto": fit a profile to the blocks that the store itself holds, in idle time, on one thread of the
+            lowest priority; adopt it if blocks that were kept back take at least 5 % less, and write cold records anew
+            with it (docs/learning.md). Has an effect if the disk's codec is "auto", no profile is named, and the caches
+            are exact, of bfloat16, without windows or states. "off": only when `KVStore.learn` asks for it.
         donors: code blocks on disk as the difference from stored blocks with the same tokens, wherever those stand.
             Has an effect if the disk's codec is "predictive" or "entropy"; `get(approximate=...)` needs it.
         donor_step: code such blocks with loss, in steps of this share of the size of the values (0.5 is a good one);
@@ -109,6 +113,7 @@ class StoreConfig:
     namespaces: tuple[bytes, ...] = field(default=())
     threads: int = 2
     profile: Path | None = None
+    learn: Literal["auto", "off"] = "auto"
     donors: bool = True
     eviction: str = "lru"
     donor_step: float | None = None
@@ -141,6 +146,8 @@ class StoreConfig:
         _seconds("exit_timeout_s", self.exit_timeout_s)
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
+        if self.learn not in ("auto", "off"):
+            raise ConfigError(f"learn: expected 'auto' or 'off', found {self.learn!r}")
         if not isinstance(self.eviction, str) or not self.eviction:
             raise ConfigError(f"eviction: expected a policy's name, found {self.eviction!r}")
         if self.profile is not None and not isinstance(self.profile, Path):

@@ -142,6 +142,17 @@ class Metric(StrEnum):
     DROPPED_MEMBERS = "dropped_members", "members that left together with a record they need"
     LOST_MEMBERS = "lost_members", "members whose donors were gone when the store was opened"
 
+    # ---- learning
+    LEARNED_PROFILES = "learned_profiles", "profiles that were fitted to the store's own blocks and adopted"
+    LEARNING_FAILED = "learning_failed", "attempts to learn that ended with an error"
+    RECODED_RECORDS = "recoded_records", "records that were written anew with what was learned"
+    RECODED_BYTES = "recoded_bytes", "bytes that those took before, whole pages"
+    RECODED_SAVED_BYTES = "recoded_saved_bytes", "bytes of these that are free now"
+    RECODING_REFUSED = (
+        "recoding_refused",
+        "records left as they are, for what replaces them did not decode to the same",
+    )
+
     # ---- fallbacks
     FALLBACK_PROFILE = (
         "fallback_profile",
@@ -206,6 +217,9 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DAMAGED_CODEC: _MISSES,
     Metric.DAMAGED_UNREADABLE: _MISSES,
     Metric.DAMAGED_DONOR: _MISSES,
+    Metric.LEARNED_PROFILES: Notice(INFO, "new records take less from now on; KVStore.learning says more"),
+    Metric.LEARNING_FAILED: Notice(WARNING, "nothing is lost; report the error, or set learn='off'"),
+    Metric.RECODING_REFUSED: Notice(ERROR, "nothing is lost; report it, with the model's name"),
     Metric.UNKNOWN_CODEC: Notice(WARNING, "read them with the version of kvstore that wrote them"),
     Metric.UNKNOWN_PROFILE: Notice(WARNING, "put the profile back that they were coded with"),
     Metric.DAMAGED_PROFILES: Notice(

@@ -17,6 +17,11 @@ from kvstore.core.workers import Workers
 from kvstore.dedup.donor_cache import DonorReader
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
+from kvstore.errors import ConfigError
+from kvstore.learning.blocks import BlockReader
+from kvstore.learning.learner import Learner, status_at_open
+from kvstore.learning.status import LearningStatus
+from kvstore.learning.trial import Progress
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.decode import BlockDecoder
 from kvstore.read.explain import Explainer
@@ -61,6 +66,7 @@ class Engine:
         put_path: the way of a put; None in a store that is only read.
         sessions: the saved sessions.
         clusters: groups of alike sequences.
+        learner: fits a profile to what is stored; None in a store that is only read, or has no disk.
         background: the thread of prefetches.
         own: threads for what an interrupt must not cut short: to close the store, for example.
     """
@@ -73,6 +79,7 @@ class Engine:
     put_path: PutPath | None
     sessions: SessionTable
     clusters: ClusterIndex
+    learner: Learner | None
     background: Workers
     own: Workers
     _opened: contextlib.ExitStack
@@ -108,6 +115,12 @@ class Engine:
         )
         return CompactResult(freed, moved, expired)
 
+    def learn(self, progress: Progress) -> LearningStatus:
+        """See `KVStore.learn`."""
+        if self.learner is None:
+            raise ConfigError("learn: a store without a disk tier learns nothing; set disk.bytes")
+        return self.learner.now(progress)
+
     def stats(self) -> dict[str, Any]:
         """See `KVStore.stats`."""
         residency = self.residency
@@ -123,6 +136,7 @@ class Engine:
                 "records": residency.queued_records(),
             },
             "sessions": self.sessions.stats(),
+            "learning": self.learner.status.numbers() if self.learner is not None else {},
             "buffers": {"free_bytes": self.pool.free_bytes},
             "counters": residency.metrics.snapshot(),
         }
@@ -147,11 +161,14 @@ def open_engine(
     identity: ModelIdentity,
     config: StoreConfig,
     metrics: Metrics,
+    calls: CallGuard,
     *,
     read_only: bool = False,
     fs: FileSystem | None = None,
 ) -> Engine:
     """Open the store at `path`, or make it where there is none. Nothing stays open if this fails.
+
+    calls: those of the store, between which it may learn.
 
     Raises:
         The errors of `KVStore`.
@@ -167,6 +184,7 @@ def open_engine(
         assembler = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk, config)
         put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
+        learner = None if put_path is None else _open_learner(opened, base, put_path, calls)
         background = Workers(1, "kvstore-prefetch")
         opened.callback(background.close, cancel=True)
         return Engine(
@@ -178,6 +196,7 @@ def open_engine(
             put_path=put_path,
             sessions=sessions,
             clusters=ClusterIndex(base.residency),
+            learner=learner,
             background=background,
             own=own,
             _opened=opened.pop_all(),
@@ -300,6 +319,25 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
     put_path = PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.next_record)
     opened.callback(put_path.close)
     return put_path
+
+
+def _open_learner(opened: contextlib.ExitStack, base: _Base, put_path: PutPath, calls: CallGuard) -> Learner | None:
+    """What learns from the blocks on disk, while nobody calls the store and nothing waits to be written."""
+    residency, config = base.residency, base.config
+    if residency.disk is None:
+        return None
+    reader = BlockReader(residency, residency.disk, base.pool, base.profiles, base.identity.layout, config.block_tokens)
+    learner = Learner(
+        base.identity,
+        config,
+        reader,
+        base.codecs,
+        status_at_open(config, base.identity, base.profiles),
+        lambda: put_path.next_record,
+        lambda: 0.0 if put_path.queue.pending_bytes else calls.idle_s,
+    )
+    opened.callback(learner.close)
+    return learner
 
 
 def _encoder(base: _Base, assembler: Assembler) -> Encoder:

@@ -15,6 +15,9 @@ from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, P
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
+from kvstore.learning.learner import silent
+from kvstore.learning.status import LearningStatus
+from kvstore.learning.trial import Progress
 from kvstore.log import EventLog
 from kvstore.metrics import Metric, Metrics
 from kvstore.open import open_engine
@@ -81,7 +84,7 @@ class KVStore(StoreReports):
         place, config = os.path.realpath(self.path), self.config
         check_may_open(place)
         self._calls = CallGuard()
-        self._engine = open_engine(self.path, identity, config, self.metrics, read_only=read_only, fs=fs)
+        self._engine = open_engine(self.path, identity, config, self.metrics, self._calls, read_only=read_only, fs=fs)
         self._residency = self._engine.residency
         self.config = self._residency.config
         self._lookup = self._engine.getter.lookup
@@ -368,6 +371,39 @@ class KVStore(StoreReports):
         put_path.flush()
         done: CompactResult = self._calls.run(put_path.whole, self._engine.compact, move)
         return done
+
+    @property
+    def learning(self) -> LearningStatus | None:
+        """What this store has learned from its blocks so far; None if it is only read, or has no disk.
+
+        Example:
+            >>> store.learning.state
+            'waiting'
+        """
+        learner = self._engine.learner
+        return None if learner is None else learner.status
+
+    def learn(self, progress: Progress = silent) -> LearningStatus:
+        """Fit a profile to the stored blocks now, adopt it if that pays, and recode cold records (docs/learning.md).
+
+        Durable on return. Takes a minute or some; other calls go on, and an interrupt of this one does not end it.
+
+        Args:
+            progress: called with what is being done, how much of it is done, and how much there is.
+
+        Returns:
+            What came of it: `state` is "adopted" if new records take less from now on, else `why` says why not.
+
+        Raises:
+            ConfigError: this store has nothing to learn; the message says why.
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> store.learn().state
+            'waiting'
+        """
+        self._put_path()
+        return self._calls.run(self._engine.learn, progress)
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 

@@ -44,13 +44,14 @@ LAYERS = [
     {"kvstore.read"},
     {"kvstore.write"},
     {"kvstore.approximate"},
+    {"kvstore.calibration"},
+    {"kvstore.learning"},
     {"kvstore.session"},
     {"kvstore.open"},
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
     {"kvstore.transfer"},
     {"kvstore.integrations"},
-    {"kvstore.calibration"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.cli"},
 ]
@@ -62,9 +63,9 @@ DATA = (
     "kvstore.core",
     "kvstore.eviction",
 )  # no I/O, no torch
-# `arrows_between_folders`: 59 when 13 folders became layers; 12 more of `transfer` and `cli`, which see all. An order
-# of 15 folders allows 105.
-MOST_ARROWS = 71
+# `arrows_between_folders`: 59 when 13 folders became layers; 12 more of `transfer` and `cli`, which see all, and 9 of
+# `learning`. An order of 16 folders allows 120.
+MOST_ARROWS = 80
 FILE_CALLS = {
     *("open", "read", "readv", "pread", "preadv", "write", "writev", "pwrite", "pwritev", "sendfile", "ftruncate"),
     *("truncate", "fsync", "fdatasync", "posix_fallocate", "posix_fadvise", "lseek", "rename", "replace", "unlink"),

@@ -7,19 +7,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvstore.codecs import KVView, is_delta
 from kvstore.codecs.base import BlockInfo
 from kvstore.config import MIB
-from kvstore.core.keys import chain_key
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import Damage, DamagedRecord, Donor, RecordHeader, check_payload, parse
+from kvstore.core.record import DamagedRecord, Donor, RecordHeader
 from kvstore.core.tokens import Tokens
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.residency import Residency
-from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.residency.whole_record import read_whole
+from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.host import HostRecord
 from kvstore.tiers.profiles import Profiles
@@ -156,14 +154,9 @@ class DonorReader:
         entry = disk.locate([record])[0] if disk is not None else None
         if disk is None or entry is None:
             raise DonorLost("the donor is gone")
-        buffer: Buffer = self.pool.take(entry.extent.nbytes)
         try:
-            disk.read([entry], [buffer])
-            header = parse(buffer.view, len(buffer.view))
-            check_payload(header, buffer.view)
-            if chain_key(header.parent, header.tokens) != header.key or not np.array_equal(header.tokens, entry.tokens):
-                raise DamagedRecord(Damage.KEY, "another block's record")
-            return self._decoded(record, header, HostRecord(header, buffer).payload)
+            found = read_whole(disk, self.pool, entry)
+            return self._decoded(record, found.header, found.payload)
         except OSError as error:
             self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
             raise self._rejected(record, entry, Metric.DAMAGED_UNREADABLE) from error

@@ -35,6 +35,7 @@ class CallGuard:
         self._closed = False
         # By the lock of each call that began: its thread. One that was interrupted may stay here, with its lock free.
         self._began: dict[threading.Lock, int] = {}
+        self._last = time.monotonic()  # when a call began or ended last
 
     def check(self) -> None:
         """Raise `StoreForked` or `StoreClosed` if a call may not begin."""
@@ -58,7 +59,9 @@ class CallGuard:
         with running:
             self._began[running] = mine
             self.check()  # again: `close` looks only at calls that it can see
+            self._last = time.monotonic()
             result = call(*arguments)
+            self._last = time.monotonic()
             del self._began[running]
         return result
 
@@ -71,6 +74,11 @@ class CallGuard:
                     "a call of this store was interrupted in this thread by the code that makes this call (a signal "
                     "handler, or a finalizer); let that code raise or set a flag, and call the store afterwards"
                 )
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last call ended; 0 while one is under way."""
+        return 0.0 if self.inside else time.monotonic() - self._last
 
     @property
     def inside(self) -> int:

@@ -10,7 +10,7 @@ from kvstore.codecs import Codec, auto_name, codec_names
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.predictive.codec import EXACT_MODES
-from kvstore.codecs.profile import NO_PROFILE
+from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
@@ -121,6 +121,21 @@ class LateCodecs:
                 self._made = self._made.kept(self._profiles, self._metrics)
             elif not self._profiles.is_kept:
                 self._made = self._make()
+
+    def adopt(self, profile: Profile) -> bool:
+        """Code with this profile from now on, one of the store's own; it is durable on return.
+
+        Only the store's writer may call this, and only if the settings leave the choice of the disk's codec to us and
+        name no profile.
+
+        Returns:
+            False if the disk does not keep it, or it does not suit the settings; nothing is changed then.
+        """
+        with self._lock:
+            if not self._profiles.adopt(profile):
+                return False
+            self._made = TierCodecs.of(self._config, self._identity, self._profiles)
+            return True
 
     @property
     def host(self) -> Codec:

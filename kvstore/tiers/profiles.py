@@ -200,16 +200,36 @@ class Profiles:
         Returns:
             False, which is counted, if the disk refuses.
         """
-        if self.current is None or self._folder is None or self._path is None:
+        current = self.current
+        return current is None or self._keep(current, is_new=self._given is not None)
+
+    def adopt(self, profile: Profile) -> bool:
+        """Make a new profile of the store's own the current one: for new records from now on. Durable on return.
+
+        Only the store's writer may call this, and only if no profile was given.
+
+        Returns:
+            False, which is counted, if the disk refuses; nothing is changed then.
+        """
+        with self._lock:
+            if not self._keep(profile, is_new=True):
+                return False
+            self._loaded[profile.id] = self._current = profile
+            self._described = (profile,)
+            self._own = profile.id, profile.head
             return True
-        profile, name = self.current, self.current.id.hex().encode()
+
+    def _keep(self, profile: Profile, is_new: bool) -> bool:
+        """Copies the profile into the store, unless it is no new one, and notes it as the newest."""
+        if self._folder is None or self._path is None:
+            return True
         try:
             self._fs.mkdir(self._folder)
-            if self._given is not None and not self._holds(profile):
+            if is_new and not self._holds(profile):
                 write_file(self._fs, self._file(profile.id), profile.data)
                 self._fs.sync_directory(self._path)
             if self._newest_id() != profile.id:
-                write_file(self._fs, os.path.join(self._folder, _NEWEST), name + b"\n")
+                write_file(self._fs, os.path.join(self._folder, _NEWEST), profile.id.hex().encode() + b"\n")
         except OSError as error:
             self._metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
             return False

@@ -37,7 +37,7 @@ def fits(
     wiring = wiring or Wiring()
     first: Arrays = {**angles(dump.layout), **_first_layer(dump, wiring)}
     fit_scales(dump, first)
-    sums = ProductSums(dump.layout, first)
+    sums = ProductSums(dump.layout)
     for window in dump.first(counts[-1]).fit_windows:
         sums.add(inputs_of(dump, window, NO_SINKS, first))
         progress("lossless: summing windows", window + 1, counts[-1])
@@ -50,6 +50,35 @@ def fits(
             yield arrays
 
 
+def fit_in_passes(
+    dump: KVDump, sample: KVDump, most_bytes: int, progress: Progress = silent, wiring: Wiring | None = None
+) -> Arrays:
+    """The section "lossless", with sums of at most `most_bytes`, or of one layer.
+
+    Looks at every window of `dump` once for each pass over some of the layers. sample: a few windows of the same
+    caches, for the scales and the tables.
+    """
+    wiring = wiring or Wiring()
+    first: Arrays = {**angles(dump.layout), **_first_layer(dump, wiring)}
+    fit_scales(sample, first)
+    arrays, windows = dict(first), dump.fit_windows
+    runs = ProductSums.passes(dump.layout, most_bytes)
+    for number, layers in enumerate(runs):
+        sums = ProductSums(dump.layout, layers)
+        for window in windows:
+            progress("lossless: summing windows", number * len(windows) + window, len(runs) * len(windows))
+            sums.add(inputs_of(dump, window, NO_SINKS, first))
+        for layer in layers:
+            for which in range(2):
+                progress("lossless: solving layers", layer, len(dump.layout.layers))
+                sums.solve(layer, which, arrays, wiring)
+        del sums  # before the next ones are made
+    progress("lossless: summing windows", len(runs) * len(windows), len(runs) * len(windows))
+    progress("lossless: solving layers", len(dump.layout.layers), len(dump.layout.layers))
+    fit_tables(sample, arrays, progress, wiring)
+    return arrays
+
+
 def _first_layer(dump: KVDump, wiring: Wiring) -> Arrays:
     """Layer 0 depends on the token alone: its K and V of every token, 8 bits a value around the channel's middle."""
     arrays: Arrays = {}
@@ -60,6 +89,7 @@ def _first_layer(dump: KVDump, wiring: Wiring) -> Arrays:
         part = floats(dump.first_layer[:, begin : begin + 64]).astype(np.float64)
         low, high = part.min(0), part.max(0)
         m, s = (low + high) / 2, np.maximum((high - low) / 254, 1e-12)
+        s = np.where(high > low, s, np.maximum(np.abs(m) / (1 << 15), 1e-12))  # the same for all: what a bias can say
         table[:, begin : begin + 64] = np.rint((part - m) / s).clip(-127, 127) * wiring.tokens
         middle[begin : begin + 64], step[begin : begin + 64] = m, s
     arrays["token_kv"] = table

@@ -47,7 +47,7 @@ def fit(
         progress: told what is being done.
     """
     arrays = _shared(dump, lossless)
-    sums = ProductSums(dump.layout, arrays)
+    sums = ProductSums(dump.layout)
     windows = dump.fit_windows
     for window in windows:
         sums.add(_inputs(dump, window, arrays))
@@ -58,6 +58,30 @@ def fit(
             for which in range(2):
                 _fit_part(dump, sums, arrays, level, number, which, lossless, half if which == 0 else 0)
         fit_tables(dump, lossless, arrays, level, progress)
+    return arrays
+
+
+def fit_in_passes(
+    dump: KVDump, sample: KVDump, lossless: Arrays, level: int, most_bytes: int, progress: Progress = silent
+) -> dict[str, npt.NDArray[Any]]:
+    """The section "levels" with one level, from sums of at most `most_bytes`; as `fit.fit_in_passes`."""
+    arrays, layers = _shared(sample, lossless), len(dump.layout.layers)
+    half = dump.layout.layers[0].key_dim // 2 if rotates(dump.layout) else 0
+    runs, windows, first = ProductSums.passes(dump.layout, most_bytes), dump.fit_windows, 0
+    for number, run in enumerate(runs or [range(1, 1)]):
+        sums = ProductSums(dump.layout, run)
+        for window in windows if run else ():
+            progress("levels: summing windows", number * len(windows) + window, len(runs) * len(windows))
+            sums.add(_inputs(dump, window, arrays))
+        for layer in range(first, run.stop):
+            for which in range(2):
+                progress("levels: solving layers", layer, layers)
+                _fit_part(dump, sums, arrays, level, layer, which, lossless, half if which == 0 else 0)
+        first = run.stop
+        del sums  # before the next ones are made
+    progress("levels: summing windows", len(runs) * len(windows), len(runs) * len(windows))
+    progress("levels: solving layers", layers, layers)
+    fit_tables(sample, lossless, arrays, level, progress)
     return arrays
 
 

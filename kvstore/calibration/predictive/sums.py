@@ -18,17 +18,17 @@ DAMP = 1e-3  # of the mean diagonal of the Gram matrix, as in AQUA-KV
 
 
 class ProductSums:
-    """Sums over rows: of the inputs, and of their products with those of the same layer and of the two before."""
+    """Sums over rows: of the inputs, and of their products with those of the same layer and of the two before.
 
-    def __init__(self, layout: KVLayout, arrays: Arrays) -> None:
+    layers: those that are to be solved; None for all but the first, which needs no inputs.
+    """
+
+    def __init__(self, layout: KVLayout, layers: range | None = None) -> None:
         self._keys = [x.heads * x.key_dim for x in layout.layers]
-        width = [x.heads * (x.key_dim + x.value_dim) for x in layout.layers]
+        width = _widths(layout)
         self._sum = [torch.zeros(n, dtype=torch.double) for n in width]
-        self._product = {
-            (i, j): torch.zeros(width[i], width[j], dtype=torch.double)
-            for i in range(len(width))
-            for j in range(max(0, i - 2), i + 1)
-        }
+        wanted = range(1, len(width)) if layers is None else layers
+        self._product = {(i, j): torch.zeros(width[i], width[j], dtype=torch.double) for i, j in _pairs(wanted)}
         self.rows = 0
 
     def add(self, layers: list[tuple[Tensor, Tensor]]) -> None:
@@ -64,6 +64,17 @@ class ProductSums:
         arrays[prefix + "weight"], arrays[prefix + "bias"] = whole.to(torch.int8).numpy(), bias.to(torch.int32).numpy()
         arrays[prefix + "out_scale"] = (unit if fix is None else unit * np.exp2(fix.astype(float))).astype(np.float32)
 
+    @staticmethod
+    def passes(layout: KVLayout, most_bytes: int) -> list[range]:
+        """All layers but the first, in runs of which the sums take at most `most_bytes`, or of one layer each."""
+        width, runs, first = _widths(layout), list[range](), 1
+        for stop in range(2, len(width) + 1):
+            longer = _pairs(range(first, stop + 1))
+            if stop == len(width) or sum(8 * width[i] * width[j] for i, j in longer) > most_bytes:
+                runs.append(range(first, stop))
+                first = stop
+        return runs
+
     def mean(self, a: tuple[int, slice]) -> Tensor:
         """Of some inputs of a layer, float64."""
         return self._sum[a[0]][a[1]] / self.rows
@@ -74,3 +85,14 @@ class ProductSums:
         product = self._product[i, j] if i >= j else self._product[j, i].T
         mean = torch.outer(self._sum[i], self._sum[j]) / self.rows
         return (product - mean)[rows, columns]
+
+
+def _widths(layout: KVLayout) -> list[int]:
+    """Values of K and V of a token, by layer."""
+    return [x.heads * (x.key_dim + x.value_dim) for x in layout.layers]
+
+
+def _pairs(layers: range) -> list[tuple[int, int]]:
+    """The pairs of layers whose products predictions of `layers` need."""
+    first = max(0, layers.start - 2)
+    return [(i, j) for i in range(first, layers.stop) for j in range(max(first, i - 2), i + 1)]

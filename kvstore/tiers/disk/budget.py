@@ -82,10 +82,10 @@ class DiskBudget:
     catalog_file: str
     config: StoreConfig
 
-    def most_segments(self, records: int = 0) -> int:
-        """Return how many segments fit, the one in reserve included, when so many new records are to be committed; at
-        least those that any store needs."""
-        rest = self.beside_bytes() + self._growth(records)
+    def most_segments(self, records: int = 0, beside: int = 0) -> int:
+        """Return how many segments fit, the one in reserve included, when so many new records are to be committed, and
+        so many bytes written beside the segments; at least those that any store needs."""
+        rest = self.beside_bytes() + beside + self._growth(records)
         return max(LEAST_SEGMENTS, (self.config.disk.bytes - rest) // self.config.segment_bytes)
 
     @property
@@ -93,9 +93,9 @@ class DiskBudget:
         """How many segments fit beside a small catalog; does not change while the store is open."""
         return max(LEAST_SEGMENTS, (self.config.disk.bytes - BESIDE_BYTES) // self.config.segment_bytes)
 
-    def fits(self, segments: int) -> bool:
-        """Return whether so many segments are within the budget now, with nothing set aside."""
-        taken = segments * self.config.segment_bytes + self.beside_bytes()
+    def fits(self, segments: int, beside: int = 0) -> bool:
+        """Return whether so many segments are within the budget now, with nothing set aside but `beside` bytes."""
+        taken = segments * self.config.segment_bytes + self.beside_bytes() + beside
         return segments <= LEAST_SEGMENTS or taken <= self.config.disk.bytes
 
     def beside_bytes(self) -> int:

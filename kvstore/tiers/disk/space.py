@@ -159,12 +159,22 @@ class DiskSpace:
         """The same while the catalog is small; does not change while the store is open."""
         return live_limit(self._budget.usual_segments, self._config.segment_bytes)
 
-    def keep_budget(self) -> None:
-        """Bring the files within the budget, which may be smaller than when they were written; evicts for that."""
+    def keep_budget(self, beside: int = 0) -> bool:
+        """Bring the files within the budget, which may be smaller than when they were written; evicts for that.
+
+        Args:
+            beside: bytes that are about to be written beside the segments. Until they are, the caller keeps others from
+                writing (`paused`).
+
+        Returns:
+            Whether they are within the budget now.
+        """
         with self._write_lock:
-            self._set_most(self._most_segments())
-            while not self._measured(True, self._budget.fits, len(self.segments.by_number)) and self._give_up_one():
+            self._set_most(self._most_segments(beside=beside))
+            fits = self._budget.fits
+            while not self._measured(True, fits, len(self.segments.by_number), beside) and self._give_up_one():
                 pass
+            return self._measured(False, fits, len(self.segments.by_number), beside)
 
     def compact(self, move: bool) -> int:
         """Delete the files of empty segments; with `move`, first move what lies in partly empty ones together. Nothing
@@ -190,10 +200,10 @@ class DiskSpace:
                 self.segments.max_segments = most
                 return before - self.segments.file_bytes
 
-    def _most_segments(self, records: int = 0) -> int:
+    def _most_segments(self, records: int = 0, beside: int = 0) -> int:
         """How many segments there may be when so many new records are to be written; as many as now if this process has
         no descriptor left to measure it."""
-        return self._measured(self.segments.max_segments, self._budget.most_segments, records)
+        return self._measured(self.segments.max_segments, self._budget.most_segments, records, beside)
 
     def _measured(self, otherwise: T, measure: Callable[..., T], *arguments: int) -> T:
         try:

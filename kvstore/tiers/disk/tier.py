@@ -155,6 +155,11 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         """Pages of live records."""
         return self.segments.live_bytes
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all records."""
+        return self._tokens
+
     # ---- what is stored, for the index ---------------------------------------------------------------------------
 
     def take_scan(self) -> Scan:
@@ -233,6 +238,10 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
     def entry(self, record: int) -> Entry | None:
         """Return what the catalog says of a record now; None if nothing. No segment is held."""
         return self._known([record])[0]
+
+    def known(self, records: Sequence[int]) -> list[Entry | None]:
+        """Return what the catalog says of records now; None for those it does not know. No segment is held."""
+        return self._known(records)
 
     def holds(self, record: int) -> bool:
         """Return whether the catalog knows the record; False if it cannot be asked now."""

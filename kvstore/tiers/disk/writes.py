@@ -112,6 +112,48 @@ class DiskWrites(DiskErase):
             self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(extent.nbytes for _, extent in placed))
             return written
 
+    def rewrite(self, sealed: Sequence[tuple[Entry, SealedRecord]]) -> set[int]:
+        """Put the same blocks, coded otherwise, in place of records, in one commit. Never raises for a failing disk.
+
+        Evicts nothing: without room it changes nothing. A record that left or moved meanwhile is left alone.
+
+        Args:
+            sealed: where each record was when it was read, and what takes its place, under the same number.
+
+        Returns:
+            The records that were rewritten, durably.
+        """
+        with self._write_lock:
+            now = self._known([was.record for was, _ in sealed])
+            rows = [
+                (entry, new)
+                for (was, new), entry in zip(sealed, now, strict=True)
+                if entry is not None and entry.extent == was.extent
+            ]
+            self._set_most(self._most_segments(len(rows)))
+            moved: list[Entry] = []
+            try:
+                for entry, new in rows:
+                    nbytes = padded(new.header.record_bytes)
+                    with self._lock:
+                        if not self.segments.has_room(nbytes):
+                            break
+                    extent = self._placed(nbytes)
+                    moved.append(replace(entry, extent=extent, codec=new.header.codec))
+                    self.segments.write([extent], [new.buffer.view])
+                self.segments.sync({entry.extent.segment for entry in moved})
+                self._commit_moves(moved, ())
+            except OutOfSpace:
+                return set()
+            except OSError as error:
+                self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+                with self._lock:
+                    self.segments.abandon_current()
+                return set()
+            finally:
+                self._settle_writes(entry.extent for entry in moved)
+            return {entry.record for entry in moved}
+
     def remove(self, records: Sequence[int]) -> int:
         """Forget records and holes, durably on return; return how many records there were.
 

@@ -1,0 +1,124 @@
+"""Blocks of a store as learning needs them: whole, exact, decoded from disk; counted as no use of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.codecs import KVView, is_delta
+from kvstore.codecs.base import BlockInfo
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import DamagedRecord, RecordHeader
+from kvstore.errors import CodecError, UnknownCodec
+from kvstore.metrics import Metric
+from kvstore.residency.residency import Residency
+from kvstore.residency.whole_record import read_whole
+from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tiers.profiles import Profiles
+
+Words = npt.NDArray[np.uint16]
+_AT_ONCE = 256  # entries that are looked up together
+_INFINITE = 0x7F80  # exponent of a bf16 value that is no finite number
+
+
+@dataclass(frozen=True)
+class StoredWords:
+    """A block that was read and decoded.
+
+    Attributes:
+        entry: where it was, when it was read.
+        header: of its record.
+        buffer: its values, tensor after tensor, each `[heads, tokens, dim]`.
+        layout: of these.
+    """
+
+    entry: Entry
+    header: RecordHeader
+    buffer: Buffer
+    layout: KVLayout
+
+    @property
+    def view(self) -> KVView:
+        """Its keys and values."""
+        return KVView.packed(self.layout, self.header.count, self.buffer.address, self.buffer)
+
+    @property
+    def info(self) -> BlockInfo:
+        """What a codec must know of it."""
+        return BlockInfo(self.layout, self.header.tokens, self.header.start)
+
+    def layers(self) -> list[tuple[Words, Words]]:
+        """K and V of every layer: 16-bit words `[tokens, heads * dim]`, copies."""
+        words, at, found = np.frombuffer(self.buffer.view, np.uint16), 0, []
+        for shape in self.layout.layers:
+            for dim in (shape.key_dim, shape.value_dim):
+                size = shape.heads * self.header.count * dim
+                part = words[at : at + size].reshape(shape.heads, self.header.count, dim)
+                found.append(part.transpose(1, 0, 2).reshape(self.header.count, -1))
+                at += size
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all its values, of bfloat16, are numbers."""
+        words = np.frombuffer(self.buffer.view, np.uint16)
+        return not ((words & _INFINITE) == _INFINITE).any()
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """Finds and reads blocks that stand alone. Thread-safe: has no state of its own."""
+
+    residency: Residency
+    disk: DiskTier
+    pool: BufferPool
+    profiles: Profiles
+    layout: KVLayout
+    block_tokens: int
+
+    def newest_first(self, below: int, pause: Callable[[], None]) -> Iterator[Entry]:
+        """Yield the entries of whole blocks that stand alone, from record `below` - 1 down. `pause` is called between
+        steps of some microseconds."""
+        for stop in range(below, 0, -_AT_ONCE):
+            pause()
+            numbers = range(max(1, stop - _AT_ONCE), stop)
+            for entry in reversed(self.disk.known(numbers)):
+                if entry is not None and len(entry.tokens) == self.block_tokens and self.stands_alone(entry):
+                    yield entry
+
+    def stands_alone(self, entry: Entry) -> bool:
+        """Whether the record can be decoded by itself, with all of its tokens."""
+        return not entry.donors and not entry.cut and not is_delta(entry.codec)
+
+    def read(self, record: int) -> StoredWords | None:
+        """Return a block from disk; None if it is gone or cannot be read. A damaged one is quarantined."""
+        entry = self.disk.locate([record])[0]
+        if entry is None:
+            return None
+        try:
+            found = read_whole(self.disk, self.pool, entry)
+            codec = self.profiles.decoder(found.header.codec, found.header.profile)
+            if codec is None or found.header.donors:
+                return None
+            buffer = self.pool.take(found.header.count * self.layout.bytes_per_token)
+            words = StoredWords(entry, found.header, buffer, self.layout)
+            codec.decode(words.info, found.payload, found.header.layer_sizes, words.view)
+        except UnknownCodec:
+            return None
+        except OSError as error:
+            self.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
+            return None
+        except DamagedRecord as damage:
+            self.residency.reject(record, entry, damage.metric)
+            return None
+        except CodecError:
+            self.residency.reject(record, entry, Metric.DAMAGED_CODEC)
+            return None
+        finally:
+            self.disk.release([entry])
+        return words

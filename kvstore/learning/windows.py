@@ -1,0 +1,123 @@
+"""Blocks of a store as windows of a calibration dump, so that the calibration's own fit can be made to them.
+
+A window is a row of blocks of any sequences, one behind the other, and its positions count from 0. So the keys of each
+block are rotated to its place in the window, and rounded to bf16 again: half a last place more of noise, where what is
+left to be coded spans tens of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.calibration.dump import Bits, Floats, KVDump, floats
+from kvstore.calibration.targets import target
+from kvstore.core.layout import KVLayout
+from kvstore.core.rope import rotate
+from kvstore.learning.blocks import StoredWords
+
+Layers = list[tuple[Bits, Bits]]
+_ROUND = 0x7FFF
+
+
+class BlocksGone(Exception):
+    """Too many of the chosen blocks left meanwhile. Internal: it is tried again."""
+
+
+@dataclass(frozen=True)
+class BlockWindows(KVDump):
+    """Windows that are read when they are asked for. All of them are to fit to.
+
+    Attributes:
+        blocks: record numbers, those of each window; all windows have as many.
+        read: gives a block; None if it left.
+        pause: called before every step of the work.
+        kept: how many windows stay in memory; the rest is read again when it is needed.
+        vocabulary: tokens are below it.
+    """
+
+    blocks: tuple[tuple[int, ...], ...] = ()
+    read: Callable[[int], StoredWords | None] = lambda record: None
+    pause: Callable[[], None] = lambda: None
+    kept: int = 1
+    vocabulary: int = 0
+    _cache: dict[int, tuple[npt.NDArray[np.int64], Layers]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of_blocks(
+        cls,
+        layout: KVLayout,
+        block_tokens: int,
+        blocks: tuple[tuple[int, ...], ...],
+        read: Callable[[int], StoredWords | None],
+        pause: Callable[[], None],
+        vocabulary: int,
+        kept: int = 1,
+    ) -> BlockWindows:
+        """See the attributes. layout: of the caches, bfloat16."""
+        length = block_tokens * len(blocks[0])
+        return cls(
+            Path(), layout, len(blocks), length, blocks=blocks, read=read, pause=pause, vocabulary=vocabulary, kept=kept
+        )
+
+    @property
+    def held_out(self) -> range:
+        """None: what is kept back is measured block by block."""
+        return range(0)
+
+    @property
+    def first_layer(self) -> Bits:
+        """The same for every token, the mean of a window: what the weights say of a token is not in the store."""
+        parts = [_bits(target(self, 0, which, 0).mean(0, keepdims=True)) for which in range(2)]
+        return np.broadcast_to(np.concatenate(parts, 1), (self.vocabulary, sum(part.shape[1] for part in parts)))
+
+    def tokens(self, window: int) -> npt.NDArray[np.int64]:
+        return self._window(window)[0]
+
+    def layer(self, layer: int, window: int) -> tuple[Bits, Bits]:
+        self.pause()
+        return self._window(window)[1][layer]
+
+    def _window(self, window: int) -> tuple[npt.NDArray[np.int64], Layers]:
+        if window not in self._cache:
+            while len(self._cache) >= self.kept:
+                del self._cache[next(iter(self._cache))]
+            self._cache[window] = self._read_window(window)
+        return self._cache[window]
+
+    def _read_window(self, window: int) -> tuple[npt.NDArray[np.int64], Layers]:
+        tokens: list[npt.NDArray[np.int64]] = []
+        columns: list[Layers] = []
+        for place, record in enumerate(self.blocks[window]):
+            self.pause()
+            block = self.read(record)
+            if block is None or not block.is_finite:
+                raise BlocksGone
+            tokens.append(block.header.tokens.astype(np.int64))
+            columns.append(self._moved(block, place * block.header.count))
+        layers = [
+            (np.concatenate([k for k, _ in same]), np.concatenate([v for _, v in same]))
+            for same in zip(*columns, strict=True)
+        ]
+        return np.concatenate(tokens), layers
+
+    def _moved(self, block: StoredWords, position: int) -> Layers:
+        """The layers of a block, keys rotated to where it stands in the window."""
+        shift = position - block.header.start
+        if not shift or self.layout.rope == "none":
+            return block.layers()
+        by = np.full(block.header.count, shift)
+        return [
+            (_bits(rotate(floats(k), shape.heads, by, self.layout.rope, 1)), v)
+            for shape, (k, v) in zip(self.layout.layers, block.layers(), strict=True)
+        ]
+
+
+def _bits(numbers: Floats) -> Bits:
+    """The nearest bf16 values, of finite numbers."""
+    words = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+    return ((words + _ROUND + ((words >> 16) & 1)) >> 16).astype(np.uint16)
