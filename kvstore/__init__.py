@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvstore.aio import AsyncKVStore
     from kvstore.config import StoreConfig, TierConfig
     from kvstore.core.approximate import Approximate
     from kvstore.core.explanation import BlockExplanation, Explanation, Reason
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Approximate",
+    "AsyncKVStore",
     "Attachment",
     "BlockExplanation",
     "BlocksLost",
@@ -107,6 +109,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "aio": ("AsyncKVStore",),
     "core.approximate": ("Approximate",),
     "config": ("StoreConfig", "TierConfig"),
     "core.explanation": ("BlockExplanation", "Explanation", "Reason"),

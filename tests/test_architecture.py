@@ -50,7 +50,7 @@ LAYERS = [
     {"kvstore.open"},
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
-    {"kvstore.transfer"},
+    {"kvstore.transfer", "kvstore.aio"},
     {"kvstore.integrations"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.cli"},

@@ -1,0 +1,192 @@
+"""`AsyncKVStore`: the calls of a store for servers that run an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal, TypeVar, overload
+
+from kvstore.config import StoreConfig
+from kvstore.core.explanation import Explanation
+from kvstore.core.identity import ModelIdentity
+from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.tokens import Tokens
+from kvstore.errors import StoreClosed
+from kvstore.residency.check import CheckReport
+from kvstore.residency.inventory import Inventory
+from kvstore.session import Session
+from kvstore.store import KVStore
+
+T = TypeVar("T")
+
+
+class AsyncKVStore:
+    """A `KVStore` whose calls are awaited: each runs on one of a fixed number of threads, so the event loop goes on.
+
+    Arguments, results and errors are those of `KVStore`. A task that is cancelled while it waits gives up its result
+    alone: a call that a thread has begun ends, so that a put is whole; one that waits for a thread is not made. For one
+    event loop at a time. Tensors given to `put` must not be written into before it returns.
+
+    Args:
+        store: an open store; `close` closes it. Others may use it beside this.
+        threads: calls that run at the same time; others wait for their turn.
+
+    Raises:
+        ValueError: threads is below 1.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from kvstore import KVLayout
+        >>> identity = ModelIdentity("model", "main", "", "", KVLayout.uniform(1, 2, 8))
+        >>> kv = [(torch.zeros(2, 3, 8).bfloat16(), torch.ones(2, 3, 8).bfloat16())]
+        >>> async def serve(folder):
+        ...     async with await AsyncKVStore.open(folder, identity) as store:
+        ...         await store.put([11, 12, 13], kv)
+        ...         return (await store.get([11, 12, 13, 14])).tokens
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     asyncio.run(serve(folder))
+        3
+    """
+
+    def __init__(self, store: KVStore, *, threads: int = 8) -> None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise ValueError(f"threads: expected an integer of at least 1, found {threads!r}")
+        self.store = store
+        self._executor = ThreadPoolExecutor(threads, "kvstore-async")
+        self._closing = False
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        identity: ModelIdentity,
+        config: StoreConfig | None = None,
+        *,
+        read_only: bool = False,
+        threads: int = 8,
+    ) -> AsyncKVStore:
+        """Open a store, as `KVStore` does, without holding up the event loop."""
+        return cls(await asyncio.to_thread(KVStore, path, identity, config, read_only=read_only), threads=threads)
+
+    async def put(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
+        """See `KVStore.put`."""
+        return await self._run(self.store.put, tokens, kv, **options)
+
+    async def get(self, tokens: Any, **options: Any) -> Hit | None:
+        """See `KVStore.get`."""
+        return await self._run(self.store.get, tokens, **options)
+
+    async def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
+        """See `KVStore.contains`."""
+        return await self._run(self.store.contains, tokens, namespace=namespace)
+
+    async def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
+        """See `KVStore.explain`."""
+        return await self._run(self.store.explain, tokens, namespace=namespace)
+
+    async def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> int:
+        """See `KVStore.prefetch`; returns how many leading tokens are in memory when it is done."""
+        future = await self._run(self.store.prefetch, tokens, namespace=namespace)
+        return await asyncio.wrap_future(future)
+
+    @overload
+    async def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[False] = False) -> int: ...
+
+    @overload
+    async def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[True]) -> EraseResult: ...
+
+    async def delete(self, tokens: Any, *, namespace: bytes = b"", erase: bool = False) -> int | EraseResult:
+        """See `KVStore.delete`."""
+        call: Callable[..., int | EraseResult] = self.store.delete
+        return await self._run(call, tokens, namespace=namespace, erase=erase)
+
+    async def delete_namespace(self, namespace: bytes, *, erase: bool = False) -> int | EraseResult:
+        """See `KVStore.delete_namespace`."""
+        call: Callable[..., int | EraseResult] = self.store.delete_namespace
+        return await self._run(call, namespace, erase=erase)
+
+    async def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
+        """See `KVStore.unpin`."""
+        return await self._run(self.store.unpin, tokens, namespace=namespace)
+
+    async def flush(self) -> FlushResult:
+        """See `KVStore.flush`."""
+        return await self._run(self.store.flush)
+
+    async def compact(self, *, move: bool = True) -> CompactResult:
+        """See `KVStore.compact`."""
+        return await self._run(self.store.compact, move=move)
+
+    async def sessions(self) -> list[SessionInfo]:
+        """See `KVStore.sessions`."""
+        return await self._run(self.store.sessions)
+
+    def session(self, name: str, *, namespace: bytes = b"") -> AsyncSession:
+        """Return a handle on a session; see `KVStore.session`."""
+        return AsyncSession(self, self.store.session(name, namespace=namespace))
+
+    async def inventory(self) -> Inventory:
+        """See `KVStore.inventory`."""
+        return await self._run(self.store.inventory)
+
+    async def stats(self) -> dict[str, Any]:
+        """See `KVStore.stats`."""
+        return await self._run(self.store.stats)
+
+    async def check(self, deep: bool = False) -> CheckReport:
+        """See `KVStore.check`."""
+        return await self._run(self.store.check, deep)
+
+    async def close(self) -> FlushResult:
+        """Wait for the calls that have begun, and close the store; see `KVStore.close`. Idempotent."""
+        self._closing = True
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+        return await asyncio.to_thread(self.store.close)
+
+    async def __aenter__(self) -> AsyncKVStore:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def _run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        if self._closing:
+            raise StoreClosed("the store is closed; open it again")
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *arguments, **options))
+
+
+class AsyncSession:
+    """A handle on a session, made by `AsyncKVStore.session`; see `Session`."""
+
+    def __init__(self, store: AsyncKVStore, session: Session) -> None:
+        self.id = session.id
+        self._store = store
+        self._session = session
+
+    async def exists(self) -> bool:
+        """See `Session.exists`."""
+        return await self._store._run(lambda: self._session.exists)
+
+    async def tokens(self) -> Tokens:
+        """See `Session.tokens`."""
+        return await self._store._run(lambda: self._session.tokens)
+
+    async def save(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
+        """See `Session.save`."""
+        return await self._store._run(self._session.save, tokens, kv, **options)
+
+    async def resume(self, **options: Any) -> Hit | None:
+        """See `Session.resume`."""
+        return await self._store._run(self._session.resume, **options)
+
+    async def fork(self, new_id: str) -> AsyncSession:
+        """See `Session.fork`."""
+        return AsyncSession(self._store, await self._store._run(self._session.fork, new_id))
+
+    async def delete(self, *, blocks: bool = False, erase: bool = False) -> bool | EraseResult:
+        """See `Session.delete`."""
+        call: Callable[..., bool | EraseResult] = self._session.delete
+        return await self._store._run(call, blocks=blocks, erase=erase)

@@ -1,0 +1,131 @@
+"""The calls of a store from an event loop: the same results, a bounded number of threads, and nothing half done."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_stores import config, identity, is_exact, kv_of, put, stored, tokens_of
+
+from kvstore import KVStore, Session, StoreClosed
+from kvstore.aio import AsyncKVStore, AsyncSession
+
+
+def served(folder: Path, work: Callable[[AsyncKVStore], Awaitable[Any]], threads: int = 4) -> Any:
+    async def run() -> Any:
+        async with await AsyncKVStore.open(folder, identity(), config(), threads=threads) as store:
+            return await work(store)
+
+    return asyncio.run(run())
+
+
+def test_every_call_of_a_store_is_there() -> None:
+    for plain, other in ((KVStore, AsyncKVStore), (Session, AsyncSession)):
+        wanted = {name for name, each in inspect.getmembers(plain) if not name.startswith("_") and callable(each)}
+        missing = wanted - set(dir(other))
+        assert missing <= {"clusters", "point_to"}, missing
+
+
+def test_calls_give_what_those_of_a_store_give(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 20)
+
+    async def work(store: AsyncKVStore) -> None:
+        assert (await store.put(tokens, kv_of(tokens))).new_tokens == 20
+        assert (await store.flush()).dropped_blocks == 0
+        hit = await store.get(tokens, max_tokens=9)
+        assert hit is not None
+        assert is_exact(hit, tokens)
+        assert hit.tokens == 9
+        assert (await store.contains(tokens), await store.prefetch(tokens)) == (20, 20)
+        assert (await store.explain(tokens)).tokens == 20
+        assert len((await store.inventory()).sequences) == 1
+        session = store.session("alice")
+        await session.save(tokens, kv_of(tokens))
+        fork = await session.fork("bob")
+        assert (await fork.tokens()).tolist() == tokens.tolist()
+        resumed = await fork.resume()
+        assert resumed is not None
+        assert resumed.tokens == 20
+        assert [await fork.delete(), await fork.exists()] == [True, False]
+        assert [each.id for each in await store.sessions()] == ["alice"]
+        assert (await store.compact()).moved_records == 0
+        assert not await store.unpin(tokens)
+        assert (await store.check(deep=True)).ok
+        assert (await store.stats())["counters"]["put_new_tokens"] == 20
+        assert await store.delete(tokens) == 5
+        assert await store.delete_namespace(b"") == 0
+
+    served(tmp_path, work)
+
+
+def test_many_tasks_share_few_threads(tmp_path: Path) -> None:
+    async def work(store: AsyncKVStore) -> int:
+        async def one(number: int) -> None:
+            tokens = tokens_of(number, 12)
+            await store.put(tokens, kv_of(tokens))
+            hit = await store.get(tokens)
+            assert hit is not None
+            assert is_exact(hit, tokens)
+
+        await asyncio.gather(*(one(number) for number in range(1, 41)))
+        return sum(thread.name.startswith("kvstore-async") for thread in threading.enumerate())
+
+    assert served(tmp_path, work, threads=3) <= 3
+
+
+def test_the_loop_goes_on_while_a_call_waits(tmp_path: Path) -> None:
+    async def work(store: AsyncKVStore) -> None:
+        go = threading.Event()
+        waiting = asyncio.ensure_future(store._run(go.wait))
+        await asyncio.sleep(0)
+        assert await store.contains(tokens_of(1, 4)) == 0
+        assert not waiting.done()
+        go.set()
+        assert await waiting
+
+    served(tmp_path, work, threads=2)
+
+
+def test_a_put_whose_task_is_cancelled_is_whole_or_never_begun(tmp_path: Path) -> None:
+    tokens, other = tokens_of(1, 20), tokens_of(2, 20)
+
+    async def work(store: AsyncKVStore) -> None:
+        began, go = threading.Event(), threading.Event()
+
+        def slow() -> None:
+            began.set()
+            go.wait()
+            put(store.store, tokens)
+
+        running = asyncio.ensure_future(store._run(slow))
+        await asyncio.to_thread(began.wait)
+        queued = asyncio.ensure_future(store.put(other, kv_of(other)))
+        await asyncio.sleep(0)
+        for task in (queued, running):
+            task.cancel()
+        go.set()
+        await asyncio.gather(running, queued, return_exceptions=True)
+
+    served(tmp_path, work, threads=1)
+    with KVStore(tmp_path, identity(), config()) as store:
+        assert (stored(store, tokens), stored(store, other)) == (20, 0)
+
+
+def test_errors_are_those_of_a_store(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = await AsyncKVStore.open(tmp_path, identity(), config())
+        with pytest.raises(ValueError, match="tokens"):
+            await store.get([])
+        await store.close()
+        assert (await store.close()).dropped_blocks == 0
+        with pytest.raises(StoreClosed):
+            await store.get([1])
+
+    asyncio.run(run())
+    with KVStore(tmp_path, identity(), config()) as store, pytest.raises(ValueError, match="threads"):
+        AsyncKVStore(store, threads=0)
