@@ -32,7 +32,7 @@ MORE, STEPS = 20, 6
 QUICK = ("Cohere2", "DeepseekV3", "Gemma2", "Gemma3Text", "GPT2", "GptOss", "Llama", "Llama4Text", "Mistral", "Phi3")
 MOST_PARAMETERS = 30_000_000
 _SMALLER: dict[str, int] = {
-    **dict.fromkeys(("sliding_window", "attention_chunk_size"), WINDOW),
+    **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_chunk_size"), WINDOW),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 128),
     "q_lora_rank": 16,
     "kv_lora_rank": 24,
@@ -46,40 +46,6 @@ _SMALLER: dict[str, int] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
 }
 """Sizes beside those that the tests make small: fields that a class does not have are left out."""
-
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
-_SHARED = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 96}
-_OF_CLASS: dict[str, dict[str, Any]] = {
-    "BambaConfig": {**_MAMBA, "attn_layer_indices": [1]},
-    "GraniteMoeHybridConfig": {**_MAMBA, "layer_types": ["mamba", "attention", "mamba"]},
-    "Mamba2Config": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1, "state_size": 8},
-    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
-    "DeepseekV2Config": {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 4},
-    "NemotronConfig": {"num_key_value_heads": 4, "head_dim": 8},
-    "Gemma3nTextConfig": {
-        **_SHARED,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "hidden_size_per_layer_input": 8,
-        "activation_sparsity_pattern": [0.0] * 4,
-        "intermediate_size": 48,
-        "laurel_rank": 4,
-    },
-    "Gemma4TextConfig": {
-        **_SHARED,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "hidden_size_per_layer_input": 8,
-        "global_head_dim": 16,
-    },
-    "Lfm2Config": {"layer_types": ["conv", "full_attention", "conv"]},
-    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
-    "FalconH1Config": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1},
-    "NemotronHConfig": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
-    **{
-        f"{name}Config": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
-        for name in ("MiniMax", "Qwen3Next", "Qwen3_5MoeText", "Qwen3_5Text", "Qwen4ExpText")
-    },
-}
-"""What a tiny model of a class needs besides, so that it has one layer of each kind at least."""
 
 
 class Outcome(NamedTuple):
@@ -95,6 +61,7 @@ def main() -> None:
     sys.path.insert(0, str(_HELPERS))
     import causal_models
 
+    causal_models.MOST_PARAMETERS = MOST_PARAMETERS
     parser = arguments("Which causal models of transformers a store takes, and whether they are exact.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="config classes, without the word Config")
     args = parser.parse_args()
@@ -123,11 +90,14 @@ def tried(kind: Any) -> Outcome:
 
     name, layers = kind.__name__.removesuffix("Config"), ""
     with causal_models.quiet():
+        config = model = None
         try:
+            config = causal_models.tiny_config(kind, _SMALLER)
             model = small(kind)
             layers = kinds_of(model)
         except Exception as error:
-            return Outcome(name, "not built", brief(error), layers)
+            why = refusal(config if model is None else model.config)
+            return Outcome(name, "refused" if why else "not built", why or brief(error), layers)
         details = []
         for prompt in PROMPTS:
             try:
@@ -144,12 +114,21 @@ def small(kind: Any) -> Any:
     """A tiny model of a config class, with small windows where it has any."""
     import causal_models
 
-    with causal_models.quiet():
-        given = vars(kind())
-    there = {name: size for name, size in _SMALLER.items() if name in given}
-    changes = {name: size for name, size in there.items() if given[name] is not None or name == "sliding_window"}
-    causal_models.MOST_PARAMETERS = MOST_PARAMETERS
-    return causal_models.build(causal_models.tiny_config(kind, **changes | _OF_CLASS.get(kind.__name__, {})))
+    return causal_models.build(causal_models.tiny_config(kind, _SMALLER))
+
+
+def refusal(config: Any) -> str:
+    """Why the store takes no model with this config; "" if it takes them."""
+    from kvstore.errors import UnsupportedModel
+    from kvstore.integrations.transformers import layout_from_config
+
+    if config is None:
+        return ""
+    try:
+        layout_from_config(config, "float32")
+    except UnsupportedModel as error:
+        return brief(error)
+    return ""
 
 
 def kinds_of(model: Any) -> str:
@@ -209,9 +188,9 @@ def continued(model: Any, cache: Any, ids: torch.Tensor) -> Iterator[torch.Tenso
 
 def tokens(count: int) -> torch.Tensor:
     """`[1, count]` token ids, always the same."""
-    import causal_models
+    import causal_sizes
 
-    return torch.randint(4, causal_models.VOCABULARY, (1, count), generator=torch.Generator().manual_seed(11))
+    return torch.randint(4, causal_sizes.TEXT, (1, count), generator=torch.Generator().manual_seed(11))
 
 
 def brief(error: BaseException) -> str:

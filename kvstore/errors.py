@@ -30,6 +30,10 @@ class UnsupportedLength(KVStoreError, ValueError):
     """
 
 
+class UnsupportedTokens(KVStoreError, ValueError):
+    """Some of the tokens stand for images or sound, which token ids do not show. Nothing was stored."""
+
+
 class FormatVersion(KVStoreError):
     """The store was written by another version of the format."""
 

@@ -131,6 +131,8 @@ class KVLayout:
             that has no tokens of its own, because it reads another's or has no attention, is not among them.
         model_layers: how many layers the model's cache has; 0 if no more than `layers`.
         states: numbers in the model's cache, rising, of the layers that keep states; they may keep tokens, too.
+        media: token ids that stand for images or sound, each behind the name that the model has for it, by name. No
+            sequence with one of them is stored (`core.media`), for the ids do not show what is seen or heard.
 
     Raises:
         ConfigError: names the field that does not fit.
@@ -149,6 +151,7 @@ class KVLayout:
     places: tuple[int, ...] = ()
     model_layers: int = 0
     states: tuple[int, ...] = ()
+    media: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple) or not all(isinstance(x, LayerLayout) for x in self.layers):
@@ -161,6 +164,18 @@ class KVLayout:
             raise ConfigError(f"KVLayout.rope: expected text, found {self.rope!r}")
         if self.places or self.model_layers or self.states:
             self._check_places()
+        if self.media:
+            self._check_media()
+
+    def _check_media(self) -> None:
+        if not isinstance(self.media, tuple) or not all(isinstance(x, tuple) and len(x) == 2 for x in self.media):
+            raise ConfigError("KVLayout.media: expected a tuple of pairs (name, token id)")
+        for name, token in self.media:
+            if not isinstance(name, str):
+                raise ConfigError(f"KVLayout.media: expected text as name, found {name!r}")
+            _check_range(f"KVLayout.media of {name}", token, 0, (1 << 32) - 1)
+        if any(a >= b for a, b in pairwise(name for name, _ in self.media)):
+            raise ConfigError("KVLayout.media: the names must rise")
 
     def _check_places(self) -> None:
         least = len(self.layers) + (0 if self.states else 1)
@@ -196,7 +211,7 @@ class KVLayout:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.layers, self.dtype, self.rope, self.places, self.model_layers, self.states))
+        return hash((self.layers, self.dtype, self.rope, self.places, self.model_layers, self.states, self.media))
 
     def __hash__(self) -> int:
         """Computed once: layouts are keys of caches that every block goes through."""
@@ -263,6 +278,8 @@ class KVLayout:
             document |= {"places": self.places, "model_layers": self.model_layers}
         if self.states:
             document["states"] = self.states
+        if self.media:
+            document["media"] = self.media
         return json.dumps(document, sort_keys=True)
 
     @classmethod
@@ -276,7 +293,9 @@ class KVLayout:
             document = json.loads(text)
             layers = tuple(LayerLayout(*row) for row in document["layers"])
             places, states = (tuple(document.get(name, ())) for name in ("places", "states"))
-            layout = cls(layers, document["dtype"], document["rope"], places, document.get("model_layers", 0), states)
+            media = tuple(map(tuple, document.get("media", ())))
+            kept = places, document.get("model_layers", 0), states, media
+            layout = cls(layers, document["dtype"], document["rope"], *kept)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a canonical layout: {error}") from error
         if layout.canonical() != text:

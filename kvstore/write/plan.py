@@ -15,6 +15,7 @@ from kvstore.codecs.view import KVView
 from kvstore.core.arguments import as_numbers, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.media import check_text
 from kvstore.core.rope import check_length
 from kvstore.core.states import State, pack
 from kvstore.core.tokens import Tokens, as_tokens
@@ -142,9 +143,11 @@ class PutRequest:
         Raises:
             ValueError: an argument is malformed.
             UnsupportedLength: sequences of this length have other keys than those of the layout.
+            UnsupportedTokens: some tokens stand for images or sound.
         """
         ids = as_tokens(tokens)
         check_length(layout, len(ids))
+        check_text(layout, ids)
         bits: npt.NDArray[np.float32] | float = UNIFORM_BITS_PER_TOKEN
         if logprobs is not None:
             bits = bits_from_logprobs(as_numbers("logprobs", logprobs), len(ids))

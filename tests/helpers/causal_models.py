@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from causal_sizes import MEDIA, OF_CLASS, SMALL, TEXT
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -17,29 +18,8 @@ from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers import layout_from_config
 
 Found = TypeVar("Found")
-VOCABULARY, MOST_PARAMETERS = 96, 2_000_000
-TOKENS = torch.randint(4, VOCABULARY, (1, 21), generator=torch.Generator().manual_seed(7))
-_SMALL: dict[str, int] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim", "embedding_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 3),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
-    **dict.fromkeys(("decoder_attention_heads",), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "dim_ff", "dff", "d_inner", "n_inner"), 48),
-    **dict.fromkeys(("decoder_ffn_dim", "input_embedding_size", "output_embedding_size", "block_ff_dim"), 48),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "block_size", "n_ctx"), 64),
-    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 8),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k"), 3),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_dim"), 32),
-    **dict.fromkeys(("shared_intermediate_size", "dense_intermediate_size"), 32),
-    **dict.fromkeys(("n_group", "num_expert_groups"), 4),
-    **dict.fromkeys(("topk_group", "num_limited_groups"), 2),
-    **dict.fromkeys(("vocab_size", "n_tokens", "n_words", "unpadded_vocab_size"), VOCABULARY),
-    **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "dim_head", "qk_head_dim"), 8),
-    "num_key_value_heads": 2,
-    "rotary_dim": 4,
-    "type_vocab_size": 2,
-    "first_k_dense_replace": 1,
-}
+MOST_PARAMETERS = 2_000_000
+TOKENS = torch.randint(4, TEXT, (1, 21), generator=torch.Generator().manual_seed(7))
 
 
 def config_classes() -> list[Any]:
@@ -59,35 +39,29 @@ def quiet() -> Iterator[None]:
             logging.disable(logging.NOTSET)
 
 
-def tiny_config(kind: Any, **changes: Any) -> Any:
-    """The config of a class, of which `_SMALL` makes the sizes small."""
+def tiny_config(kind: Any, sizes: dict[str, int] | None = None, **changes: Any) -> Any:
+    """The config of a class, of which `SMALL` makes the sizes small, and those of the configs inside.
+
+    Args:
+        kind: the class.
+        sizes: more fields to make small, wherever they are set.
+        changes: fields of the config itself.
+    """
     with quiet():
         given = vars(kind())
-        small = {name: _SMALL[name] for name, value in given.items() if name in _SMALL and isinstance(value, int)}
+        small = {name: SMALL[name] for name, value in given.items() if name in SMALL and isinstance(value, int)}
         if given.get("num_key_value_heads", 0) == given.get("num_attention_heads"):
             small["num_key_value_heads"] = 4
+        small |= {name: size for name, size in (sizes or {}).items() if _is_set(given, name)}
+        small |= {name: place for place, name in enumerate(MEDIA, TEXT) if given.get(name)}
         ends = {x: i for i, x in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if x in given}
         decoder = {"is_decoder": True} if "is_decoder" in given else {}
-        return kind(**small | ends | decoder | _OF_CLASS.get(kind.__name__, {}) | changes)
+        parts = {x: tiny_config(type(value), sizes) for x, value in given.items() if hasattr(value, "model_type")}
+        return kind(**small | ends | decoder | parts | OF_CLASS.get(kind.__name__, {}) | changes)
 
 
-_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-_OF_CLASS: dict[str, dict[str, Any]] = {
-    "Dots1Config": {
-        "n_shared_experts": 1,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "n_group": 4,
-        "topk_group": 2,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 32,
-    },
-    "GPTNeoConfig": {"attention_types": [[["global"], 3]]},
-    "HunYuanDenseV1Config": {"head_dim": 8, **_ROPE},
-    "HunYuanMoEV1Config": {"head_dim": 8, **_ROPE},
-    "NemotronConfig": {"head_dim": 8},
-    "XmodConfig": {"default_language": "en_XX"},
-}
+def _is_set(given: dict[str, Any], name: str) -> bool:
+    return name in given and (given[name] is not None or name == "sliding_window")
 
 
 def build(config: Any, like: Any = None) -> Any:

@@ -10,7 +10,8 @@ import causal_models
 import pytest
 import torch
 import transformers
-from causal_models import VOCABULARY, looked_at, quiet
+from causal_models import looked_at, quiet
+from causal_sizes import TEXT
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import UnsupportedModel
@@ -52,7 +53,7 @@ def test_a_padded_row_has_the_cache_of_its_tokens(kind: Any, tmp_path: Path) -> 
         return
     model, identity = found
     chance = torch.Generator().manual_seed(7)
-    rows = [torch.randint(4, VOCABULARY, (n,), generator=chance) for n in (21, 13, 5)]
+    rows = [torch.randint(4, TEXT, (n,), generator=chance) for n in (21, 13, 5)]
     ids, mask = torch.zeros(3, 21, dtype=torch.int64), torch.zeros(3, 21, dtype=torch.int64)
     for number, row in enumerate(rows):
         ids[number, 21 - len(row) :], mask[number, 21 - len(row) :] = row, 1

@@ -27,6 +27,25 @@ HALVES = ("gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "p
 # Decoders whose configs have the field is_decoder, and leave it False.
 _DECODERS = ("gpt_neox", "gpt_neox_japanese")
 
+# Models that keep something else than the layers of a cache, and what.
+_REFUSED = {
+    "blt": "it keeps caches of bytes and of patches in one",
+    "cpmant": "its cache holds the positions of a learned prompt before the tokens",
+    "gemma4_assistant": "it drafts from the cache of another model and keeps none",
+    "gemma4_unified_assistant": "it drafts from the cache of another model and keeps none",
+    "minimax": "it keeps states in a MiniMaxCache",
+    "openai-gpt": "it keeps no cache",
+    "recurrent_gemma": "it keeps states in its modules",
+    "reformer": "it keeps buckets and hidden states in a ReformerDynamicCache",
+    "rwkv": "it keeps states in a list of tensors",
+    "xlm": "it keeps no keys and values in a cache",
+    "xlnet": "it keeps hidden states instead of keys and values",
+    "xlstm": "it keeps states in an xLSTMCache",
+}
+_PARTS = ("vision_config", "audio_config", "vq_config", "speech_config")
+_MEDIA = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
+_BEFORE_TEXT = ("git",)  # images stand before the first token, so a cache of one is longer than its tokens
+
 
 def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHORT) -> KVLayout:
     """Return the layout of the caches of a model with this config.
@@ -39,8 +58,8 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
 
     Raises:
         ConfigError: another `regime`.
-        UnsupportedModel: names what cannot be stored: an encoder-decoder, images or audio, or layers of a kind that
-            keeps something else than keys and values.
+        UnsupportedModel: names what cannot be stored: an encoder-decoder, or layers of a kind that keeps something
+            else than keys and values.
 
     Example:
         >>> from transformers import LlamaConfig
@@ -53,9 +72,9 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
         raise UnsupportedModel(f"{name}: encoder-decoder models are not supported (cross-attention cache)")
     if getattr(config, "is_decoder", True) is False and name not in _DECODERS:
         raise UnsupportedModel(f"{name}: is_decoder is False, so the model is an encoder and keeps no cache")
-    for part in ("vision_config", "audio_config"):
-        if getattr(config, part, None) is not None:
-            raise UnsupportedModel(f"{name}: {part}: not supported; token ids do not show images or audio")
+    if name in _REFUSED:
+        raise UnsupportedModel(f"{name}: {_REFUSED[name]}; such caches are not supported")
+    media = _media(config, name)
     config = config.get_text_config(decoder=True)
     if not isinstance(getattr(config, "num_hidden_layers", None), int):
         raise UnsupportedModel(
@@ -63,7 +82,20 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
         )
     layers, places, model_layers, states = layers_from_config(config, name)
     rope = _rope(config, name, regime)
-    return KVLayout(layers, str(dtype).removeprefix("torch."), rope, places, model_layers, states)
+    return KVLayout(layers, str(dtype).removeprefix("torch."), rope, places, model_layers, states, media)
+
+
+def _media(config: Any, name: str) -> tuple[tuple[str, int], ...]:
+    """The tokens that stand for images or sound, of a model that has parts for them."""
+    parts = [part for part in (getattr(config, field, None) for field in _PARTS) if part is not None]
+    named = {field: vars(part)[field] for field in _MEDIA for part in (*parts, config) if field in vars(part)}
+    media = tuple(sorted((field, token) for field, token in named.items() if isinstance(token, int) and token >= 0))
+    if parts and not media and name not in _BEFORE_TEXT:
+        raise UnsupportedModel(
+            f"{name}: it takes images or sound, but its config names no token for them, so their prompts could not be "
+            "told from text"
+        )
+    return media
 
 
 def _rope(config: Any, name: str, regime: str) -> str:

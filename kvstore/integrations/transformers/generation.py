@@ -14,6 +14,7 @@ from kvstore.core.arguments import check_integer
 from kvstore.core.fingerprints import SAMPLED, differing_parts
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
+from kvstore.core.media import check_text, text_end
 from kvstore.core.rope import check_length, lengths, regime_of
 from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch, UnsupportedModel
@@ -86,6 +87,7 @@ def generate(
         ValueError: names what does not fit: padding that is not on the left, inputs other than tokens, training mode.
         IdentityMismatch: the store is one of another model, or of other adapters, weights or settings; it says which.
         UnsupportedModel, UnsupportedLength: caches of the model, of such a prompt or of a batch, cannot be stored here.
+        UnsupportedTokens: a prompt has tokens for images or sound.
 
     Example:
         >>> import tempfile
@@ -145,7 +147,7 @@ def _run(
     kwargs: dict[str, Any],
 ) -> Any:
     identity, layout = _checked_identity(model, store), store.identity.layout
-    _check_regime(layout, call)
+    _check_prompts(layout, call)
     if call.is_batch:
         cache = prefill(model, call.rows, store, namespace, call.copies, call.chunk)
     else:
@@ -162,10 +164,11 @@ def _run(
     return output
 
 
-def _check_regime(layout: KVLayout, call: _Call) -> None:
+def _check_prompts(layout: KVLayout, call: _Call) -> None:
     """Refuse prompts whose keys the store does not hold, and such as are computed in pieces or beside other lengths."""
     for tokens in call.rows.tokens:
         check_length(layout, len(tokens))
+        check_text(layout, tokens)
     if regime_of(layout) == LONG and call.chunk is not None:
         raise ValueError("prefill_chunk_size: the first pieces would have the keys of short sequences; remove it")
     if regime_of(layout) == LONG and call.is_batch:
@@ -219,18 +222,22 @@ def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVS
 def _store(held: list[Held], cache: Any, scores: Scores | None, store: KVStore, namespace: bytes, call: _Call) -> None:
     """Puts the rows of a cache, or saves them as the sessions.
 
-    What was computed when the longest row had become too long for the store's keys is left out.
+    What was computed when the longest row had become too long for the store's keys is left out, and so is what follows
+    a token for an image or sound in an answer.
     """
+    layout = store.identity.layout
     columns = found = int(cache.get_seq_length())
-    most = lengths(store.identity.layout.rope)[1]
+    most = lengths(layout.rope)[1]
     if most is not None:
         columns = min(columns, min(call.rows.begins) + most)
-    is_whole = columns == found and not call.is_batch
-    if not is_whole and store.identity.layout.is_grouped:
+    kept = [row.tokens[: columns - row.begin] for row in held]
+    text = [tokens[: text_end(layout, tokens)] for tokens in kept]
+    is_whole = columns == found and not call.is_batch and text == kept
+    if not is_whole and layout.is_grouped:
         return  # of windows and states only the end is there
     layers = () if is_whole else cache_layers(cache)
-    for number, row in enumerate(held):
-        tokens, kv = row.tokens[: columns - row.begin], cache
+    for number, (row, tokens) in enumerate(zip(held, text, strict=True)):
+        kv = cache
         if not is_whole:
             kv = row_of(layers, row.row, row.begin, row.begin + len(tokens))
             kv = cache_from_layers(kv) if call.is_batch else kv  # no row of a batch is ever written again

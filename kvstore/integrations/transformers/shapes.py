@@ -75,9 +75,12 @@ def _cached_layers(config: Any) -> tuple[list[Any], list[str]]:
 
 def _layer(config: Any, layer: Any, word: str, name: str) -> LayerLayout:
     heads, key_dim, value_dim = _widths(config, name)
+    is_sliding = type(layer).__name__ in _SLIDING
     if name == "mimo_v2_flash" and word == "sliding_attention":
         heads *= 2  # the config does not say so
-    if type(layer).__name__ not in _SLIDING:
+    if is_sliding and getattr(config, "swa_head_dim", None):
+        heads, key_dim, value_dim = config.swa_num_key_value_heads, config.swa_head_dim, config.swa_head_dim
+    if not is_sliding:
         return LayerLayout(heads, key_dim, value_dim)
     window = int(layer.sliding_window)
     if window < 2:
