@@ -70,6 +70,10 @@ class StoreConfig:
         threads: worker threads that read and decode.
         pinned_share: pinned sequences may take this share of what the disk can hold (of host or device, whichever is
             larger, in a store without a disk); 0 to 0.9. A pin beyond it is refused, and `PutResult.pinned` says so.
+        state_every: of models with states, `integrations.transformers.generate` computes a prompt in pieces that end at
+            every so many tokens, and puts the states there, too, so that prompts which begin alike can go on from
+            there; best a multiple of block_tokens. Each such place takes the full size of the states. 0: the ends of
+            puts alone are such places.
         slow_call_s: a put, get, delete or flush that takes more seconds is counted and logged; 0 for none.
         profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and
             continues with the newest copy if no file is named.
@@ -117,6 +121,7 @@ class StoreConfig:
     donors: bool = True
     eviction: str = "lru"
     donor_step: float | None = None
+    state_every: int = 0
     slow_call_s: float = 10.0
     pinned_share: float = 0.5
 
@@ -133,6 +138,7 @@ class StoreConfig:
         if self.session_bytes is not None:
             _integer("session_bytes", self.session_bytes, 0, 1 << 60)
         _integer("block_tokens", self.block_tokens, 1, 4096)
+        _integer("state_every", self.state_every, 0, 1 << 30)
         _integer("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
         _integer("open_segments", self.open_segments, 1, 1 << 20)
         _integer("group_bytes", self.group_bytes, 1, 1 << 32)

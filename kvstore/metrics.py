@@ -55,7 +55,11 @@ class Metric(StrEnum):
     SHORT_UNREADABLE = "short_unreadable", "gets that ended at a block that is stored and cannot be read here and now"
     SHORT_NO_WINDOW = (
         "short_no_window",
-        "gets that ended before tokens that are stored, for windows or states there are missing",
+        "gets that ended before tokens that are stored, for windows there are missing",
+    )
+    SHORT_NO_STATE = (
+        "short_no_state",
+        "gets that ended before tokens that are stored, for no states are stored nearer to their end",
     )
 
     # ---- all calls

@@ -86,8 +86,8 @@ class Assembler:
             self.metrics.add(Metric.APPROXIMATE_FAILED)
             return None
         tiers["donors"] = sum(span.count for span in planned.spans)
-        self.getter.count_short(request, reads, good, planned.tokens)
-        hit = self.getter.hit(request, out, layers, planned.tokens, tiers)
+        reason = self.getter.count_short(request, reads, good, planned.tokens)
+        hit = self.getter.hit(request, out, layers, planned.tokens, tiers, reason)
         self.metrics.add(Metric.GET_APPROXIMATE)
         return replace(
             hit,

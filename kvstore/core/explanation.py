@@ -45,8 +45,13 @@ class Reason(Enum):
     UNREADABLE = "unreadable", "is stored, and cannot be decoded here and now", Metric.SHORT_UNREADABLE
     NO_WINDOW = (
         "no window",
-        "is stored, but layers with windows or states cannot go on from its end",
+        "is stored, but layers with windows cannot go on from its end",
         Metric.SHORT_NO_WINDOW,
+    )
+    NO_STATE = (
+        "no state",
+        "is stored, but without the states at its end; see StoreConfig.state_every",
+        Metric.SHORT_NO_STATE,
     )
     OTHER_NAMESPACE = "other namespace", "is stored in another namespace only", Metric.SHORT_NEVER_PUT
     TOKENS_DIFFER = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvstore.core.explanation import Reason
 from kvstore.core.keys import NamespaceDigest, namespace_digest
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class Hit:
             cache holds nothing at some of them.
         kl: what the predictions are estimated to lose after that, nats a token.
         states: of layers that keep states, at the end of the tokens. The caller owns them.
+        reason: why no more tokens came back; STORED if all did that were asked for. NO_STATE and NO_WINDOW: more are
+            stored, but layers with states or windows cannot go on from there.
 
     Example:
         >>> import torch
@@ -237,6 +240,7 @@ class Hit:
     recompute: tuple[int, ...] = ()
     kl: float = 0.0
     states: tuple[State, ...] = ()
+    reason: Reason = Reason.STORED
     _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
     _layout: KVLayout | None = field(default=None, repr=False, compare=False)
 

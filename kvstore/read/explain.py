@@ -41,7 +41,8 @@ class Explainer:
                 if covered < query.stop(start):
                     rows.append(query.missing(index, max(start, covered)))
         if self.lookup.layout.is_grouped:
-            rows = list(_cut_at(rows, self.lookup.depth(namespace, tokens)))
+            end = self.lookup.depth(namespace, tokens)
+            rows = list(_cut_at(rows, end, self.lookup.limit(namespace, tokens, end)))
         return Explanation.of(len(tokens), rows)
 
     def _known(self, query: _Query, index: int, end: int, copies: Sequence[Source]) -> BlockExplanation:
@@ -131,15 +132,15 @@ class Explainer:
         return parse(buffer.view, source.nbytes)
 
 
-def _cut_at(rows: Sequence[BlockExplanation], end: int) -> Iterator[BlockExplanation]:
-    """The same rows; what is stored behind `end` cannot be used without the windows before it."""
+def _cut_at(rows: Sequence[BlockExplanation], end: int, reason: Reason) -> Iterator[BlockExplanation]:
+    """The same rows; what is stored behind `end` cannot be used for this reason."""
     for row in rows:
         if row.reason is not Reason.STORED or row.end <= end:
             yield row
             continue
         if row.start < end:
             yield replace(row, end=end)
-        yield replace(row, start=max(row.start, end), reason=Reason.NO_WINDOW)
+        yield replace(row, start=max(row.start, end), reason=reason)
 
 
 class _Query:

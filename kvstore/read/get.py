@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.core.arguments import check_integer
+from kvstore.core.explanation import Reason
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.results import Hit
 from kvstore.core.rope import check_length
@@ -110,27 +111,39 @@ class Getter:
         end = reads[good - 1].end
         if good < len(reads) and self.layout.is_grouped:  # a shorter prefix needs other tokens of its windows
             return self.fetch(request, self.lookup.reads(request.namespace, request.tokens[:end]))
-        self.count_short(request, reads, good, end)
-        return self.hit(request, out, out.layers(end), end, tiers)
+        reason = self.count_short(request, reads, good, end)
+        return self.hit(request, out, out.layers(end), end, tiers, reason)
 
-    def count_short(self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int) -> None:
-        """Counts why only `tokens` tokens are returned, if they are not all: the first `good` of `reads` were read."""
-        if tokens < len(request.tokens):
-            reason = self.lookup.why_short(request.namespace, request.tokens, reads, good)
-            if reason.metric is not None:
-                self.metrics.add(reason.metric)
+    def count_short(self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int) -> Reason:
+        """Return why only `tokens` tokens are returned, and count it; STORED if they are all. The first `good` of
+        `reads` were read."""
+        if tokens >= len(request.tokens):
+            return Reason.STORED
+        reason = self.lookup.why_short(request.namespace, request.tokens, reads, good)
+        if reason.metric is not None:
+            self.metrics.add(reason.metric)
+        return reason
 
     def _count_miss(self, request: GetRequest, reads: Sequence[BlockRead]) -> None:
         self.metrics.add(Metric.GET_MISSES)
         self.count_short(request, reads, 0, 0)
 
-    def hit(self, request: GetRequest, out: OutputBuffers, layers: KVLayers, tokens: int, tiers: dict[str, int]) -> Hit:
+    def hit(
+        self,
+        request: GetRequest,
+        out: OutputBuffers,
+        layers: KVLayers,
+        tokens: int,
+        tiers: dict[str, int],
+        reason: Reason,
+    ) -> Hit:
         """Make the result for the caller, and count it.
 
         Args:
             layers: those of `out`, of as many tokens as are good.
             tokens: how many that are.
             tiers: tokens by where they came from.
+            reason: why they are no more.
         """
         layers = to_device(layers, request.device)
         self.metrics.add(Metric.GET_HITS)
@@ -139,7 +152,7 @@ class Getter:
         reserved = [out.tensors] if out.has_reserve else []
         states = tuple(state if request.on_cpu else state.to(request.device) for state in out.states)
         seconds = time.perf_counter() - request.begin
-        return Hit(tokens, tiers, seconds, layers, states=states, _room=reserved, _layout=self.layout)
+        return Hit(tokens, tiers, seconds, layers, states=states, reason=reason, _room=reserved, _layout=self.layout)
 
     def prefetch(self, namespace: bytes, tokens: Tokens) -> int:
         """Bring the stored prefix into the host tier; return how many leading tokens are in memory then."""

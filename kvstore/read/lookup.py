@@ -130,6 +130,19 @@ class Lookup:
         match = self.residency.index.match(namespace, tokens, touch=False)
         return match.usable(self.block_tokens) if len(match.records) else 0
 
+    def limit(self, namespace: bytes, tokens: Tokens, end: int) -> Reason:
+        """Return why what is stored behind `end`, the longest prefix that can be used, cannot be: for want of windows,
+        or of states."""
+        index, size = self.residency.index, self.block_tokens
+        match = index.match(namespace, tokens, touch=False)
+        if not self.layout.states:
+            return Reason.NO_WINDOW
+        stored = match.usable(size) if len(match.records) else 0
+        records: list[int] = match.records[: -(-stored // size)].tolist()
+        cuts = [self.residency.coverage.cut(record) for record in records]
+        by_windows = usable_end(self.layout, size, cuts, match.ends[: len(records)].tolist(), stored)
+        return Reason.NO_STATE if by_windows > end else Reason.NO_WINDOW
+
     def why_short(self, namespace: bytes, tokens: Tokens, reads: Sequence[BlockRead], good: int) -> Reason:
         """Why less than `tokens` comes back, of which the first `good` of `reads` could be read."""
         residency, size = self.residency, self.block_tokens
@@ -140,7 +153,7 @@ class Lookup:
             why = residency.departures.why(bad.parent_key, namespace, bad.start, bad.tokens)
             return why or Reason.EVICTED  # it was there a moment ago
         if self.layout.is_grouped and self.stored(namespace, tokens) > (reads[-1].end if reads else 0):
-            return Reason.NO_WINDOW
+            return self.limit(namespace, tokens, reads[-1].end if reads else 0)
         if not len(residency.departures):
             return Reason.NEVER_PUT
         parent, end = self.root(namespace), 0

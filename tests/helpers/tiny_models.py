@@ -22,6 +22,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
     MistralConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -83,6 +84,7 @@ def layouts_of_kinds() -> dict[str, Any]:
     }
 
 
+_STATES_ALONE = ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id", "pad_token_id")
 _WINDOW = {"sliding_window": 24}
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -113,6 +115,9 @@ def tiny_of_kind(name: str, seed: int = 0) -> Any:
         kinds = ["linear_attention", "full_attention", "linear_attention"]
         sizes = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "layer_types": kinds}
         config = Qwen3NextConfig(**_COMMON | heads | dims | sizes)
+    elif name == "mamba2":
+        states = {"num_heads": 8, "head_dim": 12, "expand": 2, "n_groups": 1, "state_size": 8, "chunk_size": 8}
+        config = Mamba2Config(**{key: _COMMON[key] for key in _STATES_ALONE} | states)
     else:
         states = {"mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1}
         config = FalconH1Config(**_COMMON | states | {"head_dim": 16, "mamba_chunk_size": 8})

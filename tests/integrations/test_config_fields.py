@@ -23,7 +23,7 @@ from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers import layout_from_config, weights_fingerprint
 from kvstore.integrations.transformers.config_facts import HARMLESS, IN_LAYOUT, config_facts
 
-SPREAD = ("Bloom", "Dots1", "GPTNeoX", "HYV3", "Llama")
+SPREAD = ("Bloom", "Dots1", "Falcon", "GPTNeoX", "Gemma3", "HYV3", "Llama")
 ODD = ("Blt", "DeepseekV4", "Gemma3nText", "Rwkv", "xLSTM")  # whose configs lack what others have
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 CLASSES = causal_models.config_classes() if FULL else [getattr(transformers, f"{name}Config") for name in SPREAD]
@@ -54,19 +54,24 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def variants(kind: Any, base: Any) -> Iterator[tuple[str, Any]]:
-    """Models with the weights of `base`, in which one field has another value: built so, and changed later."""
-    for name, value in list(vars(base.config).items()):
-        for other in turned(value):
-            try:
-                yield name, build(tiny_config(kind, **{name: other}), like=base)
-            except Exception:  # other shapes, or a value that no model has
-                continue
-            with quiet():
+    """Models with the weights of `base`, in which one field has another value: built so, and changed later. Of models
+    that have parts for images or sound, fields of the text part, too."""
+    text = getattr(base.config, "text_config", None)
+    for config, part in ((base.config, None), (text, "text_config")):
+        for name, value in list(vars(config).items() if config is not None else ()):
+            for other in turned(value):
+                changes = {name: other}
                 try:
-                    setattr(base.config, name, other)
-                    yield name, base
-                finally:
-                    setattr(base.config, name, value)
+                    changes = changes if part is None else {part: tiny_config(type(config), **changes)}
+                    yield name, build(tiny_config(kind, **changes), like=base)
+                except Exception:  # other shapes, or a value that no model has
+                    continue
+                with quiet():
+                    try:
+                        setattr(config, name, other)
+                        yield name, base
+                    finally:
+                        setattr(config, name, value)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -16,7 +16,7 @@ HARMLESS = frozenset(
         *("_name_or_path", "_commit_hash", "architectures", "auto_map", "tokenizer_class", "transformers_version"),
         *("id2label", "label2id", "problem_type", "task_specific_params", "_auto_class", "_post_init_done"),
         # what a pass returns, and how it is computed, but not what
-        *("use_cache", "return_dict", "output_hidden_states", "_output_attentions", "output_router_logits"),
+        *("use_cache", "return_dict", "output_hidden_states", "output_router_logits"),
         *("_attn_implementation_internal", "_experts_implementation_internal"),
         *("base_model_tp_plan", "base_model_pp_plan", "base_model_ep_plan", "base_model_fsdp_plan"),
         *("distributed_config", "ignore_keys_at_rope_validation"),
@@ -28,6 +28,8 @@ HARMLESS = frozenset(
         *("bos_token_id", "eos_token_id"),
     }
 )
+_DEFAULTS = {"_output_attentions": False}
+"""Of fields that no class declares. With this one on, Falcon attends to what follows a token, too."""
 IN_LAYOUT = frozenset({"dtype", "layer_types", "rope_parameters"})
 """Fields that `layout_from_config` reads whole: the identity has them in its layout."""
 _KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -89,8 +91,8 @@ def plain(value: Any, other: Callable[[Any], Any] = lambda value: type(value).__
 @cache
 def _defaults(kind: Any) -> dict[str, Any]:
     if not is_dataclass(kind):
-        return {}
-    return {
+        return dict(_DEFAULTS)
+    return _DEFAULTS | {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in fields(kind)
     }

@@ -20,10 +20,12 @@ from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
+from kvstore.integrations.transformers.feeding import Feed
 from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
+from kvstore.integrations.transformers.snapshots import store_places
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
 
@@ -37,6 +39,7 @@ REFUSED_ARGUMENTS = (
     "adapter_names",
     "assistant_model",
     "cache_implementation",
+    "cache_params",
     "custom_generate",
     "past_key_values",
     "position_ids",
@@ -149,18 +152,22 @@ def _run(
     identity, layout = _checked_identity(model, store), store.identity.layout
     _check_prompts(layout, call)
     if call.is_batch:
-        cache = prefill(model, call.rows, store, namespace, call.copies, call.chunk)
+        cache, known = prefill(model, call.rows, store, namespace, call.copies, call.chunk), call.rows.columns - 1
     else:
-        cache = _stored_cache(model, call.rows.tokens[0], store, namespace, approximate)
-    with Scores(model, cache) if call.beams == 1 else contextlib.nullcontext() as scores:
-        output, made = _generated(model, input_ids, cache, layout, kwargs)
+        prompt = call.rows.tokens[0]
+        cache, known = _stored_cache(model, prompt, store, namespace, approximate)
+        known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
+    scoring = Scores(model, cache) if call.beams == 1 else contextlib.nullcontext()
+    with scoring as scores, Feed(model, cache, known) as feed:
+        output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         if call.beams > 1:
             held = prompts(call.rows, call.copies)
         else:
             held = answered(call.rows, sequences, *ends(model, kwargs))
-        _store(held, made, scores, store, namespace, call)
+        count = int(made.get_seq_length()) if layout.layers else feed.tokens
+        _store(held, made, count, scores, store, namespace, call)
     return output
 
 
@@ -178,7 +185,7 @@ def _check_prompts(layout: KVLayout, call: _Call) -> None:
 
 
 def _generated(
-    model: Any, input_ids: torch.Tensor, cache: Any, layout: KVLayout, kwargs: dict[str, Any]
+    model: Any, input_ids: torch.Tensor, feed: Feed, layout: KVLayout, kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
     """(what `model.generate` returns, the cache to be stored).
 
@@ -187,28 +194,29 @@ def _generated(
     """
     kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
     if regime_of(layout) != LONG:
-        return model.generate(input_ids, past_key_values=cache, **kwargs), cache
+        return model.generate(input_ids, **feed.given, **kwargs), *feed.given.values()
     asked = kwargs.get("return_dict_in_generate")
     config = kwargs.get("generation_config") or model.generation_config
-    output = model.generate(input_ids, past_key_values=cache, **kwargs | {"return_dict_in_generate": True})
+    output = model.generate(input_ids, **feed.given, **kwargs | {"return_dict_in_generate": True})
     wanted = getattr(config, "return_dict_in_generate", None) if asked is None else asked
     return output if wanted else output.sequences, output.past_key_values
 
 
 def _stored_cache(
     model: Any, prompt: list[int], store: KVStore, namespace: bytes, approximate: Approximate | None
-) -> Any:
-    """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one."""
+) -> tuple[Any, int]:
+    """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one; and of how
+    many tokens it is."""
     hit = None
     if len(prompt) > 1:
         last = len(prompt) - 1
         hit = store.get(prompt, namespace=namespace, max_tokens=last, device=model.device, approximate=approximate)
     if hit is None:
-        return DynamicCache(config=model.config)
+        return DynamicCache(config=model.config), 0
     cache = hit.cache()
     if hit.approximate:
         cache = recompute(model, cache, prompt[: hit.tokens], hit.recompute, hit.spans).cache
-    return cache
+    return cache, hit.tokens
 
 
 def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVStore) -> bool:
@@ -219,14 +227,16 @@ def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVS
     return not getattr(cache, "is_approximate", False)
 
 
-def _store(held: list[Held], cache: Any, scores: Scores | None, store: KVStore, namespace: bytes, call: _Call) -> None:
-    """Puts the rows of a cache, or saves them as the sessions.
+def _store(
+    held: list[Held], cache: Any, found: int, scores: Scores | None, store: KVStore, namespace: bytes, call: _Call
+) -> None:
+    """Puts the rows of a cache of `found` columns, or saves them as the sessions.
 
     What was computed when the longest row had become too long for the store's keys is left out, and so is what follows
     a token for an image or sound in an answer.
     """
     layout = store.identity.layout
-    columns = found = int(cache.get_seq_length())
+    columns = found
     most = lengths(layout.rope)[1]
     if most is not None:
         columns = min(columns, min(call.rows.begins) + most)

@@ -20,6 +20,7 @@ from kvstore.core.results import Hit
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.cache import cache_layers
+from kvstore.integrations.transformers.feeding import advance
 from kvstore.integrations.transformers.padding import LeftPadded, Rows, check_rows, row_of
 from kvstore.store import KVStore
 
@@ -169,19 +170,6 @@ class _Passes:
         layers = cache_layers(cache)
         return [row_of(layers, row, begin - count, begin + length) for row, (count, length) in enumerate(spans)]
 
-    @torch.no_grad()
     def _compute(self, cache: Any, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Run the model over new tokens `[rows, new]`; `cache` grows by them. mask: of all columns; None for ones."""
-        held, new, device = int(cache.get_seq_length()), ids.shape[1], self.model.device
-        parameters = inspect.signature(bare(self.model).forward).parameters
-        given: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-        if "logits_to_keep" in parameters:
-            given["logits_to_keep"] = 1
-        step = self.chunk or max(1, new)
-        for begin in range(0, new, step):
-            end = min(new, begin + step)
-            if mask is not None:
-                given["attention_mask"] = mask[:, : held + end].to(device)
-            if "position_ids" in parameters:
-                given["position_ids"] = positions[:, begin:end].to(device)
-            self.model(ids[:, begin:end].to(device), **given)
+        advance(self.model, cache, int(cache.get_seq_length()), ids, positions, mask, self.chunk)

@@ -64,6 +64,10 @@ def _cached_layers(config: Any) -> tuple[list[Any], list[str]]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedModel(f"{config.model_type}: transformers makes no DynamicCache for it ({error!r})") from error
     given = getattr(config, "layer_types", None) or [None] * len(layers)
+    if len(given) != len(layers):
+        raise UnsupportedModel(
+            f"{config.model_type}: layer_types names {len(given)} layers, the model has {len(layers)}"
+        )
     words = []
     for layer, word in zip(layers, given, strict=True):
         kind = type(layer).__name__

@@ -1,0 +1,99 @@
+"""How a model takes its cache: under which name, and which tokens of a sequence it still computes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from kvstore.integrations.transformers.adapters import bare
+
+
+def cache_name(model: Any) -> str:
+    """Return what a model calls the argument that is its cache: "past_key_values", or "cache_params" of models that
+    keep states alone."""
+    parameters = inspect.signature(bare(model).forward).parameters
+    return "cache_params" if "cache_params" in parameters and "past_key_values" not in parameters else "past_key_values"
+
+
+@torch.no_grad()
+def advance(
+    model: Any,
+    cache: Any,
+    held: int,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    chunk: int | None = None,
+) -> None:
+    """Run a model over new tokens; the cache grows by them.
+
+    Args:
+        model: in evaluation mode.
+        cache: of the tokens before. Mutated.
+        held: how many columns it has.
+        ids, positions: `[rows, new]`.
+        mask: `[rows, held + new]`, 1 where a token is; None for ones.
+        chunk: at most so many columns at a time.
+    """
+    new, device = ids.shape[1], model.device
+    parameters = inspect.signature(bare(model).forward).parameters
+    given: dict[str, Any] = {cache_name(model): cache, "use_cache": True}
+    if "logits_to_keep" in parameters:
+        given["logits_to_keep"] = 1
+    step = chunk or max(1, new)
+    for begin in range(0, new, step):
+        end = min(new, begin + step)
+        if mask is not None:
+            given["attention_mask"] = mask[:, : held + end].to(device)
+        if "position_ids" in parameters:
+            given["position_ids"] = positions[:, begin:end].to(device)
+        model(ids[:, begin:end].to(device), **given)
+
+
+class Feed:
+    """Lets `model.generate` go on from a cache that does not know its length, as one of states alone.
+
+    `model.generate` cuts what is computed off the prompt where a cache knows its length. For the others, the first pass
+    that takes the cache is given only what is missing. A context manager; passes with other caches are left alone.
+
+    Args:
+        model: a transformers model.
+        cache: what it goes on from.
+        held: of how many tokens that is.
+
+    Attributes:
+        tokens: of how many tokens the cache is now.
+    """
+
+    def __init__(self, model: Any, cache: Any, held: int) -> None:
+        self._model = bare(model)
+        self._name = cache_name(model)
+        self._cache = cache
+        self._skipped = held if self._name == "cache_params" else 0
+        self.tokens = held
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The cache as an argument of `model.generate`."""
+        return {self._name: self._cache}
+
+    def __enter__(self) -> Feed:
+        self._hook = self._model.register_forward_pre_hook(self._feed, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _feed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        ids = kwargs.get("input_ids")
+        if kwargs.get(self._name) is not self._cache or ids is None:
+            return args, kwargs
+        if self._skipped:
+            begin, self._skipped = self._skipped, 0
+            kwargs = kwargs | {"input_ids": ids[:, begin:]}
+            if kwargs.get("attention_mask") is not None:
+                kwargs["attention_mask"] = kwargs["attention_mask"][:, begin:]
+        self.tokens += kwargs["input_ids"].shape[1]
+        return args, kwargs
