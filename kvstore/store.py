@@ -124,8 +124,7 @@ class KVStore(StoreReports):
 
         Raises:
             ValueError: tokens, logprobs, ttl or namespace are malformed. Nothing is changed then, nor below.
-            LayoutMismatch, UnsupportedLength: tensors or tokens do not fit the layout of the store's identity.
-            UnsupportedTokens: some tokens stand for images or sound, which their ids do not show.
+            LayoutMismatch, UnsupportedLength, UnsupportedTokens: tensors or tokens do not fit the identity's layout.
             UnsupportedCache: the cache has layers that cannot be stored, or is approximate.
             ReadOnlyStore: the store was opened with read_only=True.
 

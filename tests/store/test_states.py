@@ -147,7 +147,7 @@ def test_places_in_a_sequence_are_whole_as_long_as_eviction_leaves_them(tmp_path
         for ids in sequences:
             for end in (32, 64, 96):
                 put(store, ids[:end], layout)
-        store.flush()
+            store.flush()
         assert store.stats()["counters"]["disk_evicted_records"] > 0
         for ids in sequences:
             ends = [store.contains(ids[:end]) for end in (32, 64, 96)]
