@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         UnsupportedCache,
         UnsupportedLength,
         UnsupportedModel,
+        UnsupportedTokens,
     )
     from kvstore.integrations.transformers.attached import Attachment, attach, detach
     from kvstore.residency.inventory import Inventory, SequenceInfo
@@ -103,6 +104,7 @@ __all__ = [
     "UnsupportedCache",
     "UnsupportedLength",
     "UnsupportedModel",
+    "UnsupportedTokens",
     "attach",
     "detach",
     "stored_identity",
@@ -146,6 +148,7 @@ _HOMES = {
         "UnsupportedCache",
         "UnsupportedLength",
         "UnsupportedModel",
+        "UnsupportedTokens",
     ),
     "residency.inventory": ("Inventory", "SequenceInfo"),
     "session": ("Session",),
