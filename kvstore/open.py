@@ -312,6 +312,7 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
         GroupCommit(residency, sessions).commit,
         tick,
         base.metrics,
+        tidy=pool.collect,  # otherwise the next put would do it
     )
     opened.callback(save_traffic, residency)  # after the queue is closed
     opened.callback(queue.close)

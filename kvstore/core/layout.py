@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.core.cache_layers import items_of, states_in
 from kvstore.core.states import State
-from kvstore.core.tensors import resolved, why_unreadable
+from kvstore.core.tensors import Alike, resolved, why_unreadable
 from kvstore.errors import ConfigError, LayoutMismatch
 
 if TYPE_CHECKING:
@@ -326,20 +326,31 @@ class KVLayout:
         items, owned = items_of(kv, self.place_of if self.model_layers else None, tokens)
         if len(items) != len(self.layers):
             raise LayoutMismatch(f"kv has {len(items)} layers, the store's layout has {len(self.layers)}")
-        views = []
+        views: list[tuple[torch.Tensor, torch.Tensor]] = []
+        before: tuple[LayerLayout, Alike, Alike] | None = None
         for number, (item, layer) in enumerate(zip(items, self.layers, strict=True)):
             try:
                 k, v = item
             except (TypeError, ValueError) as error:
                 raise LayoutMismatch(f"kv layer {number}: expected a pair (K, V)") from error
-            keys = self._view(k, f"K of layer {number}", layer, tokens, layer.key_dim)
-            values = self._view(v, f"V of layer {number}", layer, tokens, layer.value_dim)
-            if keys.shape[1] != values.shape[1]:
-                raise LayoutMismatch(
-                    f"kv layer {number}: K has {keys.shape[1]} tokens and V has {values.shape[1]}; they must agree"
-                )
-            views.append((keys, values))
+            # Most layers are like the one before, and then little has to be looked at: a put looks at every tensor.
+            if before is not None and (layer is before[0] or layer == before[0]):
+                keys, values = before[1].view(k), before[2].view(v)
+                if keys is not None and values is not None:
+                    views.append((keys, values))
+                    continue
+            views.append(self._pair(k, v, number, layer, tokens))
+            before = layer, Alike(k), Alike(v)
         return tuple(views), not owned
+
+    def _pair(self, k: Any, v: Any, number: int, layer: LayerLayout, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = self._view(k, f"K of layer {number}", layer, tokens, layer.key_dim)
+        values = self._view(v, f"V of layer {number}", layer, tokens, layer.value_dim)
+        if keys.shape[1] != values.shape[1]:
+            raise LayoutMismatch(
+                f"kv layer {number}: K has {keys.shape[1]} tokens and V has {values.shape[1]}; they must agree"
+            )
+        return keys, values
 
     def states_of(self, kv: Any) -> tuple[State, ...]:
         """Return the states of a cache, which the caller may still write into; nothing is copied.

@@ -40,6 +40,44 @@ def why_unreadable(tensor: torch.Tensor) -> str:
     return f"its storage was resized to {found} bytes, but it needs {needed}"
 
 
+class Alike:
+    """What a tensor is like that was checked: another one of which the same is true needs no other check. Immutable.
+
+    Example:
+        >>> import torch
+        >>> alike = Alike(torch.zeros(1, 2))
+        >>> alike.view(torch.ones(1, 2)), alike.view(torch.ones(2, 1)), alike.view(torch.zeros(1, 2, device="meta"))
+        (tensor([[1., 1.]]), None, None)
+    """
+
+    __slots__ = ("_batch", "_dtype", "_needed", "_offset", "_shape", "_strides", "_type")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._type = type(tensor)
+        self._shape, self._dtype = tensor.shape, tensor.dtype
+        self._strides, self._offset = tensor.stride(), tensor.storage_offset()
+        last = sum((size - 1) * stride for size, stride in zip(self._shape, self._strides, strict=True))
+        self._needed = (self._offset + last + 1) * tensor.element_size()
+        self._batch = tensor.ndim == 4
+
+    def view(self, tensor: Any) -> torch.Tensor | None:
+        """Return the tensor detached, without its batch of 1 if it has one; None if it is another kind of tensor, or
+        lacks its memory, or has to be `resolved`."""
+        if type(tensor) is not self._type:
+            return None
+        try:
+            if tensor.shape != self._shape or tensor.dtype is not self._dtype or tensor.stride() != self._strides:
+                return None
+            storage = tensor.untyped_storage()
+            whole = storage.nbytes() >= self._needed and storage.data_ptr() != 0
+            if not whole or tensor.storage_offset() != self._offset or tensor.is_neg() or tensor.is_conj():
+                return None
+        except (RuntimeError, NotImplementedError):  # as in `why_unreadable`
+            return None
+        found: torch.Tensor = tensor.detach()
+        return found[0] if self._batch else found
+
+
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor with its memory as its values are: a negation or conjugation that is only marked is done.
 

@@ -286,19 +286,29 @@ class PutPath:
             keep = request.layout.is_grouped and keeps_tails(request, blocks, residency.index, residency.coverage)
             if residency.arrive(request.tokens[:end], blocks, bits, needs=there, keep_tails=keep) is None:
                 return False
-        else:
-            residency.index.touch(request.namespace, request.tokens)  # an insertion is a use by itself
         sessions = [self.sessions.set(*session)] if session is not None else []
         changed = self._extend_lives(request, match, blocks)
-        records: list[int] = match.records.tolist()
-        residency.touch(records)
-        residency.use_donors_of(records)
+        records = self._use(request, match, inserted=bool(blocks))
         if blocks or changed or sessions:
             self.queue.submit(WriteBatch(blocks, changed, sessions))
         if request.pin:
             # A block that was queued may have become a member just before it was pinned.
             self._stand_alone(self._members_among(records))
         return True
+
+    def _use(self, request: PutRequest, match: Match, inserted: bool = False) -> list[int]:
+        """Counts what is stored of a sequence as used, as a get does it; returns its records."""
+        residency = self.residency
+        if not inserted:  # an insertion is a use by itself
+            residency.index.touch(request.namespace, request.tokens)
+        records: list[int] = match.records.tolist()
+        residency.touch(records)
+        residency.use_donors_of(records)
+        return records
+
+    def _changes_lives(self, request: PutRequest, match: Match) -> bool:
+        """Whether `_extend_lives` may change something of stored records."""
+        return request.pin or any(map(self.residency.expiry, match.records.tolist()))
 
     # ---- the steps of a put --------------------------------------------------------------------------------------
 
@@ -323,6 +333,9 @@ class PutPath:
                 return PutResult(count, 0, 0, dropped, residency.config.put_timeout_s), []
             waited += seconds
             blocks = self._blocks(request, match, missing, layers, mutable)
+            if not blocks and session is None and not self._changes_lives(request, match):
+                self._use(request, match)
+                break
             settled = self._change(self._settle, request, match, missing, blocks, session)
         new_tokens = sum(len(block.tokens) for block in blocks)
         return PutResult(count, new_tokens, len(blocks), too_many, waited, request.pin), blocks

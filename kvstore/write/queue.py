@@ -67,6 +67,7 @@ class WriteQueue:
         encode: makes the records of the blocks of a group. If it raises, the blocks are dropped, logged and counted.
         commit: writes a group durably, and says what became of it. Must not raise.
         tick: is called about every `tick_s` seconds and before each group. Must not raise.
+        tidy: is called when a group is written and nobody here refers to it any more. Must not raise.
 
     Example:
         >>> written = []
@@ -91,6 +92,7 @@ class WriteQueue:
         tick: Tick,
         metrics: Metrics,
         tick_s: float = 1.0,
+        tidy: Tick | None = None,
     ) -> None:
         self._queue_bytes = queue_bytes
         self._group_bytes = group_bytes
@@ -99,6 +101,7 @@ class WriteQueue:
         self._tick = tick
         self._metrics = metrics
         self._tick_s = tick_s
+        self._tidy = tidy
         self._open: dict[WriteBatch, None] = {}  # what was submitted and is not written, the oldest first
         self._taken = 0  # how many of them are in the hands of the threads, which alone change this
         self._bytes = 0
@@ -206,7 +209,10 @@ class WriteQueue:
                 if writing is not None:
                     writing.result()
                 writing = Task(self._write, group, sealed)
+                del group, sealed
                 self._disk.start(writing)
+                if self._tidy is not None:
+                    self._disk.start(self._tidy)
             if writing is not None:
                 writing.result()
         except BaseException as error:

@@ -112,10 +112,58 @@ def test_codecs_refuse_tensors_without_memory(change: Change, found: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
-def test_a_nested_tensor_is_refused(store: KVStore) -> None:
-    (k, v), second = small_stores.kv_of(TOKENS)
-    with pytest.raises(LayoutMismatch, match=r"K of layer 0: .*dense"):
-        store.put(TOKENS, [(torch.nested.nested_tensor([k, k[:, :5]]), v), second])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_nested_tensor_is_refused(store: KVStore, number: int) -> None:
+    kv = small_stores.kv_of(TOKENS)
+    k, v = kv[number]
+    kv[number] = (torch.nested.nested_tensor([k, k[:, :5]]), v)
+    with pytest.raises(LayoutMismatch, match=rf"K of layer {number}: .*dense"):
+        store.put(TOKENS, kv)
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(
+    "change", [_strided, lambda t: -torch._neg_view(t), lambda t: torch.cat([t, t], 1)[:, len(TOKENS) :]]
+)
+def test_a_layer_that_lies_otherwise_than_the_one_before_is_stored_as_it_is(
+    store: KVStore, change: Change, batch: bool
+) -> None:
+    kv = small_stores.kv_of(TOKENS)
+    given = [kv[0], (change(kv[1][0]), change(kv[1][1]))]
+    store.put(TOKENS, [(k[None], v[None]) for k, v in given] if batch else given)
+    hit = store.get(TOKENS)
+    assert hit is not None
+    assert small_stores.is_exact(hit, TOKENS)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_only_the_last_layer_is_negative(store: KVStore, which: int) -> None:
+    kv = small_stores.kv_of(TOKENS)
+    last = list(kv[1])
+    last[which] = torch._neg_view(last[which])
+    store.put(TOKENS, [kv[0], (last[0], last[1])])
+    hit = store.get(TOKENS)
+    assert hit is not None
+    assert torch.equal(hit.layers[1][which][0].view(torch.int16), (-kv[1][which]).view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda t: t.half(), "dtype"),
+        (lambda t: t[:, 1:], "tokens"),
+        (lambda t: t[..., 1:], "dim"),
+        (lambda t: t.numpy, "dim"),
+    ],
+)
+def test_a_second_layer_that_does_not_fit_is_refused(store: KVStore, change: Any, found: str) -> None:
+    kv = small_stores.kv_of(TOKENS)
+    with pytest.raises(LayoutMismatch, match=f"V of layer 1: .*{found}"):
+        store.put(TOKENS, [kv[0], (kv[1][0], change(kv[1][1]))])
 
 
 @pytest.mark.parametrize(("change", "found"), WITHOUT_MEMORY)

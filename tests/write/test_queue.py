@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,6 +116,27 @@ def test_flush_counts_since_the_last_flush(make: Callable[..., WriteQueue]) -> N
     assert writer.flush() == FlushResult(0, 0)
     writer.submit(batch(3))
     assert writer.flush() == FlushResult(1, 0)
+
+
+def test_who_tidies_finds_nothing_that_refers_to_a_group_that_was_written() -> None:
+    left: list[int] = []
+    tidied = threading.Event()
+
+    def tidy() -> None:
+        left.append(sum(written() is not None for written in gone))
+        tidied.set()
+
+    def commit(group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> FlushResult:
+        gone.extend(weakref.ref(batch) for batch in group)
+        return FlushResult(len(group), 0)
+
+    gone: list[weakref.ref[WriteBatch]] = []
+    writer = WriteQueue(100, 30, lambda blocks: [], commit, lambda: None, Metrics(), tidy=tidy)
+    writer.submit(batch(1))
+    writer.begin()
+    assert tidied.wait(HANGS_S)
+    writer.close()
+    assert (len(gone), left) == (1, [0])
 
 
 def test_flush_of_nothing_returns(make: Callable[..., WriteQueue]) -> None:
