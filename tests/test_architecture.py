@@ -76,7 +76,7 @@ PATH_CALLS = {"read_bytes", "read_text", "write_bytes", "write_text", "iterdir",
 MAY_TOUCH_FILES = {
     "kvstore.tiers.disk.fs": "the one seam to the file system",
     "kvstore.config": "reads the settings file that the caller names",
-    "kvstore.cli.stores": "reads the token ids that the user names",
+    "kvstore.cli.stores": "reads the token ids and the prompts that the user names",
     "kvstore.codecs.donor.tables": "reads its tables, a file of the package",
     "kvstore.codecs.entropy.tables": "reads its tables, a file of the package",
     "kvstore.codecs.aqua.grids": "reads its grids, a file of the package",
@@ -231,7 +231,9 @@ def test_lmdb_is_imported_by_its_environment_only(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_transformers_is_imported_by_its_integration_only(module: str) -> None:
     at_once = any(_below(name, "transformers") for name, now in _imports(TREES[module]) if now)
-    users = {f"kvstore.integrations.transformers.{name}" for name in ("cache", "generation", "prefill", "shapes")}
+    users = {
+        f"kvstore.integrations.transformers.{name}" for name in ("cache", "generation", "prefill", "shapes", "warming")
+    }
     assert at_once == (module in users)
 
 

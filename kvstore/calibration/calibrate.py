@@ -114,15 +114,21 @@ def _report(dump: KVDump, model: Any, sections: Mapping[str, Arrays], reports: d
     }
 
 
-def load_model(folder: Path) -> tuple[Any, Any]:
-    """Load a model in bfloat16 and its tokenizer from a checkpoint folder.
+def load_model(folder: Path, dtype: str = "bfloat16") -> tuple[Any, Any]:
+    """Load a model and its tokenizer from a checkpoint folder.
+
+    Args:
+        folder: of the checkpoint.
+        dtype: "bfloat16", "float16" or "float32".
 
     Returns:
         (model, tokenizer), of transformers, in evaluation mode.
 
     Raises:
-        ConfigError: there is no model, or it cannot be loaded.
+        ConfigError: there is no model, it cannot be loaded, or there is no such dtype.
     """
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise ConfigError(f"dtype: expected bfloat16, float16 or float32, found {dtype!r}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no model (config.json is missing); name the folder of a checkpoint")
     import torch
@@ -132,7 +138,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder}: the model cannot be loaded: {error}") from error
     return model, tokenizer

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, sessions, space
+from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, sessions, space, warmup
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -30,7 +30,7 @@ def _about(
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(look.ls, look.inspect, look.explain, look.stats, health.check, health.verify),
     *(space.gc, space.compact, space.evict, space.erase, move.export, move.import_, move.backup),
-    *(calibrate.calibrate, learn.learn, doctor.doctor, bench.bench),
+    *(warmup.warmup, calibrate.calibrate, learn.learn, doctor.doctor, bench.bench),
 )
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(_command)

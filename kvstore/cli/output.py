@@ -88,11 +88,11 @@ class Bars:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
         if not total:
             self._bars.console.print(what)
         elif what in self._tasks:
-            self._bars.update(self._tasks[what], completed=done, total=total)
+            self._bars.update(self._tasks[what], completed=done, total=total, description=f"{what} {note}".rstrip())
         else:
             self._tasks[what] = self._bars.add_task(what, completed=done, total=total)
 

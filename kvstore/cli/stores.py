@@ -88,6 +88,14 @@ def given_tokens(tokens: str | None, file: Path | None, text: str | None, tokeni
         raise ValueError(f"tokens: expected numbers separated by commas or spaces: {error}") from error
 
 
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a text file. Raises `OSError`, `ValueError`."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
 def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
     """Return the tokenizer in a folder. Raises `ValueError`."""
     try:

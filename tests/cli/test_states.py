@@ -100,7 +100,7 @@ def test_every_command_is_in_the_table() -> None:
     """Those that take no store have tests of their own."""
     there = {(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}
     there |= {f"sessions {name}" for name in ("ls", "show", "fork", "rm")}
-    known = set(COMMANDS) | {"calibrate", "bench"}
+    known = set(COMMANDS) | {"calibrate", "bench", "warmup"}
     assert {name.rstrip("_") for name in there} <= known
 
 

@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     from kvstore.integrations.transformers.describe import layout_from_config
     from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
     from kvstore.integrations.transformers.generation import generate
+    from kvstore.integrations.transformers.warming import Prefilled, WarmupReport, get_or_prefill, warmup
 
 __all__ = [
     "Attachment",
     "BatchHit",
+    "Prefilled",
+    "WarmupReport",
     "attach",
     "cache_layers",
     "detach",
     "generate",
     "get_batch",
+    "get_or_prefill",
     "layout_from_config",
     "put_batch",
     "tokenizer_fingerprint",
+    "warmup",
     "weights_fingerprint",
 ]
 
@@ -39,6 +44,7 @@ _HOMES = {
     "describe": ("layout_from_config",),
     "fingerprint": ("tokenizer_fingerprint", "weights_fingerprint"),
     "generation": ("generate",),
+    "warming": ("Prefilled", "WarmupReport", "get_or_prefill", "warmup"),
 }
 
 

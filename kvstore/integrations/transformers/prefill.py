@@ -112,8 +112,8 @@ def prefill(model: Any, rows: Rows, store: KVStore, namespace: bytes, copies: in
     )
     known = [store.contains(prompt, namespace=namespace) if prompt else 0 for prompt in prompts]
     missing = [len(prompt) - count for prompt, count in zip(prompts, known, strict=True)]
-    passes = _Passes(model, store.identity.layout, chunk)
-    for group in groups_of(missing, _pass_tokens(model)):
+    passes = Passes(model, store.identity.layout, chunk)
+    for group in groups_of(missing, pass_tokens(model)):
         ours = [prompts[row] for row in group]
         hits = [store.get(prompt, namespace=namespace, device=model.device) if prompt else None for prompt in ours]
         found = [passes.alone(ours[0], hits[0])] if len(group) == 1 else passes.together(ours, hits)
@@ -122,8 +122,8 @@ def prefill(model: Any, rows: Rows, store: KVStore, namespace: bytes, copies: in
     return batch.cache()
 
 
-def _pass_tokens(model: Any) -> int:
-    """What a pass costs by itself; below 0 if the model must never see padding."""
+def pass_tokens(model: Any) -> int:
+    """Return what a pass costs by itself, in tokens; below 0 if the model must never see padding."""
     try:
         check_padding(model)
     except UnsupportedModel:
@@ -132,7 +132,7 @@ def _pass_tokens(model: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Passes:
+class Passes:
     """Goes on from hits. layout: of the caches; chunk: compute at most so many tokens of a row at a time."""
 
     model: Any
