@@ -247,7 +247,7 @@ def test_every_id_below_two_to_the_32_is_kept(values: list[int]) -> None:
         torch.tensor([1.0]),
         torch.tensor([1.0], dtype=torch.bfloat16),
         torch.tensor(5),
-        torch.zeros((1, 3), dtype=torch.int64),
+        torch.zeros((2, 3), dtype=torch.int64),
         torch.tensor([1, 2], device="meta"),
         torch.tensor([1, 2]).to_sparse(),
     ],
