@@ -15,6 +15,7 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.tokens import Tokens
 from kvstore.errors import StoreClosed
+from kvstore.learning.status import LearningStatus
 from kvstore.residency.check import CheckReport
 from kvstore.residency.inventory import Inventory
 from kvstore.session import Session
@@ -119,6 +120,10 @@ class AsyncKVStore:
     async def compact(self, *, move: bool = True) -> CompactResult:
         """See `KVStore.compact`."""
         return await self._run(self.store.compact, move=move)
+
+    async def learn(self) -> LearningStatus:
+        """See `KVStore.learn`."""
+        return await self._run(self.store.learn)
 
     async def sessions(self) -> list[SessionInfo]:
         """See `KVStore.sessions`."""

@@ -13,7 +13,7 @@ from kvstore.cli.output import AsJson, line, print_json, progress_bars
 def learn(store: stores.Store, as_json: AsJson = False) -> None:
     """Fit a profile to the blocks of a store, and write its records anew with it. Needs no model; evicts nothing."""
     with told(as_json, "interrupted; nothing is lost, and the same command goes on from here"):
-        with stores.writing(store, learn="off") as opened, progress_bars(as_json) as progress:
+        with stores.writing(store) as opened, progress_bars(as_json) as progress:
             document = asdict(opened.learn(progress))
     if as_json:
         print_json(document)

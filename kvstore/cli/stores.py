@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,16 +35,15 @@ def reading(path: Path) -> Iterator[KVStore]:
 
 
 @contextmanager
-def writing(path: Path, disk_bytes: int | None = None, **settings: Any) -> Iterator[KVStore]:
+def writing(path: Path, disk_bytes: int | None = None) -> Iterator[KVStore]:
     """An open store that may be changed.
 
     Args:
         path: of the store.
         disk_bytes: its budget; None for one that evicts nothing.
-        settings: others of `StoreConfig`.
     """
     identity = stored_identity(path)
-    config = writing_config(str(path), base=StoreConfig(**settings))
+    config = writing_config(str(path))
     if disk_bytes is not None:
         config = replace(config, disk=replace(config.disk, bytes=disk_bytes))
     with KVStore(path, identity, config) as store:

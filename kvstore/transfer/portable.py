@@ -27,7 +27,7 @@ def writing_config(path: str, room: int = 0, base: StoreConfig | None = None) ->
         room: bytes that are to be added.
         base: the settings of everything else.
     """
-    base = base or StoreConfig()
+    base = base or StoreConfig(learn="off")
     needed = stored_bytes(path) + 2 * room + 8 * base.segment_bytes + 64 * MIB
     return replace(
         base, disk=replace(base.disk, bytes=max(base.disk.bytes, needed)), put_timeout_s=_PATIENCE_S, host=TierConfig(0)
@@ -65,6 +65,7 @@ def export_store(
             block_tokens=source.config.block_tokens,
             put_timeout_s=_PATIENCE_S,
             pinned_share=0.9,
+            learn="off",
         )
         with KVStore(work, source.identity, config) as target:
             report = copy_store(source, target, choice, progress)
@@ -131,6 +132,7 @@ def backup_store(source: KVStore, target: str, progress: Progress | None = None)
         The errors of `KVStore` for the target, and of `copy_store`.
     """
     room = int(source.stats()["disk"]["raw_bytes"])
-    base = StoreConfig(block_tokens=source.config.block_tokens, segment_bytes=source.config.segment_bytes)
+    sizes = source.config
+    base = StoreConfig(block_tokens=sizes.block_tokens, segment_bytes=sizes.segment_bytes, learn="off")
     with KVStore(target, source.identity, writing_config(as_folder(target), room, base)) as store:
         return copy_store(source, store, None, progress)

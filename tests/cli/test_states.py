@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[list[str], bool, dict[str, int]]] = {
     "erase": (["erase", "STORE", "--tokens", TOKENS, "--yes"], True, {}),
     "erase session": (["erase", "STORE", "--session", "alice", "--yes"], True, {}),
     "erase namespace": (["erase", "STORE", "--namespace", "apart", "--whole-namespace", "--yes"], True, {}),
+    "learn": (["learn", "STORE"], True, {}),
     "sessions ls": (["sessions", "ls", "STORE"], False, {}),
     "sessions show": (["sessions", "show", "STORE", "alice"], False, EMPTY_FAILS),
     "sessions fork": (["sessions", "fork", "STORE", "alice", "bob"], True, EMPTY_FAILS | {"unreadable": FAILED}),
