@@ -44,3 +44,5 @@ def decode(
     wanted: int,
     level: str | None = None,
 ) -> str | None: ...
+def multiply(rounds: int, level: str | None = None) -> int:
+    """Multiply and add 8-bit numbers as fast as the sums' instructions can; how many were. For benchmarks."""

@@ -129,5 +129,9 @@ PYBIND11_MODULE(_levels, m) {
         py::arg("limit") = py::none(), py::arg("level") = py::none());
   m.def("decode", &decode, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("payload"),
         py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none());
+  m.def("multiply", [](std::uint64_t rounds, const MaybeLevel& cpu) {
+    const Level twin = level_of(cpu);
+    return unlocked([&] { return levels::multiply(rounds, twin); });
+  }, py::arg("rounds"), py::arg("level") = py::none());
   m.attr("FALL_BACK") = static_cast<int>(predict::kFallBack);
 }

@@ -91,6 +91,24 @@ KVSTORE_AVX2 inline void group(const Group& group, const std::int8_t* weight, st
   }
 }
 
+KVSTORE_AVX2 inline std::uint64_t multiply(std::uint64_t rounds) {
+  constexpr int kTotals = 12, kProducts = 16;
+  __m256i total[kTotals], in = _mm256_set1_epi16(3), weights = _mm256_set1_epi16(-5);
+#pragma GCC unroll 12
+  for (int j = 0; j < kTotals; ++j) {
+    total[j] = _mm256_setzero_si256();
+    __asm__ volatile("" : "+x"(total[j]));  // not known to be alike
+  }
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    __asm__ volatile("" : "+x"(in), "+x"(weights));
+#pragma GCC unroll 12
+    for (int j = 0; j < kTotals; ++j) total[j] = _mm256_add_epi32(total[j], _mm256_madd_epi16(in, weights));
+  }
+#pragma GCC unroll 12
+  for (int j = 0; j < kTotals; ++j) __asm__ volatile("" : "+x"(total[j]));
+  return rounds * kTotals * kProducts;
+}
+
 }  // namespace kvstore::levels::avx2
 
 namespace kvstore::levels {

@@ -252,7 +252,22 @@ KVSTORE_VNNI inline bool join(const Group& group, const std::uint16_t* mu, RowCo
   return bad == 0;
 }
 
-inline constexpr Kernels kKernels = {sums, group, predict, fixed, inputs, residuals, classes, split, join};
+KVSTORE_VNNI inline std::uint64_t multiply(std::uint64_t rounds) {
+  constexpr int kTotals = 24, kProducts = 64;
+  __m512i total[kTotals], in = _mm512_set1_epi8(3), weights = _mm512_set1_epi8(-5);
+#pragma GCC unroll 24
+  for (int j = 0; j < kTotals; ++j) total[j] = axis::kept(_mm512_setzero_si512());  // not known to be alike
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    __asm__ volatile("" : "+v"(in), "+v"(weights));
+#pragma GCC unroll 24
+    for (int j = 0; j < kTotals; ++j) total[j] = _mm512_dpbusd_epi32(total[j], in, weights);
+  }
+#pragma GCC unroll 24
+  for (int j = 0; j < kTotals; ++j) __asm__ volatile("" : "+v"(total[j]));
+  return rounds * kTotals * kProducts;
+}
+
+inline constexpr Kernels kKernels = {sums, group, predict, fixed, inputs, residuals, classes, split, join, multiply};
 
 }  // namespace kvstore::levels::avx512
 

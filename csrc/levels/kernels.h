@@ -60,6 +60,8 @@ struct Kernels {
   // value further.
   bool (*join)(const Group& group, const std::uint16_t* mu, RowCount rows, const Coded& coded, predict::BitsIn& raw,
                predict::EscapesIn& escapes, std::uint16_t* x);
+  // Multiplies and adds 8-bit numbers in registers, as fast as can be; returns how many. For benchmarks.
+  std::uint64_t (*multiply)(std::uint64_t rounds);
 };
 
 }  // namespace kvstore::levels

@@ -161,6 +161,8 @@ bool predictable(const Model& model, const Block& block) {
   return count > 0 && block.start >= 0 && count <= model.positions() && block.start <= model.positions() - count;
 }
 
+std::uint64_t multiply(std::uint64_t rounds, Level level) { return kernels(level).multiply(rounds); }
+
 // ---- encoding -------------------------------------------------------------------------------------------------------
 
 namespace {

@@ -23,4 +23,7 @@ int encode(const Model& model, const predict::Block& block, std::uint8_t* out, s
 const char* decode(const Model& model, const predict::Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level);
 
+// Multiplies and adds 8-bit numbers with what the sums are made with, in registers; returns how many. For benchmarks.
+std::uint64_t multiply(std::uint64_t rounds, Level level);
+
 }  // namespace kvstore::levels

@@ -174,13 +174,25 @@ KVSTORE_INLINE bool join_body(const Group& group, const std::uint16_t* mu, RowCo
                           predict::EscapesIn& escapes, std::uint16_t* x) {                                             \
     return join_body(g, mu, r, c, raw, escapes, x);                                                                    \
   }                                                                                                                    \
-  inline constexpr Kernels kKernels = {SUMS, GROUP, predict, fixed, inputs, residuals, classes, split, join};          \
+  inline constexpr Kernels kKernels = {SUMS,      GROUP,   predict, fixed, inputs,                                     \
+                                       residuals, classes, split,   join,  multiply};                                  \
   }
 
 inline void group_scalar(const Group& group, const std::int8_t* weight, std::size_t number, const std::int32_t* sums,
                          std::size_t stride, const std::uint8_t* residuals, RowCount rows, std::int16_t* p) {
   group_body(group, weight, number, sums, stride, residuals, rows, p);
 }
+
+namespace scalar {
+inline std::uint64_t multiply(std::uint64_t rounds) {
+  std::int32_t total[kColumns] = {};
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    for (std::size_t j = 0; j < kColumns; ++j) total[j] += static_cast<int>(i & 255) * static_cast<int>(j);
+    __asm__ volatile("" : : "r"(total) : "memory");
+  }
+  return rounds * kColumns;
+}
+}  // namespace scalar
 
 KVSTORE_LEVELS_TWIN(scalar, , sums_scalar, group_scalar)
 
