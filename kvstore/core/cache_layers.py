@@ -11,8 +11,12 @@ from kvstore.core.states import State
 from kvstore.errors import LayoutMismatch, UnsupportedCache
 
 _HYBRID = ("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
-_TAKEN = ("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer", "StaticSlidingWindowLayer", *_HYBRID)
-_STATES = ("LinearAttentionLayer", *_HYBRID)
+_STATIC = (
+    *("StaticLayer", "StaticSlidingWindowLayer"),
+    *("LinearAttentionAndStaticFullAttentionLayer", "LinearAttentionAndStaticSlidingWindowAttentionLayer"),
+)
+_TAKEN = ("DynamicLayer", "DynamicSlidingWindowLayer", *_STATIC, *_HYBRID)
+_STATES = ("LinearAttentionLayer", *_HYBRID, *_STATIC[2:])
 _REPLACE = ("DynamicLayer", "DynamicSlidingWindowLayer", "GrowingLayer", *_HYBRID)
 
 
@@ -39,6 +43,7 @@ def items_of(kv: Any, places: tuple[int, ...] | None, tokens: int) -> tuple[list
         layers = list(layers)
     except TypeError as error:
         raise LayoutMismatch(f"kv: expected a cache or a sequence of (K, V), found {type(kv).__name__}") from error
+    check_at_rest(kv)
     chosen = range(len(layers)) if places is None else places
     for number, layer in enumerate(layers):
         if number not in chosen and getattr(layer, "keys", None) is not None:
@@ -61,6 +66,7 @@ def states_in(kv: Any, places: tuple[int, ...]) -> tuple[State, ...]:
     Raises:
         UnsupportedCache: names the layer whose states are not those at the end of its tokens.
     """
+    check_at_rest(kv)
     layers = list(getattr(kv, "layers", ()))
     found = []
     for place in places:
@@ -78,6 +84,22 @@ def states_in(kv: Any, places: tuple[int, ...]) -> tuple[State, ...]:
     return tuple(found)
 
 
+def check_at_rest(kv: Any) -> None:
+    """Refuse a cache whose tensors may be on their way to the host, or back, while it is looked at.
+
+    Raises:
+        UnsupportedCache: it offloads its layers.
+
+    Example:
+        >>> check_at_rest([("k", "v")])
+    """
+    if getattr(kv, "offloading", False):
+        raise UnsupportedCache(
+            f"the {type(kv).__name__} offloads its layers: copies of them may still be under way; wait for the device "
+            "and pass the layers' keys and values, or use a DynamicCache without offloading"
+        )
+
+
 def _never_overwrites(kind: type) -> bool:
     # In transformers 5.17 a DynamicLayer has no reset of its own, and the one it inherits writes zeros.
     return kind.__name__ in _REPLACE and any(
@@ -90,12 +112,17 @@ def _pair(number: int, layer: Any) -> tuple[Any, Any]:
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not kind.__module__.startswith("transformers."):
         return keys, values
+    if "Quantized" in kind.__name__:
+        raise UnsupportedCache(
+            f"layer {number} of the cache is a {kind.__name__}: it holds other keys and values than the model "
+            "computed, and no others are stored; use a DynamicCache, and a codec with loss if records are to be smaller"
+        )
     if kind.__name__ not in _TAKEN:
-        # Their tensors are quantised or recurrent: not the keys and values of tokens.
+        # Their tensors are indexes or recurrent: not the keys and values of tokens.
         raise UnsupportedCache(
             f"layer {number} of the cache is a {kind.__name__}, which is not supported; use a DynamicCache"
         )
-    if kind.__name__.startswith("Static") and keys is not None and values is not None:
+    if kind.__name__ in _STATIC and keys is not None and values is not None:
         # The last tokens if it is a full window, the first places otherwise.
         length = min(int(layer.get_seq_length()), keys.shape[-2])
         return keys[..., :length, :], values[..., :length, :]

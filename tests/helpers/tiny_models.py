@@ -89,8 +89,11 @@ _WINDOW = {"sliding_window": 24}
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
-def tiny_of_kind(name: str, seed: int = 0) -> Any:
-    """A tiny model with windows or chunks of 24 tokens, with latents, or with states, in evaluation mode."""
+def tiny_of_kind(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A tiny model with windows or chunks of 24 tokens, with latents, or with states, in evaluation mode.
+
+    changes: fields of the config.
+    """
     torch.manual_seed(seed)
     config: Any
     if name == "mistral":
@@ -121,4 +124,6 @@ def tiny_of_kind(name: str, seed: int = 0) -> Any:
     else:
         states = {"mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_d_head": 12, "mamba_d_state": 8, "mamba_n_groups": 1}
         config = FalconH1Config(**_COMMON | states | {"head_dim": 16, "mamba_chunk_size": 8})
+    for field, value in changes.items():
+        setattr(config, field, value)
     return AutoModelForCausalLM.from_config(config).eval()

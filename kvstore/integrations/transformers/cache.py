@@ -24,6 +24,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
+from kvstore.core.cache_layers import check_at_rest
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.errors import UnsupportedCache
@@ -204,13 +205,14 @@ def cache_layers(cache: Any) -> KVLayers:
         a window has the last tokens; layers that keep nothing of their own are left out.
 
     Raises:
-        UnsupportedCache: names the class of a layer that is not supported, or that the cache is empty.
+        UnsupportedCache: names the class of a layer that is not supported, or that the cache is empty or offloaded.
 
     Example:
         >>> cache = cache_from_layers(((torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)),))
         >>> [list(keys.shape) for keys, values in cache_layers(cache)]
         [[1, 2, 3, 8]]
     """
+    check_at_rest(cache)
     pairs = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         kind = type(layer)
