@@ -83,6 +83,15 @@ def test_what_was_flushed_survives_a_kill_during_the_adoption_of_a_profile(recor
     assert deaths["opening"] >= LIVES // 8 or not FULL
 
 
+def test_a_kill_while_a_store_learns_loses_nothing(record_property: Note) -> None:
+    cases = [{"seed": seed, "kills": 25 if FULL else 6} for seed in range(max(4, LIVES) if FULL else 1)]
+    rows = trials.run(CASES.with_name("learn_trials.py"), "life", cases)
+    assert trials.failures(rows) == []
+    states = sum((Counter(row["result"]["states"]) for row in rows), Counter())
+    assert len(states) > 1 or not FULL, states  # before the adoption and after it
+    _kills(rows, "learning", record_property)
+
+
 @pytest.mark.skipif(not FULL, reason="only at full length: calibrations take seconds")
 def test_a_killed_calibration_goes_on_and_makes_the_same_profile(record_property: Note) -> None:
     cases = [{"seed": seed, "kills": 3} for seed in range(LIVES)]

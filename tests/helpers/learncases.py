@@ -18,7 +18,7 @@ ROPE = json.dumps({"rope_theta": 10000.0, "rope_type": "default"})
 LAYOUT = KVLayout.uniform(LAYERS, HEADS, DIM, rope=ROPE)
 IDENTITY = ModelIdentity("learned", "1", "00", "", LAYOUT)
 LENGTH = 512
-ENOUGH = 20  # sequences to learn from
+ENOUGH = 5  # sequences to learn from, where `trial.LEAST_TOKENS` is as small
 _WIDTH = HEADS * DIM
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -29,8 +29,8 @@ def config(host: int = 0, **settings: Any) -> StoreConfig:
     return StoreConfig(host=TierConfig(host), disk=settings.pop("disk", TierConfig(64 * MIB, "auto")), **settings)
 
 
-def open_store(path: Path, **settings: Any) -> KVStore:
-    return KVStore(path, IDENTITY, config(**settings))
+def open_store(path: Path, fs: Any = None, **settings: Any) -> KVStore:
+    return KVStore(path, IDENTITY, config(**settings), fs=fs)
 
 
 def tokens_of(number: int, count: int = LENGTH) -> np.ndarray:

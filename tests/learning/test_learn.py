@@ -60,7 +60,10 @@ def test_new_records_are_coded_with_it_and_so_they_are_after_the_next_open(path:
         assert (status["adopted"], status["adopted_at"] > 0) == (1, True)
         learncases.fill(store, first=200, count=1)
         assert set(learncases.codecs_on_disk(store)) == {PREDICTIVE}
-        assert all(learncases.is_whole(store, numbers) for numbers in (range(20), range(100, 101), range(200, 201)))
+        assert all(
+            learncases.is_whole(store, numbers)
+            for numbers in (range(learncases.ENOUGH), range(100, 101), range(200, 201))
+        )
 
 
 def test_what_does_not_get_smaller_is_not_adopted(tmp_path: Path) -> None:
@@ -103,9 +106,9 @@ def test_records_that_memory_holds_stay_as_they_are_on_disk(path: Path) -> None:
 
 def test_members_are_decoded_from_donors_that_were_recoded(path: Path) -> None:
     with learncases.open_store(path) as store:
-        shared = learncases.tokens_of(5)
+        shared = learncases.tokens_of(4)
         later = learncases.np.concatenate([learncases.tokens_of(300, 64), shared[64:256]])
-        kv = learncases.kv_of(learncases.tokens_of(5))
+        kv = learncases.kv_of(learncases.tokens_of(4))
         first = learncases.kv_of(learncases.tokens_of(300, 64))
         joined = [
             tuple(learncases.torch.cat([a, b[:, 64:256]], 1) for a, b in zip(one, two, strict=True))
@@ -129,7 +132,8 @@ def test_a_reader_that_is_open_meanwhile_reads_what_another_process_recoded(path
         assert learncases.is_whole(reader, range(2))
         with pytest.raises(ReadOnlyStore, match="read_only"):
             reader.learn()
-        command = [sys.executable, "-c", "from kvstore.cli import main; main()", "learn", str(path)]
+        program = "from kvstore.learning import trial; trial.LEAST_TOKENS = 2048; from kvstore.cli import main; main()"
+        command = [sys.executable, "-c", program, "learn", str(path)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         assert "adopted: a profile of" in done.stdout
         assert learncases.is_whole(reader, range(learncases.ENOUGH))
@@ -137,7 +141,9 @@ def test_a_reader_that_is_open_meanwhile_reads_what_another_process_recoded(path
 
 
 def test_the_profile_counts_in_the_budget_of_the_disk(path: Path) -> None:
-    budget = small_stores.disk_use(path) + 600_000  # not enough for the next segment and the profile
+    with learncases.open_store(path) as store:
+        learncases.fill(store, first=learncases.ENOUGH, count=12)
+    budget = small_stores.disk_use(path) + 50_000  # not enough for the profile
     with learncases.open_store(path, disk=TierConfig(budget, "auto")) as store:
         assert store.learn().state in ("adopted", "recoding")
         assert store.stats()["disk"]["used_bytes"] <= budget
@@ -145,7 +151,7 @@ def test_the_profile_counts_in_the_budget_of_the_disk(path: Path) -> None:
 
 
 def test_a_store_learns_by_itself_while_nobody_calls_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "MOST_TOKENS", 8192)
+    monkeypatch.setattr(learning, "MOST_TOKENS", 2048)
     monkeypatch.setattr(learning, "_TICK_S", 0.05)
     with calls_of(learning.Learner, "_recode", 1) as recoded, learncases.open_store(path, learn="auto") as store:
         assert recoded.wait(60)
@@ -154,7 +160,7 @@ def test_a_store_learns_by_itself_while_nobody_calls_it(path: Path, monkeypatch:
 
 
 def test_closing_ends_what_is_under_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "MOST_TOKENS", 8192)
+    monkeypatch.setattr(learning, "MOST_TOKENS", 2048)
     monkeypatch.setattr(learning, "_TICK_S", 0.01)
     with calls_of(learning, "choose", 1) as chosen:
         store = learncases.open_store(path, learn="auto")
