@@ -1,16 +1,17 @@
 """Reuse beyond the prefix: the first token from a cache assembled of donors, against computing the prompt.
 
-`python -m benchmarks.approximate [--documents 8] [--fit]`. Prompts of 2,048 tokens of real conversations:
+`python -m benchmarks.approximate [--documents 8] [--profile FILE]`. Prompts of 2,048 tokens of real conversations:
 
 - near-synonym, other-instruction: the document was computed behind another system prompt;
 - retrieval: passages of 512 tokens, computed before in other order and company;
 - rounding: nothing is reused, the same prompt is computed in two parts. What rounding in another order does to a
   bfloat16 model is the floor under all the others.
 
-Reuse: the store is opened and `get` assembles the cache from its disk; then one pass of the model over the positions to
-recompute and the last token. KL: of the predictions for the next 256 tokens, nats a token, against those on the cache
-of the whole prompt computed at once. The estimate is the one that `get` gives; the sharpened one knows what that pass
-found at the seams. `--fit` prints the constants of `kvstore/approximate/plan.py` from other documents.
+Reuse: the store is opened and `get` assembles the cache from its disk; then one pass of the model over the positions
+to recompute and the last token. KL: of the predictions for the next 256 tokens, nats a token, against those on the
+cache of the whole prompt computed at once. The bound is the one that `get` gives; the sharpened one knows what that
+pass found at the seams. Without --profile the section "approximate" is fitted first. `benchmarks.max_kl` has other
+text and limits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ import numpy as np
 import torch
 
 from benchmarks.common import Rows, arguments, interleave, scratch
-from benchmarks.conversations import calibration_text, held_out_text, load_model
+from benchmarks.conversations import held_out_text, load_model
+from benchmarks.profile import profile_path
+from benchmarks.workloads.variants import BASE, NEAR_SYNONYM, OTHER_INSTRUCTION
 from kvstore import Approximate, Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
-from kvstore.approximate.plan import FLOOR
 from kvstore.calibration.lossy.quality import divergences
 from kvstore.config import GIB
 from kvstore.core.layout import KVLayers
@@ -42,14 +43,9 @@ AFTER = 256
 PART = 1000  # no multiple of what matrices are cut into: then two parts may be, bit for bit, one
 PASSAGE = 512
 KEPT = 4  # caches of whole prompts: the donors and the prompt of one case
+FIT_WINDOWS = 28
 CODEC = "entropy"  # of the disk tier; needs no profile
-SYSTEM = {
-    "": "You are a helpful assistant.",
-    "near-synonym": "You are an AI assistant.",
-    "other-instruction": (
-        "You are an AI assistant that answers questions about the following document concisely and politely."
-    ),
-}
+SYSTEM = {"": BASE, "near-synonym": NEAR_SYNONYM, "other-instruction": OTHER_INSTRUCTION}
 CASES = ("near-synonym", "other-instruction", "retrieval")
 # Any reuse at all: what it loses is measured here, not refused.
 REQUEST = Approximate(max_kl=1.0)
@@ -69,13 +65,14 @@ class Case:
 class Donors:
     """A store with the prompts that were computed before. Every `get` opens it anew, so that nothing is in memory."""
 
-    def __init__(self, model: Any, folder: Path) -> None:
-        self._folder = folder / "store"
+    def __init__(self, model: Any, folder: Path, profile: Path) -> None:
+        self._folder, self._profile = folder / "store", profile
         self._identity = ModelIdentity.from_transformers(model)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def open(self) -> KVStore:
-        return KVStore(self._folder, self._identity, StoreConfig(host=TierConfig(0), disk=TierConfig(GIB, CODEC)))
+        disk = TierConfig(GIB, CODEC)
+        return KVStore(self._folder, self._identity, StoreConfig(host=TierConfig(0), disk=disk, profile=self._profile))
 
     def put(self, tokens: Tensor, kv: KVLayers) -> None:
         with self.open() as store:
@@ -92,17 +89,13 @@ class Donors:
 def main() -> None:
     parser = arguments("Time to first token and quality of caches assembled from donors.")
     parser.add_argument("--documents", type=int, metavar="N", help="of each case (8; with --quick 1)")
-    parser.add_argument("--fit", action="store_true", help="print the estimator's constants, from other documents")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help='with the section "approximate"')
     args = parser.parse_args()
     documents = args.documents or (1 if args.quick else 8)
     model, tokenizer = load_model(args.model)
-    take = calibration_text if args.fit else held_out_text
-    text = args.text.read_text() if args.text else take(20 * (PROMPT + AFTER) * documents)
-    prefills = Prefills(model)
-    if args.fit:
-        with scratch("approximate") as folder:
-            fit(prefills, folder, list(cases(tokenizer, text, documents)))
-        return
+    text = args.text.read_text() if args.text else held_out_text(20 * (PROMPT + AFTER) * documents)
+    profile = profile_path(model, tokenizer, args.profile, FIT_WINDOWS, parts=("approximate",))
+    prefills = Prefills(model, profile)
     rows = Rows("approximate", args.json)
     found: dict[str, list[Measured]] = {name: [] for name in (*CASES, "rounding")}
     rounds = 2 if args.quick else 5
@@ -146,11 +139,12 @@ def cases(tokenizer: Any, text: str, documents: int) -> Iterator[Case]:
 
 @dataclass
 class Measured:
-    """kl, estimate, sharpened: nats a token. recomputed: positions, without the prompt's last. ttft, full: seconds."""
+    """kl, estimate, sharpened (bounds): nats a token. recomputed: positions, without the prompt's last. ttft, full:
+    seconds."""
 
     kl: float
-    estimate: float = FLOOR
-    sharpened: float = FLOOR
+    estimate: float = 0.0
+    sharpened: float = 0.0
     recomputed: int = 0
     ttft: float = 0.0
     full: float = 0.0
@@ -158,14 +152,14 @@ class Measured:
 
 def measure(prefills: Prefills, folder: Path, case: Case, timed: bool, rounds: int) -> Measured:
     """Quality, and the times if `timed`, of one prompt."""
-    model, donors = prefills.model, Donors(prefills.model, folder)
+    model, donors = prefills.model, Donors(prefills.model, folder, prefills.profile)
     for tokens in case.before:
         donors.put(tokens, prefills(tokens))
     reference = predictions(model, case.after, cache_from_layers(prefills(case.prompt)))
 
     def reuse() -> tuple[Hit, Any]:
         hit = donors.get(case.prompt[:-1])
-        return hit, recompute(model, hit.cache(), case.prompt, hit.recompute, hit.spans)
+        return hit, recompute(model, hit.cache(), case.prompt, hit.recompute, hit.spans, hit.estimates)
 
     hit, (cache, deviation, _) = reuse()
     kl = divergences(reference, predictions(model, case.after, cache)).mean().item()
@@ -189,8 +183,8 @@ def rounding(prefills: Prefills, case: Case) -> Measured:
 class Prefills:
     """Caches of whole prompts, computed at once; the last few are kept, cases have them in common."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, profile: Path) -> None:
+        self.model, self.profile = model, profile
         self.kept: dict[bytes, KVLayers] = {}
 
     def __call__(self, ids: Tensor) -> KVLayers:
@@ -215,7 +209,7 @@ def predictions(model: Any, ids: Tensor, cache: Any) -> Tensor:
 
 
 def report(rows: Rows, found: dict[str, list[Measured]]) -> None:
-    """Rows of each case, and of how often the estimates were right."""
+    """Rows of each case, and of how often the bounds held."""
     for name, all_of in found.items():
         case = f"approximate/{name}"
         rows.add(case, "kl", float(np.mean([x.kl for x in all_of])), "nats")
@@ -231,102 +225,14 @@ def report(rows: Rows, found: dict[str, list[Measured]]) -> None:
 
 
 def shares(rows: Rows, case: str, measured: Sequence[Measured]) -> None:
-    """The mean estimates, and the share of cases in which they are within a factor of two."""
-    for name, estimates in (
-        ("kl_estimate", [x.estimate for x in measured]),
+    """The mean bounds, and the share of cases that keep them."""
+    for name, bounds in (
+        ("kl_bound", [x.estimate for x in measured]),
         ("kl_sharpened", [x.sharpened for x in measured]),
     ):
-        good = [0.5 <= estimate / x.kl <= 2 for estimate, x in zip(estimates, measured, strict=True)]
-        rows.add(case, name, float(np.mean(estimates)), "nats")
-        rows.add(case, f"{name}_within_2x", float(np.mean(good)), "share of cases")
-
-
-# -- the estimator -----------------------------------------------------------------------------------------------------
-
-
-Seen = tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]]  # tokens changed before a seam; distances; errors there
-EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-ROUNDING = 1e-3  # errors below are mostly rounding
-
-
-def fit(prefills: Prefills, folder: Path, found: Sequence[Case]) -> None:
-    """Prints the constants: of the errors first, then of the KL that they explain."""
-    seen: list[Seen] = []
-    losses: list[tuple[Hit, float]] = []
-    floors: list[float] = []
-    for case in found:
-        donors = Donors(prefills.model, folder)
-        for tokens in case.before:
-            donors.put(tokens, prefills(tokens))
-        hit = donors.get(case.prompt[:-1])
-        exact = prefills(case.prompt)
-        pairs = zip(hit.layers, exact, strict=True)
-        errors = np.mean([relative(v, x[:, :, : hit.tokens]) for (_, v), (_, x) in pairs], axis=0)
-        seen += [(x.changed, x.run + np.arange(x.count), errors[x.start : x.end]) for x in hit.spans]
-        reference = predictions(prefills.model, case.after, cache_from_layers(exact))
-        cache = recompute(prefills.model, hit.cache(), case.prompt, hit.recompute).cache
-        kl = divergences(reference, predictions(prefills.model, case.after, cache)).mean().item()
-        losses.append((replace(hit, layers=(), _room=[]), kl))
-        if case.name == CASES[0]:
-            floors.append(rounding(prefills, case).kl)
-        note(f"{case.name}: KL {kl:.5f}, {len(hit.recompute)} recomputed, mean error {np.nanmean(errors):.4f}")
-    print("SEAM_ERROR, REACH, FALL =", constants := fit_errors(seen))
-    print("FLOOR, SLOPE =", fit_kl([(left(x, constants), kl) for x, kl in losses]))
-    print("rounding alone:", float(np.mean(floors)))
-
-
-def relative(found: Tensor, want: Tensor) -> np.ndarray[Any, Any]:
-    """|change|^2 / |value|^2 of each position, [tokens] of [1, heads, tokens, dim]."""
-    change, value = ((x.float().square().sum((0, 1, 3))) for x in (found - want.float(), want))
-    return (change / value.clamp_min(1e-30)).double().numpy()
-
-
-def curve(distance: Any, changed: Any, constants: Sequence[float]) -> Any:
-    """The errors of `kvstore.approximate.plan` with other constants."""
-    level, most, fall = constants
-    reach = most * changed / (most + changed)
-    return level * (reach / (reach + distance)) ** fall
-
-
-def left(found: Hit, constants: Sequence[float]) -> float:
-    """The errors left in a plan's cache, mean over its tokens."""
-    errors = np.zeros(found.tokens)
-    for x in found.spans:
-        errors[x.start : x.end] = curve(x.run + np.arange(x.count), x.changed, constants)
-    errors[list(found.recompute)] = 0
-    return float(errors.mean())
-
-
-def fit_errors(seen: Sequence[Seen]) -> tuple[float, float, float]:
-    """SEAM_ERROR, REACH and FALL, of least squares of the logarithms of mean errors: by changed tokens, in bins of the
-    distance. A grid is fine enough: one case differs from another by far more."""
-    bins = []
-    for changed in sorted({x[0] for x in seen}):
-        group = [x for x in seen if x[0] == changed]
-        for begin, end in pairwise(EDGES):
-            part = np.concatenate([e[(d >= begin) & (d < end)] for _, d, e in group])
-            where = np.concatenate([d[(d >= begin) & (d < end)] for _, d, _ in group])
-            if len(part) and part.mean() > ROUNDING:
-                bins.append((where.mean(), changed, part.mean(), len(group)))
-    distance, changed_, error, weight = np.array(bins).T
-
-    def loss(constants: tuple[float, float, float]) -> float:
-        return float((weight * np.log(curve(distance, changed_, constants) / error) ** 2).sum())
-
-    levels, reaches, falls = np.arange(0.2, 1.05, 0.05), np.geomspace(8, 512, 37), np.arange(0.6, 2.6, 0.1)
-    level, reach, fall = min(product(levels, reaches, falls), key=loss)
-    return round(float(level), 3), round(float(reach), 1), round(float(fall), 2)
-
-
-def fit_kl(losses: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """FLOOR and SLOPE, of least squares of the logarithms of the KL. losses: (error left, KL)."""
-    error, kl = np.array(losses).T
-
-    def loss(constants: tuple[float, float]) -> float:
-        return float((np.log((constants[0] + constants[1] * error) / kl) ** 2).sum())
-
-    floor, slope = min(product(np.geomspace(1e-4, 1e-2, 81), np.geomspace(0.02, 2, 81)), key=loss)
-    return round(float(floor), 5), round(float(slope), 3)
+        kept = [x.kl <= bound for bound, x in zip(bounds, measured, strict=True)]
+        rows.add(case, name, float(np.mean(bounds)), "nats")
+        rows.add(case, f"{name}_kept", float(np.mean(kept)), "share of cases")
 
 
 def done(_: object) -> None:

@@ -22,6 +22,13 @@ def package_pages(characters: int) -> str:
     return _joined(_pages(), characters)
 
 
+def prose(characters: int) -> str:
+    """`characters` of the Python language's reference, page after page."""
+    from pydoc_data.topics import topics
+
+    return _joined((topics[name] for name in sorted(topics)), characters)
+
+
 def _pages() -> Iterator[str]:
     found = {str(dist.metadata["Name"]).lower(): dist for dist in importlib.metadata.distributions()}
     for name in sorted(found):

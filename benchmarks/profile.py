@@ -33,20 +33,22 @@ def profile_path(
     windows: int = WINDOWS,
     text: str | None = None,
     parts: Sequence[str] = PARTS,
+    length: int = LENGTH,
 ) -> Path:
     """`given`, or the file that calibration makes, minutes at first. text: by default conversations not for tests.
     parts: the sections."""
     if given is not None:
         return given
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    words = calibration_text(windows * LENGTH * CHARACTERS) if text is None else text[: windows * LENGTH * CHARACTERS]
+    characters = windows * length * CHARACTERS
+    words = calibration_text(characters) if text is None else text[:characters]
     key = hashlib.sha256(identity.digest + " ".join(parts).encode() + words.encode()).hexdigest()[:16]
     path = FOLDER / f"{key}-{windows}.kvprofile"
     try:
         Profile.load(path, identity)
     except ProfileError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        calibrate(model, tokenizer, words, path, windows=windows, length=LENGTH, parts=parts)
+        calibrate(model, tokenizer, words, path, windows=windows, length=length, parts=parts)
     return path
 
 

@@ -42,6 +42,8 @@ class Metric(StrEnum):
     GET_HIT_TOKENS_DONORS = "get_hit_tokens_donors", "tokens that other sequences stood in for (approximate gets)"
     GET_HIT_TOKENS_OTHER = "get_hit_tokens_other", "tokens returned from a tier that has no counter of its own"
     GET_APPROXIMATE = "get_approximate", "gets answered with an approximate cache"
+    APPROXIMATE_UNKNOWN = "approximate_unknown", "approximate gets answered exactly: the profile lacks the estimates"
+    APPROXIMATE_REFUSED = "approximate_refused", "approximate caches that turned out worse than was asked for; not used"
     APPROXIMATE_FAILED = "approximate_failed", "approximate gets whose donors left meanwhile; answered exactly"
     PROMOTED_RECORDS = "promoted_records", "records from disk that the host tier took in"
 
@@ -184,6 +186,7 @@ _CHECK_DISK = Notice(WARNING, "check the disk, its free space and the rights of 
 _MISSES = Notice(WARNING, "they are misses from now on; check the disk")
 
 NOTICES: dict[Metric, Notice] = {
+    Metric.APPROXIMATE_UNKNOWN: Notice(INFO, "calibrate with --parts lossless,lossy,donor,approximate"),
     Metric.APPROXIMATE_FAILED: Notice(INFO, "raise disk.bytes if it happens often"),
     Metric.SLOW_CALLS: Notice(
         WARNING, "look for what else uses the disk and the processors; slow_call_s says what is slow"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvstore.approximate.assemble import Assembler
+from kvstore.approximate.estimates import ProfileEstimates
 from kvstore.codecs.profile import ProfileFile
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
@@ -292,7 +293,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
         layout,
         base.metrics,
     )
-    return Assembler(residency, donors, getter, base.metrics)
+    return Assembler(residency, donors, getter, ProfileEstimates(base.profiles), base.metrics)
 
 
 def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembler, sessions: SessionTable) -> PutPath:

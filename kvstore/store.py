@@ -180,7 +180,7 @@ class KVStore(StoreReports):
                 gives contiguous tensors. On other devices than the CPU nothing is reserved.
             approximate: if other sequences hold the tokens that follow the stored prefix, return their keys and values,
                 too, with the keys rotated to the new positions, as far as this request allows. `Hit` says which tokens
-                these are, and which positions to compute anew. Needs `StoreConfig.donors`.
+                these are, and which positions to compute anew. Needs `StoreConfig.donors`; see `Approximate`.
 
         Returns:
             A `Hit`, or None if nothing is stored. With exact codecs the tensors are bit-identical to what was put,

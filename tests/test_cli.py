@@ -50,9 +50,12 @@ def test_calibrate_writes_a_profile_and_prints_the_report(model: Path, tmp_path:
         ({"length": "400"}, "tokens are less than two windows of 400; give more text"),
         (
             {"parts": "aqua,nothing"},
-            "error: parts: expected some of lossless, levels, aqua, lossy, donor, found 'nothing'",
+            "error: parts: expected some of lossless, levels, aqua, lossy, donor, approximate, found 'nothing'",
         ),
-        ({"parts": ""}, "error: parts: expected some of lossless, levels, aqua, lossy, donor, found nothing"),
+        (
+            {"parts": ""},
+            "error: parts: expected some of lossless, levels, aqua, lossy, donor, approximate, found nothing",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(changes: dict[str, str], message: str, model: Path, tmp_path: Path) -> None:

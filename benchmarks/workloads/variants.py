@@ -1,4 +1,7 @@
-"""System prompts that say nearly the same, or something else, before the same long documents."""
+"""System prompts that say nearly the same, or something else, before the same long documents.
+
+The donor codec's tables were fitted behind other prompts (tools/make_donor_tables.py).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Iterator
 from benchmarks.workloads.arrival import Arrival
 from benchmarks.workloads.text import Text
 
-BASE = "You are a helpful assistant."
-NEAR_SYNONYM = "You are an AI assistant."
+BASE = "You help a small team with its letters."
+NEAR_SYNONYM = "You support a small team with its mail."
 OTHER_INSTRUCTION = (
-    "You are an AI assistant that answers questions about the following document concisely and politely."
+    "Say in three short paragraphs what the reader has to decide, and quote the sentences that you rely on."
 )
 DOCUMENTS, DOCUMENTS_QUICK = (1000, 1300, 1600, 1900), (512,)  # tokens
 FOLLOWING = 256

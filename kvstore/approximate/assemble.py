@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kvstore.approximate.estimates import ProfileEstimates
 from kvstore.approximate.plan import Plan, plan
 from kvstore.codecs import KVView
 from kvstore.codecs.donor.rotate import rotate_keys
@@ -31,11 +32,13 @@ class Assembler:
     Attributes:
         reader: gives the donors.
         getter: serves the exact prefix, and the whole get if nothing can be reused.
+        estimates: of the store's model.
     """
 
     residency: Residency
     reader: DonorReader
     getter: Getter
+    estimates: ProfileEstimates
     metrics: Metrics
 
     def get(self, approximate: Approximate, request: GetRequest) -> Hit | None:
@@ -64,7 +67,12 @@ class Assembler:
             shift = span.start - start - span.donor_start
             if shift == 0 or can_rotate(self.reader.layout):
                 candidates.append(Candidate(span.start, span.length, span.run, shift, span.record, span.donor_start))
-        return plan(request, exact, len(tokens), candidates) if candidates else None
+        if not candidates:
+            return None
+        estimates = self.estimates.get()
+        if estimates is None and not request.probe:
+            self.metrics.add(Metric.APPROXIMATE_UNKNOWN)
+        return plan(request, exact, len(tokens), candidates, estimates)
 
     def assemble(self, planned: Plan, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
         """Return the cache of a plan behind the exact blocks, whose sources are released.
@@ -96,6 +104,7 @@ class Assembler:
             spans=planned.spans,
             recompute=planned.recompute,
             kl=planned.kl,
+            estimates=self.estimates.get(),
         )
 
     def _fill(self, planned: Plan, tokens: Tokens, end: int, out: KVView) -> bool:

@@ -2,19 +2,9 @@
 
 A donor is a stored block that holds the same tokens behind another prefix. Its keys are rotated to the new positions;
 what remains is that its tokens attended to another context. That error is largest right behind the *seam*, where the
-common tokens begin, and falls with the distance from it: the nearer a token, the more it attends to it.
-
-    error(d) = SEAM_ERROR * (h / (h + d)) ** FALL,    h = REACH * u / (REACH + u)
-
-d: tokens since the seam. u: tokens before the seam that differ, in the longer of both contexts; some changed words are
-forgotten sooner than a changed document. The error is of the values, |change|^2 / |value|^2, mean over the layers.
-
-    KL = FLOOR + SLOPE * sum of the errors left in the cache / its tokens
-
-nats a token, of the predictions for the next 256 tokens against those on an exact cache. FLOOR is what rounding in
-another order does to a bfloat16 model with no reuse at all. The constants are fits to nine documents behind three
-kinds of contexts on SmolLM2-135M, rounded; `python -m benchmarks.approximate --fit` makes them anew, from other
-documents than it measures.
+common tokens begin, and falls with the distance from it: the nearer a token, the more it attends to it. How large it
+is, says `kvstore.core.approximate.Estimates`, whose constants calibration fits to the model
+(`kvstore/calibration/approximate`); probes.py is for models without.
 
 Pure: no I/O, no torch.
 """
@@ -29,24 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.core.approximate import Approximate, Candidate, ReusedSpan
+from kvstore.approximate.probes import LEAST_SHARE, probed, probed_plan
+from kvstore.core.approximate import Approximate, Candidate, Estimates, Floats, ReusedSpan
 
-SEAM_ERROR = 0.4
-REACH = 45.0
-FALL = 1.45
-FLOOR = 0.0012
-SLOPE = 0.19
-WORTH = (0.3, 0.15, 0.075)
+WORTH = (0.3, 0.15, 0.075, 0.0375, 0.0188)
 """A position with at least this error is recomputed. The first value is tried first; the next ones if that does not
 reach the KL that was asked for. A recomputed position costs about as much as a token of a prefill; the first value is
 where the curve flattens."""
-LEAST_SHARE = 0.5
-"""Share of the tokens beyond the exact prefix that reuse must save; below it a plain prefill is not much slower."""
-SPREAD = 4.0
-"""The largest factor by which measured errors may correct an estimate, up or down."""
-PRIOR = 16.0
+PROBES = 4
+"""So many rows behind a seam are recomputed in any case: what is found there corrects the estimate of the others."""
+SPREAD = (0.25, 16.0)
+"""The least and the largest factor by which measured errors may correct an estimate."""
+PRIOR = 1.0
 """Weight of the estimate beside what was measured at a seam, as a sum of errors."""
-Floats = npt.NDArray[np.float64]
 
 
 Estimated = tuple[Candidate, Floats]  # with the errors of its rows
@@ -60,7 +45,7 @@ class Plan:
         tokens: how far the cache reaches.
         spans: what to take from donors; disjoint, rising.
         recompute: positions, rising: all that are in no span, and the worst of those that are.
-        kl: estimated KL divergence, nats a token, once these positions are recomputed.
+        kl: bound of the KL divergence, nats a token, once these positions are recomputed.
     """
 
     tokens: int
@@ -69,29 +54,12 @@ class Plan:
     kl: float
 
 
-def errors_at(distance: Any, changed: int) -> Floats:
-    """Return the estimated relative errors of donors' rows.
-
-    Args:
-        distance: tokens since the seam, a number or an array.
-        changed: tokens before the seam that differ.
-
-    Example:
-        >>> errors = errors_at([0, 100], changed=1000)
-        >>> bool(errors[0] > errors[1])
-        True
-    """
-    reach = REACH * changed / (REACH + changed)
-    if reach <= 0:
-        return np.zeros(np.shape(distance))
-    return np.asarray(SEAM_ERROR * (reach / (reach + np.asarray(distance, np.float64))) ** FALL)
-
-
 def plan(
     request: Approximate,
     exact_tokens: int,
     total_tokens: int,
     candidates: Sequence[Candidate | tuple[int, int, int, int, int, int]],
+    estimates: Estimates | None,
 ) -> Plan | None:
     """Plan a cache for tokens [exact_tokens, total_tokens).
 
@@ -103,6 +71,8 @@ def plan(
         exact_tokens: tokens of the exact prefix.
         total_tokens: tokens of the sequence.
         candidates: what donors hold, disjoint and rising.
+        estimates: of the model; None if nothing was fitted to it. Then the plan's KL is infinite, and there is none
+            unless the request is to probe.
 
     Returns:
         The plan, or None if it does not pay.
@@ -111,18 +81,22 @@ def plan(
         ValueError: candidates overlap, do not rise, or lie outside.
 
     Example:
-        >>> found = plan(Approximate(), 0, 512, [Candidate(start=0, count=512, run=0, shift=0, donor=7, donor_start=0)])
+        >>> whole = Candidate(start=0, count=512, run=0, shift=0, donor=7, donor_start=0)
+        >>> found = plan(Approximate(), 0, 512, [whole], Estimates(0.4, 45.0, 1.45, 0.002, 0.8))
         >>> found.tokens, len(found.spans)
         (512, 1)
     """
     spans = [x if isinstance(x, Candidate) else Candidate(*x) for x in candidates]
     _check(exact_tokens, total_tokens, spans)
-    errors = [errors_at(x.run + np.arange(x.count), _changed(x, exact_tokens)) for x in spans]
+    if estimates is None:
+        made = probed_plan(request, exact_tokens, spans) if request.probe else None
+        return None if made is None else Plan(made[0][-1].end, *made, math.inf)
+    errors = [estimates.errors(x.run + np.arange(x.count), changed(x, exact_tokens)) for x in spans]
     best: tuple[int, Plan] | None = None
     for worth in WORTH:
         # Where no row would be left there is no reuse, only a longer list.
         kept = [(x, e) for x, e in zip(spans, errors, strict=True) if e[-1] < worth]
-        found = _reach(request, exact_tokens, kept, worth)
+        found = _reach(request, exact_tokens, kept, worth, estimates)
         if found is not None and (best is None or found[0] > best[0]):
             best = found
         if found is not None and found[1].tokens == kept[-1][0].start + kept[-1][0].count:
@@ -144,16 +118,20 @@ def _check(exact_tokens: int, total_tokens: int, spans: Sequence[Candidate]) -> 
         end = span.start + span.count
 
 
-def _changed(span: Candidate, exact_tokens: int) -> int:
-    """Tokens before the seam that differ, in the longer of both contexts. A donor that has as much context as the exact
-    prefix is taken to begin with it: prompts of one application do."""
+def changed(span: Candidate, exact_tokens: int) -> int:
+    """Return the tokens before the seam that differ, in the longer of both contexts.
+
+    A donor that has as much context as the exact prefix is taken to begin with it: prompts of one application do.
+    """
     seam = span.start - span.run
     there = seam - span.shift
     common = exact_tokens if min(seam, there) >= exact_tokens else 0
     return max(seam, there) - common
 
 
-def _reach(request: Approximate, exact_tokens: int, kept: Sequence[Estimated], worth: float) -> tuple[int, Plan] | None:
+def _reach(
+    request: Approximate, exact_tokens: int, kept: Sequence[Estimated], worth: float, estimates: Estimates
+) -> tuple[int, Plan] | None:
     """(tokens saved, the plan) where a position of at least this error is recomputed; None if no end is allowed."""
     limit = math.inf if request.recompute is None else request.recompute
     best, missing, end, reused, left = None, 0, exact_tokens, 0, 0.0
@@ -162,65 +140,84 @@ def _reach(request: Approximate, exact_tokens: int, kept: Sequence[Estimated], w
         missing, end, reused = missing + span.start - end, span.start + span.count, reused + span.count
         if missing > limit:
             break
-        bad = int(np.count_nonzero(error >= worth))
+        bad = listed_rows(span, error, worth)
         worst, left = worst + error[:bad].tolist(), left + float(error[bad:].sum())
         budget = int(min(len(worst), limit - missing))
         unmended = sum(sorted(worst)[: len(worst) - budget]) if budget < len(worst) else 0.0
         saved = reused - budget
-        if FLOOR + SLOPE * (left + unmended) / end > request.max_kl or saved < LEAST_SHARE * (end - exact_tokens):
+        kl = estimates.floor + estimates.slope * (left + unmended) / end
+        if kl > request.max_kl or saved < LEAST_SHARE * (end - exact_tokens):
             continue
         if best is None or saved > best[0]:
             best = saved, number + 1, budget
     if best is None:
         return None
-    return best[0], _assembled(kept[: best[1]], exact_tokens, best[2], worth)
+    return best[0], _assembled(kept[: best[1]], exact_tokens, best[2], worth, estimates)
 
 
-def _assembled(kept: Sequence[Estimated], exact_tokens: int, budget: int, worth: float) -> Plan:
+def listed_rows(span: Candidate, errors: Floats, worth: float) -> int:
+    """Return how many of the first rows of a span are to be recomputed: those of this error, and probes at a seam."""
+    bad = int(np.count_nonzero(errors >= worth))
+    return bad if span.run or errors[0] <= 0 else max(bad, min(PROBES, span.count - 1))
+
+
+def _assembled(kept: Sequence[Estimated], exact_tokens: int, budget: int, worth: float, estimates: Estimates) -> Plan:
     """The plan of these spans, of whose rows the `budget` worst of at least this error are recomputed."""
     tokens = kept[-1][0].start + kept[-1][0].count
     listed = np.ones(tokens, np.bool_)
     listed[:exact_tokens] = False
-    estimate = np.zeros(tokens)
+    wanted = np.zeros(tokens)
     for span, error in kept:
-        rows = slice(span.start, span.start + span.count)
-        listed[rows], estimate[rows] = False, error
-    ranked = np.argsort(-estimate, kind="stable")[:budget]
-    listed[ranked[estimate[ranked] >= worth]] = True
-    estimate[listed] = 0
-    spans = []
-    for x, _ in kept:
-        mean = float(estimate[x.start : x.start + x.count].mean())
-        share, changed = SLOPE * mean * x.count / tokens, _changed(x, exact_tokens)
-        spans.append(ReusedSpan(x.start, x.count, x.run, x.shift, x.donor, x.donor_start, mean, share, changed))
+        listed[span.start : span.start + span.count] = False
+        bad = listed_rows(span, error, worth)
+        wanted[span.start : span.start + bad] = error[:bad]
+    ranked = np.argsort(-wanted, kind="stable")[:budget]
+    listed[ranked[wanted[ranked] > 0]] = True
+    spans = reused(kept, exact_tokens, listed, estimates)
     recompute = tuple(int(x) for x in np.flatnonzero(listed))
-    return Plan(tokens, tuple(spans), recompute, FLOOR + sum(span.kl for span in spans))
+    return Plan(tokens, spans, recompute, estimates.floor + sum(span.kl for span in spans))
 
 
-def sharpened(spans: Sequence[ReusedSpan], positions: Any, errors: Any) -> float:
-    """Return the estimate of a plan's KL, corrected by what was measured at the positions that were recomputed.
+def reused(
+    kept: Sequence[Estimated], exact_tokens: int, listed: npt.NDArray[np.bool_], estimates: Estimates
+) -> tuple[ReusedSpan, ...]:
+    """Return the spans of a cache. listed: bool [tokens], the positions that are recomputed."""
+    spans = []
+    for x, error in kept:
+        left = np.where(listed[x.start : x.start + x.count], 0.0, error)
+        share, before = estimates.slope * float(left.sum()) / len(listed), changed(x, exact_tokens)
+        made = x.start, x.count, x.run, x.shift, x.donor, x.donor_start
+        spans.append(ReusedSpan(*made, float(left.mean()), share, before))
+    return tuple(spans)
+
+
+def sharpened(spans: Sequence[ReusedSpan], positions: Any, errors: Any, estimates: Estimates | None) -> float:
+    """Return the bound of a plan's KL, corrected by what was measured at the positions that were recomputed.
 
     Each seam is corrected by how much worse, or better, its own rows were than estimated; a seam without such rows is
-    corrected by the others.
+    corrected by the others. Without estimates the measured errors are all there is (`probed`).
 
     Args:
         spans: those of the plan.
         positions: the recomputed positions, `[p]`.
         errors: float `[p]`, of the donors' rows there, in the measure of `ReusedSpan.error`.
+        estimates: those that the plan was made with.
     """
+    if estimates is None:
+        return probed(spans, positions, errors)
     where, found = np.asarray(positions, np.int64), np.asarray(errors, np.float64)
     seams: list[tuple[float, float, float]] = []  # share of the KL, errors found, errors estimated
     for span in spans:
         inside = (where >= span.start) & (where < span.end) & np.isfinite(found)
-        estimated = float(errors_at(span.run + where[inside] - span.start, span.changed).sum())
+        estimated = float(estimates.errors(span.run + where[inside] - span.start, span.changed).sum())
         row = (span.kl, float(found[inside].sum()), estimated)
         if span.run and seams:
             row = tuple(a + b for a, b in zip(seams.pop(), row, strict=True))  # type: ignore[assignment]
         seams.append(row)
     overall = _ratio(sum(x[1] for x in seams), sum(x[2] for x in seams), 1.0)
-    return FLOOR + sum(kl * _ratio(found, estimated, overall) for kl, found, estimated in seams)
+    return estimates.floor + sum(kl * _ratio(found, estimated, overall) for kl, found, estimated in seams)
 
 
 def _ratio(found: float, estimated: float, expected: float) -> float:
     """How much worse than estimated, as if `PRIOR` more of errors had been found as expected."""
-    return min(SPREAD, max(1 / SPREAD, (found + PRIOR * expected) / (estimated + PRIOR)))
+    return min(SPREAD[1], max(SPREAD[0], (found + PRIOR * expected) / (estimated + PRIOR)))

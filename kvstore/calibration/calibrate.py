@@ -8,6 +8,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
+from kvstore.calibration.approximate.cases import check_cases
 from kvstore.calibration.donor.passages import check_passages
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
 from kvstore.calibration.sections import DEFAULT, NAMES, Arrays, FitTask, ProfileSection, section
@@ -64,6 +65,8 @@ def calibrate(
     identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime)
     if "donor" in chosen:
         check_passages(identity.layout, length)
+    if "approximate" in chosen:
+        check_cases(model, identity.layout, length)
     folder = work or out.with_name(out.name + ".work")
     dump = KVDump.make(
         model, tokenizer, text, folder, windows=windows, length=length, identity=identity, progress=progress
@@ -168,7 +171,8 @@ def _fit(
             if count == total:
                 arrays = fitted.finish(task, arrays)
             report = fitted.report(task, arrays)
-            curve.append([count, report["bits_per_value"]])
+            if fitted.has_curve:
+                curve.append([count, report["bits_per_value"]])
     return arrays, {**report, "curve": curve} if fitted.has_curve else report
 
 

@@ -27,9 +27,13 @@ def table(profile: Profile) -> Table:
     for name in ("part", "bits/value", "ratio", "MB", "windows: bits/value"):
         found.add_column(name, justify="left" if name in ("part", "windows: bits/value") else "right")
     for name, row in profile.report["parts"].items():
-        bits = row["bits_per_value"]
-        curve = "  ".join(f"{count}: {value:.3f}" for count, value in row.get("curve", ()))
         megabytes = profile.report["bytes"][name] / 1e6
+        bits = row.get("bits_per_value")
+        if bits is None:
+            kept = "nothing measured" if row["within"] is None else f"KL within its bound: {row['within']:.0%}"
+            found.add_row(name, "", "", f"{megabytes:.1f}", f"{kept} ({row['cases']} cases)")
+            continue
+        curve = "  ".join(f"{count}: {value:.3f}" for count, value in row.get("curve", ()))
         found.add_row(name, f"{bits:.3f}", f"{_BF16_BITS / bits:.2f}", f"{megabytes:.1f}", curve)
     return found
 

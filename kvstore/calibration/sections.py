@@ -17,12 +17,8 @@ from kvstore.errors import ConfigError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Report = dict[str, Any]
-NAMES = ("lossless", "levels", "aqua", "lossy", "donor")
-DEFAULT = (
-    "lossless",
-    "levels",
-    "lossy",
-)  # AQUA-KV is there to be compared with, and the donors' part runs the model again
+NAMES = ("lossless", "levels", "aqua", "lossy", "donor", "approximate")
+DEFAULT = ("lossless", "levels", "lossy")  # AQUA-KV is there to be compared with; the last two run the model again
 _AQUA_BITS = 2  # whose errors the predictors are fitted to; they serve 3 and 4 bits as well
 _LADDER = (0.5, 0.75, 1.1, 1.6, 2.4, 3.4)  # of the steps that the lossy part is fitted at
 
@@ -59,7 +55,7 @@ class ProfileSection(ABC):
 
     @abstractmethod
     def report(self, task: FitTask, arrays: Arrays) -> Report:
-        """Plain JSON values measured on `dump.held_out`; among them "bits_per_value", payloads without records."""
+        """Plain JSON values measured on `dump.held_out`; of a codec "bits_per_value" too, payloads without records."""
 
 
 def section(name: str) -> ProfileSection | None:
@@ -159,6 +155,23 @@ class _Donor(ProfileSection):
         return report(task.model, task.dump, dict(arrays))
 
 
+class _Approximate(ProfileSection):
+    """What reuse behind other tokens loses."""
+
+    has_curve = False  # every fit runs the model again
+
+    def fit(self, task: FitTask) -> Arrays:
+        from kvstore.calibration.approximate.fit import fit
+
+        return fit(task.model, task.dump, task.progress)
+
+    def report(self, task: FitTask, arrays: Arrays) -> Report:
+        """How often the bound of the KL holds on windows that it was not fitted to."""
+        from kvstore.calibration.approximate.fit import report
+
+        return report(task.model, task.dump, dict(arrays))
+
+
 class _Aqua(ProfileSection):
     """AQUA-KV's predictors. Its rate is given; what more text improves is the error."""
 
@@ -185,4 +198,5 @@ _FITS: dict[str, tuple[str, type[ProfileSection]]] = {  # package, section
     "aqua": ("aqua", _Aqua),
     "lossy": ("lossy", _Lossy),
     "donor": ("donor", _Donor),
+    "approximate": ("approximate", _Approximate),
 }

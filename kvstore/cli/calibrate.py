@@ -20,7 +20,7 @@ def calibrate(
     windows: Annotated[int, typer.Option(help="Windows of text; an eighth of them is kept for the report.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens of a window.")] = 1024,
     work: Annotated[Path | None, typer.Option(help="Folder for raw caches, kept; default: OUT.work, removed.")] = None,
-    parts: Annotated[str, typer.Option(help="What to fit: some of lossless, levels, lossy, aqua, donor.")] = (
+    parts: Annotated[str, typer.Option(help="What to fit: of lossless, levels, lossy, aqua, donor, approximate.")] = (
         "lossless,levels,lossy"
     ),
     regime: Annotated[str, typer.Option(help="Of rope type longrope: short or long sequences.")] = "short",

@@ -11,7 +11,7 @@ from kvstore.core.keys import NamespaceDigest, namespace_digest
 if TYPE_CHECKING:
     import torch
 
-    from kvstore.core.approximate import ReusedSpan
+    from kvstore.core.approximate import Estimates, ReusedSpan
     from kvstore.core.layout import KVLayers, KVLayout
     from kvstore.core.states import State
     from kvstore.core.tokens import Tokens
@@ -214,7 +214,9 @@ class Hit:
         spans: where the other tokens were taken from, with their estimated errors.
         recompute: positions to compute anew before the cache is used, see `integrations.transformers.recompute`. The
             cache holds nothing at some of them.
-        kl: what the predictions are estimated to lose after that, nats a token.
+        kl: what the predictions lose after that at most, nats a token; infinite if it is not known (see
+            `Approximate.probe`).
+        estimates: what `kl` was estimated with, for `integrations.transformers.recompute`.
         states: of layers that keep states, at the end of the tokens. The caller owns them.
         reason: why no more tokens came back; STORED if all did that were asked for. NO_STATE and NO_WINDOW: more are
             stored, but layers with states or windows cannot go on from there.
@@ -239,6 +241,7 @@ class Hit:
     spans: tuple[ReusedSpan, ...] = ()
     recompute: tuple[int, ...] = ()
     kl: float = 0.0
+    estimates: Estimates | None = None
     states: tuple[State, ...] = ()
     reason: Reason = Reason.STORED
     _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)

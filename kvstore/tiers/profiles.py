@@ -338,6 +338,11 @@ class Profiles:
         self._note_damaged(profile.id)
         return False
 
+    def note_damaged(self, profile_id: bytes) -> None:
+        """Count a profile of which a section is malformed, once."""
+        with self._lock:
+            self._note_damaged(profile_id)
+
     def _note_damaged(self, profile_id: bytes) -> None:
         if profile_id not in self._damaged:
             self._damaged.add(profile_id)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import tiny
 from transformers import CohereConfig
 
 from kvstore import Approximate, Hit, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.approximate.estimates import to_arrays
+from kvstore.approximate.probes import FLOOR
 from kvstore.codecs import KVView
 from kvstore.codecs.donor.rotate import rotate_keys
+from kvstore.codecs.profile import Profile
 from kvstore.config import MIB
+from kvstore.core.approximate import Estimates
 from kvstore.core.rope import can_rotate
 from kvstore.errors import UnsupportedCache
 from kvstore.integrations.transformers import generate, layout_from_config
@@ -23,6 +29,8 @@ from kvstore.integrations.transformers.recompute import recompute
 MODEL = tiny("llama").to(torch.bfloat16)
 ANY = Approximate(max_kl=1.0)
 NO_TIER = TierConfig(0)
+IDENTITY = ModelIdentity.from_transformers(MODEL)
+ESTIMATES = Estimates(0.4, 45.0, 1.45, 0.0012, 0.19)
 
 
 def ids(count: int, seed: int) -> torch.Tensor:
@@ -39,9 +47,17 @@ def cache_of(tokens: torch.Tensor) -> Any:
     return MODEL(tokens[None], use_cache=True).past_key_values
 
 
-def opened(path: Path, **settings: Any) -> KVStore:
+def profile_of(folder: Path, sections: Any) -> Path:
+    path = folder.with_name(folder.name + ".kvprofile")
+    Profile.new(IDENTITY, sections).save(path)
+    return path
+
+
+def opened(path: Path, estimates: Estimates | None = ESTIMATES, **settings: Any) -> KVStore:
+    if estimates is not None:
+        settings["profile"] = profile_of(path, {"approximate": to_arrays(estimates)})
     config = StoreConfig(host=NO_TIER, disk=TierConfig(16 * MIB, "entropy"), segment_bytes=MIB, **settings)
-    return KVStore(path, ModelIdentity.from_transformers(MODEL), config)
+    return KVStore(path, IDENTITY, config)
 
 
 @pytest.fixture
@@ -183,3 +199,63 @@ def test_keys_are_rotated_as_far_as_they_are_told(dtype: torch.dtype) -> None:
     assert torch.allclose(
         keys.double(), torch.cat([rotated.real, rotated.imag], -1), atol=2e-2 if dtype != torch.float32 else 1e-3
     )
+
+
+def test_without_estimates_nothing_is_given_and_that_is_counted(tmp_path: Path) -> None:
+    with opened(tmp_path, estimates=None) as store:
+        store.put(STORED, cache_of(STORED))
+        store.flush()
+        assert store.get(PROMPT, approximate=ANY) is None
+        assert store.stats()["counters"]["approximate_unknown"] == 1
+
+
+def test_a_section_that_is_malformed_is_none_and_counted(tmp_path: Path) -> None:
+    damaged = profile_of(tmp_path, {"approximate": {"kl": np.array([1, -1], np.float32)}})
+    with opened(tmp_path, estimates=None, profile=damaged) as store:
+        store.put(STORED, cache_of(STORED))
+        store.flush()
+        assert store.get(PROMPT, approximate=ANY) is None
+        assert store.get(PROMPT, approximate=ANY) is None
+        counters = store.stats()["counters"]
+        assert (counters["approximate_unknown"], counters["damaged_profiles"]) == (2, 1)
+
+
+def test_without_estimates_a_few_rows_are_probed_and_decide(tmp_path: Path) -> None:
+    with opened(tmp_path, estimates=None) as store:
+        store.put(STORED, cache_of(STORED))
+        store.flush()
+        hit = store.get(PROMPT, approximate=Approximate(max_kl=1.0, probe=True))
+        assert hit is not None
+        assert hit.estimates is None
+        assert math.isinf(hit.kl)
+        reused = hit.tokens - len(hit.recompute)
+        assert reused > 0.9 * (hit.tokens - hit.spans[0].start)
+        good = recompute(MODEL, hit.cache(), PROMPT, hit.recompute, hit.spans).deviation.kl
+        assert good is not None
+        assert FLOOR <= good < 1
+        spoilt = hit.cache()
+        for layer in spoilt.layers:
+            layer.values.neg_()
+        bad = recompute(MODEL, spoilt, PROMPT, hit.recompute, hit.spans).deviation.kl
+        assert bad is not None
+        assert bad > 100 * FLOOR
+        assert math.isinf(recompute(MODEL, hit.cache(), PROMPT, [], hit.spans).deviation.kl or 0)
+        generate(MODEL, PROMPT[None], store=store, approximate=ANY, max_new_tokens=2, do_sample=False)
+        assert store.stats()["counters"].get("approximate_refused", 0) == 0
+
+
+def test_generate_refuses_what_turns_out_worse_than_was_asked_for(tmp_path: Path) -> None:
+    """The estimates say that nothing is lost; the recomputed rows show otherwise."""
+    hopeful = Estimates(0.1, 45.0, 1.45, 1e-9, 1.0)
+    with opened(tmp_path, hopeful) as store:
+        wrong = cache_of(torch.cat([ids(12, 1).flip(0), DOCUMENT]))
+        for layer in wrong.layers:
+            layer.values.mul_(-3)
+        store.put(STORED, wrong)
+        store.flush()
+        strict = Approximate(max_kl=1.01 * asked(store).kl)
+        assert asked(store).recompute[-1] > 9  # rows of donors among them
+        output = generate(MODEL, PROMPT[None], store=store, approximate=strict, max_new_tokens=3, do_sample=False)
+        assert store.stats()["counters"]["approximate_refused"] == 1
+        plain = MODEL.generate(PROMPT[None], max_new_tokens=3, do_sample=False)
+        assert torch.equal(output, plain)

@@ -86,6 +86,13 @@ def test_variants_differ_before_the_document_and_nowhere_else(text: Any, name: s
     assert np.array_equal(first.following, second.following)
 
 
+def test_the_prompts_are_not_those_that_the_donor_tables_were_fitted_behind() -> None:
+    tool = (Path(__file__).parents[2] / "tools/make_donor_tables.py").read_text()
+    assert "You are a helpful assistant." in tool
+    for prompt in (variants.BASE, variants.NEAR_SYNONYM, variants.OTHER_INSTRUCTION):
+        assert prompt[:20] not in tool
+
+
 def test_retrieval_has_a_counterpart_once_its_passages_were_seen(text: Any) -> None:
     size = retrieval.FULL
     prompts = list(retrieval.retrieval(text, False))

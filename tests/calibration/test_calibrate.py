@@ -97,7 +97,7 @@ def test_a_part_that_is_not_there_is_left_out_and_named(tmp_path: Path, monkeypa
 
 def test_an_unknown_part_is_refused_before_the_model_runs(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="parts: expected some of lossless, levels, aqua, lossy, donor, found 'lossles'"
+        ConfigError, match="parts: expected some of lossless, levels, aqua, lossy, donor, approximate, found 'lossles'"
     ):
         run(tmp_path / "p", parts=("aqua", "lossles"))
     assert not list(tmp_path.iterdir())

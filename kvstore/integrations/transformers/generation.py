@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -208,15 +208,19 @@ def _stored_cache(
     """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one; and of how
     many tokens it is."""
     hit = None
+    wanted = None if approximate is None else replace(approximate, probe=True)
     if len(prompt) > 1:
         last = len(prompt) - 1
-        hit = store.get(prompt, namespace=namespace, max_tokens=last, device=model.device, approximate=approximate)
+        hit = store.get(prompt, namespace=namespace, max_tokens=last, device=model.device, approximate=wanted)
     if hit is None:
         return DynamicCache(config=model.config), 0
-    cache = hit.cache()
-    if hit.approximate:
-        cache = recompute(model, cache, prompt[: hit.tokens], hit.recompute, hit.spans).cache
-    return cache, hit.tokens
+    if not hit.approximate or approximate is None:
+        return hit.cache(), hit.tokens
+    found = recompute(model, hit.cache(), prompt[: hit.tokens], hit.recompute, hit.spans, hit.estimates)
+    if found.deviation.kl is not None and found.deviation.kl <= approximate.max_kl:
+        return found.cache, hit.tokens
+    store.metrics.add(Metric.APPROXIMATE_REFUSED)
+    return _stored_cache(model, prompt, store, namespace, None)
 
 
 def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVStore) -> bool:

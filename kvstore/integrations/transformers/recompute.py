@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvstore.approximate.plan import sharpened
-from kvstore.core.approximate import ReusedSpan
+from kvstore.core.approximate import Estimates, ReusedSpan
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length
 from kvstore.errors import UnsupportedCache, UnsupportedModel
@@ -35,7 +35,7 @@ class Deviation:
         positions: int64 [p], rising.
         errors: float64 [p], |difference of V|^2 / |V|^2 over all heads, mean over the layers. Meaningless where the
             cache held nothing.
-        kl: the estimate of the KL divergence, nats a token, corrected by these errors; None without spans.
+        kl: the bound of the KL divergence, nats a token, corrected by these errors; None without spans.
 
     Example:
         >>> Deviation(positions=np.array([4]), errors=np.array([0.1])).kl is None
@@ -71,6 +71,7 @@ def recompute(
     tokens: Sequence[int] | torch.Tensor | np.ndarray[Any, Any],
     positions: Sequence[int],
     spans: Sequence[ReusedSpan] = (),
+    estimates: Estimates | None = None,
 ) -> Recomputed:
     """Run the model once over the tokens at `positions` and over those behind the cache.
 
@@ -84,7 +85,8 @@ def recompute(
             their contents are not read.
         tokens: all token ids, n or more.
         positions: positions to recompute, each below n, in any order.
-        spans: those of the hit; the estimate of the KL is corrected with what is found at the seams.
+        spans: those of the hit; the bound of the KL is corrected with what is found at the seams.
+        estimates: those of the hit. Without them the bound stands on what was found alone.
 
     Returns:
         The cache, how far it was from what the model computed, and the next token's logits. If positions were
@@ -120,7 +122,7 @@ def recompute(
         errors = np.zeros(0)
         logits = _run(model, cache, ids, held) if held < len(ids) else None
     found = rows.cpu().numpy()
-    kl = sharpened(spans, found, errors) if spans else None
+    kl = sharpened(spans, found, errors, estimates) if spans else None
     return Recomputed(cache, Deviation(found, errors, kl), logits)
 
 
