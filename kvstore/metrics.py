@@ -55,6 +55,11 @@ class Metric(StrEnum):
     SHORT_DAMAGED = "short_damaged", "gets that ended at a block that was damaged, now or before"
     SHORT_DROPPED = "short_dropped", "gets that ended at a block that could not be written and left memory"
     SHORT_UNREADABLE = "short_unreadable", "gets that ended at a block that is stored and cannot be read here and now"
+    SHORT_UNREACHABLE = (
+        "short_unreachable",
+        "gets that ended at a block that is stored, for the catalog could not be read",
+    )
+    SHORT_GONE = "short_gone", "gets that ended at a block that was stored once; why it left is not remembered"
     SHORT_NO_WINDOW = (
         "short_no_window",
         "gets that ended before tokens that are stored, for windows there are missing",

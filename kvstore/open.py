@@ -304,6 +304,8 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
     def tick() -> None:
         residency.expire()
         sessions.expire()
+        if residency.disk is not None:
+            residency.disk.finish_erase()
         pool.collect()
 
     queue = WriteQueue(

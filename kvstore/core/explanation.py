@@ -43,6 +43,12 @@ class Reason(Enum):
     DAMAGED = "damaged", "was damaged, or a block that it needs was", Metric.SHORT_DAMAGED
     DROPPED = "dropped", "could not be written, and memory did not keep it", Metric.SHORT_DROPPED
     UNREADABLE = "unreadable", "is stored, and cannot be decoded here and now", Metric.SHORT_UNREADABLE
+    UNREACHABLE = "unreachable", "is stored, but the catalog cannot be read now", Metric.SHORT_UNREACHABLE
+    GONE = (
+        "gone",
+        "was stored once; why it left is not remembered since the store was opened",
+        Metric.SHORT_GONE,
+    )
     NO_WINDOW = (
         "no window",
         "is stored, but layers with windows cannot go on from its end",

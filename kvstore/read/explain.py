@@ -50,9 +50,10 @@ class Explainer:
         residency, record = self.lookup.residency, query.records[index]
         start = index * query.size
         if not copies:
-            return query.missing(
-                index, start, end, Reason.EVICTED if self.lookup.follower is not None else Reason.DAMAGED
-            )
+            nowhere = Reason.EVICTED if self.lookup.follower is not None else Reason.DAMAGED
+            if residency.may_be_there(record):
+                nowhere = Reason.UNREACHABLE
+            return query.missing(index, start, end, nowhere)
         reason, detail = self._trouble(record, copies[0]) or (Reason.STORED, "")
         if residency.is_expired(record):
             reason, detail = Reason.EXPIRED, ""
@@ -153,6 +154,7 @@ class _Query:
         self.size = lookup.block_tokens
         index = lookup.residency.index
         match = index.match(namespace, tokens, touch=False)
+        self._match = match
         self.depth = match.depth
         self.records: list[int] = match.records.tolist()
         self._ends: list[int] = match.ends.tolist()
@@ -183,6 +185,8 @@ class _Query:
             return BlockExplanation(start, end, reason, detail="was removed by the writer process")
         if reason is not None:
             return BlockExplanation(start, end, reason)
+        if self.lookup.is_hole(self._match, first):
+            return BlockExplanation(start, end, Reason.GONE)
         others = sum(depth >= end for depth in self._elsewhere)
         if others:
             where = f"{others} other namespace{'s' if others > 1 else ''}"

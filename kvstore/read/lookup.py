@@ -10,10 +10,12 @@ from kvstore.core.keys import chain_key, chain_keys, chain_root
 from kvstore.core.layout import KVLayout
 from kvstore.core.tokens import Tokens
 from kvstore.core.windows import usable_end
+from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.residency.departures import BlockName
 from kvstore.residency.follow import Follower
 from kvstore.residency.residency import Residency
+from kvstore.trie import Match
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,10 @@ class Lookup:
                 return Reason.UNREADABLE  # what is damaged is removed; what only needs something else stays
             why = residency.departures.why(bad.parent_key, namespace, bad.start, bad.tokens)
             return why or Reason.EVICTED  # it was there a moment ago
+        if self._is_unreachable(namespace, tokens, reads[-1].end if reads else 0):
+            return Reason.UNREACHABLE
         if self.layout.is_grouped and self.stored(namespace, tokens) > (reads[-1].end if reads else 0):
             return self.limit(namespace, tokens, reads[-1].end if reads else 0)
-        if not len(residency.departures):
-            return Reason.NEVER_PUT
         parent, end = self.root(namespace), 0
         if reads:
             last = reads[-1]
@@ -163,8 +165,32 @@ class Lookup:
             if end % size == 0:
                 parent = chain_key(parent, last.tokens)
         start = end // size * size
-        why = residency.departures.why(parent, namespace, start, tokens[start : start + size], end - start)
+        why = None
+        if len(residency.departures):
+            why = residency.departures.why(parent, namespace, start, tokens[start : start + size], end - start)
+        if why is None and residency.index.stats()["holes"]:
+            match = residency.index.match(namespace, tokens, touch=False)
+            why = Reason.GONE if self.is_hole(match, start) else None
         return why or Reason.NEVER_PUT
+
+    def is_hole(self, match: Match, start: int) -> bool:
+        """Return whether the block at `start` was stored once, whole, and what is behind it still is."""
+        index, end = start // self.block_tokens, start + self.block_tokens
+        return index < len(match.records) and not match.records[index] and match.depth >= end
+
+    def _is_unreachable(self, namespace: bytes, tokens: Tokens, end: int) -> bool:
+        """Whether a record goes on at `end` that only the catalog could have found."""
+        residency = self.residency
+        if not residency.metrics[Metric.CATALOG_ERRORS]:
+            return False
+        match, at = residency.index.match(namespace, tokens, touch=False), end // self.block_tokens
+        if at >= len(match.records) or not match.records[at] or min(int(match.ends[at]), match.depth) <= end:
+            return False
+        if not self.layout.is_grouped:
+            return True
+        sources = residency.find([int(match.records[at])])  # windows may be what is missing
+        residency.release(sources)
+        return sources == [None]
 
     def _note_gone(self, record: int, name: BlockName) -> None:
         """A record that the index knows cannot be had: its time is over, or it is nowhere."""

@@ -277,6 +277,10 @@ class Residency(Ledger):
         self.metrics.add(why, because=f"record {record} in the {source.tier} tier")
         self.quarantine(record)
 
+    def may_be_there(self, record: int) -> bool:
+        """Return whether a record that no tier found is one that a tier may have: it cannot be asked, or could not."""
+        return record in self.index and not all(tier.lacks(record) for tier in self.storage.values())
+
     def drop_if_nowhere(self, record: int, reason: Reason) -> bool:
         """Forgets a record that no tier holds any more, and says whether it did. reason: why that is so."""
         return self.own.run(self._drop_if_nowhere, record, reason)

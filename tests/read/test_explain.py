@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import family_stores
 import numpy as np
@@ -21,6 +22,7 @@ from kvstore.codecs import Profile
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.registry import REGISTRY
 from kvstore.core.keys import namespace_digest
+from kvstore.tiers.disk.environment import CatalogError
 
 TEXT = tokens_of(1, 10)  # blocks of 4: [0, 4), [4, 8), [8, 10)
 
@@ -238,6 +240,64 @@ def test_unreadable_by_a_codec_of_a_newer_version(path: Path, monkeypatch: pytes
         monkeypatch.delitem(REGISTRY._by_id, RawCodec.id)
         found = agrees(store, TEXT, Reason.UNREADABLE)
         assert found.why.endswith("is stored by codec 0, which this version does not know.")
+
+
+def test_a_get_that_the_catalog_cut_short_is_no_block_that_was_never_put(path: Path) -> None:
+    with KVStore(path, IDENTITY, config(host=0)) as store:
+        put(store, TEXT)
+        store.flush()
+        disk = store._residency.disk
+        assert disk is not None
+        environment = disk.catalog.environment
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(type(environment), "reading", _refuses)
+            found = agrees(store, TEXT, Reason.UNREACHABLE)
+            assert (
+                found.why
+                == "A get returns none of 10 tokens: its first block is stored, but the catalog cannot be read now."
+            )
+            assert agrees(store, tokens_of(2, 10), Reason.NEVER_PUT).tokens == 0
+        assert agrees(store, TEXT, Reason.STORED).tokens == 10
+
+
+def _refuses(environment: object) -> NoReturn:
+    raise CatalogError("the catalog cannot be read: too many open files")
+
+
+def test_a_get_that_one_refusal_of_the_catalog_cut_short_says_so(path: Path) -> None:
+    with KVStore(path, IDENTITY, config(host=0)) as store:
+        put(store, TEXT)
+        store.flush()
+        disk = store._residency.disk
+        assert disk is not None
+        once = iter([CatalogError("the catalog cannot be read: too many open files")])
+        with pytest.MonkeyPatch.context() as patched:
+            get = type(disk.catalog).get
+
+            def refuses_once(catalog: Any, records: Any) -> Any:
+                for error in once:
+                    raise error
+                return get(catalog, records)
+
+            patched.setattr(type(disk.catalog), "get", refuses_once)
+            assert store.get(TEXT) is None
+        assert shorts(store) == {"unreachable": 1}
+
+
+def test_a_hole_is_named_after_a_reopen(path: Path) -> None:
+    with KVStore(path, IDENTITY, config(host=0)) as store:
+        put(store, TEXT)
+        store.flush()
+        store._residency.quarantine(2)
+        assert agrees(store, TEXT, Reason.DAMAGED).tokens == 4
+    with KVStore(path, IDENTITY, config(host=0)) as store:
+        found = agrees(store, TEXT, Reason.GONE)
+        assert rows(found) == [(0, 4, "stored"), (4, 8, "gone"), (8, 10, "stored")]
+        assert found.why.endswith(
+            "what follows them was stored once; why it left is not remembered since the store was opened."
+        )
+        put(store, TEXT)
+        agrees(store, TEXT, Reason.STORED)
 
 
 def test_a_member_and_the_donor_that_it_needs(path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -400,11 +402,44 @@ def test_a_reader_of_an_older_commit_is_waited_for_and_named(
     with monkeypatch.context() as patched:
         patched.setattr(erase_module, "_WAIT_S", 0.0)
         patched.setattr(type(environment), "readers_of_older_commits", lambda self: [12345])
-        with pytest.raises(DiskError, match="process 12345 still reads the catalog as it was; end that, then erase"):
+        with pytest.raises(DiskError, match=r"What remains are old pages of .*data\.mdb.* Process 12345 still reads"):
             store.delete(secret, erase=True)
     assert store.contains(secret) == 0
     store.delete(secret, erase=True)
     assert found(tmp_path, secret) == []
+
+
+READER = """
+import lmdb, sys
+with lmdb.open(sys.argv[1], readonly=True, max_dbs=8) as environment, environment.begin():
+    print("reads", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_an_erase_that_a_reader_cut_short_is_ended_once_the_reader_is_gone(
+    store: KVStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tokens_of(1, 300)
+    put(store, secret)
+    store.flush()
+    monkeypatch.setattr(erase_module, "_WAIT_S", 0.0)
+    command = [sys.executable, "-c", READER, str(tmp_path / "store" / "catalog")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reads\n"
+        with pytest.raises(DiskError, match=f"old pages of .*data.mdb.* Process {reader.pid} still reads"):
+            store.delete(secret, erase=True)
+        put(store, tokens_of(2, 9))
+        store.flush()
+        assert {place.split()[0] for place in found(tmp_path, secret)} == {"data.mdb"}
+        reader.communicate("")
+    put(store, tokens_of(3, 9))  # before each group, and every second, the store looks whether it can go on
+    store.flush()
+    assert found(tmp_path, secret) == []
+    assert store.stats()["counters"]["erases_resumed"] == 1
+    assert stored(store, tokens_of(2, 9)) == 9
+    all_is_well(store, deep=True)
 
 
 class NoHoles(FileSystem):

@@ -21,24 +21,30 @@ _LOOK_S = 0.002
 class DiskErase(DiskSpace):
     """What `DiskTier` does to overwrite everything that nothing names any more; see FORMAT.md, "Erase"."""
 
+    _unfinished = False  # an erase was cut short by a reader; guarded by the write lock
+
     def begin_erase(self) -> None:
         """Note that something is about to be removed and overwritten: if it is cut short, the next open for writing
         ends it. Durable on return. Raises `CatalogError`."""
         with self._write_lock:
             self._durably(self.catalog.begin_erase)
 
-    def end_erase(self) -> None:
+    def end_erase(self, wait_s: float | None = None) -> None:
         """Overwrite all bytes of the segments and of the catalog that nothing names. Durable on return.
 
+        Args:
+            wait_s: how long to wait for readers of the catalog in other processes; default is ten seconds.
+
         Raises:
-            DiskError: it could not be ended; the next erase, or the next open for writing, ends it.
+            DiskError: it could not be ended; the next erase, or the next open for writing, ends it. So does
+                `finish_erase` where a reader was in the way.
         """
         with self._write_lock:
             try:
                 self._commit_orphans()
                 self.catalog.environment.renew()
                 has_holes = self._zero_segments()
-                self._wait_for_readers()
+                self._wait_for_readers(wait_s)
                 zero_unused_pages(self._fs, self._opening.catalog_file, self.catalog.environment.version())
                 self._durably(self.catalog.end_erase)
             except (OSError, CatalogError) as error:
@@ -46,9 +52,24 @@ class DiskErase(DiskSpace):
                     f"erase: everything is removed, but not overwritten yet ({error}); erase again, or open the store "
                     "anew, when the disk is well"
                 ) from error
+            self._unfinished = False
             self.metrics.add(Metric.ERASES)
             if not has_holes:
                 self.metrics.add(Metric.FALLBACK_ZEROS)
+
+    def finish_erase(self) -> None:
+        """End an erase that a reader cut short, if the reader is gone. A failure is counted; call it again."""
+        if not self._unfinished:
+            return
+        with self._write_lock:
+            try:
+                if not self.catalog.environment.readers_of_older_commits():
+                    self.end_erase(0.0)
+                    self.metrics.add(Metric.ERASES_RESUMED)
+            except CatalogError:
+                self.metrics.add(Metric.CATALOG_ERRORS)
+            except DiskError:
+                self.metrics.add(Metric.DISK_WRITE_ERRORS)
 
     def resume_erase(self) -> None:
         """End an erase that was cut short in an earlier life of the store. A failure is counted, and leaves it to the
@@ -105,12 +126,15 @@ class DiskErase(DiskSpace):
                     return
             time.sleep(_LOOK_S)
 
-    def _wait_for_readers(self) -> None:
-        until = time.monotonic() + _WAIT_S
+    def _wait_for_readers(self, wait_s: float | None) -> None:
+        until = time.monotonic() + (_WAIT_S if wait_s is None else wait_s)
         while readers := self.catalog.environment.readers_of_older_commits():
             if time.monotonic() > until:
+                self._unfinished = True
                 raise DiskError(
-                    f"erase: everything is removed, but process {readers[0]} still reads the catalog as it was; end "
-                    "that, then erase again"
+                    "erase: everything is removed, and overwritten in the segments. What remains are old pages of "
+                    f"{self._opening.catalog_file}: tokens and names, no keys or values. Process {readers[0]} still "
+                    "reads the catalog as it was; end its read, or the process. Then this store ends the erase by "
+                    "itself within seconds, as the next erase and the next open for writing do"
                 )
             time.sleep(_LOOK_S)

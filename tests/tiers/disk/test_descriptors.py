@@ -28,7 +28,7 @@ from kvstore.tiers.profiles import Profiles
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 PASSING = {name: getattr(errno, name) for name in ("EMFILE", "EACCES", *(("ENFILE", "EINTR") if FULL else ()))}
 COUNT = 40  # sequences that fill some twenty segments
-DAMAGE = ("damaged", "rebuilt", "mended", "lost", "quarantined", "unreachable", "compacted")
+DAMAGE = ("damaged", "rebuilt", "mended", "lost", "quarantined", "unreachable_records", "compacted")
 
 
 def config(**settings: Any) -> Any:
