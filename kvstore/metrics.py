@@ -13,6 +13,7 @@ from enum import StrEnum
 from logging import ERROR, INFO, WARNING
 
 from kvstore.log import EventLog, Notice
+from kvstore.timing import Timings
 
 
 class Metric(StrEnum):
@@ -274,6 +275,9 @@ class Metrics:
     Args:
         log: where losses and fallbacks are logged; default is one that names no store.
 
+    Attributes:
+        timings: how long calls and their parts took.
+
     Example:
         >>> metrics = Metrics()
         >>> metrics.add(Metric.GET_HITS)
@@ -283,6 +287,7 @@ class Metrics:
 
     def __init__(self, log: EventLog | None = None) -> None:
         self.log = log or EventLog()
+        self.timings = Timings()
         self._lock = threading.Lock()
         self._counts: Counter[Metric] = Counter()  # guarded by _lock
 

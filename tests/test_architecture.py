@@ -34,6 +34,7 @@ LAYERS = [
     {f"{TRANSFORMERS}.describe"},
     {"kvstore.config"},
     {"kvstore.log"},
+    {"kvstore.timing"},
     {"kvstore.metrics"},
     {"kvstore.core"},
     {"kvstore.eviction"},
@@ -51,7 +52,7 @@ LAYERS = [
     {"kvstore.open"},
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
-    {"kvstore.transfer", "kvstore.aio"},
+    {"kvstore.transfer", "kvstore.aio", "kvstore.exporter"},
     {"kvstore.integrations"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.cli"},

@@ -6,6 +6,7 @@ call, and reading some of them overlaps with decoding others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,11 @@ from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.residency.residency import Residency
-from kvstore.tiers.base import Source, StorageTier
+from kvstore.tiers.base import SealedSource, Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.fs import is_passing
 from kvstore.tiers.host import HostRecord
+from kvstore.timing import Timing
 
 # Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
 _READ_BYTES = 2 * MIB
@@ -115,15 +117,23 @@ class ReadTask:
         if tensors is not None:
             return self.fetcher.decoder.copy(read, tensors, target)
         assert sealed is not None
-        return self.fetcher.decoder.decode(read, sealed.header, sealed.payload, target)
+        return self._decoded(read, sealed, target)
+
+    def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
+        begin = time.perf_counter()
+        good = self.fetcher.decoder.decode(read, record.header, record.payload, target)
+        self.fetcher.residency.metrics.timings.observe(Timing.DECODE, time.perf_counter() - begin)
+        return good
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
         fetcher, sources = self.fetcher, [self.reads[i].source for i in indexes]
         kept = [self._is_kept(self.reads[i]) for i in indexes]
         buffers = [fetcher.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
         errors: list[OSError | None] = [None] * len(sources)
+        begin = time.perf_counter()
         try:
             tier.read(sources, buffers)
+            fetcher.residency.metrics.timings.observe(Timing.READ, time.perf_counter() - begin)
         except OSError as error:
             # One bad sector fails the whole read: find out whose it is.
             fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
@@ -152,7 +162,7 @@ class ReadTask:
             self._reject(read, damage.metric)
             return False
         target, residency = self._target(read), self.fetcher.residency
-        if target is not None and not self.fetcher.decoder.decode(read, record.header, record.payload, target):
+        if target is not None and not self._decoded(read, record, target):
             return False
         if keep and residency.own.run(residency.host.add, read.record, record):
             residency.metrics.add(Metric.PROMOTED_RECORDS)

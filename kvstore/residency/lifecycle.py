@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from kvstore.errors import StoreBusy, StoreClosed, StoreForked
 from kvstore.metrics import Metric, Metrics
+from kvstore.timing import Timing
 
 T = TypeVar("T")
+_TIMED = {"get": Timing.GET, "put": Timing.PUT}
 
 
 class CallGuard:
@@ -132,5 +134,7 @@ class SlowCall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = self._clock() - self._begin
+        if (timing := _TIMED.get(self._name)) is not None:
+            self._metrics.timings.observe(timing, seconds)
         if 0 < self._limit_s < seconds:
             self._metrics.add(Metric.SLOW_CALLS, because=f"{self._name} took {seconds:.1f} s")
