@@ -26,21 +26,35 @@ void copy_any(const Part& part, const Rows& place, std::size_t number, std::size
   }
 }
 
+// Eight values that a compiler keeps in a register: it makes single ones of them from arrays.
+typedef std::uint16_t Eight __attribute__((vector_size(2 * kPairs)));
+
+Eight load_eight(const void* at) {
+  Eight found;
+  std::memcpy(&found, at, sizeof found);
+  return found;
+}
+// The values of these numbers, of `one` and then `two`.
+#if defined(__clang__)
+#define KVSTORE_MIX(ONE, TWO, ...) __builtin_shufflevector(ONE, TWO, __VA_ARGS__)
+#else
+#define KVSTORE_MIX(ONE, TWO, ...) __builtin_shuffle(ONE, TWO, Eight{__VA_ARGS__})
+#endif
+void store_eight(void* at, Eight values) { std::memcpy(at, &values, sizeof values); }
+
 // A group whose columns lie in two runs of eight, `apart` values from each other, and take turns.
 template <bool OUT>
 void copy_pairs(std::uint8_t* at, std::int64_t stride, std::size_t apart, std::size_t end, std::uint16_t* tile) {
   for (std::size_t t = 0; t < end; ++t, at += stride, tile += kColumns) {
-    std::uint16_t one[kPairs], two[kPairs], both[kColumns];
+    std::uint8_t* const other = at + 2 * apart;
+    const Eight one = load_eight(OUT ? static_cast<void*>(tile) : at);
+    const Eight two = load_eight(OUT ? static_cast<void*>(tile + kPairs) : other);
     if (OUT) {
-      std::memcpy(both, tile, sizeof both);
-      for (std::size_t i = 0; i < kPairs; ++i) one[i] = both[2 * i], two[i] = both[2 * i + 1];
-      std::memcpy(at, one, sizeof one);
-      std::memcpy(at + 2 * apart, two, sizeof two);
+      store_eight(at, KVSTORE_MIX(one, two, 0, 2, 4, 6, 8, 10, 12, 14));
+      store_eight(other, KVSTORE_MIX(one, two, 1, 3, 5, 7, 9, 11, 13, 15));
     } else {
-      std::memcpy(one, at, sizeof one);
-      std::memcpy(two, at + 2 * apart, sizeof two);
-      for (std::size_t i = 0; i < kPairs; ++i) both[2 * i] = one[i], both[2 * i + 1] = two[i];
-      std::memcpy(tile, both, sizeof both);
+      store_eight(tile, KVSTORE_MIX(one, two, 0, 8, 1, 9, 2, 10, 3, 11));
+      store_eight(tile + kPairs, KVSTORE_MIX(one, two, 4, 12, 5, 13, 6, 14, 7, 15));
     }
   }
 }
