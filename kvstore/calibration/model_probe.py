@@ -131,7 +131,10 @@ def layout_of(model: Any, regime: str) -> KVLayout:
     if model.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise UnsupportedModel(f"{name_of(model)}: calibration needs the model in one of {known}, found {model.dtype}")
-    return layout_from_config(model.config, model.dtype, regime)
+    layout = layout_from_config(model.config, model.dtype, regime)
+    if layout.indexed:
+        raise UnsupportedModel(f"{name_of(model)}: calibration does not know the keys of an indexer")
+    return layout
 
 
 def _key_factors(name: str, rope: str, dim: int) -> Floats:

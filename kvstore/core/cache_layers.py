@@ -17,16 +17,20 @@ _STATIC = (
 )
 _TAKEN = ("DynamicLayer", "DynamicSlidingWindowLayer", *_STATIC, *_HYBRID)
 _STATES = ("LinearAttentionLayer", *_HYBRID, *_STATIC[2:])
-_REPLACE = ("DynamicLayer", "DynamicSlidingWindowLayer", "GrowingLayer", *_HYBRID)
+_INDEXED = "DynamicIndexedLayer"
+_REPLACE = ("DynamicLayer", "DynamicSlidingWindowLayer", "GrowingLayer", _INDEXED, *_HYBRID)
 
 
-def items_of(kv: Any, places: tuple[int, ...] | None, tokens: int) -> tuple[list[Any], bool]:
+def items_of(
+    kv: Any, places: tuple[int, ...] | None, tokens: int, indexed: tuple[int, ...] = ()
+) -> tuple[list[Any], bool]:
     """Return (K, V) of each layer, and whether only the cache itself writes into them.
 
     Args:
         kv: a transformers cache, or a sequence of (K, V).
         places: the numbers of the layers that keep something; None: all do.
         tokens: how many the cache has to hold; layers with windows say how many they have seen.
+        indexed: the numbers of the layers that keep keys of an indexer; these follow as pairs of halves.
 
     Raises:
         LayoutMismatch: `kv` is neither, or holds another number of tokens.
@@ -53,7 +57,8 @@ def items_of(kv: Any, places: tuple[int, ...] | None, tokens: int) -> tuple[list
             raise LayoutMismatch(f"layer {number} of the cache has seen {seen} tokens, expected {tokens}")
     kept = [(number, layer) for number, layer in enumerate(layers) if number in chosen]
     owned = all(_never_overwrites(type(layer)) for _, layer in kept)
-    return [_pair(number, layer) for number, layer in kept], owned
+    pairs = [_pair(number, layer, number in indexed) for number, layer in kept]
+    return pairs + [_halves(layer.indexer_keys) for number, layer in kept if number in indexed], owned
 
 
 def states_in(kv: Any, places: tuple[int, ...]) -> tuple[State, ...]:
@@ -107,7 +112,21 @@ def _never_overwrites(kind: type) -> bool:
     )
 
 
-def _pair(number: int, layer: Any) -> tuple[Any, Any]:
+def _halves(keys: Any) -> tuple[Any, Any]:
+    """Keys of an indexer, `[1, tokens, dim]`, as K and V of one head."""
+    half = keys.shape[-1] // 2
+    return keys[:, None, :, :half], keys[:, None, :, half:]
+
+
+def _check_index(number: int, layer: Any, is_indexed: bool) -> None:
+    if (getattr(layer, "indexer_keys", None) is not None) != is_indexed:
+        wanted = "keys of its indexer, and the cache has none" if is_indexed else "no keys of an indexer"
+        raise UnsupportedCache(f"layer {number} of the cache is a {type(layer).__name__}: expected {wanted}")
+    if getattr(layer, "indexer_position_ids", None) is not None:
+        raise UnsupportedCache(f"layer {number} of the cache keeps positions for its indexer, which is not supported")
+
+
+def _pair(number: int, layer: Any, is_indexed: bool) -> tuple[Any, Any]:
     kind = type(layer)
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not kind.__module__.startswith("transformers."):
@@ -117,7 +136,8 @@ def _pair(number: int, layer: Any) -> tuple[Any, Any]:
             f"layer {number} of the cache is a {kind.__name__}: it holds other keys and values than the model "
             "computed, and no others are stored; use a DynamicCache, and a codec with loss if records are to be smaller"
         )
-    if kind.__name__ not in _TAKEN:
+    _check_index(number, layer, is_indexed)
+    if kind.__name__ not in (*_TAKEN, _INDEXED):
         # Their tensors are indexes or recurrent: not the keys and values of tokens.
         raise UnsupportedCache(
             f"layer {number} of the cache is a {kind.__name__}, which is not supported; use a DynamicCache"

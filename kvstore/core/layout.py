@@ -131,6 +131,8 @@ class KVLayout:
             that has no tokens of its own, because it reads another's or has no attention, is not among them.
         model_layers: how many layers the model's cache has; 0 if no more than `layers`.
         states: numbers in the model's cache, rising, of the layers that keep states; they may keep tokens, too.
+        indexed: numbers in the model's cache, rising, of the layers that keep keys of an indexer, too. The last of
+            `layers` are these keys, one head each, the first half of its width as K and the second as V.
         media: token ids that stand for images or sound, each behind the name that the model has for it, by name. No
             sequence with one of them is stored (`core.media`), for the ids do not show what is seen or heard.
 
@@ -152,6 +154,7 @@ class KVLayout:
     model_layers: int = 0
     states: tuple[int, ...] = ()
     media: tuple[tuple[str, int], ...] = ()
+    indexed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple) or not all(isinstance(x, LayerLayout) for x in self.layers):
@@ -162,7 +165,7 @@ class KVLayout:
             raise ConfigError(f"KVLayout.dtype: expected one of {', '.join(ITEM_BYTES)}, found {self.dtype!r}")
         if not isinstance(self.rope, str):
             raise ConfigError(f"KVLayout.rope: expected text, found {self.rope!r}")
-        if self.places or self.model_layers or self.states:
+        if self.places or self.model_layers or self.states or self.indexed:
             self._check_places()
         if self.media:
             self._check_media()
@@ -178,19 +181,22 @@ class KVLayout:
             raise ConfigError("KVLayout.media: the names must rise")
 
     def _check_places(self) -> None:
-        least = len(self.layers) + (0 if self.states else 1)
+        own = len(self.layers) - len(self.indexed)
+        least = own + (0 if self.states or self.indexed else 1)
         _check_range("KVLayout.model_layers", self.model_layers, least, 4096)
-        if not isinstance(self.places, tuple) or len(self.places) not in (0, len(self.layers)):
+        if not isinstance(self.places, tuple) or len(self.places) not in (0, own):
             raise ConfigError("KVLayout.places: expected a tuple of as many numbers as there are layers, or ()")
-        for name, numbers in (("places", self.places), ("states", self.states)):
+        for name, numbers in (("places", self.places), ("states", self.states), ("indexed", self.indexed)):
             if not isinstance(numbers, tuple):
                 raise ConfigError(f"KVLayout.{name}: expected a tuple of numbers")
             for place in numbers:
                 _check_range(f"KVLayout.{name}", place, 0, self.model_layers - 1)
             if any(a >= b for a, b in pairwise(numbers)):
                 raise ConfigError(f"KVLayout.{name}: the numbers must rise")
-        if self.places and self.places == tuple(range(len(self.layers))):
+        if self.places and self.places == tuple(range(own)):
             raise ConfigError("KVLayout.places: expected () for layers that are numbered 0, 1, 2, ...")
+        if not set(self.indexed) <= set(self.place_of) or any(layer.window for layer in self.layers[own:]):
+            raise ConfigError("KVLayout.indexed: expected layers that keep tokens, and keys of all of them")
 
     @classmethod
     def uniform(
@@ -211,7 +217,8 @@ class KVLayout:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.layers, self.dtype, self.rope, self.places, self.model_layers, self.states, self.media))
+        places = self.places, self.model_layers, self.states, self.indexed
+        return hash((self.layers, self.dtype, self.rope, places, self.media))
 
     def __hash__(self) -> int:
         """Computed once: layouts are keys of caches that every block goes through."""
@@ -220,7 +227,7 @@ class KVLayout:
     @cached_property
     def is_uniform(self) -> bool:
         """Whether all keys and values have the same shape."""
-        if not self.layers:
+        if not self.layers or self.indexed:
             return False
         first = self.layers[0]
         alike = first.key_dim == first.value_dim and all(layer == first for layer in self.layers)
@@ -230,12 +237,12 @@ class KVLayout:
     def is_latent(self) -> bool:
         """Whether every layer has the shape of a latent: one head, K and V of different widths, all tokens."""
         alike = all(layer.heads == 1 and layer.key_dim != layer.value_dim for layer in self.layers)
-        return bool(self.layers) and alike and not self.is_grouped
+        return bool(self.layers) and alike and not (self.is_grouped or self.indexed)
 
     @cached_property
     def place_of(self) -> tuple[int, ...]:
-        """For each layer its number in the model's cache."""
-        return self.places or tuple(range(len(self.layers)))
+        """For each layer its number in the model's cache, without the keys of indexers."""
+        return self.places or tuple(range(len(self.layers) - len(self.indexed)))
 
     @cached_property
     def is_grouped(self) -> bool:
@@ -280,6 +287,8 @@ class KVLayout:
             document["states"] = self.states
         if self.media:
             document["media"] = self.media
+        if self.indexed:
+            document["indexed"] = self.indexed
         return json.dumps(document, sort_keys=True)
 
     @classmethod
@@ -292,9 +301,9 @@ class KVLayout:
         try:
             document = json.loads(text)
             layers = tuple(LayerLayout(*row) for row in document["layers"])
-            places, states = (tuple(document.get(name, ())) for name in ("places", "states"))
+            places, states, indexed = (tuple(document.get(name, ())) for name in ("places", "states", "indexed"))
             media = tuple(map(tuple, document.get("media", ())))
-            kept = places, document.get("model_layers", 0), states, media
+            kept = places, document.get("model_layers", 0), states, media, indexed
             layout = cls(layers, document["dtype"], document["rope"], *kept)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a canonical layout: {error}") from error
@@ -323,7 +332,7 @@ class KVLayout:
         """
         if not self.layers:
             return (), False
-        items, owned = items_of(kv, self.place_of if self.model_layers else None, tokens)
+        items, owned = items_of(kv, self.place_of if self.model_layers else None, tokens, self.indexed)
         if len(items) != len(self.layers):
             raise LayoutMismatch(f"kv has {len(items)} layers, the store's layout has {len(self.layers)}")
         views: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -77,6 +77,12 @@ OF_CLASS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "moe_intermediate_size": 32,
     },
+    "Dots3NoteTextConfig": {
+        "head_dim": 24,
+        **{f"swa_{name}": size for name, size in (("num_attention_heads", 4), ("num_key_value_heads", 4))},
+        **{f"swa_{name}": size for name, size in (("q_lora_rank", 16), ("kv_lora_rank", 16), ("head_dim", 24))},
+        **{f"swa_{name}": size for name, size in (("qk_nope_head_dim", 16), ("v_head_dim", 12))},
+    },
     "FalconH1Config": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1},
     "GPTNeoConfig": {"attention_types": [[["global"], 3]]},
     "Gemma3nTextConfig": {

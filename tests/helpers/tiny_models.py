@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     DeepseekV3Config,
+    DeepseekV4Config,
     DeepseekV32Config,
     FalconH1Config,
     Gemma3ForCausalLM,
@@ -69,7 +70,7 @@ def refused_configs() -> dict[str, Any]:
     """Configs that cannot be stored, by the word that the error must name."""
     return {
         "encoder-decoder": T5Config(),
-        "indexed_attention": DeepseekV32Config(),
+        "heavily_compressed_attention": DeepseekV4Config(),
         "is_decoder is False": BertConfig(),
     }
 
@@ -107,11 +108,14 @@ def tiny_of_kind(name: str, seed: int = 0, **changes: Any) -> Any:
         kinds = [kind.replace("sliding", "chunked") for kind in _KINDS]
         experts = {"num_local_experts": 2, "intermediate_size_mlp": 80, "layer_types": kinds, "head_dim": 16}
         config = Llama4TextConfig(**_COMMON | experts | {"attention_chunk_size": 24, "interleave_moe_layer_step": 2})
-    elif name == "deepseek-v3":
+    elif name in ("deepseek-v3", "deepseek-v32"):
         widths = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "v_head_dim": 16}
         more = {"moe_intermediate_size": 16, "first_k_dense_replace": 2, "num_key_value_heads": 4}
         config = DeepseekV3Config(**_COMMON | widths | experts | more)
+        if name == "deepseek-v32":
+            index = {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 12}
+            config = DeepseekV32Config(**_COMMON | widths | experts | more | index)
     elif name == "qwen3-next":
         heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "head_dim": 16}
         dims = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}

@@ -12,7 +12,18 @@ import transformers
 from benchmodules import load
 
 NAMES = (
-    *("BailingHybrid", "Blenderbot", "CohereCompassText", "Dbrx", "Gemma4Unified", "Git", "InklingText", "Jamba"),
+    *(
+        "BailingHybrid",
+        "Blenderbot",
+        "CohereCompassText",
+        "Dbrx",
+        "Dots3NoteText",
+        "Gemma4Unified",
+        "Git",
+        "GlmMoeDsa",
+        "InklingText",
+        "Jamba",
+    ),
     *("KimiLinear", "Llama4", "LongcatFlash", "Mamba2", "Ministral", "Mllama", "Qwen3_5Moe", "Zamba", "Zamba2", "Zaya"),
 )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, refused_configs, tiny
-from transformers import DynamicCache, StaticCache
+from tiny_models import VOCABULARY, tiny
+from transformers import DeepseekV32Config, DynamicCache, StaticCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import IdentityMismatch, UnsupportedCache
@@ -187,7 +187,7 @@ def test_a_static_cache_is_cut_to_the_tokens_it_holds(store: KVStore, llama: Any
 
 
 def test_cache_layers_that_do_not_hold_everything_are_refused_by_name() -> None:
-    indexed = DynamicCache(config=refused_configs()["indexed_attention"])
+    indexed = DynamicCache(config=DeepseekV32Config())
     with pytest.raises(UnsupportedCache, match="DynamicIndexedLayer"):
         cache_layers(indexed)
     with pytest.raises(UnsupportedCache, match="empty DynamicLayer"):

@@ -15,6 +15,7 @@ import torch
 from transformers.cache_utils import (
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -151,8 +152,11 @@ def cache_from_layers(
         cache.layers.extend(made)
         return cache
     cache.layers.extend(DummyLayer() for _ in range(layout.model_layers or len(made)))  # type: ignore[no-untyped-call]
-    for number, (layer, (k, v)) in enumerate(zip(layout.layers, layers, strict=True)):
+    own = len(layout.place_of)
+    for number, (layer, (k, v)) in enumerate(zip(layout.layers[:own], layers[:own], strict=True)):
         cache.layers[layout.place_of[number]] = _windowed(layer.window, k, v, tokens) if layer.window else made[number]
+    for place, halves in zip(layout.indexed, layers[own:], strict=True):
+        cache.layers[place] = _indexed(cache.layers[place], halves)
     for place in layout.states:
         cache.layers[place] = _with_states(cache.layers[place], [state for state in states if state.place == place])
     return cache
@@ -183,6 +187,17 @@ def _with_states(layer: Any, states: Sequence[State]) -> Any:
             made.recurrent_states[number].copy_(state.recurrent)
             made.dtype, made.device = made.dtype or state.recurrent.dtype, made.device or state.recurrent.device
         made.has_previous_state[number] = state.has_previous
+    return made
+
+
+def _indexed(layer: Any, halves: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    """A layer with the tokens of `layer`, and with the keys of an indexer, given as halves `[1, 1, tokens, dim]`."""
+    made = DynamicIndexedLayer()  # type: ignore[no-untyped-call]
+    made.lazy_initialization(layer.keys, layer.values)
+    made.keys, made.values = layer.keys, layer.values
+    keys = torch.cat([half[:, 0] for half in halves], -1)
+    made.lazy_initialization_indexer(keys)
+    made.indexer_keys = keys
     return made
 
 

@@ -80,9 +80,9 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
         raise UnsupportedModel(
             f"{name}: the config names no num_hidden_layers; only plain stacks of layers are supported"
         )
-    layers, places, model_layers, states = layers_from_config(config, name)
+    layers, places, model_layers, states, indexed = layers_from_config(config, name)
     rope = _rope(config, name, regime)
-    return KVLayout(layers, str(dtype).removeprefix("torch."), rope, places, model_layers, states, media)
+    return KVLayout(layers, str(dtype).removeprefix("torch."), rope, places, model_layers, states, media, indexed)
 
 
 def _media(config: Any, name: str) -> tuple[tuple[str, int], ...]:

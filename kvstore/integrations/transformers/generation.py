@@ -247,8 +247,8 @@ def _store(
     kept = [row.tokens[: columns - row.begin] for row in held]
     text = [tokens[: text_end(layout, tokens)] for tokens in kept]
     is_whole = columns == found and not call.is_batch and text == kept
-    if not is_whole and layout.is_grouped:
-        return  # of windows and states only the end is there
+    if not is_whole and (layout.is_grouped or layout.indexed):
+        return  # of windows and states only the end is there, and keys of indexers belong to whole caches
     layers = () if is_whole else cache_layers(cache)
     for number, (row, tokens) in enumerate(zip(held, text, strict=True)):
         kv = cache

@@ -17,13 +17,16 @@ from kvstore.errors import UnsupportedModel
 _FULL = ("DynamicLayer", "LinearAttentionAndFullAttentionLayer")
 _SLIDING = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 _STATES = ("LinearAttentionLayer", _FULL[1], _SLIDING[1])
-_TAKEN = (*_FULL, *_SLIDING, *_STATES, "DummyLayer")
+_INDEXED = "DynamicIndexedLayer"
+_TAKEN = (*_FULL, *_SLIDING, *_STATES, _INDEXED, "DummyLayer")
 _KINDS_OF = {_FULL[0]: ("full_attention",), _SLIDING[0]: ("sliding_attention", "chunked_attention")}
-_NAMES = {"DynamicIndexedLayer": "indexed_attention"}
+_NAMES = {_INDEXED: "indexed_attention"}
 
 
-def layers_from_config(config: Any, name: str) -> tuple[tuple[LayerLayout, ...], tuple[int, ...], int, tuple[int, ...]]:
-    """Return the fields `layers`, `places`, `model_layers` and `states` of the `KVLayout` of a model.
+def layers_from_config(
+    config: Any, name: str
+) -> tuple[tuple[LayerLayout, ...], tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]:
+    """Return the fields `layers`, `places`, `model_layers`, `states` and `indexed` of the `KVLayout` of a model.
 
     Args:
         config: of the text part.
@@ -36,7 +39,7 @@ def layers_from_config(config: Any, name: str) -> tuple[tuple[LayerLayout, ...],
         >>> from transformers import MistralConfig
         >>> config = MistralConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=8, sliding_window=32)
         >>> layers_from_config(config, "mistral")
-        ((LayerLayout(heads=8, key_dim=8, value_dim=8, kind='sliding', window=32),), (), 0, ())
+        ((LayerLayout(heads=8, key_dim=8, value_dim=8, kind='sliding', window=32),), (), 0, (), ())
     """
     cached, words = _cached_layers(config)
     kinds = [type(layer).__name__ for layer in cached]
@@ -47,14 +50,30 @@ def layers_from_config(config: Any, name: str) -> tuple[tuple[LayerLayout, ...],
     if len(configs) < len(cached):
         raise UnsupportedModel(f"{name}: the config has settings of {len(configs)} layers for {len(cached)}")
     used = getattr(config, "decoder_layers", None) or len(cached)  # the cache has as many as the encoder
-    places = [i for i, kind in enumerate(kinds) if kind in (*_FULL, *_SLIDING) and i < used]
+    places = [i for i, kind in enumerate(kinds) if kind in (*_FULL, *_SLIDING, _INDEXED) and i < used]
     states = tuple(i for i, kind in enumerate(kinds) if kind in _STATES and i < used)
     if not places and not states:
         raise UnsupportedModel(f"{name}: no layer keeps keys and values")
     layers = tuple(_layer(configs[i], cached[i], words[i], name) for i in places)
-    if len(places) == len(cached) and not states:
-        return layers, (), 0, ()
-    return layers, () if places == list(range(len(places))) else tuple(places), len(cached), states
+    if len(places) == len(cached) and _INDEXED not in kinds and not states:
+        return layers, (), 0, (), ()
+    indexed = tuple(i for i in places if kinds[i] == _INDEXED and _has_indexer(config, i))
+    layers += tuple(_index_keys(configs[i], name) for i in indexed)
+    return layers, () if places == list(range(len(places))) else tuple(places), len(cached), states, indexed
+
+
+def _has_indexer(config: Any, layer: int) -> bool:
+    """Whether a layer has an indexer of its own; else it uses that of a layer before."""
+    kinds = getattr(config, "indexer_types", None)
+    return kinds is None or kinds[layer] != "shared"
+
+
+def _index_keys(config: Any, name: str) -> LayerLayout:
+    """The keys of an indexer, as `KVLayout.indexed` says."""
+    dim = getattr(config, "index_head_dim", None)
+    if not dim:
+        raise UnsupportedModel(f"{name}: layers of type indexed_attention are not supported without index_head_dim")
+    return LayerLayout(1, dim // 2, dim - dim // 2)
 
 
 def _cached_layers(config: Any) -> tuple[list[Any], list[str]]:
