@@ -215,7 +215,7 @@ def status_at_open(config: StoreConfig, identity: ModelIdentity, profiles: Profi
         return LearningStatus(status.UNSUITED, why)
     described = profiles.described
     if described is not None:
-        known = LearningStatus.of_report(described.report, described.nbytes)
+        known = LearningStatus.of_report(described.report, described.nbytes, profiles.adopted_at)
         return known or LearningStatus(status.UNSUITED, "the store has a profile that was made by calibration")
     return LearningStatus(status.WAITING if config.learn == "auto" else status.OFF)
 

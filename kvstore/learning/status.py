@@ -9,6 +9,7 @@ from typing import Any
 OFF, UNSUITED, WAITING, LEARNING = "off", "unsuited", "waiting", "learning"
 NOT_WORTH, RECODING, ADOPTED, FAILED = "not worth it", "recoding", "adopted", "failed"
 _STATES = (OFF, UNSUITED, WAITING, LEARNING, NOT_WORTH, RECODING, ADOPTED, FAILED)
+_REPORTED = ("blocks", "held_out", "before", "after")
 REPORT = "learned"  # the key of what was learned in the report of a profile
 
 
@@ -42,23 +43,23 @@ class LearningStatus:
     profile_bytes: int = 0
 
     @classmethod
-    def of_report(cls, report: Mapping[str, Any], nbytes: int) -> LearningStatus | None:
+    def of_report(cls, report: Mapping[str, Any], nbytes: int, adopted_at: int) -> LearningStatus | None:
         """Return what the report of a profile of `nbytes` says; None if it was not learned from a store."""
         found = report.get(REPORT)
         if not isinstance(found, Mapping):
             return None
-        numbers = {name: found.get(name, 0) for name in ("blocks", "held_out", "before", "after", "adopted_at")}
+        numbers = {name: found.get(name, 0) for name in _REPORTED}
         if not all(isinstance(number, int | float) for number in numbers.values()):
             return None
-        return cls(ADOPTED, profile_bytes=nbytes, **numbers)
+        return cls(ADOPTED, profile_bytes=nbytes, adopted_at=adopted_at, **numbers)
 
     def now(self, state: str, why: str = "") -> LearningStatus:
         """Return the same in another state."""
         return replace(self, state=state, why=why)
 
     def as_report(self) -> dict[str, Any]:
-        """Return what `of_report` reads."""
-        return {REPORT: {name: getattr(self, name) for name in ("blocks", "held_out", "before", "after", "adopted_at")}}
+        """Return what `of_report` reads. Equal blocks give equal reports: it does not say when."""
+        return {REPORT: {name: getattr(self, name) for name in _REPORTED}}
 
     def numbers(self) -> dict[str, int | float]:
         """Return all of it as plain numbers: 1 for the state that it is in, 0 for the others."""

@@ -109,6 +109,17 @@ class Profiles:
             found, wanted = self._newest_head(), self._given.head
             return found is not None and (found.raw, found.nbytes) == (wanted.raw, wanted.nbytes)
 
+    @property
+    def adopted_at(self) -> int:
+        """When the newest copy was written, in unix seconds; 0 if there is none."""
+        with self._lock:
+            if self._newest_head() is None or self._own is None:
+                return 0
+            try:
+                return int(self._fs.modified(self._file(self._own[0])))
+            except OSError:
+                return 0
+
     def encoder(self, name: str) -> Codec:
         """Return the codec of a tier's setting, made with the current profile. The same name gives the same object.
 

@@ -149,6 +149,10 @@ class FileSystem:
             raise NotAFile.at(path, _kind(status.st_mode))
         return status.st_size
 
+    def modified(self, path: str) -> float:
+        """Return when the file was written last, in unix seconds."""
+        return os.stat(path, follow_symlinks=False).st_mtime
+
     def allocated(self, path: str) -> int:
         """Return the bytes that a file or folder takes on disk; 0 if it cannot be found out."""
         try:
