@@ -95,7 +95,6 @@ OF_CLASS: dict[str, dict[str, Any]] = {
     },
     "Gemma4TextConfig": _GEMMA4,
     "Gemma4UnifiedTextConfig": _GEMMA4,
-    "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
     "GraniteMoeHybridConfig": {**_MAMBA, "layer_types": ["mamba", "attention", "mamba"]},
     "HunYuanDenseV1Config": {"head_dim": 8, **_ROPE},
     "HunYuanMoEV1Config": {"head_dim": 8, **_ROPE},
