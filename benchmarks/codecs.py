@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -257,7 +258,14 @@ def robustness(count: int) -> Cases:
 # -- how ---------------------------------------------------------------------------------------------------------------
 
 
-def measure(rows: Rows, cases: Cases, pools: Pools, rounds: int, suffix: str = "") -> None:
+def measure(
+    rows: Rows,
+    cases: Cases,
+    pools: Pools,
+    rounds: int,
+    suffix: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
     """All cases and the copies of their values in the same rounds, then their rows. suffix: of every case's name.
 
     Ends the program with status 1 at the first case that does not give back every bit.
@@ -268,7 +276,7 @@ def measure(rows: Rows, cases: Cases, pools: Pools, rounds: int, suffix: str = "
     for name, case in cases.items():
         functions[f"{name} encode"], functions[f"{name} decode"] = case.coder.encode, case.coder.decode
         functions.setdefault(copy_name(case), copier(case, pools[case.threads]))
-    seconds = interleave(functions, rounds)
+    seconds = interleave(functions, rounds, clock)
     for name, case in cases.items():
         check(name, case)
         raw, copy = case.values.nbytes, seconds[copy_name(case)]

@@ -85,12 +85,15 @@ def _short(number: float) -> float:
     return number if isinstance(number, int) else float(f"{number:.6g}")
 
 
-def interleave(functions: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+def interleave(
+    functions: Mapping[str, Callable[[], object]], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Seconds per call of each function: the median of `repeats` rounds, every round calling all in a new
     order.
 
     Interleaving lets a slow minute of the machine hit all alike. A function that returns a float reports its
-    own time (so that it can leave its preparation out); otherwise the whole call is timed. Order is seeded.
+    own time (so that it can leave its preparation out); otherwise the whole call is timed, by `clock`. Order is
+    seeded.
     """
     order = random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in functions}
@@ -98,9 +101,9 @@ def interleave(functions: Mapping[str, Callable[[], object]], repeats: int = 5) 
         names = list(functions)
         order.shuffle(names)
         for name in names:
-            start = time.perf_counter()
+            start = clock()
             own = functions[name]()
-            elapsed = time.perf_counter() - start
+            elapsed = clock() - start
             samples[name].append(own if isinstance(own, float) else elapsed)
     return {name: statistics.median(values) for name, values in samples.items()}
 

@@ -7,23 +7,25 @@ tokens. Cases begin with the model's name.
   channel (one value of one head of K or V of a layer); `exponent_bits`: of all of them together. Then the entropy
   codec's ratio on the same values in another order (`shuffled`), on a cache of the model before its training
   (`untrained`; those that are trained here) and on normal numbers (`normal`).
-- `CODEC/KV`: splitzip, entropy, predictive and donor, exact, and `predictive@0.7`, with loss: `ratio`,
-  `bits_per_value`, GB/s and shares of a copy in the same rounds, blocks of 64 tokens, one thread. Predictive has a
-  profile of 16 windows of other conversations. Donor: windows behind one instruction, coded against the same tokens
-  behind another one, with the profile if there is one. `refused`: what cannot code this layout; why is on stderr.
+- `CODEC/KV`: splitzip, entropy, predictive and donor, exact, and `predictive@BITS`, with loss (0.7 bits a value, or the
+  nearest rate that the profile reaches): `ratio`, `bits_per_value`, GB/s and shares of a copy in the same rounds, in
+  blocks of 64 tokens, one thread; seconds of the processor, which other programs change less than those of a clock.
+  Predictive has a profile of 16 windows of other conversations. Donor: windows behind one instruction, coded against
+  the same tokens behind another one, with the profile if there is one. `refused`: what cannot code this layout, and
+  why, on stderr. With loss, protocol A of `benchmarks.quality` on 4 windows, `kl` and so on, beside a plain 4-bit grid.
 - `store`: prefills put into a store with `StoreConfig()`: `cache_bytes` that the model keeps, `stored_bytes` of records
   and catalog, and whether every cache came back bit for bit after the store was opened again. The program ends with
   status 1 if one did not, or if the store takes more than the caches.
 
 `--untrained NAME` measures a model with chance weights: what that says of ratios is nothing, of speeds and of what a
-layout allows all there is. How much the codec with loss changes what the model says is a question for
-`benchmarks.quality`.
+layout allows all there is.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,14 @@ from benchmarks.models.train import new_model
 from benchmarks.models.vocabulary import small_tokenizer
 from benchmarks.peers.codecs.coders import Blocks, Members, StoreBlocks
 from benchmarks.peers.codecs.data import RealKV, assemble, normal, real_kv, whole_layout
+from benchmarks.peers.quality.data import cut, test_text
+from benchmarks.peers.quality.methods import Method, StoreMethod
 from benchmarks.profile import PARTS, profile_path
+from benchmarks.quality import Score, measured, prefix
 from benchmarks.workloads.caches import digest, digest_of, held, put
-from kvstore import KVStore, ModelIdentity, StoreConfig
-from kvstore.codecs import BlockInfo, codec_by_name
+from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig
+from kvstore.codecs import BlockInfo, Codec, codec_by_name
+from kvstore.codecs.aqua.codec import AquaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.profile import Profile
@@ -51,8 +57,9 @@ from kvstore.errors import KVStoreError, ProfileError, UnsupportedModel
 from kvstore.integrations.transformers import cache_layers
 
 WINDOW, WINDOWS = 1024, 16  # tokens of a window; windows of calibration
-LOSSY = "predictive@0.7"
+LOSSY_BITS = 0.7
 PROMPTS = 2  # of the store
+SCORED = 4  # windows that codecs with loss are scored on
 MEMBERS = 2  # windows, half of each
 INSTRUCTIONS = (
     "Answer the question below as shortly as you can, and say what you are not sure of.\n\n",
@@ -182,20 +189,42 @@ def codecs(bench: Bench, kv: RealKV, profile: Profile | None) -> None:
     """Rows of every codec that takes the layout, and of those that refuse it."""
     cases: Cases = {}
     target = np.full_like(kv.values, 1)
-    for name in ("splitzip", "entropy", *(("predictive", LOSSY) if profile is not None else ())):
+    for name in ("splitzip", "entropy", *(() if profile is None else ("predictive", lossy_name(profile)))):
         try:
             coder = StoreBlocks(codec_by_name(name, profile), kv.blocks(kv.values), kv.blocks(target), None)
         except (KVStoreError, ValueError) as error:
             bench.refuse(f"{name}/KV", error)
             continue
         cases[f"{bench.name}/{name}/KV"] = Case("KV", coder, kv.values, target, exact="@" not in name)
-    measure(bench.rows, cases, {1: None}, bench.rounds, "/tiled" if kv.tiled else "")
+    measure(bench.rows, cases, {1: None}, bench.rounds, "/tiled" if kv.tiled else "", time.process_time)
+    for name in (name for name in cases if "@" in name):
+        lost(bench, name.removeprefix(f"{bench.name}/"), codec_by_name(name.split("/")[1], profile), kv.layout)
     try:
         case = members(bench, kv, profile)
     except ValueError as error:
         bench.refuse("donor/KV", error)
     else:
-        measure(bench.rows, {f"{bench.name}/donor/KV": case}, {1: None}, bench.rounds)
+        measure(bench.rows, {f"{bench.name}/donor/KV": case}, {1: None}, bench.rounds, clock=time.process_time)
+
+
+def lost(bench: Bench, case: str, codec: Codec, layout: KVLayout) -> None:
+    """Rows of what coding with loss does to the model, and of a grid of 4 bits."""
+    methods: dict[str, Method] = {case: StoreMethod(codec, layout)}
+    methods["higgs/4bit/KV"] = StoreMethod(AquaCodec(None, 4, "higgs"), layout)
+    scores = {name: Score() for name in methods}
+    windows = cut(bench.tokenizer, test_text(bench.text, None, SCORED), SCORED)
+    for ids in windows:
+        prefix(bench.model, ids, methods, scores)
+    for name, score in scores.items():
+        for metric, (value, unit) in measured(score, Score(), len(windows), "A").items():
+            bench.add(name, metric if metric != "bits_per_value" else "scored_bits_per_value", value, unit)
+
+
+def lossy_name(profile: Profile) -> str:
+    """Predictive with `LOSSY_BITS`, or the rate next to it that the profile reaches."""
+    rates = [row[2] for row in profile.report["parts"].get("lossy", {}).get("ladder", [])]
+    bits = min(max(LOSSY_BITS, 1.01 * min(rates)), 0.99 * max(rates)) if rates else LOSSY_BITS
+    return f"predictive@{bits:.3g}"
 
 
 def members(bench: Bench, kv: RealKV, profile: Profile | None) -> Case:

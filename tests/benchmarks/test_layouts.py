@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,12 @@ def test_a_cache_in_another_order_has_its_values_and_not_its_channels() -> None:
     ratios = {row["case"]: row["ratio"] for row in bench.rows.rows if row["metric"] == "entropy_ratio"}
     assert set(ratios) == {"other/cache/shuffled", "other/cache/normal"}
     assert ratios["other/cache/shuffled"] < 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "name"), [([1.1, 0.2], "0.7"), ([0.02, 0.01], "0.0198"), ([2, 1], "1.01"), ([], "0.7")]
+)
+def test_the_lossy_rate_is_one_that_the_profile_reaches(rates: list[float], name: str) -> None:
+    ladder = [[1.0, 1.0, rate, 0.1, 0.1] for rate in rates]
+    report = {"parts": {"lossy": {"ladder": ladder}} if rates else {}}
+    assert layouts.lossy_name(SimpleNamespace(report=report)) == f"predictive@{name}"
