@@ -11,7 +11,7 @@ import torch
 from tiny_models import VOCABULARY, tiny_of_kind
 from transformers import DynamicCache
 
-from kvstore import KVStore, ModelIdentity, Reason, StoreConfig, TierConfig
+from kvstore import KVStore, ModelIdentity, Reason, StoreConfig, TierConfig, attach
 from kvstore.errors import ConfigError
 from kvstore.integrations.transformers import generate
 
@@ -98,3 +98,16 @@ def test_a_piece_is_cut_by_prefill_chunk_size_too(tmp_path: Path) -> None:
 def test_the_setting_is_checked(every: Any) -> None:
     with pytest.raises(ConfigError, match="state_every"):
         StoreConfig(state_every=every)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_attached_model_stores_its_places_too(name: str, tmp_path: Path) -> None:
+    model = tiny_of_kind(name)
+    first = tokens(150)
+    with KVStore(tmp_path / "s", ModelIdentity.from_transformers(model), CONFIG) as store:
+        with attach(model, None, store):
+            answers = [model.generate(first, attention_mask=torch.ones_like(first), **GREEDY) for _ in range(2)]
+            assert store.last_request is not None
+            assert (store.last_request.served, store.last_request.reused_tokens) == (True, 128)
+        assert torch.equal(answers[0], answers[1])
+        assert [store.contains(first[0, :end].tolist()) for end in (63, 64, 127, 128, 149)] == [0, 64, 64, 128, 128]
