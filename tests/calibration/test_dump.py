@@ -233,8 +233,9 @@ def _without(name: str) -> Any:
         (lambda: calibrated.tiny("gpt2").bfloat16(), "gpt2: calibration needs a rotary embedding"),
         (lambda: _without("v_proj"), "llama: layer 2: self_attn: has no v_proj"),
         (lambda: calibrated.model("gemma3-full"), "rotary embedding of all layers"),
+        (lambda: calibrated.model("gemma3"), "gemma3_text: calibration needs layers that are alike"),
     ],
-    ids=["gpt2", "no projection", "rope"],
+    ids=["gpt2", "no projection", "rope", "windows"],
 )
 def test_a_model_that_is_not_like_llama_is_refused_by_name(model: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=message):
