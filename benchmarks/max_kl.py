@@ -39,7 +39,7 @@ from kvstore.integrations.transformers.recompute import recompute
 LIMITS = (0.005, 0.01, 0.02)
 PROMPT, AFTER, PASSAGE = 640, 96, 256  # tokens
 CHARACTERS = 8  # more than a token has, on average
-FIT_WINDOWS = 28
+FIT_WINDOWS = 36
 KINDS = {"conversation": held_out_text, "prose": prose, "code": python_sources}
 
 

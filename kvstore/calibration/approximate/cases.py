@@ -52,14 +52,16 @@ def check_cases(model: Any, layout: KVLayout, length: int) -> None:
 
 
 def cases(dump: KVDump, windows: Sequence[int]) -> Iterator[Case]:
-    """One for each window: behind a beginning a little longer, behind another one, passages in other company."""
+    """One for each window, by turns: behind a beginning a little longer, passages in other company, behind another
+    beginning, and other company again, where most is lost."""
+    apart = max(1, dump.windows // 5)  # neighbours often are of one conversation, and lose less
     after, alike = dump.length // 8, dump.tokens(0)[:ALIKE]
     for number, window in enumerate(windows):
-        # Neighbours, which may be windows of any kind: they give context alone.
-        others = [dump.tokens((window + 1 + i) % dump.windows) for i in range(4)]
-        own, kind = dump.tokens(window), number % (len(HEADS) + 1)
-        if kind < len(HEADS):
-            here, there = HEADS[kind]
+        # They may be windows of any kind, for they give context alone.
+        others = [dump.tokens((window + apart * (1 + i)) % dump.windows) for i in range(4)]
+        own = dump.tokens(window)
+        if number % 2 == 0:
+            here, there = HEADS[number // 2 % len(HEADS)]
             count = dump.length - after - max(here, there)
             yield Case(
                 np.concatenate([alike, others[0][:here], own[:count]]),

@@ -20,7 +20,7 @@ from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.core.approximate import Estimates
 
 Arrays = dict[str, Any]
-WINDOWS = 24
+WINDOWS = 32
 MARGIN = 1.5
 SHARE = 0.95  # of the measurements that are below the line
 EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
