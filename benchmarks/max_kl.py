@@ -33,6 +33,7 @@ from benchmarks.profile import profile_path
 from kvstore import Approximate, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.calibration.lossy.quality import divergences
 from kvstore.config import GIB
+from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.recompute import recompute
 
@@ -58,7 +59,10 @@ def main() -> None:
     args = parser.parse_args()
     documents = args.documents or (1 if args.quick else 7)
     model, tokenizer = load_model(args.model)
-    profile = profile_path(model, tokenizer, args.profile, FIT_WINDOWS, parts=("approximate",), length=PROMPT)
+    try:
+        profile = profile_path(model, tokenizer, args.profile, FIT_WINDOWS, parts=("approximate",), length=PROMPT)
+    except UnsupportedModel as error:
+        raise SystemExit(f"skipped, for nothing is reused on this model: {error}") from error
     rows, prefills = Rows("max_kl", args.json), Prefills(model, profile)
     found: dict[tuple[str, float], list[Found]] = {}
     with scratch("max_kl") as folder:
