@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models gpu gpu-wheels style docs clean
+.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models frameworks gpu gpu-wheels style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -131,6 +131,16 @@ gpu-wheels:
 	$(PYTHON) -m pip download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --implementation cp \
 	  --abi cp$(subst .,,$(GPU_PYTHON)) --abi abi3 --abi none $(foreach tag,2014 _2_17 _2_27 _2_28,--platform manylinux$(tag)_x86_64) \
 	  -d $(WHEELS) -r ci/gpu-wheels.txt
+
+# A store behind the models of other libraries, which are installed beside: pipelines, smolagents, LangChain, LlamaIndex.
+# MODEL is the folder of a checkpoint.
+MODEL ?= build/model
+frameworks: setup
+	$(PY) -m venv build/frameworks
+	echo $(abspath $(VENV))/lib/python$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages \
+	  > $$(echo build/frameworks/lib/python3*/site-packages)/kvstore.pth
+	build/frameworks/bin/pip install -q -c ci/constraints.txt smolagents langchain-huggingface llama-index-llms-huggingface
+	HF_HUB_OFFLINE=1 build/frameworks/bin/python tools/frameworks.py --model $(MODEL)
 
 # Lint and types. mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow
 # the standard library's module.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from click.testing import Result
 from clistores import STATES, TOKENS, held, make_stores
 from typer.testing import CliRunner
 
-from kvstore.cli import app
+from kvstore.cli import app, main
 from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK
 
 # name: (arguments, whether it opens the store for writing, codes that differ from those of its kind)
@@ -133,3 +134,27 @@ def test_mistakes_are_told_in_one_line(arguments: list[str], message: str, made:
     assert done.exit_code == FAILED, done.output
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_commands_without_a_store_print_json(tmp_path: Path) -> None:
+    done = run("bench", "--path", str(tmp_path), "--tokens", "64", "--layers", "1", "--sequences", "1", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["codec"] for row in rows] == ["raw", "splitzip", "entropy"]
+    assert all(row["disk_bytes_per_s"] > 0 for row in rows)
+    found = json.loads(run("doctor", "--path", str(tmp_path), "--json").stdout)
+    assert found["machine"]["cores"] >= 1
+    assert found["disk"]["write_bytes_per_s"] > 0
+    assert {codec["name"] for codec in found["codecs"]} >= {"raw", "splitzip", "entropy"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_typer_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("kvstore.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["ls", "nowhere"])
+    assert ended.value.code == FAILED
+    assert capsys.readouterr().err == "error: the command needs typer; pip install 'kvstore[cli]'\n"
