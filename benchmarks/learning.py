@@ -41,7 +41,8 @@ DUPLICATES = ("near-synonym", "other-instruction", "retrieval")
 TEXT = 16_384  # tokens of running text, more than any workload takes
 WINDOW = 1024
 WINDOWS, LATER = 40, 4  # put before it learns, and afterwards
-ROUNDS, ROUNDS_QUICK = 200, 20
+ROUNDS, ROUNDS_QUICK = 100, 20
+BEGIN_S = 35.0  # until a store that was opened begins to learn
 PAUSE_S = 0.4  # before each timed call, so that the learner has begun a step
 CHARACTERS = 8  # more than a token has, on average
 Sequences = Iterator[tuple[Any, Any]]
@@ -153,6 +154,7 @@ def slower(bench: Bench) -> bool:
     times: dict[tuple[str, bool], list[float]] = defaultdict(list)
     equal, want = True, digest(layers)
     with KVStore(path, bench.identity, StoreConfig()) as store:
+        time.sleep(BEGIN_S)
         learner = store._engine.learner
         assert learner is not None
         idle_s, busy = learner._pace._idle_s, 0.0

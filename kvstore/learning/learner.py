@@ -33,6 +33,7 @@ from kvstore.tiers.profiles import Profiles
 LEAST_GAIN = 0.05
 """Held-out payloads must fall by this share, and by as much as the profile takes of the disk's budget."""
 _TICK_S = 2.0
+_BEGIN_S = 30.0  # after opening: a program that ends before could not finish, and would read the blocks in vain
 _AGAIN_S, _REST = 60.0, 20  # until the next look at what was hot, or found no room; or so many times what it took
 _MOST_WAIT_S = 10.0  # `close` waits so long for the step under way; most take some tens of milliseconds
 _LEARNS = (status.WAITING, status.NOT_WORTH, status.OFF)
@@ -71,6 +72,7 @@ class Learner:
         self._next_record = next_record
         self._pace = Pace(idle_s)
         self._recoder = ColdRecoder(reader, self._pace.step)
+        self._begins_at = time.monotonic() + _BEGIN_S
         self._recodes_at = -math.inf
         self._wanted_tokens = MOST_TOKENS  # that the disk must hold before the next trial
         self._tasks: SimpleQueue[Task[None] | None] = SimpleQueue()
@@ -122,7 +124,7 @@ class Learner:
                     return
                 task()
             except Empty:
-                if self._config.learn == "auto":
+                if self._config.learn == "auto" and time.monotonic() >= self._begins_at:
                     self._work(silent, at_once=False)
 
     def _work(self, progress: Progress, at_once: bool) -> None:

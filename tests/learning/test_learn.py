@@ -153,6 +153,7 @@ def test_the_profile_counts_in_the_budget_of_the_disk(path: Path) -> None:
 def test_a_store_learns_by_itself_while_nobody_calls_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "MOST_TOKENS", 2048)
     monkeypatch.setattr(learning, "_TICK_S", 0.05)
+    monkeypatch.setattr(learning, "_BEGIN_S", 0.0)
     with calls_of(learning.Learner, "_recode", 1) as recoded, learncases.open_store(path, learn="auto") as store:
         assert recoded.wait(60)
         assert set(learncases.codecs_on_disk(store)) == {PREDICTIVE}
@@ -162,6 +163,7 @@ def test_a_store_learns_by_itself_while_nobody_calls_it(path: Path, monkeypatch:
 def test_closing_ends_what_is_under_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "MOST_TOKENS", 2048)
     monkeypatch.setattr(learning, "_TICK_S", 0.01)
+    monkeypatch.setattr(learning, "_BEGIN_S", 0.0)
     with calls_of(learning, "choose", 1) as chosen:
         store = learncases.open_store(path, learn="auto")
         assert chosen.wait(60)

@@ -10,6 +10,7 @@ memory at a time; the sums take `layers * 3 * C * C` float64, C the values of K 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,9 @@ def fit_in_passes(
     for number, layers in enumerate(runs):
         sums = ProductSums(dump.layout, layers)
         for window in windows:
-            progress("lossless: summing windows", number * len(windows) + window, len(runs) * len(windows))
-            sums.add(inputs_of(dump, window, NO_SINKS, first))
+            done = number * len(windows) + window
+            told = partial(progress, "lossless: summing windows", done, len(runs) * len(windows))
+            sums.add(inputs_of(dump, window, NO_SINKS, first), told)
         for layer in layers:
             for which in range(2):
                 progress("lossless: solving layers", layer, len(dump.layout.layers))

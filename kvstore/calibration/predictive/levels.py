@@ -9,6 +9,7 @@ memory at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,9 @@ def fit_in_passes(
     for number, run in enumerate(runs or [range(1, 1)]):
         sums = ProductSums(dump.layout, run)
         for window in windows if run else ():
-            progress("levels: summing windows", number * len(windows) + window, len(runs) * len(windows))
-            sums.add(_inputs(dump, window, arrays))
+            done = number * len(windows) + window
+            told = partial(progress, "levels: summing windows", done, len(runs) * len(windows))
+            sums.add(_inputs(dump, window, arrays), told)
         for layer in range(first, run.stop):
             for which in range(2):
                 progress("levels: solving layers", layer, layers)

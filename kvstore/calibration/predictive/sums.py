@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,12 @@ class ProductSums:
         self._product = {(i, j): torch.zeros(width[i], width[j], dtype=torch.double) for i, j in _pairs(wanted)}
         self.rows = 0
 
-    def add(self, layers: list[tuple[Tensor, Tensor]]) -> None:
+    def add(self, layers: list[tuple[Tensor, Tensor]], pause: Callable[[], None] = lambda: None) -> None:
+        """Add the inputs of some rows, K and V of each layer. `pause` is called before each layer."""
         rows = [torch.cat(pair, 1) for pair in layers]
         self.rows += len(rows[0])
         for number, x in enumerate(rows):
+            pause()
             self._sum[number] += x.sum(0)
             for (i, j), product in self._product.items():
                 if i == number:
