@@ -45,6 +45,8 @@ CHANGES: dict[str, ModelIdentity] = {
     "layout.places": replace(BASE, layout=replace(LAYOUT, places=(0, 1, 3), model_layers=5)),
     "layout.model_layers": replace(BASE, layout=replace(LAYOUT, model_layers=5)),
     "layout.states": replace(BASE, layout=replace(LAYOUT, model_layers=5, states=(3,))),
+    "layout.media": replace(BASE, layout=replace(LAYOUT, media=(("image_token_id", 7),))),
+    "layout.indexed": replace(BASE, layout=replace(LAYOUT, model_layers=2, indexed=(1,))),
 }
 TOKENS = np.arange(10, dtype=np.uint32)
 NAMESPACE = namespace_digest(b"n")
