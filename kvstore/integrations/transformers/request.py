@@ -80,7 +80,7 @@ class Request:
             self._tiers.update(hit.tiers)
             self._seconds += hit.seconds
         if (hit.tokens if hit is not None else 0) < wanted and not self._why:
-            self._why = self._explained(tokens)
+            self._why = self._explained(tokens[:wanted])
 
     def put(self, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
         """Put, with the options of the call. What the store cannot take is counted, never raised."""

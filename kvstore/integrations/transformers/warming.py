@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from kvstore.core.fingerprints import SAMPLED
 from kvstore.core.rope import check_length, regime_of
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
-from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.cache import cache_from_layers
+from kvstore.integrations.transformers.feeding import advance
 from kvstore.integrations.transformers.padding import check_rows
 from kvstore.integrations.transformers.prefill import Passes, check_layers, pass_tokens
 from kvstore.integrations.transformers.segments import Segment, distinct_tokens, segments_of
@@ -292,19 +291,9 @@ class _Warmup:
             self.report.dropped_blocks += done.dropped_blocks
 
 
-@torch.no_grad()
 def _go_on(model: Any, cache: Any, tokens: list[int], held: int, chunk: int | None = None) -> None:
     """Run the model over the tokens behind the first `held`, in at most `chunk` at a time; the cache grows by them."""
-    parameters = inspect.signature(bare(model).forward).parameters
-    given: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-    if "logits_to_keep" in parameters:
-        given["logits_to_keep"] = 1
-    step = chunk or max(1, len(tokens) - held)
-    for begin in range(held, len(tokens), step):
-        ids = torch.tensor([tokens[begin : begin + step]], device=model.device)
-        if "position_ids" in parameters:
-            given["position_ids"] = torch.arange(begin, begin + ids.shape[1], device=model.device)[None]
-        model(ids, **given)
+    advance(model, cache, held, torch.tensor([tokens[held:]]), torch.arange(held, len(tokens))[None], chunk=chunk)
 
 
 def _trial(model: Any, missing: list[list[Segment]]) -> float:
