@@ -12,6 +12,7 @@ from kvstore.approximate.assemble import Assembler
 from kvstore.approximate.estimates import ProfileEstimates
 from kvstore.codecs.profile import ProfileFile
 from kvstore.config import StoreConfig
+from kvstore.core.ending import Ending
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import CompactResult, FlushResult
 from kvstore.core.workers import Workers
@@ -202,6 +203,18 @@ def open_engine(
             own=own,
             _opened=opened.pop_all(),
         )
+
+
+def open_to_end(
+    place: str, path: str, identity: ModelIdentity, config: StoreConfig, metrics: Metrics, calls: CallGuard, **how: Any
+) -> tuple[Engine, Ending]:
+    """Open the store at `path` as `open_engine` does, and return with it what closes it. place: the folder's real path.
+
+    Raises:
+        The errors of `open_engine`.
+    """
+    engine = open_engine(path, identity, config, metrics, calls, **how)
+    return engine, Ending(place, engine.own, calls.close, engine.close, engine.abandon, config.exit_timeout_s)
 
 
 @dataclass(frozen=True)

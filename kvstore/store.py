@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, overload
 
 from kvstore.config import StoreConfig
 from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
-from kvstore.core.ending import Ending, check_may_open
+from kvstore.core.ending import check_may_open
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.opening import Opening, wait_for_given_up
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
@@ -20,7 +22,7 @@ from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
 from kvstore.log import EventLog
 from kvstore.metrics import Metric, Metrics
-from kvstore.open import open_engine
+from kvstore.open import open_to_end
 from kvstore.read.get import GetRequest
 from kvstore.reports import StoreReports
 from kvstore.residency.lifecycle import CallGuard, SlowCall
@@ -81,17 +83,22 @@ class KVStore(StoreReports):
         self.read_only = read_only
         if read_only and not self.config.disk.bytes:
             raise ConfigError("read_only: a store without a disk tier has nothing to read; set disk.bytes")
-        place, config = os.path.realpath(self.path), self.config
+        place = os.path.realpath(self.path)
+        wait_for_given_up(place)
         check_may_open(place)
         self._calls = CallGuard()
-        self._engine = open_engine(self.path, identity, config, self.metrics, self._calls, read_only=read_only, fs=fs)
-        self._residency = self._engine.residency
-        self.config = self._residency.config
-        self._lookup = self._engine.getter.lookup
-        self._ending = Ending(
-            place, self._engine.own, self._calls.close, self._engine.close, self._engine.abandon, config.exit_timeout_s
+        open_it = partial(
+            open_to_end, place, self.path, identity, self.config, self.metrics, self._calls, read_only=read_only, fs=fs
         )
-        self._ending.watch(self)
+        opening = Opening(self, place, open_it)
+        try:
+            self._engine, self._ending = opening.result()
+            self._residency = self._engine.residency
+            self.config = self._residency.config
+            self._lookup = self._engine.getter.lookup
+        except BaseException:
+            opening.give_up()
+            raise
 
     def put(
         self,

@@ -65,6 +65,7 @@ class Ending:
         self._open.acquire()
         self._ending = threading.Lock()  # held by the thread that closes it
         self._store: _Dropped | None = None
+        self._given_up = False
         _endings[id(self)] = self
 
     def watch(self, store: object) -> None:
@@ -90,6 +91,11 @@ class Ending:
         """Let the store be closed, and return at once."""
         self._start(self._end)
 
+    def give_up(self) -> None:
+        """Nobody will use the store: let it be closed, and return at once."""
+        self._given_up = True
+        self.begin()
+
     def is_over(self, timeout_s: float) -> bool:
         """Return whether the store is closed; wait so long for it."""
         if not self._open.acquire(timeout=max(0.0, timeout_s)):
@@ -99,8 +105,8 @@ class Ending:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nobody refers to the store any more."""
-        return self._store is not None and weakref.ref.__call__(self._store) is None
+        """Whether nobody refers to the store any more, or it was given up."""
+        return self._given_up or (self._store is not None and weakref.ref.__call__(self._store) is None)
 
     def finish(self, end: float) -> None:
         """The program ends: close the store until `end`, by `time.monotonic`, or say what was not written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -129,3 +130,49 @@ def test_an_interrupt_leaves_a_healthy_store(life: int, monkeypatch: pytest.Monk
         interrupted = sum(one.trial() for _ in range(A_LIFE))
         one.end()
         assert interrupted >= A_LIFE // 3
+
+
+def _own() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kvstore"))
+
+
+def _descriptors(path: Path) -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += [target for target in [os.readlink(f"/proc/self/fd/{fd}")] if target.startswith(str(path))]
+    return found
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_interrupt_of_the_opening_leaves_nothing_open(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """inside: the store is opened again while the interrupt is still handled."""
+    monkeypatch.setattr(Guard, "enforced", False)
+    with scratch() as path:
+
+        def open_it() -> KVStore:
+            return KVStore(path / "store", identity(), config(host=1 << 16))
+
+        def again() -> None:
+            with open_it() as store:
+                assert stored(store, tokens_of(1, 20)) == 20
+                assert store.check().problems == ()
+
+        with open_it() as store:
+            put(store, tokens_of(1, 20))
+        before = _own()
+        count = Interrupt()
+        count.run(open_it).close()
+        for at in range(1, 2 * count.passed):
+            interrupt = Interrupt(at)
+            try:
+                interrupt.run(open_it).close()
+                break
+            except Boom:
+                if inside:
+                    again()
+            again()
+            assert (_own(), _descriptors(path)) == (before, []), interrupt.where
+        assert at > 40
+        assert interrupt.where == ""  # every place was reached
