@@ -33,11 +33,11 @@ import numpy as np
 import torch
 
 from benchmarks.common import MIB, Rows, arguments, interleave
-from benchmarks.conversations import calibration_text, load_model
+from benchmarks.conversations import load_model
 from benchmarks.peers.codecs.base import LIBRARIES, codec_peer
 from benchmarks.peers.codecs.coders import Coder, Kernels, PeerTensors, StoreBlocks
 from benchmarks.peers.codecs.data import RealKV, Values, normal, real_kv
-from benchmarks.peers.quality.data import CHARACTERS, LENGTH, MemoryDump, cut
+from benchmarks.peers.quality.data import MemoryDump, calibration_text, cut
 from benchmarks.profile import profile_of
 from kvstore.calibration.aqua.fit import AquaPredictors, fit
 from kvstore.codecs import Codec, codec_by_name, codec_names
@@ -175,7 +175,7 @@ def predictive(kv: RealKV, profile: Profile, threads: list[int], pools: Pools) -
 
 def aqua_predictors(model: Any, tokenizer: Any, kv: RealKV) -> AquaPredictors:
     """Fitted to windows of calibration text."""
-    text = calibration_text(FIT_WINDOWS * LENGTH * CHARACTERS)
+    text = calibration_text(None, None, FIT_WINDOWS)
     return fit(MemoryDump(model, kv.layout, cut(tokenizer, text, FIT_WINDOWS)), AQUA_BITS[0])
 
 
