@@ -28,7 +28,7 @@ def life(seed: int, kills: int) -> dict[str, Any]:
     killed = ended = 0
     with small_stores.scratch() as folder:
         begin = time.monotonic()
-        whole = in_child(lambda: _run(folder / "whole"))["result"]
+        whole = _undisturbed(folder / "whole")
         seconds = time.monotonic() - begin
         while killed < kills:
             killed_now = _killed(folder / "out", rng.random() * seconds)
@@ -38,8 +38,15 @@ def life(seed: int, kills: int) -> dict[str, Any]:
                 shutil.rmtree(folder / "out.work", ignore_errors=True)
                 ended += 1
             killed += killed_now
-        assert in_child(lambda: _run(folder / "out"))["result"] == whole
+        assert _undisturbed(folder / "out") == whole
     return {"kills": killed, "ended": ended}
+
+
+def _undisturbed(out: Path) -> str:
+    found = in_child(lambda: _run(out))
+    assert "result" in found, found
+    made: str = found["result"]
+    return made
 
 
 def _run(out: Path) -> str:
