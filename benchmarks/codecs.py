@@ -200,7 +200,8 @@ def all_in(rows: Rows, name: str, case: Case, profile: Profile) -> None:
     """Ratios with all that the disk holds of it: records as they are written, and the profile, once in 1 GiB."""
     assert isinstance(case.coder, StoreBlocks)
     raw, stored = case.values.nbytes, case.coder.record_bytes()
-    section = sum(array.nbytes for array in profile.section("lossless").values())
+    parts = [profile.section(name) for name in ("lossless", "levels") if name in profile.sections]
+    section = sum(array.nbytes for part in parts for array in part.values())
     rows.add(name, "ratio_records", raw / stored, "x")
     rows.add(name, "ratio_records_and_profile_per_GiB", raw / (stored + section * raw / GIB), "x")
     rows.add(name, "profile_bytes", section, "bytes")
