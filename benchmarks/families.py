@@ -179,11 +179,11 @@ def cache_name(model: Any) -> str:
 
 def continued(model: Any, cache: Any, ids: torch.Tensor) -> Iterator[torch.Tensor]:
     """The logits of more tokens at once, and of greedy steps behind them. Mutates the cache."""
-    with torch.no_grad():
-        for _ in range(1 + STEPS):
+    for _ in range(1 + STEPS):
+        with torch.no_grad():  # not over the yield: two of these take turns
             logits = model(ids, **{cache_name(model): cache}, use_cache=True).logits
-            yield logits.clone()
-            ids = logits[:, -1:].argmax(-1)
+        yield logits.clone()
+        ids = logits[:, -1:].argmax(-1)
 
 
 def tokens(count: int) -> torch.Tensor:
