@@ -109,13 +109,18 @@ def main() -> None:
     rows.main_exit()
 
 
-def cases(tokenizer: Any, text: str, documents: int) -> Iterator[Case]:
-    """As many of each case, of different text."""
-    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
-    heads = {
+def beginnings(tokenizer: Any) -> dict[str, torch.Tensor]:
+    """Token ids of what stands before a document, by the name of the system prompt."""
+    return {
         name: tokenizer(f"<|im_start|>system\n{x}<|im_end|>\n<|im_start|>user\n", return_tensors="pt").input_ids[0]
         for name, x in SYSTEM.items()
     }
+
+
+def cases(tokenizer: Any, text: str, documents: int) -> Iterator[Case]:
+    """As many of each case, of different text."""
+    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
+    heads = beginnings(tokenizer)
     length = PROMPT + AFTER
     if len(ids) < (documents + 1) * length:
         raise SystemExit(f"--text: {len(ids)} tokens are fewer than {documents + 1} x {length}")

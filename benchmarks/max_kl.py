@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.approximate import CASES, SYSTEM, Case, Prefills, note, predictions
+from benchmarks.approximate import CASES, Case, Prefills, beginnings, note, predictions
 from benchmarks.common import Rows, arguments, scratch
 from benchmarks.conversations import held_out_text, load_model
 from benchmarks.other_text import prose, python_sources
@@ -89,10 +89,7 @@ def add(rows: Rows, case: str, limit: float, of: list[Found]) -> None:
 def cases(tokenizer: Any, text: str, documents: int) -> Iterator[Case]:
     """As many of each context, of different text."""
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
-    heads = {
-        name: tokenizer(f"<|im_start|>system\n{x}<|im_end|>\n<|im_start|>user\n", return_tensors="pt").input_ids[0]
-        for name, x in SYSTEM.items()
-    }
+    heads = beginnings(tokenizer)
     length = PROMPT + AFTER
     for number in range(documents):
         body = ids[number * length : (number + 1) * length]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import calibrated
 import numpy as np
 import pytest
-from calibrated import LENGTH, WINDOWS
 
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.predictive import fit, levels, quality
@@ -15,9 +14,7 @@ from kvstore.codecs.predictive.levels.model import LEVELS, LevelModel, levels_of
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
-    folder = tmp_path_factory.mktemp("dump")
-    model, tokenizer = calibrated.model(), calibrated.tokenizer()
-    return KVDump.make(model, tokenizer, calibrated.text(), folder, windows=WINDOWS, length=LENGTH)
+    return calibrated.dump(tmp_path_factory.mktemp("dump"))
 
 
 @pytest.fixture(scope="module")

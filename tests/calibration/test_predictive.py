@@ -6,7 +6,6 @@ import calibrated
 import numpy as np
 import pytest
 import torch
-from calibrated import LENGTH, WINDOWS
 
 from kvstore.calibration import targets
 from kvstore.calibration.dump import KVDump, floats
@@ -17,9 +16,7 @@ from kvstore.codecs.predictive.model import PredictiveModel
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
-    folder = tmp_path_factory.mktemp("dump")
-    model, tokenizer = calibrated.model(), calibrated.tokenizer()
-    return KVDump.make(model, tokenizer, calibrated.text(), folder, windows=WINDOWS, length=LENGTH)
+    return calibrated.dump(tmp_path_factory.mktemp("dump"))
 
 
 @pytest.fixture(scope="module")

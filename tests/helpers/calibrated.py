@@ -11,6 +11,8 @@ from tiny_models import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kvstore.calibration.dump import KVDump
+
 WINDOWS, LENGTH = 9, 48
 
 
@@ -31,6 +33,11 @@ def text(characters: int = WINDOWS * LENGTH + 100) -> str:
     words = ["the ", "cache ", "of ", "a ", "model ", "holds ", "keys ", "and ", "values ", "for ", "every ", "token\n"]
     chosen = random.Random(7)
     return "".join(chosen.choice(words) for _ in range(characters))[:characters]
+
+
+def dump(folder: Path) -> KVDump:
+    """The model's caches of the text, written to a folder."""
+    return KVDump.make(model(), tokenizer(), text(), folder, windows=WINDOWS, length=LENGTH)
 
 
 def checkpoint(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kvstore.errors import CodecError
 
@@ -44,6 +45,28 @@ def levels_agree(levels: Sequence[str], decode: Callable[[str], Any], right: Cal
             texts.add("")
     assert len(texts) == 1
     return texts != {""}
+
+
+def damage_is_named(layers: Sequence[bytes], decode: Callable[[list[bytes]], Any]) -> None:
+    """The decoder of an exact mode of the predictive codec says which field of a layer's header is wrong.
+
+    layers: three, of which the second is changed; its values that are stored raw follow a header of 28 bytes.
+    """
+
+    def found_in(at: int, add: int, extra: bytes = b"", where: int = 0) -> str:
+        layer = changed_word(layers[1], at, add)
+        layer[where:where] = extra
+        with pytest.raises(CodecError) as caught:
+            decode([layers[0], bytes(layer), layers[2]])
+        return str(caught.value)
+
+    raw_k, raw_v = struct.unpack_from("<2I", layers[1], 4)
+    assert "another mode" in found_in(0, 1)
+    assert "left over" in found_in(4, 1, b"\0", 28 + raw_k)
+    assert "left over" in found_in(12, 1, b"\0\0", 28 + raw_k + raw_v)
+    assert "shorter than its header" in found_in(16, 1 << 20)
+    assert "not those that were encoded" in found_in(20, 1)
+    assert "not those that were encoded" in found_in(24, 1)
 
 
 def changed_word(layer: bytes, at: int, add: int) -> bytearray:

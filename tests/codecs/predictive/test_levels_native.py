@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cpulevels import cpu_levels
-from damaged_layers import changed_word, damaged, levels_agree
+from damaged_layers import changed_word, damage_is_named, damaged, levels_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from levelcases import block_of, decoded, encoded, model_of, same
@@ -131,21 +130,7 @@ def test_every_kind_of_damage_is_named() -> None:
     coder = native_model(model)
     layers = encoded(coder, tokens, 7, view_of(model, block), CPUS[-1])
 
-    def changed(at: int, add: int, extra: bytes = b"", where: int | None = None) -> str:
-        layer = changed_word(layers[1], at, add)
-        if where is not None:
-            layer[where:where] = extra
-        with pytest.raises(CodecError) as caught:
-            decoded(model, coder, tokens, 7, [layers[0], bytes(layer), layers[2]], CPUS[-1])
-        return str(caught.value)
-
-    raw_k, raw_v = struct.unpack_from("<2I", layers[1], 4)
-    assert "another mode" in changed(0, 1)
-    assert "left over" in changed(4, 1, b"\0", 28 + raw_k)
-    assert "left over" in changed(12, 1, b"\0\0", 28 + raw_k + raw_v)
-    assert "shorter than its header" in changed(16, 1 << 20)
-    assert "not those that were encoded" in changed(20, 1)
-    assert "not those that were encoded" in changed(24, 1)
+    damage_is_named(layers, lambda bad: decoded(model, coder, tokens, 7, bad, CPUS[-1]))
     view = view_of(model, block)
     for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
         assert _levels.decode(coder, tokens, 7, b"".join(layers), sizes, view.rows, 20) is not None
