@@ -136,13 +136,16 @@ def load_model(folder: Path, dtype: str = "bfloat16") -> tuple[Any, Any]:
         raise ConfigError(f"{folder}: no model (config.json is missing); name the folder of a checkpoint")
     import torch
 
-    transformers: Any = import_module("transformers")  # without types
+    try:
+        transformers: Any = import_module("transformers")  # without types
+    except ModuleNotFoundError:
+        raise ConfigError("a model needs transformers; pip install 'kvstore[transformers]'") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers and safetensors have many types for a folder that they cannot read
         raise ConfigError(f"{folder}: the model cannot be loaded: {error}") from error
     return model, tokenizer
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, sessions, space, warmup
+from kvstore.cli.usage import Commands
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def _version(wanted: bool) -> None:

@@ -117,8 +117,8 @@ def _layout(folder: Path | None) -> KVLayout:
 
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: no model's config can be loaded ({str(error).splitlines()[0]})") from error
+    except Exception as error:  # transformers has many types for a config that it cannot read
+        raise ValueError(f"{folder}: no model's config can be loaded ({error})") from error
     return layout_from_config(config, getattr(config, "dtype", None) or torch.bfloat16)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from kvstore.cli.output import err, print_json
+from kvstore.cli.output import err, print_json, printable
 from kvstore.errors import (
     CorruptStore,
     FormatVersion,
@@ -49,16 +49,25 @@ def told(as_json: bool = False, interrupted: str = "interrupted") -> Iterator[No
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         kind, code = type(error).__name__, FAILED
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no type for it
+            raise
+        text, kind, code = "memory ran out; ask for less, or free some", "MemoryError", FAILED
     except KeyboardInterrupt:
         text, kind, code = interrupted, "Interrupted", FAILED
     else:
         return
+    tell(text, kind, code, as_json)
+    raise typer.Exit(code)
+
+
+def tell(text: str, kind: str, code: int, as_json: bool) -> None:
+    """Print an error: one line to the standard error, or an object with "error" to the standard output."""
     line = " ".join(text.split())
     if as_json:
         print_json({"error": line, "kind": kind, "exit_code": code})
     else:
-        err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
+        err.print(f"error: {printable(line)}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def leave(code: int) -> None:

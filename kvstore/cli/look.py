@@ -20,7 +20,7 @@ _FIRST = 8  # tokens of a sequence that are printed
 def ls(
     store: stores.Store,
     namespace: stores.Namespace = None,
-    limit: Annotated[int, typer.Option(help="Most sequences to print; 0 for all.")] = 50,
+    limit: Annotated[int, typer.Option(min=0, help="Most sequences to print; 0 for all.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List stored sequences, the longest first."""
@@ -53,7 +53,7 @@ def _sequence(found: SequenceInfo) -> dict[str, Any]:
 
 def inspect(
     store: stores.Store,
-    top: Annotated[int, typer.Option(help="How many shared beginnings to print.")] = 5,
+    top: Annotated[int, typer.Option(min=0, help="How many shared beginnings to print.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Say whose store it is, its layout, tiers, codecs and sizes, and what its sequences have in common."""
@@ -135,8 +135,10 @@ def explain(
 
 def stats(
     store: stores.Store,
-    watch: Annotated[float, typer.Option(help="Look again after so many seconds, until stopped; 0: look once.")] = 0.0,
-    count: Annotated[int, typer.Option(help="With --watch: stop after so many looks; 0: go on.")] = 0,
+    watch: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Look again after so many seconds, until stopped; 0: look once.")
+    ] = 0.0,
+    count: Annotated[int, typer.Option(min=0, help="With --watch: stop after so many looks; 0: go on.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Print sizes, and what opening found. A process's own counters are in its `store.stats()` and metrics."""

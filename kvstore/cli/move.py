@@ -11,7 +11,6 @@ import typer
 from kvstore.cli import stores
 from kvstore.cli.errors import DAMAGED, OK, leave, told
 from kvstore.cli.output import AsJson, line, print_json, progress_bars, size
-from kvstore.core.tokens import as_tokens
 from kvstore.transfer.copy import Choice, CopyReport
 from kvstore.transfer.portable import backup_store, export_store, import_bundle
 
@@ -29,8 +28,10 @@ def export(
 ) -> None:
     """Write sessions or sequences to one file with checksums; all of the store if nothing is named."""
     with told(as_json), stores.reading(store) as opened:
-        ids = tuple(as_tokens([int(word) for word in text.replace(",", " ").split()]) for text in prefix or [])
+        ids = tuple(stores.parse_tokens(text) for text in prefix or [])
         choice = Choice(tuple(session or ()), ids, stores.namespace_of(namespace))
+        if file.resolve().is_relative_to(store.resolve()):
+            raise ValueError(f"file: {file} is in the store; name a file apart")
         missing = sorted(set(choice.sessions) - {each.id for each in opened.sessions()})
         if missing:
             raise ValueError(f"session {missing[0]!r} does not exist; `kvstore sessions ls` lists them")
@@ -60,6 +61,8 @@ def backup(
 ) -> None:
     """Copy a store to another folder beside its writer; what is there already is not copied again."""
     with told(as_json), stores.reading(store) as opened, progress_bars(as_json) as bars:
+        if target.resolve().is_relative_to(store.resolve()):
+            raise ValueError(f"target: {target} is the store itself or in it; name a folder apart")
         report = backup_store(opened, str(target), bars)
     _tell(report, as_json, {"target": str(target)}, f"{target}: ")
 

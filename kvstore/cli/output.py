@@ -26,9 +26,19 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def printable(text: str) -> str:
+    """Return a text without what steers a terminal: names of sessions and files may hold anything.
+
+    Example:
+        >>> print(printable("a" + chr(27) + "[31m"))
+        a\\x1b[31m
+    """
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
 def line(text: str) -> None:
     """Print one line for people, as it is."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -45,7 +55,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
 
 def _cell(value: object) -> tuple[str, bool]:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else str(value), False
+        return "" if value is None else printable(str(value)).replace("\n", "\\n"), False
     return (f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"), True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,10 +62,10 @@ def namespace_of(text: str | None) -> bytes | None:
         return None
     if not text.startswith("digest:"):
         return NamespaceDigest(namespace_digest(text.encode()))
-    digest = bytes.fromhex(text.removeprefix("digest:"))
-    if len(digest) != 32:
-        raise ValueError(f"namespace: a digest has 64 hexadecimal digits, found {2 * len(digest)}")
-    return NamespaceDigest(digest)
+    digits = text.removeprefix("digest:")
+    if not re.fullmatch("[0-9a-fA-F]{64}", digits):
+        raise ValueError(f"namespace: a digest has 64 hexadecimal digits, found {digits!r}; `kvstore ls` prints it")
+    return NamespaceDigest(bytes.fromhex(digits))
 
 
 def namespace_label(digest: bytes) -> str:
@@ -80,17 +81,21 @@ def given_tokens(tokens: str | None, file: Path | None, text: str | None, tokeni
         if tokenizer is None:
             raise ValueError("--text: needs --tokenizer, the folder of the model's tokenizer")
         return as_tokens(load_tokenizer(tokenizer)(text).input_ids)
-    words = tokens if file is None else file.read_text(encoding="utf-8")
-    try:
-        return as_tokens([int(word) for word in (words or "").replace(",", " ").split()])
-    except ValueError as error:
-        raise ValueError(f"tokens: expected numbers separated by commas or spaces: {error}") from error
+    return parse_tokens(tokens or "" if file is None else text_of(file))
 
 
-def lines_of(path: Path) -> list[str]:
-    """Return the lines of a text file. Raises `OSError`, `ValueError`."""
+def parse_tokens(text: str) -> Tokens:
+    """Return the token ids in a text. Raises `ValueError`."""
+    for word in (words := text.replace(",", " ").split()):
+        if not re.fullmatch("[0-9]{1,10}", word):
+            raise ValueError(f"tokens: expected numbers of 0 to 2^32 - 1 with commas or spaces, found {word[:40]!r}")
+    return as_tokens([int(word) for word in words])
+
+
+def text_of(path: Path) -> str:
+    """Return what a text file holds. Raises `OSError`, `ValueError`."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
 

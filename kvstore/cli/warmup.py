@@ -46,7 +46,7 @@ def warmup(
             raise ValueError(f"warmup needs {error.name}; pip install 'kvstore[transformers]'") from None
         from kvstore.calibration.calibrate import load_model
 
-        lines = stores.lines_of(prompts)
+        lines = stores.text_of(prompts).splitlines()
         loaded, tokenizer = load_model(model, dtype)
         ids = list(read_prompts(lines, tokenizer, form))
         settings = stores.config_from(config) if config is not None else writing_config(str(store))

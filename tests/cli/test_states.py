@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import calibrated
 import pytest
 from click.testing import Result
 from clistores import STATES, TOKENS, held, make_stores
+from small_stores import LAYOUT, config, identity, kv_of, put, tokens_of
 from typer.testing import CliRunner
 
+from kvstore import KVStore, ModelIdentity
 from kvstore.cli import app, main
-from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK
+from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK, USAGE
 
 # name: (arguments, whether it opens the store for writing, codes that differ from those of its kind)
 EMPTY_FAILS = {"empty": FAILED}
+ANOTHER_MODEL = dict.fromkeys(("empty", "healthy", "damaged", "unreadable"), FOREIGN) | {"missing": OK, "other": OK}
+BESIDE = {"locked": OK, "foreign": OK, "other": OK}  # what only uses the folder
+SMALL = ("--tokens", "64", "--layers", "1", "--sequences", "1", "--codec", "raw")
 COMMANDS: dict[str, tuple[list[str], bool, dict[str, int]]] = {
     "ls": (["ls", "STORE"], False, {}),
     "inspect": (["inspect", "STORE"], False, {}),
@@ -41,8 +48,17 @@ COMMANDS: dict[str, tuple[list[str], bool, dict[str, int]]] = {
     "export": (["export", "STORE", "FILE"], False, {"damaged": DAMAGED}),
     "export session": (["export", "STORE", "FILE", "--session", "alice"], False, EMPTY_FAILS | {"damaged": DAMAGED}),
     "import": (["import", "STORE", "BUNDLE"], True, {"missing": OK, "other": OK}),
+    "import, another model's": (["import", "STORE", "THEIRS"], True, ANOTHER_MODEL),
     "backup": (["backup", "STORE", "FOLDER"], False, {"damaged": DAMAGED}),
+    "backup, another model's": (
+        ["backup", "STORE", "ANOTHER"],
+        False,
+        dict.fromkeys(("empty", "healthy", "damaged", "locked"), FOREIGN),
+    ),
+    "warmup": (["warmup", "STORE", "--model", "MODEL", "--prompts", "PROMPTS"], True, ANOTHER_MODEL),
+    "bench": (["bench", "--path", "STORE", *SMALL], True, BESIDE | {"missing": FAILED}),
     "doctor": (["doctor", "--store", "STORE"], False, {"unreadable": OK}),
+    "doctor --path": (["doctor", "--path", "STORE"], True, BESIDE | {"missing": FAILED}),
 }
 READING = {"unreadable": DAMAGED, "foreign": FOREIGN, "other": MISSING, "missing": MISSING}
 WRITING = {"locked": LOCKED, "foreign": FOREIGN, "other": MISSING, "missing": MISSING}
@@ -52,6 +68,12 @@ WRITING = {"locked": LOCKED, "foreign": FOREIGN, "other": MISSING, "missing": MI
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("stores")
     make_stores(folder)
+    calibrated.checkpoint(folder / "model")
+    (folder / "prompts").write_text("a prompt\n")
+    with KVStore(folder / "another", ModelIdentity("another", "1", "", "", LAYOUT), config()) as store:
+        put(store, tokens_of(1, 8))
+    done = run("export", str(folder / "another"), str(folder / "theirs"))
+    assert done.exit_code == OK, done.output
     done = run("export", str(folder / "healthy"), str(folder / "bundle"))
     assert done.exit_code == OK, done.output
     with held(folder / "locked"):
@@ -80,7 +102,8 @@ def test_every_command_on_every_store(command: str, state: str, made: Path, tmp_
         store = shutil.copytree(store, tmp_path / "store")
     elif writes and state == "missing":
         store = tmp_path / "missing"
-    places = {"STORE": store, "FILE": tmp_path / "file", "FOLDER": tmp_path / "folder", "BUNDLE": made / "bundle"}
+    places = {"STORE": store, "FILE": tmp_path / "file", "FOLDER": tmp_path / "folder"}
+    places |= {name.upper(): made / name for name in ("bundle", "theirs", "another", "model", "prompts")}
     given = [str(places.get(word, word)) for word in arguments]
     code = expected(command, state)
     as_json = run(*given, "--json")
@@ -99,18 +122,25 @@ def test_every_command_on_every_store(command: str, state: str, made: Path, tmp_
 
 
 def test_every_command_is_in_the_table() -> None:
-    """Those that take no store have tests of their own."""
+    """`calibrate` takes no store, and has tests of its own."""
     there = {(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}
-    there |= {f"sessions {name}" for name in ("ls", "show", "fork", "rm")}
-    known = set(COMMANDS) | {"calibrate", "bench", "warmup"}
-    assert {name.rstrip("_") for name in there} <= known
+    (group,) = app.registered_groups
+    assert group.typer_instance is not None
+    for command in group.typer_instance.registered_commands:
+        assert command.callback is not None
+        there.add(f"{group.name} {command.name or command.callback.__name__}")
+    assert {name.rstrip("_") for name in there} <= set(COMMANDS) | {"calibrate"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["explain", "STORE"], "name the sequence with one of --tokens, --tokens-file or --text"),
-        (["explain", "STORE", "--tokens", "a"], "expected numbers separated by commas or spaces"),
+        (["explain", "STORE", "--tokens", "a"], "expected numbers of 0 to 2^32 - 1 with commas or spaces"),
+        (["explain", "STORE", "--tokens", ""], "expected at least one token"),
+        (["explain", "STORE", "--tokens", "4294967296"], "expected ids from 0 to 2^32 - 1"),
+        (["explain", "STORE", "--tokens", "1" * 5000], "expected numbers"),
+        (["explain", "STORE", "--tokens-file", "BINARY"], "is not UTF-8"),
         (["explain", "STORE", "--text", "a"], "--text: needs --tokenizer"),
         (["explain", "STORE", "--text", "a", "--tokenizer", "nowhere"], "nowhere: no tokenizer can be loaded"),
         (["evict", "STORE", "--to", "much"], "'much' is no size"),
@@ -118,22 +148,80 @@ def test_every_command_is_in_the_table() -> None:
         (["erase", "STORE"], "name one of a sequence"),
         (["erase", "STORE", "--whole-namespace"], "name it with --namespace"),
         (["ls", "STORE", "--namespace", "digest:00"], "64 hexadecimal digits"),
+        (["ls", "STORE", "--namespace", "digest:" + "z" * 64], "64 hexadecimal digits"),
         (["sessions", "show", "STORE", "nobody"], "session 'nobody' does not exist"),
         (["export", "STORE", "FILE", "--session", "nobody"], "session 'nobody' does not exist"),
         (["export", "STORE", "nowhere/file"], "there is no such folder"),
+        (["export", "STORE", "FILE", "--prefix", "a"], "expected numbers"),
+        (["export", "STORE", "STORE/file"], "is in the store"),
+        (["backup", "STORE", "STORE"], "is the store itself or in it"),
         (["import", "STORE", "nowhere"], "No such file"),
         (["bench", "--path", "nowhere"], "nowhere is no folder"),
         (["doctor", "--path", "nowhere"], "is no folder"),
         (["doctor", "--config", "nowhere"], "cannot be read as TOML"),
         (["doctor", "--model", "nowhere"], "no model's config can be loaded"),
+        (["doctor", "--model", "BROKEN"], "no model's config can be loaded"),
+        (["bench", "--tokens", "1000000000", "--sequences", "1000", "--layers", "1000"], "memory ran out"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: list[str], message: str, made: Path, tmp_path: Path) -> None:
-    places = {"STORE": made / "healthy", "FILE": tmp_path / "file"}
+    places = {name: tmp_path / name.lower() for name in ("FILE", "BINARY", "BROKEN")}
+    places |= {"STORE": made / "healthy", "STORE/file": made / "healthy" / "file"}
+    places["BINARY"].write_bytes(b"\xff\xfe")
+    places["BROKEN"].mkdir()
+    (places["BROKEN"] / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
     done = run(*(str(places.get(word, word)) for word in arguments))
     assert done.exit_code == FAILED, done.output
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], None),
+        (["nothing"], "No such command 'nothing'"),
+        (["ls"], "Missing argument 'STORE'; `"),
+        (["ls", "STORE", "--nothing"], "No such option: --nothing; `"),
+        (["ls", "STORE", "--limit", "-1"], "Invalid value for '--limit'"),
+        (["inspect", "STORE", "--top", "many"], "Invalid value for '--top'"),
+        (["stats", "STORE", "--watch", "-1"], "Invalid value for '--watch'"),
+        (["sessions", "nothing"], "No such command 'nothing'"),
+        (["sessions", "show", "STORE"], "Missing argument"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(arguments: list[str], message: str | None) -> None:
+    done = run(*arguments)
+    assert done.exit_code == USAGE
+    if message is None:
+        assert done.stderr.startswith("Usage: ")
+        return
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    document = json.loads(run(*arguments, "--json").stdout)
+    assert (document["kind"], document["exit_code"]) == ("UsageError", USAGE)
+    assert message in document["error"]
+
+
+def test_what_cannot_be_printed_is_told(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_document: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kvstore.cli.look.print_json", full)
+    done = run("ls", str(made / "healthy"), "--json")
+    assert done.exit_code == FAILED
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    name = "a\nb\x1b[31m"
+    with KVStore(tmp_path / "store", identity(), config()) as store:
+        store.session(name).save(tokens_of(1, 8), kv_of(tokens_of(1, 8)))
+    done = run("sessions", "ls", str(tmp_path / "store"))
+    assert "a\\nb\\x1b[31m" in done.stdout
+    assert "\x1b" not in done.stdout
+    rows = json.loads(run("sessions", "ls", str(tmp_path / "store"), "--json").stdout)["sessions"]
+    assert [row["id"] for row in rows] == [name]
 
 
 def test_the_commands_without_a_store_print_json(tmp_path: Path) -> None:
