@@ -80,36 +80,36 @@ class AsyncKVStore:
         """See `KVStore.get`."""
         return await self._run(self.store.get, tokens, **options)
 
-    async def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
+    async def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         """See `KVStore.contains`."""
         return await self._run(self.store.contains, tokens, namespace=namespace)
 
-    async def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
+    async def explain(self, tokens: Any, *, namespace: str | bytes = b"") -> Explanation:
         """See `KVStore.explain`."""
         return await self._run(self.store.explain, tokens, namespace=namespace)
 
-    async def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> int:
+    async def prefetch(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         """See `KVStore.prefetch`; returns how many leading tokens are in memory when it is done."""
         future = await self._run(self.store.prefetch, tokens, namespace=namespace)
         return await asyncio.wrap_future(future)
 
     @overload
-    async def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[False] = False) -> int: ...
+    async def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: Literal[False] = False) -> int: ...
 
     @overload
-    async def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[True]) -> EraseResult: ...
+    async def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: Literal[True]) -> EraseResult: ...
 
-    async def delete(self, tokens: Any, *, namespace: bytes = b"", erase: bool = False) -> int | EraseResult:
+    async def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: bool = False) -> int | EraseResult:
         """See `KVStore.delete`."""
         call: Callable[..., int | EraseResult] = self.store.delete
         return await self._run(call, tokens, namespace=namespace, erase=erase)
 
-    async def delete_namespace(self, namespace: bytes, *, erase: bool = False) -> int | EraseResult:
+    async def delete_namespace(self, namespace: str | bytes, *, erase: bool = False) -> int | EraseResult:
         """See `KVStore.delete_namespace`."""
         call: Callable[..., int | EraseResult] = self.store.delete_namespace
         return await self._run(call, namespace, erase=erase)
 
-    async def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
+    async def unpin(self, tokens: Any, *, namespace: str | bytes = b"") -> bool:
         """See `KVStore.unpin`."""
         return await self._run(self.store.unpin, tokens, namespace=namespace)
 
@@ -129,7 +129,7 @@ class AsyncKVStore:
         """See `KVStore.sessions`."""
         return await self._run(self.store.sessions)
 
-    def session(self, name: str, *, namespace: bytes = b"") -> AsyncSession:
+    def session(self, name: str, *, namespace: str | bytes = b"") -> AsyncSession:
         """Return a handle on a session; see `KVStore.session`."""
         return AsyncSession(self, self.store.session(name, namespace=namespace))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ class StoreConfig:
             ("lru"), 0.4 KB ("lfu"), 0.5 KB ("s3fifo") or 0.6 to 4 KB ("prior", which remembers what left); the disk
             with "lru" needs nothing. Another policy than "lru" takes 5 to 25 microseconds for each record that opening
             finds on disk and for each block that is used; what it learnt is forgotten when the store is closed.
-        namespaces: if not empty, the only namespaces accepted.
+        namespaces: if not empty, the only namespaces accepted, as bytes; text that is given becomes its UTF-8 bytes.
         threads: worker threads that read and decode.
         pinned_share: pinned sequences may take this share of what the disk can hold (of host or device, whichever is
             larger, in a store without a disk); 0 to 0.9. A pin beyond it is refused, and `PutResult.pinned` says so.
@@ -114,7 +114,7 @@ class StoreConfig:
     put_timeout_s: float = 30.0
     exit_timeout_s: float = 30.0
     durability: Literal["flush", "put"] = "flush"
-    namespaces: tuple[bytes, ...] = field(default=())
+    namespaces: tuple[bytes, ...] = ()
     threads: int = 2
     profile: Path | None = None
     learn: Literal["auto", "off"] = "auto"
@@ -164,8 +164,9 @@ class StoreConfig:
             number = isinstance(self.donor_step, int | float) and not isinstance(self.donor_step, bool)
             if not number or not 2**-10 <= self.donor_step <= 2**10:
                 raise ConfigError(f"donor_step: expected None or 2**-10 to 2**10, found {self.donor_step!r}")
-        if not isinstance(self.namespaces, tuple) or not all(isinstance(n, bytes) for n in self.namespaces):
-            raise ConfigError(f"namespaces: expected a tuple of bytes, found {self.namespaces!r}")
+        if not isinstance(self.namespaces, tuple):
+            raise ConfigError(f"namespaces: expected a tuple, found {self.namespaces!r}")
+        object.__setattr__(self, "namespaces", tuple(_namespace("namespaces", name) for name in self.namespaces))
 
     @property
     def most_session_bytes(self) -> int:
@@ -260,7 +261,7 @@ def _merge(base: StoreConfig, settings: Mapping[str, Any]) -> StoreConfig:
         elif key == "namespaces":
             if not isinstance(value, list | tuple):
                 raise ConfigError(f"namespaces: expected a list, found {value!r}")
-            changes[key] = tuple(n.encode() if isinstance(n, str) else n for n in value)
+            changes[key] = tuple(value)
         elif key == "profile":
             changes[key] = Path(value) if isinstance(value, str) else value
         else:
@@ -275,6 +276,16 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def _namespace(setting: str, name: object) -> bytes:
+    try:
+        encoded = name.encode() if isinstance(name, str) else name
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{setting}: expected text that UTF-8 can hold, found {name!r}") from error
+    if not isinstance(encoded, bytes):
+        raise ConfigError(f"{setting}: expected namespaces as text or bytes, found {name!r}")
+    return encoded
 
 
 def _seconds(name: str, value: object) -> None:

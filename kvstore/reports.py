@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.core.explanation import Explanation
-from kvstore.core.keys import namespace_digest
+from kvstore.core.keys import namespace_bytes, namespace_digest
 from kvstore.core.results import ClusterInfo, RequestReport
 from kvstore.core.tokens import as_tokens
 from kvstore.open import Engine
@@ -57,7 +57,7 @@ class StoreReports:
         ids, digest = as_tokens(tokens), self._digest(b"")
         return self._calls.run(self._lookup.depth, digest, ids) == len(ids)
 
-    def explain(self, tokens: Any, *, namespace: bytes = b"") -> Explanation:
+    def explain(self, tokens: Any, *, namespace: str | bytes = b"") -> Explanation:
         """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
 
         Reads no payload, and nothing counts as used. Of the blocks that left since the store was opened, the last
@@ -77,7 +77,7 @@ class StoreReports:
         ids, digest = as_tokens(tokens), self._digest(namespace)
         return self._calls.run(self._engine.explainer.explain, digest, ids)
 
-    def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: bytes | None = None) -> list[ClusterInfo]:
+    def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: str | bytes | None = None) -> list[ClusterInfo]:
         """Return groups of stored sequences that are alike, the largest group first.
 
         The first call with a radius looks at all sequences; from then on the groups are kept up to date.
@@ -146,8 +146,10 @@ class StoreReports:
         """
         return self._calls.run(self._engine.checker(self._calls).check, deep)
 
-    def _digest(self, namespace: bytes) -> bytes:
+    def _digest(self, namespace: str | bytes) -> bytes:
         digest = namespace_digest(namespace)
-        if self.config.namespaces and bytes(namespace) not in self.config.namespaces:
+        accepted = self.config.namespaces
+        known = not accepted or namespace_bytes(namespace) in accepted or digest in map(namespace_digest, accepted)
+        if not known:
             raise ValueError(f"namespace: {namespace!r} is not one of the configured namespaces")
         return digest

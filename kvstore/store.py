@@ -105,7 +105,7 @@ class KVStore(StoreReports):
         tokens: Any,
         kv: Any,
         *,
-        namespace: bytes = b"",
+        namespace: str | bytes = b"",
         logprobs: Any = None,
         ttl: float | None = None,
         pin: bool = False,
@@ -120,7 +120,7 @@ class KVStore(StoreReports):
             tokens: token ids `[n]`, 1-D integers in [0, 2**32), any array-like.
             kv: a transformers cache, or per layer (K, V), `[1, heads, n, dim]` or `[heads, n, dim]`, K after the rotary
                 embedding. The tensors of a transformers cache are referenced, others are copied.
-            namespace: sequences of different namespaces never share blocks.
+            namespace: text, or bytes; text stands for its UTF-8. Sequences of different namespaces never share blocks.
             logprobs: natural log-probabilities of the tokens, `[n]`, for the trie.
             ttl: seconds after which the sequence is removed.
             pin: never evict the sequence, until `unpin`, `delete` or the end of its `ttl`.
@@ -169,7 +169,7 @@ class KVStore(StoreReports):
         self,
         tokens: Any,
         *,
-        namespace: bytes = b"",
+        namespace: str | bytes = b"",
         max_tokens: int | None = None,
         device: Any = None,
         reserve: int | None = None,
@@ -223,7 +223,7 @@ class KVStore(StoreReports):
                 return self._calls.run(self._engine.assembler.get, approximate, request)
             return self._calls.run(self._engine.getter.get, request)
 
-    def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
+    def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         """Return how many leading tokens are stored. Reads nothing but the index, and counts as no use.
 
         Raises:
@@ -237,7 +237,7 @@ class KVStore(StoreReports):
         ids, digest = as_tokens(tokens), self._digest(namespace)
         return self._calls.run(self._lookup.depth, digest, ids)
 
-    def prefetch(self, tokens: Any, *, namespace: bytes = b"") -> Future[int]:
+    def prefetch(self, tokens: Any, *, namespace: str | bytes = b"") -> Future[int]:
         """Bring the stored prefix from disk into the host tier, in the background.
 
         Returns:
@@ -255,12 +255,12 @@ class KVStore(StoreReports):
         return self._calls.run(self._engine.background.submit, self._engine.getter.prefetch, digest, ids)
 
     @overload
-    def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[False] = False) -> int: ...
+    def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: Literal[False] = False) -> int: ...
 
     @overload
-    def delete(self, tokens: Any, *, namespace: bytes = b"", erase: Literal[True]) -> EraseResult: ...
+    def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: Literal[True]) -> EraseResult: ...
 
-    def delete(self, tokens: Any, *, namespace: bytes = b"", erase: bool = False) -> int | EraseResult:
+    def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: bool = False) -> int | EraseResult:
         """Remove a stored sequence, durably on return.
 
         This removes the block of its last token, every block that continues it, and the blocks before that no other
@@ -293,12 +293,12 @@ class KVStore(StoreReports):
             return removed
 
     @overload
-    def delete_namespace(self, namespace: bytes, *, erase: Literal[False] = False) -> int: ...
+    def delete_namespace(self, namespace: str | bytes, *, erase: Literal[False] = False) -> int: ...
 
     @overload
-    def delete_namespace(self, namespace: bytes, *, erase: Literal[True]) -> EraseResult: ...
+    def delete_namespace(self, namespace: str | bytes, *, erase: Literal[True]) -> EraseResult: ...
 
-    def delete_namespace(self, namespace: bytes, *, erase: bool = False) -> int | EraseResult:
+    def delete_namespace(self, namespace: str | bytes, *, erase: bool = False) -> int | EraseResult:
         """Remove everything of a namespace, durably on return: all blocks, also pinned ones, and all sessions.
 
         Args:
@@ -322,7 +322,7 @@ class KVStore(StoreReports):
             removed: int | EraseResult = self._calls.run(put_path.whole, call, digest)
             return removed
 
-    def unpin(self, tokens: Any, *, namespace: bytes = b"") -> bool:
+    def unpin(self, tokens: Any, *, namespace: str | bytes = b"") -> bool:
         """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
 
         Args:
@@ -414,7 +414,7 @@ class KVStore(StoreReports):
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 
-    def session(self, name: str, *, namespace: bytes = b"") -> Session:
+    def session(self, name: str, *, namespace: str | bytes = b"") -> Session:
         """Return a handle on the session with this name, which need not exist yet.
 
         Raises:

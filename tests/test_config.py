@@ -56,7 +56,8 @@ def test_a_config_cannot_be_changed() -> None:
         ({"profile": "a/profile"}, "profile: expected a Path"),
         ({"durability": "always"}, "durability: expected 'flush' or 'put'"),
         ({"namespaces": [b"a"]}, "namespaces"),
-        ({"namespaces": ("a",)}, "namespaces"),
+        ({"namespaces": (5,)}, "namespaces"),
+        ({"namespaces": ("\ud800",)}, "namespaces"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, Any], names: str) -> None:

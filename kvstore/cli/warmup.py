@@ -56,7 +56,7 @@ def warmup(
                 opened,
                 loaded,
                 ids,
-                namespace=namespace.encode(),
+                namespace=namespace,
                 ttl=ttl,
                 pin=pin,
                 batch_tokens=batch_tokens,

@@ -19,22 +19,40 @@ class NamespaceDigest(bytes):
     """
 
 
-def namespace_digest(namespace: bytes) -> bytes:
+def namespace_bytes(namespace: str | bytes) -> bytes:
+    """Return the bytes of a namespace: of text its UTF-8.
+
+    Raises:
+        ValueError: it is neither text that UTF-8 can hold nor bytes.
+
+    Example:
+        >>> namespace_bytes("tenant-1")
+        b'tenant-1'
+    """
+    if isinstance(namespace, str):
+        try:
+            return namespace.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"namespace: expected text that UTF-8 can hold, found {namespace!r}") from error
+    if not isinstance(namespace, bytes | bytearray | memoryview):
+        raise ValueError(f"namespace: expected text or bytes, found {type(namespace).__name__}")
+    return bytes(namespace)
+
+
+def namespace_digest(namespace: str | bytes) -> bytes:
     """Return 32 bytes that stand for a namespace.
 
     Args:
-        namespace: at most 4096 bytes; a `NamespaceDigest` stands for itself.
+        namespace: at most 4096 bytes, or text, which stands for its UTF-8 bytes; a `NamespaceDigest` stands for itself.
 
     Raises:
-        ValueError: the namespace is too long, or not bytes.
+        ValueError: the namespace is too long, or neither text nor bytes.
 
     Example:
-        >>> len(namespace_digest(b"tenant-1"))
-        32
+        >>> namespace_digest("tenant-1") == namespace_digest(b"tenant-1")
+        True
     """
-    if not isinstance(namespace, bytes | bytearray | memoryview):
-        raise ValueError(f"namespace: expected bytes, found {type(namespace).__name__}")
-    data = bytes(namespace)
+    data = namespace_bytes(namespace)
     if isinstance(namespace, NamespaceDigest):
         if len(data) != 32:
             raise ValueError(f"namespace: a digest has 32 bytes, found {len(data)}")

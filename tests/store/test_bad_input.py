@@ -213,7 +213,7 @@ def test_every_call_after_close_raises_store_closed(tmp_path: Path) -> None:
         assert small_stores.stored(reopened, TOKENS) == 10
 
 
-@pytest.mark.parametrize("namespace", ["text", 5, 10**15, None, [1], b"x" * 4097], ids=repr)
+@pytest.mark.parametrize("namespace", ["\ud800", "x" * 4097, 5, 10**15, None, [1], b"x" * 4097], ids=repr)
 @pytest.mark.parametrize("allowed", [(), (b"", b"a")], ids=["any", "listed"])
 def test_a_bad_namespace_is_refused_by_name(tmp_path: Path, namespace: Any, allowed: tuple[bytes, ...]) -> None:
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config(namespaces=allowed)) as store:

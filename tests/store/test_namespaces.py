@@ -51,11 +51,32 @@ def test_only_configured_namespaces_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("configured", [(), (b"a",)])
-def test_a_namespace_that_is_not_bytes_is_refused_by_name(tmp_path: Path, configured: tuple[bytes, ...]) -> None:
+def test_a_namespace_that_is_neither_text_nor_bytes_is_refused_by_name(
+    tmp_path: Path, configured: tuple[bytes, ...]
+) -> None:
     with open_store(tmp_path, namespaces=configured) as store:
-        for namespace in ("a", 5, None):
-            with pytest.raises(ValueError, match="namespace: expected bytes"):
+        for namespace in (5, None, ["a"], "\ud800"):
+            with pytest.raises(ValueError, match="namespace: expected text"):
                 store.get([1], namespace=namespace)
+
+
+@pytest.mark.parametrize("configured", [(), ("k\u00f6ln",), ("k\u00f6ln".encode(),)])
+def test_text_is_its_utf_8_bytes_in_every_call(tmp_path: Path, configured: tuple[str | bytes, ...]) -> None:
+    ids, text = tokens(20), "k\u00f6ln"
+    name = text.encode()
+    with open_store(tmp_path, namespaces=configured) as store:
+        store.put(ids, kv_of(ids), namespace=text, pin=True)
+        assert store.contains(ids, namespace=name) == store.get(ids, namespace=name).tokens == 20
+        assert store.prefetch(ids, namespace=text).result() == store.explain(ids, namespace=text).tokens == 20
+        store.session("s", namespace=text).save(ids, kv_of(ids))
+        assert store.session("s", namespace=name).resume().tokens == 20
+        (row,) = store.sessions()
+        assert store.session("s", namespace=row.namespace).exists
+        assert len(store.clusters(namespace=text)) == 1
+        assert store.unpin(ids, namespace=text)
+        assert store.delete(ids, namespace=text) == 3
+        assert store.delete_namespace(text) == 0
+        assert not store.sessions()
 
 
 # ---- probabilities -------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _OPTIONS = ("namespace", "session", "ttl", "pin")
 class Options:
     """How answers are stored: see `KVStore.put`; session: see `generate`."""
 
-    namespace: bytes = b""
+    namespace: str | bytes = b""
     session: str | None = None
     ttl: float | None = None
     pin: bool = False
@@ -162,7 +162,7 @@ def attach(
     tokenizer: Any,
     store: KVStore,
     *,
-    namespace: bytes = b"",
+    namespace: str | bytes = b"",
     session: str | None = None,
     ttl: float | None = None,
     pin: bool = False,

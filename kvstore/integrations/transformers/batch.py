@@ -43,7 +43,7 @@ def put_batch(
     cache: Any,
     *,
     attention_mask: torch.Tensor | None = None,
-    namespace: bytes = b"",
+    namespace: str | bytes = b"",
     ttl: float | None = None,
     pin: bool = False,
 ) -> list[PutResult]:
@@ -123,7 +123,7 @@ def get_batch(
     input_ids: torch.Tensor,
     *,
     attention_mask: torch.Tensor | None = None,
-    namespace: bytes = b"",
+    namespace: str | bytes = b"",
     device: Any = None,
 ) -> BatchHit | None:
     """Return the cache of the first columns of a batch, as many as are stored of every row.

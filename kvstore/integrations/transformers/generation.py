@@ -56,7 +56,7 @@ def generate(
     *,
     store: KVStore,
     session: str | Sequence[str] | None = None,
-    namespace: bytes = b"",
+    namespace: str | bytes = b"",
     approximate: Approximate | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -145,7 +145,7 @@ def _run(
     model: Any,
     input_ids: torch.Tensor,
     store: KVStore,
-    namespace: bytes,
+    namespace: str | bytes,
     approximate: Approximate | None,
     kwargs: dict[str, Any],
 ) -> Any:
@@ -203,7 +203,7 @@ def _generated(
 
 
 def _stored_cache(
-    model: Any, prompt: list[int], store: KVStore, namespace: bytes, approximate: Approximate | None
+    model: Any, prompt: list[int], store: KVStore, namespace: str | bytes, approximate: Approximate | None
 ) -> tuple[Any, int]:
     """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one; and of how
     many tokens it is."""
@@ -232,7 +232,7 @@ def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVS
 
 
 def _store(
-    held: list[Held], cache: Any, found: int, scores: Scores | None, store: KVStore, namespace: bytes, call: _Call
+    held: list[Held], cache: Any, found: int, scores: Scores | None, store: KVStore, namespace: str | bytes, call: _Call
 ) -> None:
     """Puts the rows of a cache of `found` columns, or saves them as the sessions.
 

@@ -84,7 +84,9 @@ def groups_of(missing: Sequence[int], pass_tokens: int) -> list[list[int]]:
     return groups
 
 
-def prefill(model: Any, rows: Rows, store: KVStore, namespace: bytes, copies: int = 1, chunk: int | None = None) -> Any:
+def prefill(
+    model: Any, rows: Rows, store: KVStore, namespace: str | bytes, copies: int = 1, chunk: int | None = None
+) -> Any:
     """Make the cache of all columns of a batch but the last. The store is read, and not changed.
 
     Args:

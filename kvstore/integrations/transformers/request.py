@@ -25,7 +25,7 @@ class Request:
         began: whether the model's own `generate` was called.
     """
 
-    def __init__(self, store: KVStore, namespace: bytes, ttl: float | None, pin: bool) -> None:
+    def __init__(self, store: KVStore, namespace: str | bytes, ttl: float | None, pin: bool) -> None:
         self.store = store
         self.identity: ModelIdentity | None = store.identity
         self.began = False
@@ -149,13 +149,13 @@ class RequestStore:
     def metrics(self) -> Metrics:
         return self._request.store.metrics
 
-    def contains(self, tokens: Any, *, namespace: bytes = b"") -> int:
+    def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         try:
             return self._request.store.contains(tokens, namespace=namespace)
         except KVStoreError:
             return 0
 
-    def get(self, tokens: Any, *, namespace: bytes = b"", **options: Any) -> Hit | None:
+    def get(self, tokens: Any, *, namespace: str | bytes = b"", **options: Any) -> Hit | None:
         try:
             hit = self._request.store.get(tokens, namespace=namespace, **options)
         except KVStoreError:
@@ -163,10 +163,10 @@ class RequestStore:
         self._request.got(hit, min(len(tokens), options.get("max_tokens") or len(tokens)), tokens)
         return hit
 
-    def put(self, tokens: Any, kv: Any, *, namespace: bytes = b"", logprobs: Any = None) -> PutResult:
+    def put(self, tokens: Any, kv: Any, *, namespace: str | bytes = b"", logprobs: Any = None) -> PutResult:
         return self._request.put(tokens, kv, logprobs)
 
-    def session(self, name: str, *, namespace: bytes = b"") -> RequestSession:
+    def session(self, name: str, *, namespace: str | bytes = b"") -> RequestSession:
         return RequestSession(self._request, name)
 
 

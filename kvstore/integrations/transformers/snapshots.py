@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def store_places(
-    model: Any, prompt: list[int], cache: Any, held: int, store: KVStore, namespace: bytes, chunk: int | None
+    model: Any, prompt: list[int], cache: Any, held: int, store: KVStore, namespace: str | bytes, chunk: int | None
 ) -> int:
     """Compute a prompt up to the last multiple of `StoreConfig.state_every` in it, and put the cache at each of them.
 

@@ -86,7 +86,7 @@ def get_or_prefill(
     tokens: Any,
     model: Any,
     *,
-    namespace: bytes = b"",
+    namespace: str | bytes = b"",
     ttl: float | None = None,
     pin: bool = False,
     chunk: int | None = None,
@@ -133,7 +133,7 @@ def warmup(
     model: Any,
     prompts: Iterable[Sequence[int]],
     *,
-    namespace: bytes = b"",
+    namespace: str | bytes = b"",
     ttl: float | None = None,
     pin: bool = False,
     batch_tokens: int = _PASS_TOKENS,
@@ -207,7 +207,7 @@ class _Warmup:
 
     store: KVStore
     model: Any
-    namespace: bytes
+    namespace: str | bytes
     options: dict[str, Any]
     batch_tokens: int
     chunk: int | None
