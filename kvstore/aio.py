@@ -125,9 +125,9 @@ class AsyncKVStore:
         """See `KVStore.learn`."""
         return await self._run(self.store.learn)
 
-    async def sessions(self) -> list[SessionInfo]:
+    async def sessions(self, *, stored: bool = False) -> list[SessionInfo]:
         """See `KVStore.sessions`."""
-        return await self._run(self.store.sessions)
+        return await self._run(self.store.sessions, stored=stored)
 
     def session(self, name: str, *, namespace: str | bytes = b"") -> AsyncSession:
         """Return a handle on a session; see `KVStore.session`."""
@@ -178,6 +178,10 @@ class AsyncSession:
     async def tokens(self) -> Tokens:
         """See `Session.tokens`."""
         return await self._store._run(lambda: self._session.tokens)
+
+    async def metadata(self) -> dict[str, Any]:
+        """See `Session.metadata`."""
+        return await self._store._run(lambda: self._session.metadata)
 
     async def save(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
         """See `Session.save`."""

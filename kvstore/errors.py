@@ -34,6 +34,10 @@ class UnsupportedTokens(KVStoreError, ValueError):
     """Some of the tokens stand for images or sound, which token ids do not show. Nothing was stored."""
 
 
+class MetadataError(KVStoreError, ValueError):
+    """The metadata of a session takes too many bytes, or is of a kind that is not kept. Nothing was stored."""
+
+
 class FormatVersion(KVStoreError):
     """The store was written by another version of the format."""
 

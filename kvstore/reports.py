@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.core.explanation import Explanation
+from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_bytes, namespace_digest
-from kvstore.core.results import ClusterInfo, RequestReport
+from kvstore.core.results import ClusterInfo, RequestReport, SessionInfo
+from kvstore.core.session_record import session_key
 from kvstore.core.tokens import as_tokens
 from kvstore.open import Engine
 from kvstore.read.lookup import Lookup
@@ -29,6 +32,7 @@ class StoreReports:
 
     last_request: RequestReport | None = None
     config: StoreConfig
+    identity: ModelIdentity
     _calls: CallGuard
     _engine: Engine
     _lookup: Lookup
@@ -97,6 +101,39 @@ class StoreReports:
         self._calls.check()
         digest = None if namespace is None else self._digest(namespace)
         return self._calls.run(self._engine.own.run, self._engine.clusters.clusters, float(radius_bits), digest)
+
+    def sessions(self, *, stored: bool = False) -> list[SessionInfo]:
+        """Return all saved sessions, the last used first.
+
+        Args:
+            stored: also say how much of each is stored. Takes time in proportion to the tokens of all sessions;
+                otherwise to their number.
+
+        Example:
+            >>> saved = store.session("alice").save([11, 12, 13], kv, metadata={"user": "ann"})
+            >>> [(session.id, session.tokens, session.metadata) for session in store.sessions()]
+            [('alice', 3, {'user': 'ann'})]
+            >>> store.sessions(stored=True)[0].stored_tokens
+            3
+        """
+        self._calls.check()
+        return self._calls.run(self._sessions, stored)
+
+    def _sessions(self, stored: bool) -> list[SessionInfo]:
+        engine = self._engine
+        rows = engine.sessions.all(self.identity.layout.bytes_per_token)
+        rows.sort(key=lambda row: row.last_use, reverse=True)
+        if not stored:
+            return rows
+        self._lookup.refresh()
+        return [self._with_stored(row) for row in rows]
+
+    def _with_stored(self, row: SessionInfo) -> SessionInfo:
+        record = self._engine.sessions.get(session_key(row.namespace, row.id))
+        if record is None:
+            return replace(row, stored_tokens=0, stored_bytes=0)
+        tokens = self._lookup.depth(row.namespace, record.tokens)
+        return replace(row, stored_tokens=tokens, stored_bytes=self._lookup.nbytes(row.namespace, record.tokens))
 
     def inventory(self) -> Inventory:
         """Return every stored sequence, and what its blocks take. Reads no payload, and nothing counts as used.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 from kvstore.core.arguments import end_of_life
 from kvstore.core.results import EraseResult, Hit, PutResult
-from kvstore.core.session_record import SessionRecord, session_key
+from kvstore.core.session_note import pack_metadata, unpack_metadata
+from kvstore.core.session_record import SessionHead, SessionRecord, session_key
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.residency.lifecycle import CallGuard, SlowCall
 from kvstore.residency.sessions import SessionTable
@@ -53,10 +54,14 @@ class SessionStore:
         self.calls.check()
         return self.sessions.get(key)
 
-    def created(self, key: bytes) -> float | None:
-        """Return when the session of a key was made, None if there is none."""
+    def known(self, key: bytes) -> SessionRecord | SessionHead | None:
+        """Return what stands with the session of a key, None if there is none. Reads no tokens."""
         self.calls.check()
-        return self.sessions.created(key)
+        return self.sessions.known(key)
+
+    def use(self, key: bytes) -> None:
+        """Count a use of a session that is resumed."""
+        self.calls.run(self.put_path().use_session, key)
 
     def remove(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
         """Forget the session of a key, with or without its blocks, erased or not."""
@@ -98,7 +103,7 @@ class Session:
     @property
     def exists(self) -> bool:
         """Whether the session was saved, or forked, and not deleted since."""
-        return self._store.created(self._key) is not None
+        return self._store.known(self._key) is not None
 
     @property
     def tokens(self) -> Tokens:
@@ -111,8 +116,21 @@ class Session:
         record = self._record()
         return record.tokens if record is not None else as_tokens([0])[:0]
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What `save` noted beside the session; empty if it does not exist."""
+        known = self._store.known(self._key)
+        return (unpack_metadata(known.metadata) or {}) if known is not None else {}
+
     def save(
-        self, tokens: Any, kv: Any, *, logprobs: Any = None, ttl: float | None = None, pin: bool = False
+        self,
+        tokens: Any,
+        kv: Any,
+        *,
+        logprobs: Any = None,
+        ttl: float | None = None,
+        pin: bool = False,
+        metadata: Mapping[str, Any] | None = None,
     ) -> PutResult:
         """Put a cache and make the session stand for its tokens.
 
@@ -122,23 +140,28 @@ class Session:
             tokens, kv, logprobs: see `KVStore.put`.
             ttl: seconds after which the session is forgotten and its cache is removed, as `KVStore.put` does it.
             pin: see `KVStore.put`; the session itself is forgotten only after all that are not pinned.
+            metadata: small facts to note beside the session: names, and of each None, a bool, a number, text, bytes, or
+                a list or mapping of such; at most 4096 bytes as msgpack. None keeps what is noted; {} removes it.
 
         Returns:
             What `KVStore.put` returns.
 
         Raises:
             The errors of `KVStore.put`; the session stays as it was then.
+            MetadataError: the metadata is too large, or of a kind that is not kept. Nothing is changed.
             ConfigError: this session alone would take more than all of them may. Nothing is changed.
 
         Example:
-            >>> session.save([11, 12, 13], kv).tokens
+            >>> session.save([11, 12, 13], kv, metadata={"user": "ann"}).tokens
             3
+            >>> session.metadata
+            {'user': 'ann'}
         """
         ids = as_tokens(tokens)
-        record = self._new_record(ids, ttl, pin)
+        record = self._new_record(ids, ttl, pin, metadata)
         return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
-    def point_to(self, tokens: Any, *, ttl: float | None = None) -> int:
+    def point_to(self, tokens: Any, *, ttl: float | None = None, metadata: Mapping[str, Any] | None = None) -> int:
         """Make the session stand for these tokens, whose cache is stored already, or will be computed again.
 
         Durable after `flush()`.
@@ -146,13 +169,14 @@ class Session:
         Args:
             tokens: see `KVStore.put`.
             ttl: seconds after which the session is forgotten.
+            metadata: see `save`.
 
         Returns:
             How many leading tokens are stored: what `resume` returns.
 
         Raises:
             ValueError: tokens or ttl are malformed.
-            ConfigError: this session alone would take more than all of them may. Nothing is changed.
+            MetadataError, ConfigError: this session alone would take more than all of them may. Nothing is changed.
             ReadOnlyStore: the store was opened with read_only=True.
 
         Example:
@@ -160,18 +184,22 @@ class Session:
             3
         """
         ids = as_tokens(tokens)
-        record = self._new_record(ids, ttl, False)
+        record = self._new_record(ids, ttl, False, metadata)
         self._store.sessions.check(record)
         self._store.note(self._key, record)
         return self._store.stored(self._namespace, ids)
 
-    def _new_record(self, ids: Tokens, ttl: float | None, pin: bool) -> SessionRecord:
-        now, created = time.time(), self._store.created(self._key)
+    def _new_record(
+        self, ids: Tokens, ttl: float | None, pin: bool, metadata: Mapping[str, Any] | None
+    ) -> SessionRecord:
+        given = None if metadata is None else pack_metadata(metadata)
+        now, known = time.time(), self._store.known(self._key)
         kept = ids.copy()
         kept.flags.writeable = False  # `tokens` hands it out
-        return SessionRecord(
-            self.id, self._namespace, kept, now if created is None else created, now, 0, end_of_life(ttl), bool(pin)
-        )
+        record = SessionRecord(self.id, self._namespace, kept, now, now, 0, end_of_life(ttl), bool(pin))
+        if known is not None:
+            record = replace(record, created=known.created, hits=known.hits, metadata=known.metadata)
+        return record if given is None else replace(record, metadata=given)
 
     def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
         """Return the cache of the session, or the longest prefix of it that is still stored.
@@ -195,13 +223,13 @@ class Session:
         if record is None:
             return None
         if not self._store.read_only:
-            self._store.note(self._key, replace(record, used=time.time()))
+            self._store.use(self._key)
         return self._store.get(record.tokens, record.namespace, max_tokens, device, reserve)
 
     def fork(self, new_id: str) -> Session:
         """Make another session that starts from the same tokens, which it shares, and the stored blocks with them.
 
-        It ends when this one's time to live is over, and is not pinned.
+        It ends when this one's time to live is over, is not pinned, and begins with this one's metadata.
 
         Args:
             new_id: the other session's name; a session with that name is replaced.
@@ -223,7 +251,7 @@ class Session:
             raise KeyError(f"session {self.id!r} does not exist; save it first")
         fork = Session(self._store, new_id, record.namespace)
         now = time.time()
-        self._store.note(fork._key, replace(record, name=new_id, created=now, used=now, pinned=False))
+        self._store.note(fork._key, replace(record, name=new_id, created=now, used=now, pinned=False, hits=0))
         return fork
 
     @overload

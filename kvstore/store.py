@@ -13,7 +13,7 @@ from kvstore.core.arguments import as_folder
 from kvstore.core.ending import check_may_open
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.opening import Opening, wait_for_given_up
-from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
@@ -436,17 +436,6 @@ class KVStore(StoreReports):
             self._lookup.depth,
         )
         return Session(store, name, self._digest(namespace))
-
-    def sessions(self) -> list[SessionInfo]:
-        """Return all saved sessions, the last used first.
-
-        Example:
-            >>> saved = store.session("alice").save([11, 12, 13], kv)
-            >>> [(session.id, session.tokens) for session in store.sessions()]
-            [('alice', 3)]
-        """
-        rows = self._calls.run(self._engine.sessions.all, self.identity.layout.bytes_per_token)
-        return sorted(rows, key=lambda row: row.last_use, reverse=True)
 
     def close(self) -> FlushResult:
         """Write what is queued, durably, and close the store; waits for the calls of other threads.

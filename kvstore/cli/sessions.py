@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,6 +12,8 @@ import typer
 from kvstore.cli import stores
 from kvstore.cli.errors import told
 from kvstore.cli.output import AsJson, line, print_json, size, table
+from kvstore.core.keys import namespace_digest
+from kvstore.core.results import SessionInfo
 
 app = typer.Typer(no_args_is_help=True, help="Sequences with a name: list, show, fork and forget them.")
 Name = Annotated[str, typer.Argument(help="Name of the session.", show_default=False)]
@@ -20,13 +23,19 @@ Name = Annotated[str, typer.Argument(help="Name of the session.", show_default=F
 def list_sessions(store: stores.Store, as_json: AsJson = False) -> None:
     """List all sessions, the last used first."""
     with told(as_json), stores.reading(store) as opened:
-        rows = [{**asdict(each), "namespace": stores.namespace_label(each.namespace)} for each in opened.sessions()]
+        found = opened.sessions(stored=True)
+    rows = [_row(each) for each in found]
     if as_json:
         print_json({"sessions": rows})
         return
-    if rows:
-        shown = [(r["id"], r["tokens"], size(r["bytes"]), _when(r["last_use"]), r["namespace"]) for r in rows]
-        table(("session", "tokens", "raw bytes", "last use", "namespace"), shown)
+    if found:
+        columns = ("session", "tokens", "stored", "bytes", "created", "last use", "resumes", "expires", "namespace")
+        shown = [
+            (s.id, s.tokens, s.stored_tokens, size(s.stored_bytes or 0), _when(s.created), _when(s.last_use), s.hits)
+            for s in found
+        ]
+        ends = [(_when(s.expires), stores.namespace_label(s.namespace)) for s in found]
+        table(columns, [(*row, *end) for row, end in zip(shown, ends, strict=True)])
     line(f"{len(rows)} sessions")
 
 
@@ -45,9 +54,14 @@ def show(
         if not len(tokens):
             raise ValueError(f"session {name!r} does not exist; `kvstore sessions ls` lists them")
         found = opened.explain(tokens, namespace=space)
+        info = next(
+            each
+            for each in opened.sessions(stored=True)
+            if (each.id, each.namespace) == (name, namespace_digest(space))
+        )
         text = stores.load_tokenizer(tokenizer).decode(tokens.tolist()) if tokenizer else None
     document: dict[str, Any] = {
-        "id": name,
+        **_row(info),
         "tokens": len(tokens),
         "stored_tokens": found.tokens,
         "why": found.why,
@@ -59,6 +73,16 @@ def show(
         print_json(document)
         return
     line(f"{name}: {len(tokens)} tokens. {found.why}")
+    facts = {
+        "created": _when(info.created),
+        "last use": _when(info.last_use),
+        "resumes": info.hits,
+        "expires": _when(info.expires),
+        "pinned": info.pinned,
+        "bytes stored": size(info.stored_bytes or 0),
+        "metadata": json.dumps(info.metadata, default=str) if info.metadata else "",
+    }
+    table(("", ""), [(fact, value) for fact, value in facts.items() if value != ""])
     line(text if text is not None else " ".join(map(str, tokens[:64].tolist())) + (" ..." if len(tokens) > 64 else ""))
 
 
@@ -102,5 +126,9 @@ def rm(
         line(f"{name}: forgotten")
 
 
+def _row(found: SessionInfo) -> dict[str, Any]:
+    return {**asdict(found), "namespace": stores.namespace_label(found.namespace)}
+
+
 def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return "" if not seconds else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

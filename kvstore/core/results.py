@@ -150,6 +150,13 @@ class SessionInfo:
         bytes: raw size of its cache.
         last_use: unix seconds.
         namespace: digest of its namespace; `KVStore.session` takes it as `namespace`.
+        created: unix seconds.
+        hits: how often it was resumed.
+        expires: end of its time to live in unix seconds, 0 for never.
+        pinned: whether it is forgotten only after all that are not.
+        metadata: what `Session.save` was given.
+        stored_tokens, stored_bytes: leading tokens whose cache is stored, and what the blocks that hold them take;
+            None if `sessions` was not asked for them. Blocks that sessions share count for each.
 
     Example:
         >>> SessionInfo("alice", tokens=100, bytes=51200, last_use=1.7e9).id
@@ -161,6 +168,13 @@ class SessionInfo:
     bytes: int
     last_use: float
     namespace: NamespaceDigest = _NO_NAME
+    created: float = 0.0
+    hits: int = 0
+    expires: float = 0.0
+    pinned: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+    stored_tokens: int | None = None
+    stored_bytes: int | None = None
 
 
 @dataclass(frozen=True)

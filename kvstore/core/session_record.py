@@ -41,6 +41,8 @@ class SessionRecord:
         sequence: of two values of one session the greater is the newer.
         expiry: unix seconds, 0 for never.
         pinned: whether it is given up only when every session is pinned.
+        hits: how often it was resumed.
+        metadata: the user's, as `core.session_note.pack_metadata` makes it.
 
     Example:
         >>> record = SessionRecord("alice", bytes(32), np.arange(600, dtype=np.uint32), 0.0, 0.0, 1)
@@ -57,6 +59,8 @@ class SessionRecord:
     sequence: int
     expiry: float = 0.0
     pinned: bool = False
+    hits: int = 0
+    metadata: bytes = b""
 
     @property
     def key(self) -> bytes:
@@ -84,6 +88,8 @@ class SessionRecord:
             self.sequence,
             self.expiry,
             self.pinned,
+            self.hits,
+            self.metadata,
         )
 
 
@@ -91,6 +97,7 @@ class SessionHead(NamedTuple):
     """What the catalog keeps under a session's key: everything but the texts. Immutable.
 
     name, namespace, created, used, sequence, expiry, pinned: as of `SessionRecord`.
+    hits, metadata: as of `SessionRecord`; they stand beside it, in its `SessionNote`.
     length: how many tokens the session has.
     rest: the tokens behind the last whole text, 4 bytes each, little-endian.
     end: key of the last text; `no_text` if the session has none.
@@ -106,6 +113,8 @@ class SessionHead(NamedTuple):
     sequence: int
     expiry: float
     pinned: bool
+    hits: int = 0
+    metadata: bytes = b""
 
     @property
     def key(self) -> bytes:
@@ -115,7 +124,16 @@ class SessionHead(NamedTuple):
     def with_tokens(self, tokens: Tokens) -> SessionRecord:
         """The session with all its tokens."""
         return SessionRecord(
-            self.name, self.namespace, tokens, self.created, self.used, self.sequence, self.expiry, self.pinned
+            self.name,
+            self.namespace,
+            tokens,
+            self.created,
+            self.used,
+            self.sequence,
+            self.expiry,
+            self.pinned,
+            self.hits,
+            self.metadata,
         )
 
     def pack(self) -> bytes:

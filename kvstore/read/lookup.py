@@ -132,6 +132,11 @@ class Lookup:
         match = self.residency.index.match(namespace, tokens, touch=False)
         return match.usable(self.block_tokens) if len(match.records) else 0
 
+    def nbytes(self, namespace: bytes, tokens: Tokens) -> int:
+        """Return what the blocks take that hold the longest prefix that can be used."""
+        records, _ = self.place(namespace, tokens, touch=False)
+        return sum(map(self.residency.size_of, records))
+
     def limit(self, namespace: bytes, tokens: Tokens, end: int) -> Reason:
         """Return why what is stored behind `end`, the longest prefix that can be used, cannot be: for want of windows,
         or of states."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,8 @@ import numpy as np
 from kvstore.config import StoreConfig
 from kvstore.core.keys import NamespaceDigest
 from kvstore.core.results import SessionInfo
-from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
+from kvstore.core.session_note import unpack_metadata
+from kvstore.core.session_record import TEXT_KEY_BYTES, SessionChange, SessionHead, SessionRecord
 from kvstore.core.tokens import Tokens
 from kvstore.errors import ConfigError
 from kvstore.metrics import Metric
@@ -68,8 +70,8 @@ class SessionTable:
                 self._disk.metrics.add(Metric.CATALOG_ERRORS)
         return record if record is not None and not _is_over(record) else None
 
-    def created(self, key: bytes) -> float | None:
-        """Return when a session was made, in unix seconds; None if there is none. Reads no tokens."""
+    def known(self, key: bytes) -> SessionRecord | SessionHead | None:
+        """Return what stands with a session; None if there is none. Reads no tokens."""
         found = self._recently(key)
         known: SessionRecord | SessionHead | None = found[0] if found is not None else None
         if found is None and self._disk is not None:
@@ -77,7 +79,7 @@ class SessionTable:
                 known = self._disk.catalog.session_head(key)
             except CatalogError:
                 self._disk.metrics.add(Metric.CATALOG_ERRORS)
-        return known.created if known is not None and not _is_over(known) else None
+        return known if known is not None and not _is_over(known) else None
 
     def set(self, key: bytes, record: SessionRecord | None) -> SessionChange:
         """Change a session, or delete it (None), in memory; return the change for the catalog."""
@@ -127,24 +129,28 @@ class SessionTable:
             recent = {key: record for key, (record, _) in self._recent.items()}
         now = time.time()
         rows = [
-            SessionInfo(
-                head.name, head.length, head.length * bytes_per_token, head.used, NamespaceDigest(head.namespace)
-            )
+            _info(head, head.length, bytes_per_token)
             for head in self._stored()
             if not 0.0 < head.expiry <= now and not (recent and head.key in recent)
         ]
         rows += [
-            SessionInfo(
-                record.name,
-                len(record.tokens),
-                len(record.tokens) * bytes_per_token,
-                record.used,
-                NamespaceDigest(record.namespace),
-            )
+            _info(record, len(record.tokens), bytes_per_token)
             for record in recent.values()
             if record is not None and not _is_over(record)
         ]
         return rows
+
+    def by_namespace(self) -> Counter[bytes]:
+        """Return how many sessions each namespace has, by the first 16 bytes of its digest. One that is not written
+        yet counts beside the one that it replaces."""
+        with self._lock:
+            found = Counter(key[:TEXT_KEY_BYTES] for key, (record, _) in self._recent.items() if record is not None)
+        if self._disk is not None:
+            try:
+                found += self._disk.catalog.sessions_by_namespace()
+            except CatalogError:
+                self._disk.metrics.add(Metric.CATALOG_ERRORS)
+        return found
 
     def keys(self, namespace: bytes) -> list[bytes]:
         """Return the keys of all sessions of a namespace (its digest), also of those whose time is over."""
@@ -221,6 +227,21 @@ class SessionTable:
         except CatalogError:
             self._disk.metrics.add(Metric.CATALOG_ERRORS)
             return []
+
+
+def _info(session: SessionRecord | SessionHead, tokens: int, bytes_per_token: int) -> SessionInfo:
+    return SessionInfo(
+        session.name,
+        tokens,
+        tokens * bytes_per_token,
+        session.used,
+        NamespaceDigest(session.namespace),
+        session.created,
+        session.hits,
+        session.expiry,
+        session.pinned,
+        unpack_metadata(session.metadata) or {},
+    )
 
 
 def _first_to_go(item: tuple[bytes, tuple[SessionRecord | None, int]]) -> tuple[bool, bool, int]:

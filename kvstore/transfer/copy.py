@@ -103,14 +103,15 @@ def copy_store(
     total = len(sequences) + len(sessions)
     for done, sequence in enumerate(sequences):
         _tell(progress, done, total)
-        ttl = max(1e-3, sequence.expires - time.time()) if sequence.expires else None
-        _copy(source, target, report, sequence.tokens, sequence.namespace, {"ttl": ttl, "pin": sequence.pinned})
+        options = {"ttl": _left(sequence.expires), "pin": sequence.pinned}
+        _copy(source, target, report, sequence.tokens, sequence.namespace, options)
     for done, session in enumerate(sessions, len(sequences)):
         _tell(progress, done, total)
         tokens = source.session(session.id, namespace=session.namespace).tokens
         if len(tokens):
             _copy(source, target, report, tokens, session.namespace, {})
-            target.session(session.id, namespace=session.namespace).point_to(tokens)
+            copied = target.session(session.id, namespace=session.namespace)
+            copied.point_to(tokens, ttl=_left(session.expires), metadata=session.metadata)
             report.sessions += 1
     _tell(progress, total, total)
     report.dropped_blocks += target.flush().dropped_blocks
@@ -120,6 +121,11 @@ def copy_store(
 def _is_chosen(choice: Choice, name: str, namespace: bytes) -> bool:
     fits = choice.namespace is None or namespace == choice.namespace
     return fits and (choice.is_all or name in choice.sessions)
+
+
+def _left(expires: float) -> float | None:
+    """Seconds until then, None for 0, which is never."""
+    return max(1e-3, expires - time.time()) if expires else None
 
 
 def _tell(progress: Progress | None, done: int, total: int) -> None:

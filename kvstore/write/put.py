@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -94,6 +95,11 @@ class PutPath:
         """Change a session, or delete it (None). Durable after `flush`."""
         with self._lock:
             self._change(self._note, key, record)
+
+    def use_session(self, key: bytes) -> None:
+        """Count a use of a session as it is now; a save at the same time is not lost. Durable after `flush`."""
+        with self._lock:
+            self._change(self._use_session, key)
 
     def delete(self, namespace: bytes, tokens: Tokens) -> int:
         """Remove a sequence, durably on return; see `KVStore.delete`.
@@ -239,6 +245,11 @@ class PutPath:
 
     def _note(self, key: bytes, record: SessionRecord | None) -> None:
         self.queue.submit(WriteBatch(sessions=[self.sessions.set(key, record)]))
+
+    def _use_session(self, key: bytes) -> None:
+        record = self.sessions.get(key)
+        if record is not None:
+            self._note(key, replace(record, used=time.time(), hits=record.hits + 1))
 
     def _delete(self, namespace: bytes, tokens: Tokens) -> tuple[int, Task[None]]:
         """Forgets a sequence; returns how many records went, and the task that takes them out of the catalog."""

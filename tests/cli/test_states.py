@@ -224,6 +224,24 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert [row["id"] for row in rows] == [name]
 
 
+def test_sessions_are_shown_with_all_that_is_known_of_them(tmp_path: Path) -> None:
+    with KVStore(tmp_path / "store", identity(), config()) as store:
+        ids = tokens_of(1, 8)
+        store.session("alice", namespace="n").save(ids, kv_of(ids), ttl=500, metadata={"user": "ann", "raw": b"\0"})
+        store.session("alice", namespace="n").resume()
+    (row,) = json.loads(run("sessions", "ls", str(tmp_path / "store"), "--json").stdout)["sessions"]
+    assert (row["id"], row["tokens"], row["stored_tokens"], row["hits"]) == ("alice", 8, 8, 1)
+    assert row["metadata"] == {"user": "ann", "raw": "b'\\x00'"}
+    assert row["created"] <= row["last_use"] < row["expires"] < row["created"] + 501
+    assert row["stored_bytes"] > 0
+    assert row["namespace"].startswith("digest:")
+    shown = json.loads(run("sessions", "show", str(tmp_path / "store"), "alice", "--namespace", "n", "--json").stdout)
+    assert {name: shown[name] for name in row} == row
+    assert "resumes" in run("sessions", "ls", str(tmp_path / "store")).stdout
+    text = run("sessions", "show", str(tmp_path / "store"), "alice", "--namespace", "n").stdout
+    assert '{"user": "ann"' in text.replace("\n", " ")
+
+
 def test_the_commands_without_a_store_print_json(tmp_path: Path) -> None:
     done = run("bench", "--path", str(tmp_path), "--tokens", "64", "--layers", "1", "--sequences", "1", "--json")
     rows = json.loads(done.stdout)["rows"]

@@ -93,11 +93,16 @@ def entry(data: bytes) -> None:
 
 
 def session(data: bytes) -> None:
-    """What stands with a session, and a text of one."""
+    """What stands with a session, a text of one, and a note."""
     from kvstore.core import session_record as module
+    from kvstore.core.session_note import SessionNote
 
     reader = Reader(data)
     kind, size = reader.number(), reader.number() * 2
+    if kind % 4 == 2:
+        note = SessionNote.unpack(reader.rest())
+        assert note is None or SessionNote.unpack(note.pack()) == note
+        return
     if kind % 2:
         text = reader.rest()
         before, tokens = text[:16].ljust(16, b"\0"), text[20:].ljust(4 * module.TEXT_TOKENS, b"\0")

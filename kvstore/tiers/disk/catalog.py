@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from kvstore.tiers.disk.entry import (
 )
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError, Environment, Transaction
 from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.saved_notes import SavedNotes
 from kvstore.tiers.disk.saved_sessions import SavedSessions
 from kvstore.tiers.disk.saved_traffic import SavedTraffic, is_run_sized
 from kvstore.tiers.disk.segment import Extent
@@ -89,7 +91,8 @@ class Catalog:
 
     def _opened(self, databases: Sequence[Any]) -> None:
         self._records, self._places, self._namespaces, sessions, traffic, texts, self._tasks = databases
-        self._saved, self._traffic = SavedSessions(sessions, texts), SavedTraffic(traffic)
+        self._saved = SavedSessions(sessions, texts, SavedNotes(self._tasks))
+        self._traffic = SavedTraffic(traffic)
         self._session_bytes: int | None = None  # not counted yet; changed by who writes
 
     def close(self) -> None:
@@ -186,7 +189,7 @@ class Catalog:
         """Returns what all sessions take then, and how many of them went."""
         saved, total, gone = self._saved, self._session_bytes, (0, 0)
         if total is None:
-            total = saved.nbytes(txn)
+            total = saved.counted(txn)
         for change in changes:
             if change.record is None:
                 total += saved.delete(txn, change.key)
@@ -301,12 +304,17 @@ class Catalog:
         with self.environment.reading() as txn:
             return self._saved.nbytes(txn)
 
+    def sessions_by_namespace(self) -> Counter[bytes]:
+        """Return how many sessions each namespace has, by the first 16 bytes of its digest."""
+        with self.environment.reading() as txn:
+            return self._saved.by_namespace(txn)
+
     def expire_sessions(self) -> int:
         """Remove the sessions whose time is over; return how many. Durable on return. Raises `CatalogError`."""
         if not any(0.0 < head.expiry <= time.time() for head in self.sessions()):
             return 0
         with self.environment.writing() as txn:
-            total = self._saved.nbytes(txn) if self._session_bytes is None else self._session_bytes
+            total = self._saved.counted(txn) if self._session_bytes is None else self._session_bytes
             grown, expired, _ = self._saved.shrink(txn, time.time(), over=0, budget=0)
         self._session_bytes = total + grown
         return expired

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, key_tag, padded, parse
+from kvstore.core.session_note import SessionNote
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord, SessionText, tokens_of
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.entry import MAX_RECORD, Entry, Scan, checked, entry_of, is_entry
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.format1 import session_of_format_1
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, is_passing, read_all
+from kvstore.tiers.disk.saved_notes import session_key_of
 from kvstore.tiers.disk.segment import Extent
 
 _CHUNK_BYTES = 4 << 20
@@ -213,6 +215,7 @@ def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, SessionRecord]:
         OSError: the file cannot be read, which says nothing about its bytes.
     """
     texts: dict[bytes, SessionText] = {}
+    notes: dict[tuple[bytes, float], SessionNote] = {}  # the newest, by session and when that was made
     heads: dict[bytes, list[SessionHead]] = {}
     best: dict[bytes, SessionRecord] = {}
     for name, value in _leaf_pairs(fs, path):
@@ -223,12 +226,19 @@ def salvage_sessions(fs: FileSystem, path: str) -> dict[bytes, SessionRecord]:
             texts[name] = text
         elif (head := SessionHead.unpack(name, body)) is not None:
             heads.setdefault(name, []).append(head)
+        elif (session := session_key_of(name)) is not None and (note := SessionNote.unpack(body)) is not None:
+            known = notes.get((session, note.created))
+            if known is None or known.sequence < note.sequence:
+                notes[session, note.created] = note
         elif (old := session_of_format_1(name, body)) is not None:
             _keep_newer(best, name, old)
     for name, found in heads.items():
         for head in found:
             tokens = tokens_of(head, texts.get)
             if tokens is not None:
+                noted = notes.get((name, head.created))
+                if noted is not None:
+                    head = head._replace(hits=noted.hits, metadata=noted.metadata)
                 _keep_newer(best, name, head.with_tokens(tokens))
     return best
 

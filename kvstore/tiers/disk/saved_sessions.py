@@ -23,12 +23,16 @@ from kvstore.core.session_record import (
 )
 from kvstore.tiers.disk.entry import checked, with_sum
 from kvstore.tiers.disk.format1 import session_of_format_1
+from kvstore.tiers.disk.saved_notes import SavedNotes
 
 Transaction = Any  # of LMDB, which only `environment` knows
 # LMDB: a node has 10 bytes beside key and value. Its pages are two thirds full, for keys arrive in no order.
 _NODE_BYTES = 10
 _OVER, _UNDER = 3, 2
 _RELIEF = 16  # what is over its budget is brought this share of it below, so that the next change is not over again
+
+
+_NOTE_BYTES = 8 + 24  # sum and head of a note; its key has a byte more than the session's, which is nothing
 
 
 def bytes_of(key: bytes, value: bytes) -> int:
@@ -42,27 +46,30 @@ _TEXT_COST = bytes_of(bytes(TEXT_KEY_BYTES), with_sum(SessionText(b"", 1, bytes(
 def most_bytes(record: SessionRecord) -> int:
     """Return how many bytes a session takes if it shares nothing."""
     head = bytes_of(record.key, with_sum(record.head(no_text(record.namespace)).pack()))
-    return len(record.tokens) // TEXT_TOKENS * _TEXT_COST + head
+    note = bytes_of(record.key, bytes(_NOTE_BYTES) + record.metadata)
+    return len(record.tokens) // TEXT_TOKENS * _TEXT_COST + head + note
 
 
 @dataclass(frozen=True)
 class SavedSessions:
-    """The two databases that sessions are kept in. Immutable; what it reads and writes is the transaction's.
+    """The databases that sessions are kept in. Immutable; what it reads and writes is the transaction's.
 
     Attributes:
         sessions: heads by session key.
         texts: texts by their keys; None for a store of format 1 that is only read.
+        notes: what is noted beside them.
     """
 
     sessions: Any
     texts: Any
+    notes: SavedNotes
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def head(self, txn: Transaction, key: bytes) -> SessionHead | None:
         """Return what stands with a session; None if there is none or it is damaged."""
         value = txn.get(key, db=self.sessions)
-        return self._head(key, value) if value is not None else None
+        return self._head(txn, key, value) if value is not None else None
 
     def get(self, txn: Transaction, key: bytes) -> SessionRecord | None:
         """Return a session with its tokens; None if there is none, or something of it is damaged."""
@@ -74,13 +81,13 @@ class SavedSessions:
         if head is None:
             return session_of_format_1(key, body)
         tokens = tokens_of(head, lambda text: self._text(txn, text))
-        return head.with_tokens(tokens) if tokens is not None else None
+        return self.notes.of(txn, head).with_tokens(tokens) if tokens is not None else None
 
     def heads(self, txn: Transaction) -> Iterator[SessionHead]:
         """Yield every intact session, by key."""
         with txn.cursor(db=self.sessions) as cursor:
             for key, value in cursor:
-                head = self._head(key, value)
+                head = self._head(txn, key, value)
                 if head is not None:
                     yield head
 
@@ -92,9 +99,15 @@ class SavedSessions:
         """Return how many bytes all sessions and texts take."""
         with txn.cursor(db=self.sessions) as cursor:
             total = sum(bytes_of(key, value) for key, value in cursor)
+        total += sum(bytes_of(key, value) for key, value in self.notes.pairs(txn))
         if self.texts is None:
             return total
         return total + _TEXT_COST * int(txn.stat(self.texts)["entries"])
+
+    def by_namespace(self, txn: Transaction) -> Counter[bytes]:
+        """Return how many sessions each namespace has, by the first bytes of its digest; damaged ones included."""
+        with txn.cursor(db=self.sessions) as cursor:
+            return Counter(key[:TEXT_KEY_BYTES] for key in cursor.iternext(values=False))
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -108,6 +121,7 @@ class SavedSessions:
                 grown -= self._release(txn, old.end)
         before, value = txn.get(key, db=self.sessions), with_sum(record.head(end).pack())
         txn.put(key, value, db=self.sessions)
+        grown += self._note(txn, key, record)
         return grown + bytes_of(key, value) - (bytes_of(key, before) if before is not None else 0)
 
     def delete(self, txn: Transaction, key: bytes) -> int:
@@ -116,7 +130,14 @@ class SavedSessions:
         if before is None:
             return 0
         txn.delete(key, db=self.sessions)
-        return -bytes_of(key, before) - (self._release(txn, head.end) if head is not None else 0)
+        grown = self._note(txn, key, None)
+        return grown - bytes_of(key, before) - (self._release(txn, head.end) if head is not None else 0)
+
+    def counted(self, txn: Transaction) -> int:
+        """Remove notes whose sessions are gone; return how many bytes the rest takes."""
+        for key in self.notes.orphans(txn, self.sessions):
+            self.notes.put(txn, key, None)
+        return self.nbytes(txn)
 
     def shrink(self, txn: Transaction, now: float, over: int, budget: int) -> tuple[int, int, int]:
         """Remove the sessions whose time is over, and if that is not enough those that were used least recently; those
@@ -174,13 +195,15 @@ class SavedSessions:
         found, needed = [], Counter[bytes]()
         with txn.cursor(db=self.sessions) as cursor:
             for key, value in cursor:
-                head = self._head(key, value)
+                head = self._head(txn, key, value)
                 if head is None:
                     found.append(f"session {key[16:]!r}: its entry is damaged")
                     continue
                 needed[head.end] += 1
                 if self.get(txn, key) is None:
                     found.append(f"session {key[16:]!r}: some of its tokens are missing or damaged")
+                if self.notes.is_damaged(txn, key):
+                    found.append(f"session {key[16:]!r}: what is noted beside it is damaged")
         if self.texts is None:
             return found
         counted: dict[bytes, int] = {}
@@ -202,14 +225,18 @@ class SavedSessions:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _head(self, key: bytes, value: bytes) -> SessionHead | None:
+    def _head(self, txn: Transaction, key: bytes, value: bytes) -> SessionHead | None:
         body = checked(value)
         if body is None:
             return None
         head = SessionHead.unpack(key, body)
         if head is None and (record := session_of_format_1(key, body)) is not None:
             return record.head()
-        return head
+        return self.notes.of(txn, head) if head is not None else None
+
+    def _note(self, txn: Transaction, key: bytes, record: SessionRecord | None) -> int:
+        before, after = self.notes.put(txn, key, record)
+        return sum(sign * bytes_of(key, value) for sign, value in ((-1, before), (1, after)) if value is not None)
 
     def _referring(self, txn: Transaction, key: bytes) -> SessionHead | None:
         """What stands with a session, if that is of format 2: then a text may count it."""
