@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models frameworks gpu gpu-wheels style docs clean
+.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -141,6 +141,21 @@ frameworks: setup
 	  > $$(echo build/frameworks/lib/python3*/site-packages)/kvstore.pth
 	build/frameworks/bin/pip install -q -c ci/constraints.txt smolagents langchain-huggingface llama-index-llms-huggingface
 	HF_HUB_OFFLINE=1 build/frameworks/bin/python tools/frameworks.py --model $(MODEL)
+
+# The sdist, and the wheel made from it, in dist/. auditwheel names the oldest systems that the wheel runs on; if it
+# cannot, the wheel is for systems like this one, and keeps the tag that says so.
+wheel: setup
+	rm -rf dist build/wheel && mkdir -p dist
+	$(PY) -m pip install -q -c ci/constraints.txt auditwheel
+	$(PY) -m build --outdir build/wheel . > build/wheel.log 2>&1 || { tail -40 build/wheel.log; exit 1; }
+	cp build/wheel/*.tar.gz dist/
+	$(PY) -m auditwheel repair --patcher none -w dist build/wheel/*.whl \
+	  || { echo "no manylinux tag is true for this wheel: it is for systems like this one"; cp build/wheel/*.whl dist/; }
+	ls -l dist
+
+# What `make wheel` made, installed into an environment of its own and used there, and what goes wrong there told.
+test-wheel: wheel
+	$(PY) tools/try_wheel.py --dist dist --work build/try-wheel
 
 # Lint and types. mypy runs from a folder that holds only a link to the package: from the root, codecs/ would shadow
 # the standard library's module.

@@ -11,17 +11,19 @@ from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import find_packages, setup
+from setuptools.errors import CompileError, ExecError
 
 SANITIZE = os.environ.get("KVSTORE_SANITIZE") == "1"
 # Sums of floating point numbers are part of formats: a product must not be fused into them.
-COMPILE = ["-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=off"]
+# pybind11 hides symbols and leaves debug symbols out.
+COMPILE = ["-Wextra", "-ffp-contract=off"]
 LINK = []
 if SANITIZE:
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     COMPILE += [*checks, "-g", "-O1", "-fno-omit-frame-pointer"]
     LINK += checks
 else:
-    COMPILE += ["-O3", "-g0"]
+    COMPILE.append("-O3")
 
 
 # What extensions share: every part with what it stands on.
@@ -39,8 +41,8 @@ def extension(name: str, *sources: str) -> Pybind11Extension:
         [f"csrc/{source}" for source in sources],
         include_dirs=["csrc"],
         cxx_std=17,
-        extra_compile_args=COMPILE,
-        extra_link_args=LINK,
+        extra_compile_args=[*COMPILE],  # pybind11 writes into it
+        extra_link_args=[*LINK],
         # Rebuild when any header changes: distutils only looks at the sources and this list.
         depends=HEADERS,
     )
@@ -75,7 +77,13 @@ class parallel_build_ext(build_ext):
             return [path for source in sources for path in objects[source]]
 
         self.compiler.compile = compile_once
-        super().build_extensions()
+        try:
+            super().build_extensions()
+        except (CompileError, ExecError) as error:
+            raise SystemExit(
+                f"error: kvstore could not be compiled ({error}). It needs a C++17 compiler and the headers of Python: "
+                "`apt-get install g++ python3-dev` or the like; CC and CXX name a compiler that is elsewhere"
+            ) from None
 
 
 setup(

@@ -8,8 +8,8 @@ neither lmdb nor transformers is installed.
 from __future__ import annotations
 
 import logging
+import re
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from kvstore.store import KVStore
     from kvstore.stored import stored_identity
 
-    __version__: str
-
+__version__ = "0.1.0"
 __all__ = [
     "Approximate",
     "AsyncKVStore",
@@ -159,16 +158,19 @@ _HOMES = {
     "stored": ("stored_identity",),
     "integrations.transformers.attached": ("Attachment", "attach", "detach"),
 }
-
+_COMPILE = "run `make setup` in the source tree, or `pip install kvstore-lm`, for this version of Python"
 
 logging.getLogger("kvstore").addHandler(logging.NullHandler())  # what to do with the lines is the program's to say
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version("kvstore")
     for module, names in _HOMES.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(f"kvstore.{module}"), name)
+            try:
+                value = globals()[name] = getattr(import_module(f"kvstore.{module}"), name)
+            except ModuleNotFoundError as error:
+                if re.fullmatch(r"kvstore\.(trie|codecs)\.([a-z.]+\.)?_[a-z_]+", error.name or ""):
+                    raise ImportError(f"{error.name} is not compiled; {_COMPILE}", name=error.name) from error
+                raise
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

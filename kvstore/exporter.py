@@ -1,4 +1,4 @@
-"""Metrics of a store for Prometheus. Needs the extra `kvstore[prometheus]`; nothing else imports this module.
+"""Metrics of a store for Prometheus. Needs the extra `kvstore-lm[prometheus]`; nothing else imports this module.
 
 Every member of `Metric` is a counter `kvstore_NAME_total`, every `Timing` a histogram `kvstore_NAME_seconds`, and sizes
 are gauges (`GAUGES`); docs/metrics.md has the list, docs/grafana.json a dashboard of them.
@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+except ModuleNotFoundError as error:
+    what = "kvstore.exporter needs prometheus_client; pip install 'kvstore-lm[prometheus]'"
+    raise ModuleNotFoundError(what, name=error.name) from None
 
 from kvstore.errors import KVStoreError
 from kvstore.metrics import Metric

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -79,7 +80,8 @@ def closure(names: list[str]) -> set[str]:
 def test_the_list_has_whatever_is_needed_and_what_single_rows_need() -> None:
     """More than is installed here may stand there: newer versions need other packages than older ones."""
     listed = {canonicalize_name(name): needed for name, _, needed in gpu.wanted(gpu.LIST.read_text())}
-    own = [Requirement(line).name for line in importlib.metadata.requires("kvstore") or () if "extra" not in line]
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    own = [Requirement(line).name for line in project["dependencies"]]
     assert "lmdb" in own
     needed = closure([*own, *ROOTS])
     assert needed <= {name for name, is_needed in listed.items() if is_needed}

@@ -139,7 +139,7 @@ def load_model(folder: Path, dtype: str = "bfloat16") -> tuple[Any, Any]:
     try:
         transformers: Any = import_module("transformers")  # without types
     except ModuleNotFoundError:
-        raise ConfigError("a model needs transformers; pip install 'kvstore[transformers]'") from None
+        raise ConfigError("a model needs transformers; pip install 'kvstore-lm[transformers]'") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:

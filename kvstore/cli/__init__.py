@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich", "typer"):
             raise
-        print(f"error: the command needs {error.name}; pip install 'kvstore[cli]'", file=sys.stderr)
+        print(f"error: the command needs {error.name}; pip install 'kvstore-lm[cli]'", file=sys.stderr)
         raise SystemExit(1) from None
     app(arguments)
 

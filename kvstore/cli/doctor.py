@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+import kvstore
 from kvstore.cli import stores
 from kvstore.cli.errors import told
 from kvstore.cli.output import AsJson, line, print_json, size, table
@@ -68,7 +69,7 @@ def _machine(config: StoreConfig) -> dict[str, Any]:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     cuda = torch.cuda.is_available()
     return {
-        "kvstore": _installed("kvstore"),
+        "kvstore": kvstore.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
@@ -110,7 +111,7 @@ def _layout(folder: Path | None) -> KVLayout:
     try:
         from transformers import AutoConfig
     except ModuleNotFoundError:
-        raise ValueError("--model: needs transformers; pip install 'kvstore[transformers]'") from None
+        raise ValueError("--model: needs transformers; pip install 'kvstore-lm[transformers]'") from None
     import torch
 
     from kvstore.integrations.transformers import layout_from_config

@@ -105,7 +105,7 @@ def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError:
-        raise ValueError("a tokenizer needs transformers; pip install 'kvstore[transformers]'") from None
+        raise ValueError("a tokenizer needs transformers; pip install 'kvstore-lm[transformers]'") from None
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:

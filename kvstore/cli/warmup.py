@@ -43,7 +43,7 @@ def warmup(
             from kvstore.integrations.transformers.prompts import read_prompts
             from kvstore.integrations.transformers.warming import warmup as warm
         except ModuleNotFoundError as error:
-            raise ValueError(f"warmup needs {error.name}; pip install 'kvstore[transformers]'") from None
+            raise ValueError(f"warmup needs {error.name}; pip install 'kvstore-lm[transformers]'") from None
         from kvstore.calibration.calibrate import load_model
 
         lines = stores.text_of(prompts).splitlines()

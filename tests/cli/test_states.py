@@ -263,4 +263,4 @@ def test_without_typer_one_line_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         main(["ls", "nowhere"])
     assert ended.value.code == FAILED
-    assert capsys.readouterr().err == "error: the command needs typer; pip install 'kvstore[cli]'\n"
+    assert capsys.readouterr().err == "error: the command needs typer; pip install 'kvstore-lm[cli]'\n"

@@ -7,6 +7,7 @@ not import what stands above the store.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
     from kvstore.integrations.transformers.generation import generate
     from kvstore.integrations.transformers.warming import Prefilled, WarmupReport, get_or_prefill, warmup
+
+if find_spec("transformers") is None:
+    what = "kvstore.integrations.transformers needs transformers; pip install 'kvstore-lm[transformers]'"
+    raise ModuleNotFoundError(what, name="transformers")
 
 __all__ = [
     "Attachment",
