@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from kvstore.codecs.predictive.levels.model import SECTION as LEVELS_SECTION
 from kvstore.codecs.predictive.levels.model import LevelModel, levels_of
 from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.codecs.predictive.token_table import rows_of
 from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError, ProfileError
@@ -103,7 +105,7 @@ class PredictiveCodec(Codec):
         self.has_kernels = self.exact and model.layout.dtype == "bfloat16"
         self.profile = profile
         self._plain = EntropyCodec()
-        self._exact = ExactMode(model)
+        self._exact, self._seen = ExactMode(model), model.seen
         self._order = order_of(model.layout) if rotates(model.layout) else None  # of K, in what the modes see
         self._mode = EXACT_MODES[model.layout.dtype]
         self._levels, self._level = levels or LevelModes(()), level
@@ -178,13 +180,18 @@ class PredictiveCodec(Codec):
         view = block
         coded: tuple[int, ...] | int | None = _predict.FALL_BACK
         if info.layout == self._exact.model.layout:
+            named = self._named(info)
             if self._steps is None:
-                view, coded = self._encode_exact(info, block, out)
+                view, coded = self._encode_exact(named, block, out)
             else:
-                coded = self._encode_lossy(info, block if self._order is None else in_pairs(block, self._order), out)
+                coded = self._encode_lossy(named, block if self._order is None else in_pairs(block, self._order), out)
         if coded == _predict.FALL_BACK:
             return self._plain.encode(info, view, out)
         return coded if isinstance(coded, tuple) else None
+
+    def _named(self, info: BlockInfo) -> BlockInfo:
+        """The block with its tokens as rows of the profile's table, as all modes take them."""
+        return info if self._seen is None else replace(info, tokens=rows_of(info.tokens, self._seen))
 
     def _encode_exact(
         self, info: BlockInfo, block: KVView, out: memoryview
@@ -230,13 +237,13 @@ class PredictiveCodec(Codec):
             return
         if info.layout != self._exact.model.layout or info.start < 0:
             raise CodecError("predictive: the block has another layout than the profile, or a negative position")
-        target = out if self._order is None else buffer(out)
+        target, named = out if self._order is None else buffer(out), self._named(info)
         if mode == self._mode:
-            self._exact.decode(info, payload, layer_sizes, target)
+            self._exact.decode(named, payload, layer_sizes, target)
         elif mode in LEVEL_MODES:
-            self._levels.get(LEVEL_MODES[mode]).decode(info, payload, layer_sizes, target)
+            self._levels.get(LEVEL_MODES[mode]).decode(named, payload, layer_sizes, target)
         elif self._lossy is not None:
-            self._lossy.decode(info, payload, layer_sizes, target)
+            self._lossy.decode(named, payload, layer_sizes, target)
         else:
             raise CodecError('predictive: the block was coded with loss, and the profile has no section "lossy"')
         if self._order is not None:

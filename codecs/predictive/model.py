@@ -12,6 +12,7 @@ import numpy as np
 
 from kvstore.codecs.arrays import Array, SectionArrays
 from kvstore.codecs.predictive.linear_model import LinearModel, LinearPredictor, rotated_half, rotation_tables
+from kvstore.codecs.predictive.token_table import token_table
 from kvstore.codecs.words import KEPT_BITS
 from kvstore.core.layout import KVLayout
 
@@ -52,9 +53,11 @@ class PredictiveModel(LinearModel):
 
     parts: tuple[tuple[Part, Part], ...]
     token_kv: Array
-    """int8 [vocabulary, C of K_0 + C of V_0]."""
+    """int8 [rows, C of K_0 + C of V_0]: what layer 0 holds of a token."""
     freqs: Array
     """uint16 [2 * CLASSES, SYMBOLS], rows sum to 4096."""
+    seen: Array | None = None
+    """uint32 [rows], ascending: the tokens that these rows are of; None: row i is that of token i."""
 
     @classmethod
     def from_arrays(cls, layout: KVLayout, arrays: Mapping[str, Array]) -> PredictiveModel:
@@ -66,7 +69,7 @@ class PredictiveModel(LinearModel):
         taken = SectionArrays("predictive", "lossless", arrays)
         half = rotated_half(layout, taken.codec, tuple(KEPT_BITS))
         widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]
-        token_kv = taken.take("token_kv", np.int8, (taken.size("token_kv"), sum(widths[0])))
+        token_kv, seen = token_table(taken, sum(widths[0]))
         parts = []
         for number, width in enumerate(widths):
             before = sum(sum(widths[i]) for i in range(max(0, number - 2), number))
@@ -78,6 +81,7 @@ class PredictiveModel(LinearModel):
             layout=layout,
             parts=tuple(parts),
             token_kv=token_kv,
+            seen=seen,
             freqs=taken.all_frequencies("freqs", 2 * CLASSES, SYMBOLS),
             rope_fine=fine,
             rope_coarse=coarse,

@@ -54,14 +54,16 @@ class StoredWords:
 
     def layers(self) -> list[tuple[Words, Words]]:
         """K and V of every layer: 16-bit words `[tokens, heads * dim]`, copies."""
-        words, at, found = np.frombuffer(self.buffer.view, np.uint16), 0, []
-        for shape in self.layout.layers:
-            for dim in (shape.key_dim, shape.value_dim):
-                size = shape.heads * self.header.count * dim
-                part = words[at : at + size].reshape(shape.heads, self.header.count, dim)
-                found.append(part.transpose(1, 0, 2).reshape(self.header.count, -1))
-                at += size
-        return list(zip(found[::2], found[1::2], strict=True))
+        return [self.layer(number) for number in range(len(self.layout.layers))]
+
+    def layer(self, number: int) -> tuple[Words, Words]:
+        """K and V of one layer, as in `layers`."""
+        words, count, shape = np.frombuffer(self.buffer.view, np.uint16), self.header.count, self.layout.layers[number]
+        at = count * sum(x.heads * (x.key_dim + x.value_dim) for x in self.layout.layers[:number])
+        k, v = count * shape.heads * shape.key_dim, count * shape.heads * shape.value_dim
+        keys = words[at : at + k].reshape(shape.heads, count, shape.key_dim)
+        values = words[at + k : at + k + v].reshape(shape.heads, count, shape.value_dim)
+        return keys.transpose(1, 0, 2).reshape(count, -1), values.transpose(1, 0, 2).reshape(count, -1)
 
     @property
     def is_finite(self) -> bool:

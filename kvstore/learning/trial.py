@@ -16,7 +16,8 @@ from kvstore.config import MIB
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.learning.blocks import BlockReader, StoredWords
-from kvstore.learning.windows import BlocksGone, BlockWindows
+from kvstore.learning.seen import BlocksGone, SeenTokens
+from kvstore.learning.windows import BlockWindows
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Progress = Callable[[str, int, int], None]
@@ -41,13 +42,11 @@ class Sample:
     Attributes:
         windows: records to fit to, those of each window.
         held_out: records to measure on; newer ones.
-        vocabulary: all tokens are below it.
         blocks: how many there are.
     """
 
     windows: tuple[tuple[int, ...], ...]
     held_out: tuple[int, ...]
-    vocabulary: int
 
     @property
     def blocks(self) -> int:
@@ -77,7 +76,6 @@ def choose(reader: BlockReader, below: int, pause: Callable[[], None]) -> Sample
     """Return blocks to learn from, the newest before record `below`; None if there are too few."""
     size, layout = reader.block_tokens, reader.layout
     found: list[tuple[int, int]] = []  # (record, start)
-    most_token = 0
     for looked, entry in enumerate(reader.newest_first(below, pause), 1):
         if len(found) * size >= MOST_TOKENS or looked * size > _MOST_LOOKED_AT * MOST_TOKENS:
             break
@@ -85,13 +83,12 @@ def choose(reader: BlockReader, below: int, pause: Callable[[], None]) -> Sample
         block = reader.read(entry.record)
         if block is not None and block.is_finite:
             found.append((entry.record, entry.start))
-            most_token = max(most_token, int(entry.tokens.max()))
     if len(found) * size < LEAST_TOKENS:
         return None
     count = max(1, len(found) // HELD_OUT)
     held_out = tuple(record for record, _ in found[:count])
     windows = _windows(found[count:], _blocks_in_window(layout, size))
-    return Sample(windows, held_out, _vocabulary(most_token)) if windows else None
+    return Sample(windows, held_out) if windows else None
 
 
 def run(
@@ -117,10 +114,12 @@ def run(
 
     layout, size = reader.layout, reader.block_tokens
     few = _spread(sample.windows, _table_tokens(layout) // size)
-    dump = BlockWindows.of_blocks(layout, size, sample.windows, reader.read, pause, sample.vocabulary)
-    tables = BlockWindows.of_blocks(layout, size, few, reader.read, pause, sample.vocabulary, kept=len(few))
+    seen = SeenTokens.of([record for window in sample.windows for record in window], reader.read, pause)
+    dump = BlockWindows.of_blocks(layout, size, sample.windows, reader.read, pause, seen)
+    tables = BlockWindows.of_blocks(layout, size, few, reader.read, pause, seen, kept=len(few), hide=True)
     base = fit.fit_in_passes(dump, tables, MOST_BYTES, told)
     level = levels.fit_in_passes(dump, tables, base, LEVELS[-1], MOST_BYTES, told)
+    base |= {"seen_kv": base.pop("token_kv"), "seen_tokens": seen.tokens}
     sections = {"lossless": base, "levels": level}
     codec = PredictiveCodec.from_profile(Profile.new(identity, sections))
     before = after = raw = 0
@@ -174,9 +173,3 @@ def _blocks_in_window(layout: KVLayout, size: int) -> int:
 def _table_tokens(layout: KVLayout) -> int:
     """How many tokens the tables are taken from: their inputs are held as float32."""
     return max(256, min(_TABLE_TOKENS, MOST_BYTES // (2 * layout.bytes_per_token)))
-
-
-def _vocabulary(most: int) -> int:
-    """The rows of the table of tokens: a rough bound, for a block with other tokens is not predicted."""
-    step = max(64, 1 << max(0, most.bit_length() - 3))
-    return -(-(most + 1) // step) * step

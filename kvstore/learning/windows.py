@@ -15,17 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import Bits, Floats, KVDump, floats
-from kvstore.calibration.targets import target
+from kvstore.codecs.predictive.token_table import rows_of
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import rotate
 from kvstore.learning.blocks import StoredWords
+from kvstore.learning.seen import BlocksGone, SeenTokens
 
 Layers = list[tuple[Bits, Bits]]
 _ROUND = 0x7FFF
-
-
-class BlocksGone(Exception):
-    """Too many of the chosen blocks left meanwhile. Internal: it is tried again."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,17 @@ class BlockWindows(KVDump):
         read: gives a block; None if it left.
         pause: called before every step of the work.
         kept: how many windows stay in memory; the rest is read again when it is needed.
-        vocabulary: tokens are below it.
+        seen: the tokens of all blocks.
+        hide: take the tokens that were seen once for unseen.
     """
 
     blocks: tuple[tuple[int, ...], ...] = ()
     read: Callable[[int], StoredWords | None] = lambda record: None
     pause: Callable[[], None] = lambda: None
     kept: int = 1
-    vocabulary: int = 0
-    _cache: dict[int, tuple[npt.NDArray[np.int64], Layers]] = field(default_factory=dict, repr=False, compare=False)
+    seen: SeenTokens | None = None
+    hide: bool = False
+    _cache: dict[int, tuple[npt.NDArray[np.uint32], Layers]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of_blocks(
@@ -55,13 +54,20 @@ class BlockWindows(KVDump):
         blocks: tuple[tuple[int, ...], ...],
         read: Callable[[int], StoredWords | None],
         pause: Callable[[], None],
-        vocabulary: int,
+        seen: SeenTokens,
         kept: int = 1,
+        hide: bool = False,
     ) -> BlockWindows:
         """See the attributes. layout: of the caches, bfloat16."""
         length = block_tokens * len(blocks[0])
         return cls(
-            Path(), layout, len(blocks), length, blocks=blocks, read=read, pause=pause, vocabulary=vocabulary, kept=kept
+            *(Path(), layout, len(blocks), length),
+            blocks=blocks,
+            read=read,
+            pause=pause,
+            kept=kept,
+            seen=seen,
+            hide=hide,
         )
 
     @property
@@ -71,33 +77,39 @@ class BlockWindows(KVDump):
 
     @property
     def first_layer(self) -> Bits:
-        """The same for every token, the mean of a window: what the weights say of a token is not in the store."""
-        parts = [_bits(target(self, 0, which, 0).mean(0, keepdims=True)) for which in range(2)]
-        return np.broadcast_to(np.concatenate(parts, 1), (self.vocabulary, sum(part.shape[1] for part in parts)))
+        """Of the tokens that were seen, in their order."""
+        return _bits(self._seen.rows)
 
     def tokens(self, window: int) -> npt.NDArray[np.int64]:
-        return self._window(window)[0]
+        """The row of `first_layer` of each token; one behind the last for those that are hidden."""
+        rows = rows_of(self._window(window)[0], self._seen.tokens).astype(np.int64)
+        return np.where(self._seen.once[rows], len(self._seen.tokens), rows) if self.hide else rows
 
     def layer(self, layer: int, window: int) -> tuple[Bits, Bits]:
         self.pause()
         return self._window(window)[1][layer]
 
-    def _window(self, window: int) -> tuple[npt.NDArray[np.int64], Layers]:
+    @property
+    def _seen(self) -> SeenTokens:
+        assert self.seen is not None
+        return self.seen
+
+    def _window(self, window: int) -> tuple[npt.NDArray[np.uint32], Layers]:
         if window not in self._cache:
             while len(self._cache) >= self.kept:
                 del self._cache[next(iter(self._cache))]
             self._cache[window] = self._read_window(window)
         return self._cache[window]
 
-    def _read_window(self, window: int) -> tuple[npt.NDArray[np.int64], Layers]:
-        tokens: list[npt.NDArray[np.int64]] = []
+    def _read_window(self, window: int) -> tuple[npt.NDArray[np.uint32], Layers]:
+        tokens: list[npt.NDArray[np.uint32]] = []
         columns: list[Layers] = []
         for place, record in enumerate(self.blocks[window]):
             self.pause()
             block = self.read(record)
             if block is None or not block.is_finite:
                 raise BlocksGone
-            tokens.append(block.header.tokens.astype(np.int64))
+            tokens.append(block.header.tokens)
             columns.append(self._moved(block, place * block.header.count))
         layers = [
             (np.concatenate([k for k, _ in same]), np.concatenate([v for _, v in same]))

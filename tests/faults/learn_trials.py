@@ -21,7 +21,7 @@ import small_stores
 from teller import ACK
 from trials import in_child
 
-from kvstore.learning import learner, recode, trial, windows
+from kvstore.learning import learner, recode, seen, trial
 from kvstore.tiers.disk.fs import FileSystem
 
 _SEQUENCES = 5  # that are there before it learns
@@ -87,7 +87,7 @@ def _fitted(path: Path) -> trial.Trial:
 
     def run(*arguments: Any) -> trial.Trial:
         found.append(trial.run(*arguments))
-        raise windows.BlocksGone
+        raise seen.BlocksGone
 
     learner.run = run
     with learncases.open_store(path) as store:

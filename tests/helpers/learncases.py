@@ -40,10 +40,15 @@ def tokens_of(number: int, count: int = LENGTH) -> np.ndarray:
     return tokens
 
 
+def first_layer() -> np.ndarray:
+    """K before the rotation, in pairs, and V of every token, float `[VOCABULARY, 2 * _WIDTH]`."""
+    return np.random.default_rng(2).normal(size=(VOCABULARY, 2 * _WIDTH))
+
+
 def kv_of(tokens: np.ndarray, noise: float = 0.02) -> Layers:
     """The cache of a sequence, which follows from its tokens. noise: of each layer, beside what the one before says."""
     rng, weights = np.random.default_rng(tokens.astype(np.int64)), np.random.default_rng(1)
-    x = rng.normal(size=(len(tokens), 2 * _WIDTH))
+    x = first_layer()[tokens]
     layers = []
     for _ in range(LAYERS):
         k, v = (part.astype(np.float32) for part in np.split(x, 2, 1))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvstore.codecs.arrays import Array, SectionArrays
 from kvstore.codecs.predictive.linear_model import LinearModel, rotated_half, rotation_tables
 from kvstore.codecs.predictive.model import CLASSES, MAX_ADAPT, MAX_BIAS, MAX_SCALE, SYMBOLS, CodingTables
+from kvstore.codecs.predictive.token_table import token_table
 from kvstore.core.layout import KVLayout
 
 SECTION = "levels"
@@ -57,7 +58,7 @@ class LevelModel(LinearModel):
     level: int
     parts: tuple[tuple[LevelPart, LevelPart], ...]
     token_kv: Array
-    """int8 [vocabulary, C of K_0 + C of V_0], as in the profile."""
+    """int8 [rows, C of K_0 + C of V_0], as in the profile."""
     freqs: Array
     """uint16 [2 * CLASSES, SYMBOLS], rows sum to 4096."""
 
@@ -78,7 +79,7 @@ class LevelModel(LinearModel):
         base, taken = SectionArrays("predictive", "lossless", lossless), SectionArrays("predictive", SECTION, levels)
         half = rotated_half(layout, taken.codec)
         widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]
-        token_kv = base.take("token_kv", np.int8, (base.size("token_kv"), sum(widths[0])))
+        token_kv, _ = token_table(base, sum(widths[0]))
         orders = [(coding_order(k, half), np.arange(v)) for k, v in widths]
         parts = []
         for number in range(len(widths)):
