@@ -38,6 +38,13 @@ GAUGES = {
     "pinned_bytes": "bytes that pins keep",
     "index_bytes": "memory of the index",
 }
+_NAMESPACE = {
+    "namespace_bytes": "bytes of the records of a namespace",
+    "namespace_records": "records of a namespace",
+    "namespace_tokens": "tokens of those records",
+    "namespace_sessions": "sessions of a namespace",
+}
+GAUGES |= _NAMESPACE
 _TIERS = ("device", "host", "disk")
 _SOURCES = {
     "disk_tokens": ("disk", "tokens"),
@@ -98,6 +105,11 @@ class StoreCollector:
             for tier in _TIERS:
                 if field in stats.get(tier, {}):
                     gauge.add_metric([self._name, tier], float(stats[tier][field]))
+            yield gauge
+        for name in _NAMESPACE if stats else ():
+            gauge = GaugeMetricFamily(f"kvstore_{name}", GAUGES[name], labels=["store", "namespace"])
+            for namespace, row in stats["namespaces"].items():
+                gauge.add_metric([self._name, namespace], float(row[name.removeprefix("namespace_")]))
             yield gauge
         for name, (part, field) in _SOURCES.items():
             if field in stats.get(part, {}):

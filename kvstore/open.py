@@ -36,6 +36,7 @@ from kvstore.residency.clusters import ClusterIndex
 from kvstore.residency.follow import Follower
 from kvstore.residency.lifecycle import CallGuard
 from kvstore.residency.load import load_index, save_traffic
+from kvstore.residency.namespaces import usage_by_namespace
 from kvstore.residency.record_check import RecordCheck
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
@@ -138,6 +139,7 @@ class Engine:
                 "records": residency.queued_records(),
             },
             "sessions": self.sessions.stats(),
+            "namespaces": usage_by_namespace(residency, self.sessions),
             "learning": self.learner.status.numbers() if self.learner is not None else {},
             "buffers": {"free_bytes": self.pool.free_bytes},
             "counters": residency.metrics.snapshot(),

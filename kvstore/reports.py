@@ -155,8 +155,10 @@ class StoreReports:
         """Return sizes and counters as plain numbers.
 
         Returns:
-            "index", "families", "content", "queue", "sessions", "buffers", one entry for each tier, and "counters",
-            which only grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry is counted.
+            "index", "families", "content", "queue", "sessions", "buffers", one entry for each tier, "namespaces", and
+            "counters", which only grow; ARCHITECTURE.md says what each counts. Every drop, fallback and damaged entry
+            is counted. "namespaces" has records, tokens, bytes and sessions by name, or by digest:HEX where the
+            settings do not name one; of more than 64 the smallest are together under "(others)".
 
         Example:
             >>> store.stats()["counters"]["put_tokens"]

@@ -43,7 +43,8 @@ def test_every_number_of_a_store_is_told(tmp_path: Path) -> None:
         assert found["kvstore_get_hits_total", ""] == found["kvstore_get_misses_total", ""] == 1
         assert found["kvstore_get_hit_tokens_disk_total", ""] == 20
         assert found["kvstore_tier_bytes", "disk"] == stats["disk"]["bytes"] > 0
-        assert found["kvstore_tier_records", "disk"] == 5
+        assert found["kvstore_tier_records", "disk"] == found["kvstore_namespace_records", ""] == 5
+        assert found["kvstore_namespace_bytes", ""] == stats["disk"]["bytes"]
         assert found["kvstore_get_seconds_count", ""] == 2
         assert found["kvstore_put_seconds_bucket", "+Inf"] == found["kvstore_put_seconds_count", ""] == 1
         assert found["kvstore_decode_seconds_count", ""] == 5

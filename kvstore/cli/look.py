@@ -70,6 +70,11 @@ def inspect(
     table(("", ""), [(k, size(disk[k]) if k.endswith("bytes") else int(disk[k])) for k in kept], title="disk")
     rows = [(name, use["records"], use["tokens"], size(use["bytes"])) for name, use in document["codecs"].items()]
     table(("codec", "records", "tokens", "bytes"), rows)
+    spaces = [
+        (name, *(size(n) if f == "bytes" else n for f, n in use.items()))
+        for name, use in document["namespaces"].items()
+    ]
+    table(("namespace", "records", "tokens", "bytes", "sessions"), spaces)
     if document["prefixes"]:
         rows = [(p["tokens"], p["sequences"], p["saved_tokens"], p["begins"]) for p in document["prefixes"]]
         table(("shared tokens", "sequences", "saved tokens", "begins"), rows)
@@ -97,6 +102,7 @@ def _facts(store: KVStore, top: int) -> dict[str, Any]:
         "disk": stats["disk"],
         "tiers": {name: stats[name] for name in ("device", "host", "disk")},
         "codecs": {name: asdict(use) for name, use in found.codecs.items()},
+        "namespaces": stats["namespaces"],
         "sequences": len(found.sequences),
         "sessions": stats["sessions"]["sessions"],
         "prefixes": [

@@ -22,6 +22,7 @@ from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import OutOfSpace, Segments
+from kvstore.tiers.disk.usage import Usage
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ class DiskSpace:
     segments: Segments  # its lists and counts are guarded by _lock; its files are written under _write_lock
     catalog: Catalog  # replaced under _lock; written under _write_lock; reads need no lock
     namespaces: dict[bytes, int]  # numbers by digest; changed under _write_lock
+    _usage: Usage  # guarded by _lock
     _records: int  # guarded by _lock
     _tokens: int  # guarded by _lock
     _holes: int  # guarded by _lock
@@ -92,6 +94,7 @@ class DiskSpace:
         else:
             self._records += sign
             self._tokens += sign * len(entry.tokens)
+            self._usage.count(entry, sign)
 
     def _change(
         self,

@@ -28,6 +28,7 @@ from kvstore.tiers.disk.open import Opening, told
 from kvstore.tiers.disk.segment import Hold
 from kvstore.tiers.disk.segments import Segments
 from kvstore.tiers.disk.survey import Survey, segment_problems
+from kvstore.tiers.disk.usage import Usage, Use
 from kvstore.tiers.disk.writes import DiskWrites
 
 
@@ -94,7 +95,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
             scan = self._open(self._opening, identity)
         self._at_open: Scan | None = scan
         self._last_record = scan.last_record
-        self._records, self._tokens = len(scan.entries), len(scan.tokens)
+        self._records, self._tokens, self._usage = len(scan.entries), len(scan.tokens), Usage(scan)
         self._holes, self._hole_bytes = len(scan.holes), scan.hole_bytes
         self._live_at_open = self.segments.live_bytes
         if not read_only:
@@ -281,6 +282,11 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
                 "direct_io": int(segments.files.direct),
             }
 
+    def usage(self) -> dict[int, Use]:
+        """Return records, tokens and bytes by the number of the namespace."""
+        with self._lock:
+            return self._usage.snapshot()
+
     def paused(self) -> Guard:
         """Return a context in which nobody writes and removes; reads go on."""
         return self._write_lock
@@ -298,6 +304,8 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
                     counted, there = (self._records, self._tokens), (len(scan.entries), len(scan.tokens))
                     if counted != there:
                         problems.append(f"the disk tier counts (records, tokens) {counted}, the catalog {there}")
+                    if self._usage.snapshot() != Usage(scan).snapshot():
+                        problems.append("the disk tier counts by namespace what the catalog does not have")
                     counted, there = (self._holes, self._hole_bytes), (len(scan.holes), scan.hole_bytes)
                     if counted != there:
                         problems.append(f"the disk tier counts (holes, bytes of them) {counted}, the catalog {there}")
