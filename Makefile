@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo test test-long test-repeat test-asan test-faults fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -42,6 +42,11 @@ $(BUILT): | $(INSTALLED)
 # Real conversations with a small model; the process is killed and the conversations are resumed.
 demo: setup
 	@$(PY) -m benchmarks.demo
+
+# Every example at full size, on the model that setup installs: five minutes. Idle threads sleep instead of spinning.
+examples: setup
+	for name in agent rag chat_server warm_cluster; do \
+	  echo "== examples/$$name.py"; OMP_WAIT_POLICY=PASSIVE $(PY) examples/$$name.py; done
 
 # The project's own check: style, then every test. Chance follows from KVSTORE_SEED; it is 0 here, so that every run
 # does the same.
