@@ -64,6 +64,7 @@ class Codec(Protocol):
             Elsewhere the CPU codes a copy. That takes longer, and is counted.
         takes_donors: whether a tier with this codec may code blocks against donors too. For codecs that are chosen for
             the size of what they write: a block with donors takes longer to read.
+        codes_states: whether the states of blocks are coded, too (state_chunk.py): for such codecs, again.
 
     Example:
         >>> from kvstore.codecs import codec_by_name
@@ -78,6 +79,7 @@ class Codec(Protocol):
     profile: bytes = NO_PROFILE
     has_kernels: bool = False
     takes_donors: bool = False
+    codes_states: bool = False
 
     def bound(self, info: BlockInfo) -> int:
         """Return the most payload bytes that `encode` can write for such a block."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.state_chunk import coded, decoded
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State, unpack
@@ -194,8 +195,8 @@ class GroupedCodec(Codec):
     """Codes the groups of a block one after the other, each as a block of its own, by one codec.
 
     The sizes of the layers stand in the order of the groups; a layer that has none of the tokens takes no bytes. Behind
-    them stand the states, as they are. It has
-    the number of the codec inside, for records say by themselves what they hold. Stateless and thread-safe.
+    them stand the states, as they are or as a chunk (state_chunk.py). It has the number of the codec inside, for
+    records say by themselves what they hold. Stateless and thread-safe.
 
     Args:
         inner: codes each group; it needs no profile.
@@ -233,11 +234,13 @@ class GroupedCodec(Codec):
             sizes += of_part
             written += sum(of_part)
         if info.layout.states:
-            sizes.append(info.state_bytes)
-            if len(out) < written + info.state_bytes:
+            states = b"" if block.snapshot is None else block.snapshot.data
+            if states and self._inner.codes_states:
+                states = coded(states)
+            sizes.append(len(states))
+            if len(out) < written + len(states):
                 return None
-            if block.snapshot is not None:
-                out[written : written + info.state_bytes] = block.snapshot.data
+            out[written : written + len(states)] = states
         return tuple(sizes)
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
@@ -259,7 +262,7 @@ class GroupedCodec(Codec):
 
         if out.snapshot is not None:
             try:
-                out.snapshot.fill(payload[begin:])
+                out.snapshot.fill(decoded(payload[begin:]))
             except ValueError as error:
                 raise CodecError(f"{self.name}: {error}") from error
 

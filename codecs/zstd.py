@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.blosc import blosc2
 from kvstore.codecs.view import KVView
-from kvstore.core.forking import no_fork
 from kvstore.errors import CodecError
 
 _OVERHEAD_BYTES = 64  # blosc2 stores incompressible data with a header of 32 bytes
@@ -40,6 +39,7 @@ class ZstdCodec(Codec):
     id = 16
     name = "zstd"
     exact = True
+    codes_states = True
 
     def __init__(self) -> None:
         self._scratch = threading.local()
@@ -50,17 +50,17 @@ class ZstdCodec(Codec):
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         if len(out) < self.bound(info):
             return None
-        blosc2 = _blosc2()
+        library = blosc2()
         layer_bytes = info.layer_bytes()
         raw = self._memory(sum(layer_bytes))
         block.copy_to(KVView.packed(info.layout, info.count, raw.ctypes.data, raw))
         sizes, begin, written = [], 0, 0
         for nbytes in layer_bytes:
-            chunk = blosc2.compress2(
+            chunk = library.compress2(
                 raw[begin : begin + nbytes],
-                codec=blosc2.Codec.ZSTD,
+                codec=library.Codec.ZSTD,
                 clevel=1,
-                filters=[blosc2.Filter.SHUFFLE],
+                filters=[library.Filter.SHUFFLE],
                 typesize=info.layout.item_bytes,
                 nthreads=1,
             )
@@ -72,7 +72,7 @@ class ZstdCodec(Codec):
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
-        blosc2 = _blosc2()
+        library = blosc2()
         layer_bytes = info.layer_bytes()
         raw = self._memory(sum(layer_bytes))
         begin = read = 0
@@ -83,14 +83,14 @@ class ZstdCodec(Codec):
                     f"zstd: layer {number} has {len(part)} coded bytes, which cannot hold {nbytes} raw ones"
                 )
             # The chunk's own sizes are an attacker's to choose; they are compared before anything is decoded.
-            claimed, stored, _ = blosc2.get_cbuffer_sizes(bytes(part[:32]))
+            claimed, stored, _ = library.get_cbuffer_sizes(bytes(part[:32]))
             if claimed != nbytes or stored != len(part):
                 raise CodecError(
                     f"zstd: layer {number}: its chunk speaks of {stored} coded and {claimed} raw bytes, expected "
                     f"{len(part)} and {nbytes}"
                 )
             try:
-                blosc2.decompress2(part, dst=raw[begin : begin + nbytes], nthreads=1)
+                library.decompress2(part, dst=raw[begin : begin + nbytes], nthreads=1)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CodecError(f"zstd: layer {number} is damaged: {error}") from error
             begin += nbytes
@@ -103,19 +103,3 @@ class ZstdCodec(Codec):
         if memory is None or len(memory) < nbytes:
             memory = self._scratch.memory = np.empty(nbytes, dtype=np.uint8)
         return memory[:nbytes]
-
-
-_imported: Any = None
-
-
-def _blosc2() -> Any:
-    # Imported at the first use: it costs 0.3 s, and stores without this codec need not pay it. No process forks
-    # meanwhile: the child would wait for ever for an import that a thread of the parent had begun.
-    global _imported
-    if _imported is None:
-        with no_fork():
-            import blosc2
-
-            blosc2.set_releasegil(True)
-            _imported = blosc2
-    return _imported

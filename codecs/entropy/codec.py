@@ -41,6 +41,7 @@ class EntropyCodec(Codec):
     id = 7
     name = "entropy"
     takes_donors = True
+    codes_states = True
     exact = True
 
     def bound(self, info: BlockInfo) -> int:

@@ -102,6 +102,15 @@ def unpack(data: memoryview) -> tuple[State, ...]:
     return tuple(states)
 
 
+def item_bytes(data: memoryview) -> int:
+    """Return the bytes of an item of the dtype that takes the largest share of what `pack` wrote."""
+    taken = dict.fromkeys(_ITEMS, 0)
+    for *_, tensors in _heads(data)[0]:
+        for kind, shape in tensors:
+            taken[_ITEMS[kind]] += _ITEMS[kind] * int(np.prod(shape, dtype=object))
+    return max(taken, key=lambda size: taken[size])
+
+
 def _heads(data: memoryview) -> tuple[list[tuple[int, int, int, list[tuple[int, tuple[int, ...]]]]], int]:
     """(place, number, flags, dtype and shape of each tensor) of each state, and where the tensors begin."""
     (count,), begin = _COUNT.unpack_from(data), _COUNT.size
