@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -82,6 +82,18 @@ SOAK ?= build/soak
 soak: setup
 	PYTHONPATH=tests/helpers $(PY) tests/soak/soak.py --hours $(HOURS) --folder $(SOAK) \
 	  $(if $(KVSTORE_SEED),--seed $(KVSTORE_SEED)) $(if $(CALM),--calm)
+
+# The page of `kvstore report` in headless Chromium: a phone and a desktop, light and dark, with axe-core; screenshots go to
+# build/report. Needs node and npm; Debian's chromium is installed if there is none and this may be done. BLOCKS is the
+# size of the larger of the two stores that are looked at.
+BLOCKS ?= 100000
+test-report: setup
+	command -v chromium || apt-get install -y --no-install-recommends chromium
+	mkdir -p build/report
+	cd build/report && npm install --silent --no-audit --no-fund --no-save playwright-core@1 axe-core@4
+	$(PY) tools/report_stores.py build/report --blocks $(BLOCKS)
+	for name in small large; do $(VENV)/bin/kvstore report build/report/$$name --out build/report/$$name.html && \
+	  node tools/report_check.mjs build/report/$$name.html build/report build/report; done
 
 # The tests that depend on chance, threads or processes, N times, until one fails. LOAD=1 keeps every core busy beside
 # them. FRESH=1 gives every run a seed of its own.

@@ -89,7 +89,7 @@ class parallel_build_ext(build_ext):
 setup(
     packages=packages(),
     package_dir={"kvstore": "kvstore", "kvstore.trie": "trie", "kvstore.codecs": "codecs"},
-    package_data={"": ["py.typed", "*.pyi", "*.bin"]},
+    package_data={"": ["py.typed", "*.pyi", "*.bin", "*.css", "*.js"]},
     ext_modules=[
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *CPU),

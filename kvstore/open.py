@@ -13,6 +13,7 @@ from kvstore.approximate.estimates import ProfileEstimates
 from kvstore.codecs.profile import ProfileFile
 from kvstore.config import StoreConfig
 from kvstore.core.ending import Ending
+from kvstore.core.history import Sample, unpack
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import CompactResult, FlushResult
 from kvstore.core.workers import Workers
@@ -34,6 +35,7 @@ from kvstore.read.placement import Placement
 from kvstore.residency.check import Checker
 from kvstore.residency.clusters import ClusterIndex
 from kvstore.residency.follow import Follower
+from kvstore.residency.history import Recorder
 from kvstore.residency.lifecycle import CallGuard
 from kvstore.residency.load import load_index, save_traffic
 from kvstore.residency.namespaces import usage_by_namespace
@@ -69,6 +71,7 @@ class Engine:
         put_path: the way of a put; None in a store that is only read.
         sessions: the saved sessions.
         clusters: groups of alike sequences.
+        recorder: keeps the history; None in a store that is only read.
         learner: fits a profile to what is stored; None in a store that is only read, or has no disk.
         background: the thread of prefetches.
         own: threads for what an interrupt must not cut short: to close the store, for example.
@@ -82,6 +85,7 @@ class Engine:
     put_path: PutPath | None
     sessions: SessionTable
     clusters: ClusterIndex
+    recorder: Recorder | None
     learner: Learner | None
     background: Workers
     own: Workers
@@ -145,6 +149,12 @@ class Engine:
             "counters": residency.metrics.snapshot(),
         }
 
+    def history(self) -> tuple[Sample, ...]:
+        """See `KVStore.history`."""
+        if self.recorder is not None:
+            return self.recorder.history()
+        return unpack(self.residency.disk.catalog.history()) if self.residency.disk is not None else ()
+
     def checker(self, calls: CallGuard) -> Checker:
         """Return what compares everything that the store says of itself, for one of its `calls`."""
 
@@ -187,7 +197,8 @@ def open_engine(
         base = _open_base(opened, path, identity, config, metrics, read_only, fs, own)
         assembler = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk, config)
-        put_path = None if read_only else _open_put_path(opened, base, assembler, sessions)
+        recorder = None if read_only else Recorder(base.residency)
+        put_path = None if recorder is None else _open_put_path(opened, base, assembler, sessions, recorder)
         learner = None if put_path is None else _open_learner(opened, base, put_path, calls)
         background = Workers(1, "kvstore-prefetch")
         opened.callback(background.close, cancel=True)
@@ -200,6 +211,7 @@ def open_engine(
             put_path=put_path,
             sessions=sessions,
             clusters=ClusterIndex(base.residency),
+            recorder=recorder,
             learner=learner,
             background=background,
             own=own,
@@ -311,7 +323,9 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     return Assembler(residency, donors, getter, ProfileEstimates(base.profiles), base.metrics)
 
 
-def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembler, sessions: SessionTable) -> PutPath:
+def _open_put_path(
+    opened: contextlib.ExitStack, base: _Base, assembler: Assembler, sessions: SessionTable, recorder: Recorder
+) -> PutPath:
     """Everything that a put needs; from here on the write queue has threads."""
     config, residency, pool = base.config, base.residency, base.pool
     fetcher, root = assembler.getter.fetcher, assembler.getter.lookup.root
@@ -321,6 +335,7 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
         sessions.expire()
         if residency.disk is not None:
             residency.disk.finish_erase()
+        recorder.tick()
         pool.collect()
 
     queue = WriteQueue(
@@ -332,7 +347,7 @@ def _open_put_path(opened: contextlib.ExitStack, base: _Base, assembler: Assembl
         base.metrics,
         tidy=pool.collect,  # otherwise the next put would do it
     )
-    opened.callback(save_traffic, residency)  # after the queue is closed
+    opened.callback(save_traffic, residency, recorder)  # after the queue is closed
     opened.callback(queue.close)
     recoder = Recoder(residency, fetcher, pool, base.identity.layout, config.block_tokens, root, base.is_exact)
     put_path = PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.next_record)

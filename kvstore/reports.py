@@ -7,6 +7,7 @@ from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.core.explanation import Explanation
+from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_bytes, namespace_digest
 from kvstore.core.results import ClusterInfo, RequestReport, SessionInfo
@@ -14,6 +15,7 @@ from kvstore.core.session_record import session_key
 from kvstore.core.tokens import as_tokens
 from kvstore.open import Engine
 from kvstore.read.lookup import Lookup
+from kvstore.residency.block_table import BlockTable, block_table_of
 from kvstore.residency.check import CheckReport
 from kvstore.residency.inventory import Inventory, inventory_of
 from kvstore.residency.lifecycle import CallGuard
@@ -151,6 +153,25 @@ class StoreReports:
         self._lookup.refresh()
         return inventory_of(self._engine.residency, self._lookup.layout.is_grouped, self._lookup.depth)
 
+    def blocks(self) -> BlockTable:
+        """Return a row for every block on disk: place, size, codec, donors, uses. Reads no payload, nothing counts as
+        used.
+
+        Raises:
+            DiskError: the catalog cannot be read.
+
+        Example:
+            >>> flushed, table = store.flush(), store.blocks()
+            >>> table.rows["count"].tolist(), table.labels.tolist()
+            ([3], ['entropy'])
+        """
+        self._calls.check()
+        return self._calls.run(self._blocks)
+
+    def _blocks(self) -> BlockTable:
+        self._lookup.refresh()
+        return block_table_of(self._engine.residency)
+
     def stats(self) -> dict[str, Any]:
         """Return sizes and counters as plain numbers.
 
@@ -165,6 +186,23 @@ class StoreReports:
             3
         """
         return self._calls.run(self._engine.stats)
+
+    def history(self) -> tuple[Sample, ...]:
+        """Return what the store was asked for over time, and how long that took, the oldest sample first.
+
+        Whoever has the store open for writing takes a sample about every minute in which somebody gets or puts, and at
+        the end; older samples are joined, so that there are never more than 96. Kept in the catalog (30 KB at most),
+        over any number of opens; a store without a disk has the sample that is under way alone.
+
+        Raises:
+            DiskError: the catalog cannot be read.
+
+        Example:
+            >>> found = store.get([11, 12, 13, 14])
+            >>> store.history()[-1].hit_rate
+            0.75
+        """
+        return self._calls.run(self._engine.history)
 
     def check(self, deep: bool = False) -> CheckReport:
         """Compare everything that the store says of itself: index, tiers, catalog, segments, families, pins, sessions.

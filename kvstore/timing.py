@@ -43,10 +43,43 @@ class Histogram:
     Attributes:
         counts: observations in each bucket of `BUCKETS`, and in one more for the rest.
         seconds: of all observations.
+
+    Example:
+        >>> one = Histogram((0, 0, 4) + (0,) * 14, seconds=0.0016)
+        >>> one.total, one.quantile(0.5), (one + one).total, (one - one).total
+        (4, 0.000375, 8, 0)
     """
 
     counts: tuple[int, ...]
     seconds: float
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """Both together."""
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Histogram(counts, self.seconds + other.seconds)
+
+    def __sub__(self, before: Histogram) -> Histogram:
+        """What was observed since `before`, an earlier copy of the same histogram."""
+        counts = tuple(a - b for a, b in zip(self.counts, before.counts, strict=True))
+        return Histogram(counts, max(0.0, self.seconds - before.seconds))
+
+    @property
+    def total(self) -> int:
+        """How many observations there are."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float | None:
+        """Return the seconds that this share of the observations took at most; None without any.
+
+        Inside a bucket observations are taken to lie evenly, as Prometheus does it; what is above the last bound
+        counts as that bound.
+        """
+        wanted, below, low = share * self.total, 0, 0.0
+        for bound, count in zip(BUCKETS, self.counts, strict=False):
+            if count and below + count >= wanted:
+                return low + (bound - low) * (wanted - below) / count
+            below, low = below + count, bound
+        return BUCKETS[-1] if self.total else None
 
 
 class Timings:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, sessions, space, warmup
+from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, report, sessions, space, warmup
 from kvstore.cli.usage import Commands
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -29,7 +29,7 @@ def _about(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(look.ls, look.inspect, look.explain, look.stats, health.check, health.verify),
+    *(look.ls, look.inspect, look.explain, look.stats, report.report, health.check, health.verify),
     *(space.gc, space.compact, space.evict, space.erase, move.export, move.import_, move.backup),
     *(warmup.warmup, calibrate.calibrate, learn.learn, doctor.doctor, bench.bench),
 )

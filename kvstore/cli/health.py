@@ -7,7 +7,7 @@ from dataclasses import asdict
 from kvstore.cli import stores
 from kvstore.cli.errors import DAMAGED, OK, leave, told
 from kvstore.cli.output import AsJson, line, print_json
-from kvstore.residency.check import CheckReport
+from kvstore.residency.check import CheckReport, lost_at_open
 
 
 def check(store: stores.Store, as_json: AsJson = False) -> None:
@@ -27,13 +27,7 @@ def verify(store: stores.Store, as_json: AsJson = False) -> None:
 
 
 def _tell(report: CheckReport, counters: dict[str, int | float], as_json: bool) -> None:
-    # What opening left out because it was damaged is not in the books any more.
-    lost = [
-        f"{count} {name.replace('_', ' ')}"
-        for name, count in counters.items()
-        if name.startswith("damaged_") or name in ("lost_entries", "unreachable_records", "lost_members")
-    ]
-    problems = [*report.problems, *lost]
+    problems = [*report.problems, *lost_at_open(counters)]
     code = DAMAGED if problems else OK
     if as_json:
         print_json({**asdict(report), "problems": problems, "ok": not problems, "exit_code": code})

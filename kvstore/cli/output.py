@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from kvstore.report.words import size as size
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 out, err = Console(), Console(stderr=True)
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -57,20 +59,6 @@ def _cell(value: object) -> tuple[str, bool]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else printable(str(value)).replace("\n", "\\n"), False
     return (f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"), True
-
-
-def size(nbytes: float) -> str:
-    """Return a number of bytes for people.
-
-    Example:
-        >>> size(3 << 20), size(512)
-        ('3.0 MiB', '512 B')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1024 or unit == "TiB":
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return ""
 
 
 def parse_size(text: str) -> int:

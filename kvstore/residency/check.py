@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +60,16 @@ class CheckReport:
     def ok(self) -> bool:
         """Whether no problem was found."""
         return not self.problems
+
+
+def lost_at_open(counters: Mapping[str, int | float]) -> list[str]:
+    """Return what opening left out because it was damaged, which is not in the books any more, from the counters of a
+    store that did nothing since."""
+    return [
+        f"{count} {name.replace('_', ' ')}"
+        for name, count in counters.items()
+        if name.startswith("damaged_") or name in ("lost_entries", "unreachable_records", "lost_members")
+    ]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from kvstore.core.explanation import Reason
 from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES
 from kvstore.metrics import Metric
 from kvstore.residency.donor_rule import may_be_donor
+from kvstore.residency.history import Recorder
 from kvstore.residency.holes import parents_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.disk.entry import FLAG_HOLE, Scan
@@ -54,8 +55,9 @@ def load_index(residency: Residency, keep_tails: bool = False) -> int:
     return last_record + 1
 
 
-def save_traffic(residency: Residency) -> None:
-    """Note in the catalog how often each record was used, so that the next life of the store knows it.
+def save_traffic(residency: Residency, recorder: Recorder) -> None:
+    """Note in the catalog how often each record was used, so that the next life of the store knows it, and the last
+    part of the history.
 
     Durable on return. A failure is counted, and nothing is noted. Does nothing without a disk tier.
     """
@@ -66,7 +68,7 @@ def save_traffic(residency: Residency) -> None:
         columns = residency.index.counts(), residency.index.holes()
         records, counts = np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns])
         order = np.argsort(records)
-        residency.disk.save_traffic(records[order], counts[order])
+        residency.disk.save_traffic(records[order], counts[order], recorder.last())
     except CatalogError as error:
         residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[list[str], bool, dict[str, int]]] = {
     "explain": (["explain", "STORE", "--tokens", TOKENS], False, {}),
     "stats": (["stats", "STORE"], False, {}),
     "stats --watch": (["stats", "STORE", "--watch", "0.001", "--count", "1"], False, {}),
+    "report": (["report", "STORE", "--out", "FILE"], False, {}),
     "check": (["check", "STORE"], False, {}),
     "verify": (["verify", "STORE"], False, {"damaged": DAMAGED}),
     "gc": (["gc", "STORE"], True, {}),

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core.history import is_history_sized
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
 from kvstore.metrics import Metrics
 from kvstore.tiers.disk.entry import (
     ENTRY,
+    SUM_BYTES,
     Entry,
     Scan,
     checked,
@@ -42,7 +44,7 @@ _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
 _DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic", b"texts", b"tasks")
 _OF_FORMAT_2 = (b"texts", b"tasks")
-_ERASE = b"erase"
+_ERASE, _HISTORY = b"erase", b"history"
 _UPGRADE_RUN = 1024  # sessions that one commit of an upgrade rewrites
 _SCAN_RUN = 4096  # entries that one transaction of a scan reads: a longer one would keep pages from being used again
 
@@ -133,6 +135,8 @@ class Catalog:
                     sound = len(key) == len(value) == 8
                 elif db is self._traffic.runs:
                     sound = is_run_sized(key, value)
+                elif key == _HISTORY and db is self._tasks:
+                    sound = is_history_sized(len(value) - SUM_BYTES)  # worth no rebuild: a damaged one is ignored
                 elif db is self._namespaces:
                     numbers.add(_number(key, value))
                     sound = None not in numbers and len(numbers) == count + 1
@@ -360,18 +364,34 @@ class Catalog:
 
     # ---- traffic -------------------------------------------------------------------------------------------------
 
-    def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
+    def save_traffic(
+        self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32], history: bytes | None = None
+    ) -> None:
         """Replace what is known of traffic. Durable on return.
 
         Args:
             records: numbers, uint64 `[m]`, rising.
             counts: how often each was used, uint32 `[m]`.
+            history: see `save_history`; None to leave it as it is.
 
         Raises:
             CatalogError: nothing changed.
         """
         with self.environment.writing() as txn:
             self._traffic.replace(txn, records, counts)
+            if history is not None:
+                txn.put(_HISTORY, with_sum(history), db=self._tasks)
+
+    def save_history(self, history: bytes) -> None:
+        """Replace the history, as `kvstore.core.history.pack` makes it. Durable on return. Raises `CatalogError`."""
+        with self.environment.writing() as txn:
+            txn.put(_HISTORY, with_sum(history), db=self._tasks)
+
+    def history(self) -> bytes:
+        """Return the history; b"" if there is none or it is damaged. Raises `CatalogError`."""
+        with self.environment.reading() as txn:
+            value = txn.get(_HISTORY, db=self._tasks) if self._tasks is not None else None
+        return (checked(value) or b"") if value is not None else b""
 
     def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """Return how often each record had been used when that was last saved, `[m]`; 0 if it is not known."""

@@ -190,10 +190,17 @@ class DiskWrites(DiskErase):
         gone = [record for records, by in superseded if all(other in entries for other in by) for record in records]
         return [entry for entry in self._entries(gone) if entry is not None]
 
-    def save_traffic(self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32]) -> None:
+    def save_traffic(
+        self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32], history: bytes | None = None
+    ) -> None:
         """See `Catalog.save_traffic`. Raises `CatalogError`."""
         with self._write_lock:
-            self.catalog.save_traffic(records, counts)
+            self.catalog.save_traffic(records, counts, history)
+
+    def save_history(self, history: bytes) -> None:
+        """See `Catalog.save_history`. Raises `CatalogError`."""
+        with self._write_lock:
+            self.catalog.save_history(history)
 
     def _leave_orphaned_members(self, entries: dict[int, Entry], gone: Collection[int]) -> None:
         """Takes those out of `entries` whose donors are neither among them nor stored and staying."""
