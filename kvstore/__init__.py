@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvstore.aio import AsyncKVStore
-    from kvstore.config import StoreConfig, TierConfig
+    from kvstore.config import StoreConfig, TenantConfig, TierConfig
     from kvstore.core.approximate import Approximate
     from kvstore.core.explanation import BlockExplanation, Explanation, Reason
     from kvstore.core.identity import ModelIdentity
@@ -100,6 +100,7 @@ __all__ = [
     "StoreForked",
     "StoreLocked",
     "StoreNotFound",
+    "TenantConfig",
     "TierConfig",
     "UnknownCodec",
     "UnsupportedCache",
@@ -114,7 +115,7 @@ __all__ = [
 _HOMES = {
     "aio": ("AsyncKVStore",),
     "core.approximate": ("Approximate",),
-    "config": ("StoreConfig", "TierConfig"),
+    "config": ("StoreConfig", "TenantConfig", "TierConfig"),
     "core.explanation": ("BlockExplanation", "Explanation", "Reason"),
     "core.results": (
         "ClusterInfo",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,38 @@ class TierConfig:
 
     bytes: int
     codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class TenantConfig:
+    """What one namespace may take, and what others must leave it (docs/tenants.md).
+
+    Attributes:
+        quota_bytes: the most bytes of records that it may have on disk; beyond it, it gives up its own. None: any.
+        reserved_bytes: so many bytes of its records on disk are never evicted for what other namespaces put.
+        host_quota_bytes, host_reserved_bytes: the same of host memory.
+
+    Raises:
+        ConfigError: a number is out of range, or more is reserved than the quota allows.
+
+    Example:
+        >>> TenantConfig(quota_bytes=2 * GIB, reserved_bytes=1 * GIB).reserved_bytes
+        1073741824
+    """
+
+    quota_bytes: int | None = None
+    reserved_bytes: int = 0
+    host_quota_bytes: int | None = None
+    host_reserved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for tier in ("", "host_"):
+            quota, reserved = getattr(self, f"{tier}quota_bytes"), getattr(self, f"{tier}reserved_bytes")
+            _integer(f"tenants: {tier}reserved_bytes", reserved, 0, 1 << 60)
+            if quota is not None:
+                _integer(f"tenants: {tier}quota_bytes", quota, 1, 1 << 60)
+                if reserved > quota:
+                    raise ConfigError(f"tenants: {tier}reserved_bytes: {reserved} is above {tier}quota_bytes, {quota}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +100,9 @@ class StoreConfig:
             with "lru" needs nothing. Another policy than "lru" takes 5 to 25 microseconds for each record that opening
             finds on disk and for each block that is used; what it learnt is forgotten when the store is closed.
         namespaces: if not empty, the only namespaces accepted, as bytes; text that is given becomes its UTF-8 bytes.
+        tenants: quotas and reservations by namespace; text that is given becomes its UTF-8 bytes. All reservations must
+            fit the disk, or the host tier: `ConfigError` when the store is opened. With tenants the disk needs about
+            0.3 KB of memory more for a record (docs/tenants.md).
         threads: worker threads that read and decode.
         pinned_share: pinned sequences may take this share of what the disk can hold (of host or device, whichever is
             larger, in a store without a disk); 0 to 0.9. A pin beyond it is refused, and `PutResult.pinned` says so.
@@ -124,6 +160,7 @@ class StoreConfig:
     state_every: int = 0
     slow_call_s: float = 10.0
     pinned_share: float = 0.5
+    tenants: Mapping[bytes, TenantConfig] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for tier in ("device", "host", "disk"):
@@ -167,6 +204,7 @@ class StoreConfig:
         if not isinstance(self.namespaces, tuple):
             raise ConfigError(f"namespaces: expected a tuple, found {self.namespaces!r}")
         object.__setattr__(self, "namespaces", tuple(_namespace("namespaces", name) for name in self.namespaces))
+        object.__setattr__(self, "tenants", _checked_tenants(self))
 
     @property
     def most_session_bytes(self) -> int:
@@ -211,7 +249,7 @@ class StoreConfig:
 
         Args:
             environ: names and values; default is the environment of the process. `KVSTORE_NAMESPACES` is a list
-                separated by commas.
+                separated by commas, `KVSTORE_TENANTS` a JSON object: `{"ann": {"quota_bytes": 1000000}}`.
             prefix: what the names begin with.
             base: the settings of everything that is not named; default is `StoreConfig()`.
 
@@ -240,6 +278,8 @@ class StoreConfig:
                 settings[key] = {"0": False, "false": False, "1": True, "true": True}.get(text.lower(), text)
             elif key == "namespaces":
                 settings[key] = [part for part in text.split(",") if part]
+            elif key == "tenants":
+                settings[key] = _json(name, text)
             else:
                 settings[key] = _number(text)
         return _merge(base or cls(), settings)
@@ -262,11 +302,52 @@ def _merge(base: StoreConfig, settings: Mapping[str, Any]) -> StoreConfig:
             if not isinstance(value, list | tuple):
                 raise ConfigError(f"namespaces: expected a list, found {value!r}")
             changes[key] = tuple(value)
+        elif key == "tenants":
+            changes[key] = _tenants(value)
         elif key == "profile":
             changes[key] = Path(value) if isinstance(value, str) else value
         else:
             changes[key] = value
     return replace(base, **changes)
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: expected a JSON object, found {text:.100}: {error}") from error
+
+
+def _tenants(value: object) -> dict[Any, Any]:
+    """Tables of settings by namespace, as tenants."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"tenants: expected a table by namespace, found {value!r}")
+    known, made = {f.name for f in fields(TenantConfig)}, {}
+    for name, table in value.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"tenants.{name}: expected a table of settings, found {table!r}")
+        if unknown := set(table) - known:
+            raise ConfigError(f"tenants.{name}.{min(unknown)}: unknown setting; known are {', '.join(sorted(known))}")
+        made[name] = TenantConfig(**table)
+    return made
+
+
+def _checked_tenants(config: StoreConfig) -> dict[bytes, TenantConfig]:
+    """The tenants by the bytes of their namespaces. Raises `ConfigError` where they do not fit the other settings."""
+    given: object = config.tenants
+    if not isinstance(given, Mapping) or not all(isinstance(tenant, TenantConfig) for tenant in given.values()):
+        raise ConfigError(f"tenants: expected a mapping of namespaces to TenantConfig, found {given!r}")
+    tenants = {_namespace("tenants", name): tenant for name, tenant in given.items()}
+    if strangers := set(tenants) - set(config.namespaces or tenants):
+        raise ConfigError(f"tenants: {min(strangers)!r} is not one of the configured namespaces")
+    for tier, prefix, budget in (("disk", "", config.disk.bytes), ("host", "host_", config.host.bytes)):
+        reserved = sum(getattr(tenant, f"{prefix}reserved_bytes") for tenant in tenants.values())
+        quotas = any(getattr(tenant, f"{prefix}quota_bytes") is not None for tenant in tenants.values())
+        if not budget and (reserved or quotas):
+            raise ConfigError(f"tenants: {prefix}quota_bytes and {prefix}reserved_bytes need {tier}.bytes above 0")
+        if reserved > budget:
+            raise ConfigError(f"tenants: {prefix}reserved_bytes: {reserved} in all, above {tier}.bytes, {budget}")
+    return tenants
 
 
 def _number(text: str) -> int | float | str:

@@ -83,6 +83,7 @@ class Metric(StrEnum):
         "blocks that a put dropped, for the store cannot hold them beside what is pinned",
     )
     REFUSED_PINS = "refused_pins", "pins that were refused, for pinned sequences take all of their share"
+    DROPPED_QUOTA = "dropped_quota", "blocks of a namespace that found no room within its quota"
     DROPPED_NO_SPACE = "dropped_no_space", "blocks that found no space on disk"
     DROPPED_WRITE_ERROR = "dropped_write_error", "blocks that the disk refused to write"
     DROPPED_CATALOG_ERROR = "dropped_catalog_error", "blocks that the catalog refused"
@@ -173,6 +174,10 @@ class Metric(StrEnum):
     FALLBACK_DEVICE_CODEC = "fallback_device_codec", "blocks on a device that the CPU coded or decoded instead of it"
     FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
     FALLBACK_ZEROS = "fallback_zeros", "erases that wrote zeros, for the file system cannot make holes"
+    FALLBACK_RESERVATION = (
+        "fallback_reservation",
+        "evictions from disk within a reservation, for the disk could not keep its budget otherwise",
+    )
     FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
     FALLBACK_NOT_SERVED = "fallback_not_served", "calls of an attached model that ran without the store"
@@ -202,6 +207,7 @@ NOTICES: dict[Metric, Notice] = {
     ),
     Metric.DROPPED_NO_ROOM: Notice(WARNING, "unpin what is not needed, or raise disk.bytes"),
     Metric.REFUSED_PINS: Notice(WARNING, "unpin what is not needed, or raise pinned_share or disk.bytes"),
+    Metric.DROPPED_QUOTA: Notice(WARNING, "raise the quota_bytes of the tenant, or unpin what is not needed"),
     Metric.DROPPED_NO_SPACE: Notice(WARNING, "raise disk.bytes, or unpin what is not needed"),
     Metric.DROPPED_WRITE_ERROR: _CHECK_DISK,
     Metric.DROPPED_CATALOG_ERROR: _CHECK_DISK,
@@ -255,6 +261,7 @@ NOTICES: dict[Metric, Notice] = {
         INFO, "coding takes longer; free memory on the device, or look whether its kernels work"
     ),
     Metric.FALLBACK_RAW_CHUNKS: Notice(INFO, "nothing is lost but space"),
+    Metric.FALLBACK_RESERVATION: Notice(WARNING, "the catalog takes too much of disk.bytes; raise it, or reserve less"),
     Metric.FALLBACK_EVICTION: Notice(INFO, "nothing is lost but the choice; unpin what is not needed"),
     Metric.FALLBACK_ZEROS: Notice(INFO, "erases take longer here: put the store on a file system that can make holes"),
     Metric.FALLBACK_BUFFERED_IO: Notice(

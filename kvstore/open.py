@@ -15,6 +15,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.ending import Ending
 from kvstore.core.history import Sample, unpack
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.layout import KVLayout
 from kvstore.core.results import CompactResult, FlushResult
 from kvstore.core.workers import Workers
 from kvstore.dedup.donor_cache import DonorReader
@@ -32,6 +33,7 @@ from kvstore.read.fetch import Fetcher
 from kvstore.read.get import Getter
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
+from kvstore.residency.block import most_bytes
 from kvstore.residency.check import Checker
 from kvstore.residency.clusters import ClusterIndex
 from kvstore.residency.follow import Follower
@@ -283,6 +285,7 @@ def _open_base(
             alive=lambda record: owner.queued(record) is not None,
             leaves=owner.entries_leave,
             holes=owner.holes,
+            quotas=owner.keep_quotas if config.tenants else None,
         )
 
     has_disk = config.disk.bytes > 0
@@ -295,6 +298,7 @@ def _open_base(
     next_record = load_index(residency, identity.layout.is_grouped)
     if residency.disk is not None and not read_only:
         residency.disk.keep_budget()
+        residency.shrink_to_quotas()
     if has_disk and not read_only:
         codecs.keep()
     return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record)
@@ -340,7 +344,7 @@ def _open_put_path(
 
     queue = WriteQueue(
         config.write_queue_bytes,
-        _group_bytes(config),
+        _group_bytes(config, base.identity.layout),
         _encoder(base, assembler).encode,
         GroupCommit(residency, sessions).commit,
         tick,
@@ -388,6 +392,10 @@ def _encoder(base: _Base, assembler: Assembler) -> Encoder:
     return Encoder(residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against)
 
 
-def _group_bytes(config: StoreConfig) -> int:
-    # A group is all held until its commit: it must leave space for what is evicted meanwhile.
-    return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8))
+def _group_bytes(config: StoreConfig, layout: KVLayout) -> int:
+    # A group is all held until its commit: it must leave space for what is evicted meanwhile. And what comes with a
+    # group cannot be evicted for what comes after it in the same group.
+    raw, tokens = config.block_tokens * layout.bytes_per_token, config.block_tokens
+    share = raw / most_bytes(layout, tokens) / 2
+    quotas = [max(1, int(t.quota_bytes * share)) for t in config.tenants.values() if t.quota_bytes is not None]
+    return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8), *quotas)

@@ -103,6 +103,7 @@ class ColdRecoder:
         sealed = [(was, SealedRecord(new.header, was.parent, new.buffer)) for was, new in group]
         written = self.reader.disk.rewrite(sealed)
         done = [(was, new) for was, new in group if was.record in written]
+        self.reader.residency.rewritten((was.record, len(new.buffer.view)) for was, new in done)
         metrics = self.reader.residency.metrics
         metrics.add(Metric.RECODED_RECORDS, len(done))
         metrics.add(Metric.RECODED_BYTES, sum(was.nbytes for was, _ in done))

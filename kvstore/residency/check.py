@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.config import PAGE_BYTES
 from kvstore.residency.census import Census
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.record_check import RecordCheck
@@ -167,7 +168,7 @@ class Checker:
                 found.append(f"the catalog cannot be read: {error}")
             host, device = residency.host.sizes(), residency.device.sizes()
             look = _Look(residency.census(), survey, host[1], device[1])
-            offered = self._offered(look)
+            offered = [*self._offered(look), *self._tenant_problems(look)]
         found += [*_tier_problems(residency.host, *host), *_tier_problems(residency.device, *device)]
         found += survey.problems if survey is not None else ()
         if survey is not None and survey.held and idle_before and self.is_idle():
@@ -230,6 +231,23 @@ class Checker:
         )
         bad = records[~good].tolist()
         return found + [f"record {record} is in the content index and may not be a donor" for record in bad]
+
+    def _tenant_problems(self, look: _Look) -> Iterator[str]:
+        """What tenants take is what the catalog says of the records that the index has."""
+        counted = self.residency.tenant_bytes()
+        if counted is None or look.disk is None:
+            return
+        sizes, by_tenant, others = counted
+        rows = look.disk.scan.entries
+        rows = rows[np.isin(rows["record"], look.census.indexed)]
+        nbytes = rows["pages"].astype(np.int64) * PAGE_BYTES
+        if sizes != dict(zip(rows["record"].tolist(), nbytes.tolist(), strict=True)):
+            yield "what is counted for tenants of records on disk differs from the catalog"
+        found = {
+            digest: int(nbytes[rows["namespace"] == look.disk.namespaces.get(digest, 0)].sum()) for digest in by_tenant
+        }
+        if (found, int(nbytes.sum()) - sum(found.values())) != (by_tenant, others):
+            yield f"tenants count {by_tenant} bytes and {others} of others, the catalog has other sums"
 
     @staticmethod
     def _token_counts(look: _Look) -> dict[int, int]:

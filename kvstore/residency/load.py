@@ -45,7 +45,11 @@ def load_index(residency: Residency, keep_tails: bool = False) -> int:
     if not disk.read_only:  # a reader evicts nothing
         durable = ~np.isin(scan.entries["record"], unreachable)
         records, before = scan.entries["record"][durable], parents[durable]
-        residency.load_order(zip(records.tolist(), before.tolist(), strict=True))
+        residency.load_order(
+            zip(records.tolist(), before.tolist(), strict=True),
+            (names[number] for number in which[durable].tolist()),
+            (pages * PAGE_BYTES for pages in scan.entries["pages"][durable].tolist()),
+        )
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
     _load_content(residency, scan, names, which, parents)

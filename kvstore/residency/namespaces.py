@@ -23,7 +23,7 @@ def names_of(config: StoreConfig) -> dict[bytes, str]:
         >>> names[namespace_digest("ann")], names[namespace_digest(b"")]
         ('ann', '')
     """
-    return {namespace_digest(name): _printed(name) for name in (b"", *config.namespaces)}
+    return {namespace_digest(name): _printed(name) for name in (b"", *config.namespaces, *config.tenants)}
 
 
 def label(digest: bytes, names: dict[bytes, str]) -> str:
@@ -33,6 +33,7 @@ def label(digest: bytes, names: dict[bytes, str]) -> str:
 
 def usage_by_namespace(residency: Residency, sessions: SessionTable) -> dict[str, dict[str, int]]:
     """Return records, tokens, bytes and sessions by namespace: of the disk, or of the host tier of a store without one.
+    Tenants also have what is reserved for them, and their quotas.
 
     Namespaces of the settings come first, then those that take most; what is more than `MOST_NAMED` is one row,
     "(others)".
@@ -54,6 +55,10 @@ def usage_by_namespace(residency: Residency, sessions: SessionTable) -> dict[str
             strangers += count
     used = {digest: row for digest, row in found.items() if any(row.values()) or names[digest]}
     ordered = sorted(used.items(), key=lambda item: (item[0] not in names, -item[1]["bytes"], item[0]))
+    for name, tenant in residency.config.tenants.items():
+        row = found[namespace_digest(name)]
+        row |= {"reserved_bytes": tenant.reserved_bytes}
+        row |= {"quota_bytes": tenant.quota_bytes} if tenant.quota_bytes is not None else {}
     rows = {label(digest, names): row for digest, row in ordered[:MOST_NAMED]}
     others = [row for _, row in ordered[MOST_NAMED:]]
     if others or strangers:

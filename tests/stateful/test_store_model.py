@@ -15,7 +15,8 @@ from hypothesis.stateful import initialize, invariant, rule
 from small_stores import IDENTITY, SEGMENT, config, disk_order_agrees, disk_use, is_exact, is_quiet, kv_of, put
 from store_histories import HistoryMachine, Tokens, array, shared
 
-from kvstore import Reason
+from kvstore import Reason, TenantConfig
+from kvstore.config import PAGE_BYTES
 from kvstore.eviction import POLICIES
 from kvstore.tiers.disk.budget import BESIDE_BYTES
 
@@ -44,11 +45,14 @@ class StoreMachine(HistoryMachine):
         host=st.sampled_from([0, 40_000, 1 << 20]),
         device=st.sampled_from([0, 4_000]),
         eviction=st.sampled_from(sorted(POLICIES)),
+        tenant=st.booleans(),
     )  # fmt: skip
-    def open_first(self, tight: bool, codec: str, host: int, device: int, eviction: str) -> None:
+    def open_first(self, tight: bool, codec: str, host: int, device: int, eviction: str, tenant: bool) -> None:
         self.tight = tight
         budget = TIGHT if tight else ROOMY
-        self.config = config(host=host, disk=budget, device=device, codec=codec, eviction=eviction)
+        quota = 12 * PAGE_BYTES if tight else None  # a put may be dropped, as it may where the disk is tight
+        tenants = {b"other": TenantConfig(quota, reserved_bytes=8 * PAGE_BYTES)} if tenant else {}
+        self.config = config(host=host, disk=budget, device=device, codec=codec, eviction=eviction, tenants=tenants)
         self.open()
 
     def doubt(self) -> None:

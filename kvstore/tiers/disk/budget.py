@@ -16,6 +16,7 @@ from kvstore.core.layout import KVLayout
 from kvstore.core.record import padded, payload_offset
 from kvstore.errors import ConfigError
 from kvstore.tiers.disk.fs import FileSystem, lacks_descriptors
+from kvstore.tiers.disk.reclaim import live_limit
 
 # One is filled, one is in reserve, one is emptied.
 LEAST_SEGMENTS = 3
@@ -26,6 +27,8 @@ BESIDE_BYTES = 256 * KIB
 _SEGMENTS = 128
 # Fewer records in a segment waste its end.
 _RECORDS_IN_SEGMENT = 8
+# The rest is where others write, and what makes recycling cheap.
+_MOST_RESERVED = 0.75
 # Pages that any commit writes anew: roots, branches and the list of free pages of LMDB.
 _ANY_COMMIT = 12
 # Records that leave or move with a group, beside those that come.
@@ -64,6 +67,22 @@ def checked(config: StoreConfig, why: str = "") -> StoreConfig:
             f"and {BESIDE_BYTES} bytes for what stands beside them; set it to {least} or more"
         )
     return config
+
+
+def check_reservations(config: StoreConfig) -> None:
+    """Raise `ConfigError` if tenants reserve more of the disk than others can leave them at any time.
+
+    Args:
+        config: with the segments that the store has, or is to have.
+    """
+    reserved = sum(tenant.reserved_bytes for tenant in config.tenants.values())
+    segments = max(LEAST_SEGMENTS, (config.disk.bytes - BESIDE_BYTES) // config.segment_bytes)
+    most = int(live_limit(segments, config.segment_bytes) * _MOST_RESERVED)
+    if reserved > most:
+        raise ConfigError(
+            f"tenants: reserved_bytes: {reserved} in all, and at most {most} can be, for disk.bytes is "
+            f"{config.disk.bytes}; raise that, or reserve less"
+        )
 
 
 @dataclass(frozen=True)

@@ -75,15 +75,17 @@ def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bo
         superblock = Superblock.read(fs, path) if kind else None
         if superblock is not None:
             config = superblock.settled(config)
-            return (
-                config
-                if read_only
-                else budget.checked(config, f"{path} keeps the segment_bytes that it was made with; ")
-            )
+            if read_only:
+                return config
+            config = budget.checked(config, f"{path} keeps the segment_bytes that it was made with; ")
+            budget.check_reservations(config)
+            return config
         if read_only and not (kind and "segments" in fs.names(path) and fs.names(os.path.join(path, "segments"))):
             what = "there is no such folder" if not kind else "the folder holds no store"
             raise StoreNotFound(f"{path}: {what}, and read_only=True makes none; open it for writing first")
-        return budget.fitted(config, layout)
+        config = budget.fitted(config, layout)
+        budget.check_reservations(config)
+        return config
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,8 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         leaves: called with the entries that the catalog gives up because their records were forgotten, and not because
             newer ones took their place.
         holes: says what stays of records that leave the middle of their sequences.
+        quotas: makes the index forget what namespaces must give up for (record, digest of its namespace, bytes) of what
+            is about to be durable; returns these, and which of the coming ones have no room. None: there are no quotas.
 
     Attributes:
         digest: 32 bytes that stand for the identity with which the store was made; all its keys begin with them.
@@ -84,11 +86,13 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         alive: Callable[[int], bool],
         leaves: Callable[[Sequence[Entry]], None] = lambda entries: None,
         holes: HoleKeeper | None = None,
+        quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]] | None = None,
     ) -> None:
         opening = Opening(fs, path, config, read_only, metrics)
         super().__init__(fs, config, metrics, pool, opening, evict, leaves, holes or NoHoles())
         self.read_only = read_only
         self._alive = alive
+        self._quotas = quotas
         self._writer = WriterLock(fs, path)
         self._bytes_per_token = identity.layout.bytes_per_token
         with told(path):

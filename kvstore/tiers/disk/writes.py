@@ -47,6 +47,7 @@ class DiskWrites(DiskErase):
     """What `DiskTier` does to make changes durable. Thread-safe: see `DiskSpace` for the locks."""
 
     _alive: Callable[[int], bool]  # whether a record is still wanted; called under _write_lock
+    _quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]] | None
 
     @property
     def session_budget(self) -> int:
@@ -95,6 +96,8 @@ class DiskWrites(DiskErase):
                     for d, extent in placed
                     if self._alive(d.header.record_id)
                 }
+                if self._quotas is not None:
+                    ahead |= self._within_quotas(self._quotas, sealed, entries)
                 self._leave_orphaned_members(entries, ahead)
                 gone = {e.record: e for e in self._replaced(superseded, entries)} | ahead
                 written = set(entries)
@@ -201,6 +204,24 @@ class DiskWrites(DiskErase):
         """See `Catalog.save_history`. Raises `CatalogError`."""
         with self._write_lock:
             self.catalog.save_history(history)
+
+    def _within_quotas(
+        self,
+        quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]],
+        sealed: Sequence[SealedRecord],
+        entries: dict[int, Entry],
+    ) -> dict[int, Entry]:
+        """Takes those out of `entries` that have no room within the quotas of their namespaces; returns what is to go
+        for the others."""
+        digests = {record.header.record_id: record.header.namespace for record in sealed}
+        records, refused = quotas([(r, digests[r], entry.nbytes) for r, entry in entries.items()])
+        for record in refused:
+            del entries[record]
+        gone = [entry for entry in self._entries(records) if entry is not None]
+        evicted = [entry for entry in gone if not entry.is_hole]
+        self._leaves(evicted)
+        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
+        return {entry.record: entry for entry in gone}
 
     def _leave_orphaned_members(self, entries: dict[int, Entry], gone: Collection[int]) -> None:
         """Takes those out of `entries` whose donors are neither among them nor stored and staying."""
