@@ -35,12 +35,14 @@ ROUNDS = 3
 
 
 class Slow(FileSystem):
-    """Lets `rate` bytes a second of large reads through, to all threads together; a read waits until its turn ends."""
+    """Lets `rate` bytes a second of large reads through, to all threads together; a read waits until its turn ends, and
+    `latency` seconds before."""
 
-    def __init__(self, rate: float) -> None:
-        self._rate, self._free, self._lock = rate, 0.0, threading.Lock()
+    def __init__(self, rate: float, latency: float = 0.0) -> None:
+        self._rate, self._latency, self._free, self._lock = rate, latency, 0.0, threading.Lock()
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        time.sleep(self._latency)
         got = super().preadv(fd, buffers, offset)
         with self._lock:
             self._free = max(self._free, time.perf_counter()) + got / self._rate

@@ -17,6 +17,7 @@ PAGE_BYTES = 4096
 MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
 _SESSION_SHARE = 8
 _MOST_SECONDS = 1 << 30  # decades; locks count no further than some centuries
+_MOST_RATE = 1e12
 _MOST_PINNED = 0.9  # otherwise there might be no space for anything else
 
 
@@ -110,6 +111,10 @@ class StoreConfig:
             every so many tokens, and puts the states there, too, so that prompts which begin alike can go on from
             there; best a multiple of block_tokens. Each such place takes the full size of the states. 0: the ends of
             puts alone are such places.
+        gate: "auto": a get leaves out what is expected to be computed sooner than loaded, as soon as it is known what
+            computing takes (docs/gate.md). "off": only where `KVStore.get(gate=True)` asks for it.
+        prefill_tokens_per_s: how many tokens the model computes in a second, for the gate of a program that does not
+            observe it; what is observed counts instead. 0: not known.
         slow_call_s: a put, get, delete or flush that takes more seconds is counted and logged; 0 for none.
         profile: a file that `kvstore calibrate` made for the model. The store keeps a copy of what it coded with, and
             continues with the newest copy if no file is named.
@@ -159,6 +164,8 @@ class StoreConfig:
     donor_step: float | None = None
     state_every: int = 0
     slow_call_s: float = 10.0
+    gate: Literal["auto", "off"] = "auto"
+    prefill_tokens_per_s: float = 0.0
     pinned_share: float = 0.5
     tenants: Mapping[bytes, TenantConfig] = field(default_factory=dict, hash=False)
 
@@ -183,6 +190,11 @@ class StoreConfig:
         _integer("threads", self.threads, 1, 256)
         _seconds("put_timeout_s", self.put_timeout_s)
         _seconds("slow_call_s", self.slow_call_s)
+        rate = self.prefill_tokens_per_s
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= _MOST_RATE:
+            raise ConfigError(f"prefill_tokens_per_s: expected 0 to {_MOST_RATE:g}, found {rate!r}")
+        if self.gate not in ("auto", "off"):
+            raise ConfigError(f"gate: expected 'auto' or 'off', found {self.gate!r}")
         share = self.pinned_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= _MOST_PINNED:
             raise ConfigError(f"pinned_share: expected 0 to {_MOST_PINNED}, found {share!r}")

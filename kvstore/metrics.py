@@ -42,6 +42,10 @@ class Metric(StrEnum):
     GET_HIT_TOKENS_DISK = "get_hit_tokens_disk", "tokens returned from the disk tier"
     GET_HIT_TOKENS_DONORS = "get_hit_tokens_donors", "tokens that other sequences stood in for (approximate gets)"
     GET_HIT_TOKENS_OTHER = "get_hit_tokens_other", "tokens returned from a tier that has no counter of its own"
+    GET_WITHHELD_TOKENS = (
+        "get_withheld_tokens",
+        "tokens that are stored and were left to be computed, for loading them takes longer",
+    )
     GET_APPROXIMATE = "get_approximate", "gets answered with an approximate cache"
     APPROXIMATE_UNKNOWN = "approximate_unknown", "approximate gets answered exactly: the profile lacks the estimates"
     APPROXIMATE_REFUSED = "approximate_refused", "approximate caches that turned out worse than was asked for; not used"
@@ -68,6 +72,10 @@ class Metric(StrEnum):
     SHORT_NO_STATE = (
         "short_no_state",
         "gets that ended before tokens that are stored, for no states are stored nearer to their end",
+    )
+    SHORT_NOT_WORTH = (
+        "short_not_worth",
+        "gets that ended before tokens that are stored, for computing them is expected to be faster",
     )
 
     # ---- all calls
@@ -133,6 +141,7 @@ class Metric(StrEnum):
     UNKNOWN_CODEC = "unknown_codec", "reads of records in a codec that this version does not know; they stay"
     UNKNOWN_PROFILE = "unknown_profile", "reads of records whose profile is not here; they stay"
     DAMAGED_PROFILES = "damaged_profiles", "profiles, given or copies, or the note of the newest, that are damaged"
+    DAMAGED_ESTIMATES = "damaged_estimates", "opens that found the estimates of the gate damaged, and measured anew"
 
     # ---- what opening found
     FORMAT_UPGRADED = "format_upgraded", "opens that made a store of an older format one of today's"
@@ -173,6 +182,7 @@ class Metric(StrEnum):
     )
     FALLBACK_DEVICE_CODEC = "fallback_device_codec", "blocks on a device that the CPU coded or decoded instead of it"
     FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
+    SLOW_CODEC = "slow_codec", "opens whose disk is read faster than its codec decodes, so that another loads sooner"
     FALLBACK_ZEROS = "fallback_zeros", "erases that wrote zeros, for the file system cannot make holes"
     FALLBACK_RESERVATION = (
         "fallback_reservation",
@@ -244,6 +254,8 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DAMAGED_PROFILES: Notice(
         WARNING, "restore the folder profiles of the store, or name the file with StoreConfig.profile"
     ),
+    Metric.DAMAGED_ESTIMATES: Notice(INFO, "nothing is lost: reads and passes of the model are measured again"),
+    Metric.SLOW_CODEC: Notice(INFO, "nothing is lost but time; set disk.codec if that matters more than space"),
     Metric.UNREACHABLE_RECORDS: Notice(WARNING, "they are removed and are misses from now on"),
     Metric.CATALOG_DAMAGED: Notice(WARNING, "it is rebuilt from the records; check the disk"),
     Metric.CATALOG_COMPACTED: Notice(INFO, "readers that live long make it grow; let them close the store in between"),

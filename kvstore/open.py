@@ -22,6 +22,9 @@ from kvstore.dedup.donor_cache import DonorReader
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
 from kvstore.errors import ConfigError
+from kvstore.gate import saved
+from kvstore.gate.gate import Gate
+from kvstore.gate.load import LoadCost
 from kvstore.learning.blocks import BlockReader
 from kvstore.learning.learner import Learner, status_at_open
 from kvstore.learning.status import LearningStatus
@@ -34,6 +37,7 @@ from kvstore.read.get import Getter
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
 from kvstore.residency.block import most_bytes
+from kvstore.read.worth import Worth
 from kvstore.residency.check import Checker
 from kvstore.residency.clusters import ClusterIndex
 from kvstore.residency.follow import Follower
@@ -70,6 +74,7 @@ class Engine:
         getter: the way of a get; its `lookup` finds stored prefixes.
         explainer: says why a get ends where it ends.
         assembler: the way of an approximate get.
+        gate: decides between loading and computing.
         put_path: the way of a put; None in a store that is only read.
         sessions: the saved sessions.
         clusters: groups of alike sequences.
@@ -84,6 +89,7 @@ class Engine:
     getter: Getter
     explainer: Explainer
     assembler: Assembler
+    gate: Gate
     put_path: PutPath | None
     sessions: SessionTable
     clusters: ClusterIndex
@@ -148,6 +154,7 @@ class Engine:
             "namespaces": usage_by_namespace(residency, self.sessions),
             "learning": self.learner.status.numbers() if self.learner is not None else {},
             "buffers": {"free_bytes": self.pool.free_bytes},
+            "gate": self.gate.stats(),
             "counters": residency.metrics.snapshot(),
         }
 
@@ -208,8 +215,9 @@ def open_engine(
             residency=base.residency,
             pool=base.pool,
             getter=assembler.getter,
-            explainer=Explainer(assembler.getter.lookup, base.profiles, base.pool),
+            explainer=Explainer(assembler.getter.lookup, base.profiles, base.pool, assembler.getter.worth),
             assembler=assembler,
+            gate=base.gate,
             put_path=put_path,
             sessions=sessions,
             clusters=ClusterIndex(base.residency),
@@ -249,6 +257,7 @@ class _Base:
     codecs: LateCodecs
     residency: Residency
     next_record: int
+    gate: Gate
 
     @property
     def is_exact(self) -> bool:
@@ -301,7 +310,35 @@ def _open_base(
         residency.shrink_to_quotas()
     if has_disk and not read_only:
         codecs.keep()
-    return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record)
+    gate = _open_gate(opened, path, identity, config, metrics, read_only, fs, residency)
+    return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record, gate)
+
+
+def _open_gate(
+    opened: contextlib.ExitStack,
+    path: str,
+    identity: ModelIdentity,
+    config: StoreConfig,
+    metrics: Metrics,
+    read_only: bool,
+    fs: FileSystem,
+    residency: Residency,
+) -> Gate:
+    """What decides between loading and computing, with what the process before knew."""
+    load = LoadCost(max(1, identity.layout.bytes_per_token), config.threads)
+    gate, disk = Gate(config.gate == "auto", load, float(config.prefill_tokens_per_s)), residency.disk
+    known = saved.read(fs, path, metrics) if disk is not None else None
+    if known is not None:
+        gate.restore(known)
+
+    def keep() -> None:
+        estimates = gate.news()
+        if estimates is not None and disk is not None and disk.has_room(saved.LIMIT):
+            saved.write(fs, path, estimates, metrics)
+
+    if disk is not None and not read_only:
+        opened.callback(keep)
+    return gate
 
 
 def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
@@ -317,10 +354,13 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     residency.listen(forgotten=donors.forget)
     decoder = BlockDecoder(residency, base.profiles, donors)
     follower = Follower(residency, layout.is_grouped) if base.read_only else None
+    worth = Worth(base.gate, residency, base.pool, executor, layout.is_grouped)
+    worth.look(base.next_record, base.codecs.disk_name)
     getter = Getter(
         Lookup(residency, digest, config.block_tokens, follower, layout),
         Placement(layout, base.codecs, base.profiles, base.metrics),
-        Fetcher(residency, base.pool, executor, config.threads, decoder),
+        Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate),
+        worth,
         layout,
         base.metrics,
     )

@@ -13,6 +13,7 @@ from kvstore.core.keys import namespace_bytes, namespace_digest
 from kvstore.core.results import ClusterInfo, RequestReport, SessionInfo
 from kvstore.core.session_record import session_key
 from kvstore.core.tokens import as_tokens
+from kvstore.gate.gate import Gate
 from kvstore.open import Engine
 from kvstore.read.lookup import Lookup
 from kvstore.residency.block_table import BlockTable, block_table_of
@@ -62,6 +63,17 @@ class StoreReports:
         self._calls.check()
         ids, digest = as_tokens(tokens), self._digest(b"")
         return self._calls.run(self._lookup.depth, digest, ids) == len(ids)
+
+    @property
+    def gate(self) -> Gate:
+        """What decides between loading and computing; tell it what computing takes (docs/gate.md).
+
+        Example:
+            >>> store.gate.observe_prefill(2048, 3.2)
+            >>> round(store.gate.prefill_seconds(1024), 1)
+            1.6
+        """
+        return self._engine.gate
 
     def explain(self, tokens: Any, *, namespace: str | bytes = b"") -> Explanation:
         """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.

@@ -204,7 +204,8 @@ class Session:
     def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
         """Return the cache of the session, or the longest prefix of it that is still stored.
 
-        Counts as a use of the session and of its blocks.
+        Counts as a use of the session and of its blocks. Returns all that is stored, also where computing it would be
+        faster: who asks for a session may not have its tokens at hand.
 
         Args:
             max_tokens, device, reserve: see `KVStore.get`.

@@ -174,6 +174,7 @@ class KVStore(StoreReports):
         device: Any = None,
         reserve: int | None = None,
         approximate: Approximate | None = None,
+        gate: bool | None = None,
     ) -> Hit | None:
         """Return the cache of the longest stored prefix of `tokens`.
 
@@ -188,10 +189,12 @@ class KVStore(StoreReports):
             approximate: if other sequences hold the tokens that follow the stored prefix, return their keys and values,
                 too, with the keys rotated to the new positions, as far as this request allows. `Hit` says which tokens
                 these are, and which positions to compute anew. Needs `StoreConfig.donors`; see `Approximate`.
+            gate: whether to leave out what is expected to be computed sooner than loaded (docs/gate.md). Default: as
+                `StoreConfig.gate` says. An approximate get leaves out nothing.
 
         Returns:
-            A `Hit`, or None if nothing is stored. With exact codecs the tensors are bit-identical to what was put,
-            unless an approximate cache was asked for.
+            A `Hit`, or None if nothing is stored, or worth loading. With exact codecs the tensors are bit-identical to
+            what was put, unless an approximate cache was asked for.
 
         Raises:
             ValueError: an argument is malformed; UnsupportedLength: see `put`. The state of the store never raises:
@@ -202,7 +205,8 @@ class KVStore(StoreReports):
             >>> hit.tokens, hit.layers[0][0].shape
             (3, torch.Size([1, 2, 3, 8]))
         """
-        return self._get(tokens, self._digest(namespace), max_tokens, device, reserve, approximate)
+        gated = self._engine.gate.enabled if gate is None else bool(gate)
+        return self._get(tokens, self._digest(namespace), max_tokens, device, reserve, approximate, gated)
 
     def _get(
         self,
@@ -212,9 +216,10 @@ class KVStore(StoreReports):
         device: Any,
         reserve: int | None = None,
         approximate: Approximate | None = None,
+        gated: bool = False,
     ) -> Hit | None:
         self._calls.check()
-        request = GetRequest.of(self.identity.layout, tokens, digest, max_tokens, device, reserve)
+        request = GetRequest.of(self.identity.layout, tokens, digest, max_tokens, device, reserve, gated)
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))

@@ -17,12 +17,10 @@ from kvstore.cli.errors import told
 from kvstore.cli.output import AsJson, line, print_json, size, table
 from kvstore.config import MIB, StoreConfig
 from kvstore.core.layout import KVLayout
+from kvstore.gate.load import RATIOS
 from kvstore.stored import stored_identity
 from kvstore.tiers.disk.ceiling import disk_ceiling
 from kvstore.tiers.disk.files import most_open
-
-_RATIOS = {"raw": 1.0, "splitzip": 1.33, "entropy": 1.55, "zstd": 1.2, "predictive": 1.9}
-"""Raw bytes by stored bytes of bfloat16 caches, as README.md has them; a model may differ by a tenth."""
 
 
 def doctor(
@@ -130,7 +128,7 @@ def _cost(layout: KVLayout, config: StoreConfig) -> list[dict[str, Any]]:
         codec = settings.codec
         if codec == "auto":
             codec = "splitzip" if tier == "host" else "predictive" if config.profile else "entropy"
-        taken = raw / _RATIOS.get(codec.split("@")[0], 1.0)
+        taken = raw / RATIOS.get(codec.split("@")[0], 1.0)
         rows.append(
             {
                 "tier": tier,

@@ -59,6 +59,11 @@ class Reason(Enum):
         "is stored, but without the states at its end; see StoreConfig.state_every",
         Metric.SHORT_NO_STATE,
     )
+    NOT_WORTH = (
+        "not worth loading",
+        "is stored, but loading it is expected to take longer than computing it",
+        Metric.SHORT_NOT_WORTH,
+    )
     OTHER_NAMESPACE = "other namespace", "is stored in another namespace only", Metric.SHORT_NEVER_PUT
     TOKENS_DIFFER = (
         "tokens differ",

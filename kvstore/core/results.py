@@ -233,7 +233,8 @@ class Hit:
         estimates: what `kl` was estimated with, for `integrations.transformers.recompute`.
         states: of layers that keep states, at the end of the tokens. The caller owns them.
         reason: why no more tokens came back; STORED if all did that were asked for. NO_STATE and NO_WINDOW: more are
-            stored, but layers with states or windows cannot go on from there.
+            stored, but layers with states or windows cannot go on from there. NOT_WORTH: see `withheld`.
+        withheld: tokens that are stored behind these, and are expected to be computed sooner than loaded.
 
     Example:
         >>> import torch
@@ -258,6 +259,7 @@ class Hit:
     estimates: Estimates | None = None
     states: tuple[State, ...] = ()
     reason: Reason = Reason.STORED
+    withheld: int = 0
     _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
     _layout: KVLayout | None = field(default=None, repr=False, compare=False)
 

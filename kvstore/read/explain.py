@@ -15,6 +15,7 @@ from kvstore.core.keys import chain_keys
 from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, padded, parse
 from kvstore.core.tokens import Tokens
 from kvstore.read.lookup import Lookup
+from kvstore.read.worth import Worth
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.profiles import Profiles
@@ -27,6 +28,7 @@ class Explainer:
     lookup: Lookup
     profiles: Profiles
     pool: BufferPool
+    worth: Worth
 
     def explain(self, namespace: bytes, tokens: Tokens) -> Explanation:
         """See `KVStore.explain`. namespace: its digest."""
@@ -43,6 +45,10 @@ class Explainer:
         if self.lookup.layout.is_grouped:
             end = self.lookup.depth(namespace, tokens)
             rows = list(_cut_at(rows, end, self.lookup.limit(namespace, tokens, end)))
+        stored = next((row.start for row in rows if row.reason is not Reason.STORED), len(tokens))
+        end = self.worth.end(rows, stored)
+        if end < stored:
+            rows = list(_cut_at(rows, end, Reason.NOT_WORTH))
         return Explanation.of(len(tokens), rows)
 
     def _known(self, query: _Query, index: int, end: int, copies: Sequence[Source]) -> BlockExplanation:

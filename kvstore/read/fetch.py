@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.codecs import KVView
+from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Workers
+from kvstore.gate.gate import Gate
+from kvstore.gate.load import TENSORS
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
@@ -39,6 +42,7 @@ class Fetcher:
     Attributes:
         executor: its threads read and decode; more of them than `threads` let reads overlap.
         threads: how many may decode at once.
+        gate: is told what reading and decoding took.
     """
 
     residency: Residency
@@ -46,6 +50,7 @@ class Fetcher:
     executor: Workers
     threads: int
     decoder: BlockDecoder
+    gate: Gate
 
     def fetch(self, reads: Sequence[BlockRead], out: KVView | None, origin: int = 0) -> tuple[int, dict[str, int]]:
         """Decode the blocks into `out`, and release their sources.
@@ -62,6 +67,7 @@ class Fetcher:
         ranges = self._ranges(reads)
         task = ReadTask(self, reads, out, origin)
         outcomes = [task(ranges[0])] if len(ranges) == 1 else self.executor.map(task, ranges)
+        task.tell(self.gate)
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(reads))
         # What was promoted came in any order: put the beginning of the prefix before its end again.
@@ -99,6 +105,14 @@ class ReadTask:
     reads: Sequence[BlockRead]
     out: KVView | None
     origin: int
+    _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
+
+    def tell(self, gate: Gate) -> None:
+        """Tell the gate what all reads from a tier took together."""
+        for tier in {tier for tier, *_ in self._done}:
+            here = [(nbytes, begin, end) for name, nbytes, begin, end in self._done if name == tier]
+            seconds = max(end for _, _, end in here) - min(begin for _, begin, _ in here)
+            gate.observe_read(tier, sum(nbytes for nbytes, _, _ in here), seconds)
 
     def __call__(self, indexes: range) -> list[int]:
         tier = self.fetcher.residency.storage.get(self.reads[indexes.start].source.tier) if indexes else None
@@ -115,14 +129,19 @@ class ReadTask:
         target, tensors, sealed = self._target(read), read.source.tensors, read.source.sealed
         assert target is not None
         if tensors is not None:
-            return self.fetcher.decoder.copy(read, tensors, target)
+            begin = time.perf_counter()
+            good = self.fetcher.decoder.copy(read, tensors, target)
+            self.fetcher.gate.observe_decode(TENSORS, len(read.tokens), time.perf_counter() - begin)
+            return good
         assert sealed is not None
         return self._decoded(read, sealed, target)
 
     def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
         begin = time.perf_counter()
         good = self.fetcher.decoder.decode(read, record.header, record.payload, target)
-        self.fetcher.residency.metrics.timings.observe(Timing.DECODE, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        self.fetcher.residency.metrics.timings.observe(Timing.DECODE, seconds)
+        self.fetcher.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), seconds)
         return good
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
@@ -133,7 +152,9 @@ class ReadTask:
         begin = time.perf_counter()
         try:
             tier.read(sources, buffers)
-            fetcher.residency.metrics.timings.observe(Timing.READ, time.perf_counter() - begin)
+            end = time.perf_counter()
+            fetcher.residency.metrics.timings.observe(Timing.READ, end - begin)
+            self._done.append((tier.name, sum(source.nbytes for source in sources), begin, end))
         except OSError as error:
             # One bad sector fails the whole read: find out whose it is.
             fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)

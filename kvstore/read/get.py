@@ -19,6 +19,7 @@ from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
 from kvstore.read.result import OutputBuffers, allocate, check_device, is_on_cpu, to_device
+from kvstore.read.worth import Worth
 
 # Reserved behind the tensors of a hit, for what is generated first.
 _RESERVE_TOKENS = 64
@@ -37,6 +38,7 @@ class GetRequest:
         on_cpu: whether that is the CPU.
         reserve: tokens to reserve behind the tensors; None for as many as are likely to follow.
         begin: when the get began, by `time.perf_counter`.
+        gated: whether to leave out what is computed sooner than loaded.
     """
 
     namespace: bytes
@@ -46,6 +48,7 @@ class GetRequest:
     on_cpu: bool
     reserve: int | None
     begin: float
+    gated: bool = False
 
     @classmethod
     def of(
@@ -56,6 +59,7 @@ class GetRequest:
         max_tokens: int | None,
         device: Any,
         reserve: int | None,
+        gated: bool = False,
     ) -> GetRequest:
         """Check the arguments of `KVStore.get`.
 
@@ -69,7 +73,7 @@ class GetRequest:
         wanted = ids[: check_integer("max_tokens", max_tokens, 1)]
         check_integer("reserve", reserve, 0, _MOST_RESERVE)
         check_device(device)
-        return cls(namespace, wanted, len(ids), device, is_on_cpu(device), reserve, begin)
+        return cls(namespace, wanted, len(ids), device, is_on_cpu(device), reserve, begin, gated)
 
     def reserve_behind(self, count: int) -> int:
         """Return how many tokens to reserve behind the first `count`; 0 on other devices than the CPU."""
@@ -85,17 +89,24 @@ class Getter:
     lookup: Lookup
     placement: Placement
     fetcher: Fetcher
+    worth: Worth
     layout: KVLayout
     metrics: Metrics
 
     def get(self, request: GetRequest) -> Hit | None:
-        """Return the cache of the longest stored prefix; None if nothing is stored."""
-        return self.fetch(request, self.lookup.reads(request.namespace, request.tokens))
+        """Return the cache of the longest stored prefix, as far as it is worth loading; None for nothing."""
+        reads = self.lookup.reads(request.namespace, request.tokens)
+        kept = self.worth.kept(reads, request.device) if request.gated else reads
+        withheld = (reads[-1].end if reads else 0) - (kept[-1].end if kept else 0)
+        return self.fetch(request, kept, withheld)
 
-    def fetch(self, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
-        """Return the cache of blocks that were looked up, and release their sources; None if the first is lost."""
+    def fetch(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> Hit | None:
+        """Return the cache of blocks that were looked up, and release their sources; None if the first is lost.
+
+        withheld: tokens behind them that are stored and not worth loading.
+        """
         if not reads:
-            self._count_miss(request, reads)
+            self._count_miss(request, reads, withheld)
             return None
         count = reads[-1].end
         try:
@@ -104,29 +115,38 @@ class Getter:
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise
+        fetching = time.perf_counter()
         good, tiers = self.fetcher.fetch(reads, out.view)
+        fetched = time.perf_counter() - fetching
         if not good:
             self._count_miss(request, reads)
             return None
         end = reads[good - 1].end
         if good < len(reads) and self.layout.is_grouped:  # a shorter prefix needs other tokens of its windows
             return self.fetch(request, self.lookup.reads(request.namespace, request.tokens[:end]))
-        reason = self.count_short(request, reads, good, end)
-        return self.hit(request, out, out.layers(end), end, tiers, reason)
+        withheld = withheld if good == len(reads) else 0
+        reason = self.count_short(request, reads, good, end, withheld)
+        hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld)
+        self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
+        return hit
 
-    def count_short(self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int) -> Reason:
+    def count_short(
+        self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int, withheld: int = 0
+    ) -> Reason:
         """Return why only `tokens` tokens are returned, and count it; STORED if they are all. The first `good` of
-        `reads` were read."""
+        `reads` were read; behind them so many tokens were withheld."""
         if tokens >= len(request.tokens):
             return Reason.STORED
-        reason = self.lookup.why_short(request.namespace, request.tokens, reads, good)
+        reason = Reason.NOT_WORTH
+        if not withheld:
+            reason = self.lookup.why_short(request.namespace, request.tokens, reads, good)
         if reason.metric is not None:
             self.metrics.add(reason.metric)
         return reason
 
-    def _count_miss(self, request: GetRequest, reads: Sequence[BlockRead]) -> None:
+    def _count_miss(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> None:
         self.metrics.add(Metric.GET_MISSES)
-        self.count_short(request, reads, 0, 0)
+        self.count_short(request, reads, 0, 0, withheld)
 
     def hit(
         self,
@@ -136,6 +156,7 @@ class Getter:
         tokens: int,
         tiers: dict[str, int],
         reason: Reason,
+        withheld: int = 0,
     ) -> Hit:
         """Make the result for the caller, and count it.
 
@@ -144,6 +165,7 @@ class Getter:
             tokens: how many that are.
             tiers: tokens by where they came from.
             reason: why they are no more.
+            withheld: how many more are stored, and not worth loading.
         """
         layers = to_device(layers, request.device)
         self.metrics.add(Metric.GET_HITS)
@@ -152,7 +174,17 @@ class Getter:
         reserved = [out.tensors] if out.has_reserve else []
         states = tuple(state if request.on_cpu else state.to(request.device) for state in out.states)
         seconds = time.perf_counter() - request.begin
-        return Hit(tokens, tiers, seconds, layers, states=states, reason=reason, _room=reserved, _layout=self.layout)
+        return Hit(
+            tokens,
+            tiers,
+            seconds,
+            layers,
+            states=states,
+            reason=reason,
+            withheld=withheld,
+            _room=reserved,
+            _layout=self.layout,
+        )
 
     def prefetch(self, namespace: bytes, tokens: Tokens) -> int:
         """Bring the stored prefix into the host tier; return how many leading tokens are in memory then."""

@@ -138,6 +138,12 @@ class LateCodecs:
             return True
 
     @property
+    def disk_name(self) -> str:
+        """The name of the disk's codec, for which no profile is read."""
+        with self._lock:
+            return _PREDICTED if self._made is None else self._made.disk.name
+
+    @property
     def host(self) -> Codec:
         return self._all().host
 

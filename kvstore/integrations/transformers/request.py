@@ -10,6 +10,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import Hit, PutResult, RequestReport
 from kvstore.errors import KVStoreError
+from kvstore.gate.gate import Gate
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.metrics import Metric, Metrics
@@ -144,6 +145,10 @@ class RequestStore:
     @property
     def config(self) -> StoreConfig:
         return self._request.store.config
+
+    @property
+    def gate(self) -> Gate:
+        return self._request.store.gate
 
     @property
     def metrics(self) -> Metrics:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvstore.integrations.transformers.feeding import advance
+from kvstore.integrations.transformers.observed import observed
 
 if TYPE_CHECKING:
     from kvstore.store import KVStore
@@ -36,7 +37,8 @@ def store_places(
         return held
     for end in range((held // every + 1) * every, len(prompt), every):
         ids = torch.tensor([prompt[held:end]])
-        advance(model, cache, held, ids, torch.arange(held, end)[None], chunk=chunk)
+        with observed(store.gate, model, held, end - held):
+            advance(model, cache, held, ids, torch.arange(held, end)[None], chunk=chunk)
         store.put(prompt[:end], cache, namespace=namespace)
         held = end
     return held

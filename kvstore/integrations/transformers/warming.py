@@ -16,6 +16,7 @@ from kvstore.core.tokens import as_tokens
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.feeding import advance
+from kvstore.integrations.transformers.observed import observed
 from kvstore.integrations.transformers.padding import check_rows
 from kvstore.integrations.transformers.prefill import Passes, check_layers, pass_tokens
 from kvstore.integrations.transformers.segments import Segment, distinct_tokens, segments_of
@@ -123,7 +124,8 @@ def get_or_prefill(
     held = 0 if hit is None else hit.tokens
     cache = DynamicCache(config=model.config) if hit is None else hit.cache()
     if held < len(ids):
-        _go_on(model, cache, ids.tolist(), held, chunk)
+        with observed(store.gate, model, held, len(ids) - held):
+            _go_on(model, cache, ids.tolist(), held, chunk)
     store.put(ids, cache, namespace=namespace, ttl=ttl, pin=pin)
     return Prefilled(cache, len(ids), held, {} if hit is None else hit.tiers)
 
@@ -270,7 +272,8 @@ class _Warmup:
             if held[0] == group[0].end:
                 return
             cache = DynamicCache(config=self.model.config) if hits[0] is None else hits[0].cache()
-            _go_on(self.model, cache, prompts[0], held[0], self.chunk)
+            with observed(self.store.gate, self.model, held[0], group[0].end - held[0]):
+                _go_on(self.model, cache, prompts[0], held[0], self.chunk)
             caches = [cache]
         else:
             passes = Passes(self.model, self.store.identity.layout, self.chunk)

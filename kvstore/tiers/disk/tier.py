@@ -291,6 +291,10 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         with self._lock:
             return self._usage.snapshot()
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether the budget has room for so many more bytes beside the segments."""
+        return self.stats()["used_bytes"] + nbytes <= self.budget
+
     def paused(self) -> Guard:
         """Return a context in which nobody writes and removes; reads go on."""
         return self._write_lock

@@ -1,0 +1,109 @@
+"""Seconds as a sum of costs that cannot be negative, fitted to what was observed, robust against what is not usual.
+
+Observations of about the same size share a cell, which keeps the newest: a thousand short passes do not make the fit
+forget what a long one took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+Observation = tuple[tuple[float, ...], float]  # features, seconds
+PriorRow = tuple[tuple[float, ...], float]  # an equation that is expected: factors of the coefficients, and their sum
+
+_IN_CELL = 5
+_MOST_CELLS = 64
+_LEAST_WEIGHT = 0.02  # of what was observed long ago: it still says how seconds grow with size
+_USUAL = 0.25  # a relative deviation up to which an observation counts in full
+_ROUNDS = 3
+
+
+class Curve:
+    """seconds = sum of coefficient x feature. Not thread-safe: its owner has the lock.
+
+    Args:
+        half_life: after so many newer observations one counts half.
+
+    Example:
+        >>> line = Curve(half_life=8)
+        >>> for size in (10.0, 100.0, 1000.0):
+        ...     line.observe((1.0, size), 0.5 + 0.01 * size)
+        >>> [round(float(x), 3) for x in line.fit(list)]
+        [0.5, 0.01]
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._cells: dict[tuple[int, ...], deque[tuple[int, tuple[float, ...], float]]] = {}
+        self._count = 0
+        self._fitted: F64 | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._cells.values()))
+
+    def observe(self, features: tuple[float, ...], seconds: float) -> None:
+        """Note that something with these features took so long. All numbers are finite and above 0."""
+        cell = tuple(int(math.log2(x)) for x in features[1:])
+        self._count += 1
+        self._cells.setdefault(cell, deque(maxlen=_IN_CELL)).append((self._count, features, seconds))
+        if len(self._cells) > _MOST_CELLS:
+            del self._cells[min(self._cells, key=lambda name: self._cells[name][-1][0])]
+        self._fitted = None
+
+    def observations(self) -> list[Observation]:
+        """Return what is kept, the oldest first."""
+        kept = sorted(one for cell in self._cells.values() for one in cell)
+        return [(features, seconds) for _, features, seconds in kept]
+
+    def restore(self, observations: Sequence[Observation]) -> None:
+        """Take in what was observed long ago: anything newer counts at least twice as much."""
+        for features, seconds in observations:
+            self.observe(features, seconds)
+        self._count += math.ceil(self._half_life)
+
+    def fit(self, prior: Callable[[], Sequence[PriorRow]]) -> F64:
+        """Return the coefficients, at least one observation given.
+
+        Args:
+            prior: gives equations, in seconds that are shares, that hold where nothing was observed; asked again after
+                each observation.
+        """
+        if self._fitted is None:
+            self._fitted = self._solved(prior())
+        return self._fitted
+
+    def _solved(self, prior: Sequence[PriorRow]) -> F64:
+        kept = [one for cell in self._cells.values() for one in cell]
+        seconds = np.array([seconds for _, _, seconds in kept])
+        rows = np.array([features for _, features, _ in kept]) / seconds[:, None]  # so errors are relative
+        ages = self._count - np.array([index for index, _, _ in kept])
+        weights = np.maximum(0.5 ** (ages / self._half_life), _LEAST_WEIGHT)
+        more = np.array([factors for factors, _ in prior]).reshape(-1, rows.shape[1])
+        wanted = np.array([value for _, value in prior])
+        found, usual = np.zeros(rows.shape[1]), np.ones(len(rows))
+        for _ in range(_ROUNDS):
+            scale = np.sqrt(weights * usual)
+            found = _non_negative(np.vstack([rows * scale[:, None], more]), np.concatenate([scale, wanted]))
+            usual = _USUAL / np.maximum(np.abs(rows @ found - 1), _USUAL)
+        return found
+
+
+def _non_negative(rows: F64, wanted: F64) -> F64:
+    """Least squares without negative coefficients. There are so few that every subset of them is tried."""
+    width = rows.shape[1]
+    best, least = np.zeros(width), math.inf
+    for count in range(1, width + 1):
+        for chosen in combinations(range(width), count):
+            some = np.linalg.lstsq(rows[:, chosen], wanted, rcond=None)[0]
+            error = float(((rows[:, chosen] @ some - wanted) ** 2).sum())
+            if (some >= 0).all() and error < least - 1e-12:
+                best, least = np.zeros(width), error
+                best[list(chosen)] = some
+    return best

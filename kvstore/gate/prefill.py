@@ -1,0 +1,86 @@
+"""How long a model takes to compute tokens, from the passes that were seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.gate.curve import F64, Curve, PriorRow
+
+_HALF_LIFE = 32.0
+# Tokens that take as long as a pass takes by itself (integrations/transformers/prefill.py): what a pass of few tokens
+# is expected to take where only long ones were seen, and the other way round.
+_PASS_TOKENS = {"cpu": 32.0}
+_DEVICE_PASS_TOKENS = 256.0
+_PRIOR = 0.02  # the weight of what is only expected
+ENOUGH_S = 1.0
+"""Seconds of passes that must have been seen before anything is concluded from them."""
+_FARTHEST = 4  # no conclusion about sequences so many times longer than those that were seen
+
+
+@dataclass
+class PrefillCost:
+    """Of one model on one device: a pass of `n` tokens behind `start` others takes a + b n + c n (start + n / 2).
+
+    Not thread-safe: its owner has the lock.
+
+    Attributes:
+        device: the type of it, "cpu" or "cuda".
+        seen_s: seconds of all passes seen.
+        reach: length of the longest sequence seen.
+
+    Example:
+        >>> cost = PrefillCost("cpu")
+        >>> for n in (64, 512, 2048):
+        ...     cost.observe(n, 0.03 + 0.001 * n + 5e-7 * n * n / 2, 0)
+        >>> round(float(cost.saved([2048])[0]), 1)
+        3.1
+    """
+
+    device: str
+    seen_s: float = 0.0
+    reach: int = 0
+    curve: Curve = field(default_factory=lambda: Curve(_HALF_LIFE))
+
+    def observe(self, tokens: int, seconds: float, start: int) -> None:
+        """Note that a pass over `tokens` tokens behind `start` others took so long."""
+        self.curve.observe(_features(tokens, start), seconds)
+        self.seen_s += seconds
+        self.reach = max(self.reach, start + tokens)
+
+    def knows(self, tokens: int) -> bool:
+        """Whether enough was seen to say what a sequence of so many tokens takes."""
+        return self.seen_s >= ENOUGH_S and tokens <= _FARTHEST * self.reach
+
+    def seconds(self, tokens: int, start: int = 0) -> float:
+        """Return about how long a pass takes; of at least one observation."""
+        return float(np.dot(self.coefficients(), _features(tokens, start)))
+
+    def saved(self, ends: Sequence[int]) -> F64:
+        """Return the seconds that are saved if so many first tokens of a longer sequence need not be computed, `[m]`.
+
+        What follows them is a pass in any case, so `a` is not saved, and the length of the rest makes no difference.
+        """
+        _, b, c = self.coefficients()
+        done = np.array(ends, np.float64)
+        return np.asarray(b * done + c * done * done / 2)
+
+    def coefficients(self) -> F64:
+        """Return a, b and c: seconds of a pass, of a token, and of a pair of tokens."""
+        return self.curve.fit(self._prior)
+
+    def _prior(self) -> list[PriorRow]:
+        """a is some b, and c is 0, unless what was seen says otherwise; in shares of what was seen."""
+        seen = self.curve.observations()
+        passes = _PASS_TOKENS.get(self.device, _DEVICE_PASS_TOKENS)
+        seconds = sum(taken for _, taken in seen)
+        per_token = seconds / sum(features[1] + passes for features, _ in seen)
+        per_pair = seconds / sum(features[2] for features, _ in seen)
+        scale = passes * per_token
+        return [((_PRIOR / scale, -_PRIOR / per_token, 0.0), 0.0), ((0.0, 0.0, _PRIOR / per_pair), 0.0)]
+
+
+def _features(tokens: int, start: int) -> tuple[float, ...]:
+    return 1.0, float(tokens), tokens * (start + tokens / 2)
