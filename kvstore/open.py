@@ -36,8 +36,8 @@ from kvstore.read.fetch import Fetcher
 from kvstore.read.get import Getter
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
-from kvstore.residency.block import most_bytes
 from kvstore.read.worth import Worth
+from kvstore.residency.block import most_bytes
 from kvstore.residency.check import Checker
 from kvstore.residency.clusters import ClusterIndex
 from kvstore.residency.follow import Follower
