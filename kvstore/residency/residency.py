@@ -7,7 +7,7 @@ A record that is in no tier any more is forgotten by the index too. `states` has
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -19,14 +19,11 @@ from kvstore.core.explanation import Reason
 from kvstore.core.record import NO_KEY, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Workers
-from kvstore.errors import ConfigError
 from kvstore.eviction import POLICIES
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.departures import BlockName
-from kvstore.residency.disk_order import DiskOrder
-from kvstore.residency.ledger import Ledger
-from kvstore.residency.tenant_order import TenantOrder
+from kvstore.residency.disk_eviction import DiskEviction
 from kvstore.tiers.admission import SecondRead
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.device import DeviceTier
@@ -35,11 +32,10 @@ from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.memory import MemoryTier
-from kvstore.trie.index import NO_LIMIT
 
 
 @dataclass
-class Residency(Ledger):
+class Residency(DiskEviction):
     """All tiers of one store, and its `Ledger` of records.
 
     Thread-safe: the tiers are constant; the ledger's lock guards what the ledger says, and each tier has its own lock,
@@ -68,15 +64,8 @@ class Residency(Ledger):
 
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
-        # None: the trie's own recency; else guarded by _lock. With tenants both are the same.
-        self._disk_order: DiskOrder | TenantOrder | None = None
-        self._tenants: TenantOrder | None = None
-        self._refused: set[int] = set()  # queued records that are beyond a quota; guarded by _lock
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
-        budgets = self.config
-        policy = POLICIES.get(budgets.eviction)
-        if policy is None:
-            raise ConfigError(f"eviction: expected one of {', '.join(POLICIES)}, found {budgets.eviction!r}")
+        budgets, policy = self.config, POLICIES[self.config.eviction]
         self.device: DeviceTier = MemoryTier(
             "device", budgets.device.bytes, policy(), self._may_leave_memory, self._left_memory
         )
@@ -84,7 +73,8 @@ class Residency(Ledger):
         self.host: HostTier = MemoryTier(
             "host", budgets.host.bytes, policy(), self._may_leave_memory, self._left_memory
         )
-        self.disk: DiskTier | None = None if open_disk is None else open_disk(self)
+        if open_disk is not None:
+            self.disk = open_disk(self)
         self._keeps_holes = self.disk is not None and not self.disk.read_only
 
     def close(self) -> None:
@@ -199,147 +189,6 @@ class Residency(Ledger):
         """Blocks that could not be written may stand before others that are on disk: the catalog learns of them."""
         if self.holes.due:
             self._remove_entries([])
-
-    def evict(self) -> list[int]:
-        """The disk is full: the store gives up the record that its policy names, in every tier; before it go the
-        members that are coded against it, which were used no later. Returns what is to leave the catalog, [] for
-        nothing. What is not written yet stays: it holds no space on disk, and a member among it is dropped, and said
-        to be, when it is to be written."""
-        with self._lock:
-            abandoned, self._abandoned = self._abandoned, []
-            record = self._victim()
-            if not record:
-                return abandoned
-            members = self._written_members(record)
-            gone = [*abandoned, *self._forget_all([*members, record], Reason.EVICTED)]
-        self._tell(self._forgotten, [*members, record])
-        if members:
-            self.metrics.add(Metric.DROPPED_MEMBERS, len(members))
-        return gone
-
-    def keep_quotas(self, coming: Sequence[tuple[int, bytes, int]] = ()) -> tuple[list[int], set[int]]:
-        """Evicts records of the namespaces that would be above their quota with what is coming.
-
-        coming: (record, digest of its namespace, bytes) of queued blocks that are about to be durable. Returns what is
-        to leave the catalog, and those of the coming ones for which there is no room: the last ones of each namespace.
-        `written` drops these.
-        """
-        if self._tenants is None:
-            return [], set()
-        evicted, gone, members = list[int](), list[int](), 0
-        with self._lock:
-            for digest in self._tenants.with_quota:
-                rows = [(record, nbytes) for record, owner, nbytes in coming if owner == digest]
-                needed = sum(nbytes for _, nbytes in rows)
-                while self._tenants.over_quota(digest, needed) > 0 and (victim := self._tenants.victim_of(digest)):
-                    leaving = [*self._written_members(victim), victim]
-                    gone += self._forget_all(leaving, Reason.EVICTED)
-                    evicted, members = evicted + leaving, members + len(leaving) - 1
-                over = self._tenants.over_quota(digest, needed)
-                for record, nbytes in sorted(rows, reverse=True):
-                    if over > 0:
-                        self._refused.add(record)
-                        over -= nbytes
-            refused = self._refused.intersection(record for record, _, _ in coming)
-        self._tell(self._forgotten, evicted)
-        self.metrics.add(Metric.DROPPED_MEMBERS, members)
-        self.metrics.add(Metric.DROPPED_QUOTA, len(refused))
-        return gone, refused
-
-    def shrink_to_quotas(self) -> None:
-        """Evicts what is above the quotas now, which may be lower than when it was written."""
-        gone, _ = self.keep_quotas()
-        self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(gone))
-        self._remove_entries(gone)
-
-    def _drop(self, records: Collection[int]) -> None:
-        """Forgets queued records that are not to be written, in every tier."""
-        if not records:
-            return
-        with self._lock:
-            gone = self._forget_all(sorted(records, reverse=True), Reason.DROPPED)
-            for record in records:
-                self.holes.release(record)
-        self._tell(self._forgotten, records)
-        self._remove_entries([record for record in gone if record not in records])
-
-    def tenant_bytes(self) -> tuple[dict[int, int], dict[bytes, int], int] | None:
-        """What is counted with tenants: (bytes by durable record, bytes by tenant, bytes of all others)."""
-        if self._tenants is None:
-            return None
-        with self._lock:
-            return self._tenants.snapshot()
-
-    def rewritten(self, sizes: Iterable[tuple[int, int]]) -> None:
-        """Records were coded anew: (record, bytes) of each."""
-        if self._tenants is not None:
-            with self._lock:
-                for record, nbytes in sizes:
-                    self._tenants.resize(record, nbytes)
-
-    def _victim(self) -> int | None:
-        self._lock.check_held()
-        if self._tenants is not None and self.disk is not None:
-            return self._tenants_victim(self._tenants, self.disk.capacity)
-        if self._disk_order is not None and (chosen := self._disk_order.victim()):
-            return chosen
-        record = self.index.evict(below=min(self._pending, default=NO_LIMIT))
-        if record is not None and self._disk_order is not None:
-            self.metrics.add(Metric.FALLBACK_EVICTION)
-        return record
-
-    def _tenants_victim(self, tenants: TenantOrder, capacity: int) -> int:
-        if victim := tenants.victim():
-            return victim
-        if tenants.nbytes > capacity and (victim := tenants.victim(whosever=True)):
-            self.metrics.add(Metric.FALLBACK_RESERVATION)
-            return victim
-        # What memory alone has keeps what is before it on disk.
-        return next((r for r in self._unwritten if self.index.leaf(r) is not None and not self._pins.is_kept(r)), 0)
-
-    def load_order(self, records: Iterable[tuple[int, int]], digests: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Let the policy of the config decide what a full disk gives up. "lru" without tenants needs nothing: the trie
-        knows it.
-
-        Args:
-            records: what is durable: (record, the record before it or 0), by rising record number.
-            digests: of the namespace of each; used with tenants alone, and so is the next.
-            sizes: bytes of each.
-        """
-        if self.config.eviction == "lru" and not self.config.tenants:
-            return
-        with self._lock:
-            if self.config.tenants:
-                self._disk_order = self._tenants = TenantOrder(
-                    self.config.tenants, self._new_order, self._lock, self._families.members
-                )
-                self._tenants.load(records, digests, sizes)
-            else:
-                self._disk_order = self._new_order()
-                self._disk_order.load(records)
-
-    def _new_order(self) -> DiskOrder:
-        policy = POLICIES[self.config.eviction]()
-        return DiskOrder(policy, self._lock, self._pins.is_kept, self._may_leave_disk)
-
-    def _order_written(self, blocks: Sequence[Block], on_disk: set[int]) -> None:
-        if self._disk_order is None:
-            return
-        durable = [(b.record, b.parent) for b in blocks if b.record in on_disk and b.record in self.index]
-        if not durable:
-            return
-        path = self.path(durable[-1][0])
-        if self._tenants is not None:
-            sizes = [self.size_of(record) for record, _ in durable]
-            self._tenants.written(path, durable, blocks[-1].namespace, sizes)
-        elif isinstance(self._disk_order, DiskOrder):
-            self._disk_order.written(path, durable)
-
-    def _may_leave_disk(self, record: int) -> bool:
-        """Whether nothing continues the record, or a member that leaves with it, and no queued member waits for it."""
-        members = self._families.members(record)
-        ends = all(self.index.leaf(leaving) is not None for leaving in (record, *members))
-        return ends and not any(member in self._pending for member in members)
 
     def quarantine(self, record: int) -> None:
         """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is
