@@ -169,6 +169,8 @@ class Checker:
             host, device = residency.host.sizes(), residency.device.sizes()
             look = _Look(residency.census(), survey, host[1], device[1])
             offered = [*self._offered(look), *self._tenant_problems(look)]
+            if residency.host.miscounted():
+                offered.append("what is counted for tenants in the host tier differs from what its records take")
         found += [*_tier_problems(residency.host, *host), *_tier_problems(residency.device, *device)]
         found += survey.problems if survey is not None else ()
         if survey is not None and survey.held and idle_before and self.is_idle():

@@ -59,6 +59,8 @@ def usage_by_namespace(residency: Residency, sessions: SessionTable) -> dict[str
         row = found[namespace_digest(name)]
         row |= {"reserved_bytes": tenant.reserved_bytes}
         row |= {"quota_bytes": tenant.quota_bytes} if tenant.quota_bytes is not None else {}
+    for digest, nbytes in residency.host.by_namespace().items():
+        found[digest]["host_bytes"] = nbytes
     rows = {label(digest, names): row for digest, row in ordered[:MOST_NAMED]}
     others = [row for _, row in ordered[MOST_NAMED:]]
     if others or strangers:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
+from kvstore.core.keys import namespace_digest
 from kvstore.core.record import NO_KEY, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Workers
@@ -32,6 +33,7 @@ from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.host import HostTier
 from kvstore.tiers.memory import MemoryTier
+from kvstore.tiers.shared_host import SharedHost
 
 
 @dataclass
@@ -70,12 +72,21 @@ class Residency(DiskEviction):
             "device", budgets.device.bytes, policy(), self._may_leave_memory, self._left_memory
         )
         self.host_admission = SecondRead(budgets.host.bytes)
-        self.host: HostTier = MemoryTier(
-            "host", budgets.host.bytes, policy(), self._may_leave_memory, self._left_memory
-        )
+        self.host: HostTier = self._new_host()
         if open_disk is not None:
             self.disk = open_disk(self)
         self._keeps_holes = self.disk is not None and not self.disk.read_only
+
+    def _new_host(self) -> HostTier:
+        budget, policy = self.config.host.bytes, POLICIES[self.config.eviction]
+        shares = {
+            namespace_digest(name): (tenant.host_quota_bytes, tenant.host_reserved_bytes)
+            for name, tenant in self.config.tenants.items()
+            if tenant.host_quota_bytes is not None or tenant.host_reserved_bytes
+        }
+        if shares:
+            return SharedHost(budget, policy, shares, self._may_leave_memory, self._left_memory)
+        return MemoryTier("host", budget, policy(), self._may_leave_memory, self._left_memory)
 
     def close(self) -> None:
         """Close the disk tier, and give back the memory of the others. Idempotent."""

@@ -32,6 +32,7 @@ class MemoryTier(Tier[T]):
         policy: says which records to evict first.
         may_evict: called before a record is evicted; false keeps it.
         evicted: called after a record was evicted, outside of the tier's lock.
+        renew: makes the policy anew, empty; None: its class does.
 
     Example:
         >>> from kvstore.eviction.lru import LeafFirstLRU
@@ -50,10 +51,12 @@ class MemoryTier(Tier[T]):
         policy: EvictionPolicy,
         may_evict: Callable[[int], bool],
         evicted: Callable[[int], None],
+        renew: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
         self._name = name
         self._budget = budget
         self._policy = policy
+        self._renew = renew or type(policy)
         self._may_evict = may_evict
         self._evicted = evicted
         self._items: dict[int, T] = {}
@@ -117,7 +120,7 @@ class MemoryTier(Tier[T]):
             self._torn = True
             old = self._items.get(record_id)
             need = item.nbytes - (old.nbytes if old is not None else 0)
-            fits = self._make_room(need, record_id, gone)
+            fits = self._make_room(item, need, record_id, gone)
             if fits:
                 self._items[record_id] = item
                 self._bytes += need
@@ -139,6 +142,14 @@ class MemoryTier(Tier[T]):
     def stats(self) -> dict[str, int]:
         return {"bytes": self.nbytes, "budget": self.budget, "records": len(self)}
 
+    def by_namespace(self) -> dict[bytes, int]:
+        """Return the bytes of each namespace that has a quota or reservation here, by its digest."""
+        return {}
+
+    def miscounted(self) -> bool:
+        """Return whether these differ from what the records take."""
+        return False
+
     def clear(self) -> None:
         """Drop all records, without calling `evicted`."""
         with self._lock:
@@ -150,24 +161,31 @@ class MemoryTier(Tier[T]):
         """What a call left undone that was cut short is made anew from the items; their order is lost then."""
         if not self._torn:
             return
-        self._policy = type(self._policy)()
+        self._policy = self._renew()
         for record_id in sorted(self._items):
             self._policy.add(record_id)
         self._bytes = sum(item.nbytes for item in self._items.values())
         self._torn = False
 
-    def _make_room(self, need: int, keep: int, gone: list[int]) -> bool:
-        if self._bytes + need <= self.budget:
-            return True
-        free, victims = self.budget - self._bytes, []
-        for victim in self._policy.victims():
-            if free >= need:
-                break
-            if victim != keep and self._may_evict(victim):
-                free += self._items[victim].nbytes
-                victims.append(victim)
-        if free < need:
+    def _over_quota(self, item: T, need: int, keep: int) -> list[int] | None:
+        """The records that must leave for an item, however much room there is; None if it cannot be taken in."""
+        return []
+
+    def _make_room(self, item: T, need: int, keep: int, gone: list[int]) -> bool:
+        victims = self._over_quota(item, need, keep)
+        if victims is None:
             return False
+        free = self.budget - self._bytes + sum([self._items[victim].nbytes for victim in victims])
+        if free < need:
+            named = {keep, *victims}
+            for victim in self._policy.victims():
+                if free >= need:
+                    break
+                if victim not in named and self._may_evict(victim):
+                    free += self._items[victim].nbytes
+                    victims.append(victim)
+            if free < need:
+                return False
         for victim in victims:
             self._drop(victim)
         gone.extend(victims)

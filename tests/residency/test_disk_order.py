@@ -22,7 +22,8 @@ from kvstore.config import KIB, StoreConfig
 from kvstore.core.guard import RESIDENCY, Guard
 from kvstore.errors import ConfigError
 from kvstore.eviction import POLICIES, LeafFirstLFU
-from kvstore.residency import disk_eviction, residency
+from kvstore.residency import disk_eviction
+from kvstore.residency import residency as residency_module
 from kvstore.residency.disk_order import DiskOrder
 
 NAMES = sorted(POLICIES)
@@ -269,7 +270,7 @@ class Alone(LeafFirstLFU):
 
 
 def test_whoever_owns_a_policy_lets_one_thread_in_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (residency, disk_eviction):
+    for module in (residency_module, disk_eviction):
         monkeypatch.setattr(module, "POLICIES", {"alone": Alone})
     settings = {"host": TierConfig(64 * KIB), "disk": TierConfig(BUDGET, "raw")}
     sequences = [np.concatenate([PROMPT, tokens(16, seed)]) for seed in range(40)]

@@ -154,8 +154,11 @@ def test_whatever_is_called_the_counts_agree(tmp_path: Path, seed: int) -> None:
         ANN: TenantConfig(reserved_bytes=20 * RECORD, quota_bytes=40 * RECORD),
         BOB: TenantConfig(quota_bytes=30 * RECORD),
     }
+    host = chance.choice([0, 40_000])
+    if host:
+        tenants[b"noise"] = TenantConfig(host_quota_bytes=host // 2, host_reserved_bytes=host // 4)
     settings: dict[str, Any] = {
-        "disk": 5 * SEGMENT, "host": chance.choice([0, 40_000]), "eviction": chance.choice(sorted(POLICIES)),
+        "disk": 5 * SEGMENT, "host": host, "eviction": chance.choice(sorted(POLICIES)),
     }  # fmt: skip
     store = open_with(tmp_path, tenants, **settings)
     try:
@@ -257,6 +260,42 @@ def test_what_is_pinned_stays_and_the_put_is_dropped(tmp_path: Path) -> None:
         store.unpin(tokens_of(0, LENGTH), namespace=ANN)
         fill(store, ANN, 3, 1)
         assert [stored(store, tokens_of(number, LENGTH), ANN) for number in (0, 1, 3)] == [0, LENGTH, LENGTH]
+        all_is_well(store)
+
+
+# ---- host memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "disk"), [("lru", BUDGET), *((policy, 0) for policy in sorted(POLICIES))], ids=str)
+def test_host_memory_keeps_what_is_reserved_and_no_more_than_the_quota(tmp_path: Path, policy: str, disk: int) -> None:
+    tenants = {
+        # What leaves the disk leaves host memory, too.
+        ANN: TenantConfig(reserved_bytes=min(disk, 3 * SEQUENCE), host_reserved_bytes=3 * SEQUENCE),
+        BOB: TenantConfig(host_quota_bytes=2 * SEQUENCE + RECORD),
+    }
+    with open_with(tmp_path, tenants, disk, host=8 * SEQUENCE, eviction=policy) as store:
+        fill(store, ANN, 0, 3)
+        for number in range(5):
+            fill(store, BOB, 100 + number, 1)
+            fill(store, b"noise", 200 + 8 * number, 8)
+            found = store.stats()["namespaces"]
+            assert found["ann"]["host_bytes"] == 3 * SEQUENCE
+            assert found["bob"]["host_bytes"] <= 2 * SEQUENCE + RECORD
+            all_is_well(store)
+        for number in range(3):
+            hit = store.get(tokens_of(number, LENGTH), namespace=ANN)
+            assert hit is not None
+            assert hit.tiers == {"host": LENGTH}
+        assert store.stats()["host"]["bytes"] <= 8 * SEQUENCE
+
+
+def test_above_its_reservation_a_tenant_loses_host_memory_down_to_it(tmp_path: Path) -> None:
+    tenants = {ANN: TenantConfig(host_reserved_bytes=2 * SEQUENCE + RECORD)}
+    with open_with(tmp_path, tenants, 0, host=6 * SEQUENCE) as store:
+        fill(store, ANN, 0, 5)
+        fill(store, BOB, 100, 20)
+        assert store.stats()["namespaces"]["ann"]["host_bytes"] == 2 * SEQUENCE + RECORD
+        assert [stored(store, tokens_of(number, LENGTH), ANN) for number in range(5)] == [0, 0, 4, LENGTH, LENGTH]
         all_is_well(store)
 
 
