@@ -11,11 +11,13 @@ from typing import Any, Literal, TypeVar, overload
 
 from kvstore.config import StoreConfig
 from kvstore.core.explanation import Explanation
+from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.tokens import Tokens
 from kvstore.errors import StoreClosed
 from kvstore.learning.status import LearningStatus
+from kvstore.residency.block_table import BlockTable
 from kvstore.residency.check import CheckReport
 from kvstore.residency.inventory import Inventory
 from kvstore.session import Session
@@ -136,6 +138,14 @@ class AsyncKVStore:
     async def inventory(self) -> Inventory:
         """See `KVStore.inventory`."""
         return await self._run(self.store.inventory)
+
+    async def blocks(self) -> BlockTable:
+        """See `KVStore.blocks`."""
+        return await self._run(self.store.blocks)
+
+    async def history(self) -> tuple[Sample, ...]:
+        """See `KVStore.history`."""
+        return await self._run(self.store.history)
 
     async def stats(self) -> dict[str, Any]:
         """See `KVStore.stats`."""

@@ -1,7 +1,7 @@
 """Metrics of a store for Prometheus. Needs the extra `kvstore-lm[prometheus]`; nothing else imports this module.
 
-Every member of `Metric` is a counter `kvstore_NAME_total`, every `Timing` a histogram `kvstore_NAME_seconds`, and sizes
-are gauges (`GAUGES`); docs/metrics.md has the list, docs/grafana.json a dashboard of them.
+Every member of `Metric` is a counter `kvstore_NAME_total`, every `Timing` a histogram `kvstore_NAME_seconds` (by tier
+and codec, but for puts), and sizes are gauges (`GAUGES`); docs/metrics.md has the list, docs/grafana.json a dashboard.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(what, name=error.name) from None
 
 from kvstore.errors import KVStoreError
-from kvstore.metrics import Metric
+from kvstore.metrics import Metric, hit_tokens
 from kvstore.store import KVStore
-from kvstore.timing import BUCKETS, Timing
+from kvstore.timing import BUCKETS, NOWHERE, Timing
 
 GAUGES = {
     "up": "1 while the store is open",
@@ -31,6 +31,7 @@ GAUGES = {
     "disk_raw_bytes": "bytes of the same before coding",
     "disk_used_bytes": "bytes of everything in the folder of the store",
     "disk_capacity_bytes": "the most bytes of records that the budget leaves room for",
+    "saved_bytes": "bytes not written since the store was opened, by mechanism: prefix, codec, donors",
     "queue_bytes": "raw bytes that wait to be written",
     "queue_records": "blocks that wait to be written",
     "sessions": "saved sessions",
@@ -45,7 +46,9 @@ _NAMESPACE = {
     "namespace_sessions": "sessions of a namespace",
 }
 GAUGES |= _NAMESPACE
+LABELLED = {"hit_tokens": "tokens that gets returned, by the tier that they came from"}
 _TIERS = ("device", "host", "disk")
+_PLACE, _PLACED = ("tier", "codec"), frozenset({Timing.GET, Timing.READ, Timing.DECODE})
 _SOURCES = {
     "disk_tokens": ("disk", "tokens"),
     "disk_raw_bytes": ("disk", "raw_bytes"),
@@ -90,13 +93,40 @@ class StoreCollector:
             counter = CounterMetricFamily(f"kvstore_{metric.value}", metric.meaning, labels=["store"])
             counter.add_metric(label, float(metrics[metric]))
             yield counter
-        for timing, found in metrics.timings.snapshot().items():
-            bounds = [*map(str, BUCKETS), "+Inf"]
-            buckets = list(zip(bounds, accumulate(found.counts), strict=True))
-            histogram = HistogramMetricFamily(f"kvstore_{timing.value}_seconds", timing.meaning, labels=["store"])
-            histogram.add_metric(label, buckets, found.seconds)
-            yield histogram
+        yield from self._histograms()
+        yield from self._by_mechanism()
         yield from self._sizes(stats)
+
+    def _histograms(self) -> Iterator[Any]:
+        timings, bounds = self._store.metrics.timings, [*map(str, BUCKETS), "+Inf"]
+        for timing in Timing:
+            name, found = f"kvstore_{timing.value}_seconds", timings.by_place(timing)
+            labels = ["store", *_PLACE] if timing in _PLACED else ["store"]
+            family = HistogramMetricFamily(name, timing.meaning, labels=labels)
+            if timing not in _PLACED:
+                found = {NOWHERE: timings.snapshot()[timing]}
+            for where, histogram in found.items():
+                buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+                values = [self._name, where.tier, where.codec][: len(labels)]
+                family.add_metric(values, buckets, histogram.seconds)
+            yield family
+
+    def _by_mechanism(self) -> Iterator[Any]:
+        metrics, per_token = self._store.metrics, self._store.identity.layout.bytes_per_token
+        tokens = CounterMetricFamily("kvstore_hit_tokens", LABELLED["hit_tokens"], labels=["store", "tier"])
+        for tier in ("device", "queue", "host", "disk", "donors", "other"):
+            tokens.add_metric([self._name, tier], float(metrics[hit_tokens(tier)]))
+        yield tokens
+        member_raw, member = metrics[Metric.DISK_WRITTEN_MEMBER_RAW_BYTES], metrics[Metric.DISK_WRITTEN_MEMBER_BYTES]
+        saved = {
+            "prefix": (metrics[Metric.PUT_TOKENS] - metrics[Metric.PUT_NEW_TOKENS]) * per_token,
+            "codec": metrics[Metric.DISK_WRITTEN_RAW_BYTES] - member_raw - metrics[Metric.DISK_WRITTEN_BYTES] + member,
+            "donors": member_raw - member,
+        }
+        gauge = GaugeMetricFamily("kvstore_saved_bytes", GAUGES["saved_bytes"], labels=["store", "mechanism"])
+        for mechanism, nbytes in saved.items():
+            gauge.add_metric([self._name, mechanism], float(nbytes))
+        yield gauge
 
     def _sizes(self, stats: dict[str, Any]) -> Iterator[Any]:
         for name in ("tier_bytes", "tier_budget_bytes", "tier_records") if stats else ():
@@ -148,5 +178,6 @@ def serve(port: int, address: str = "127.0.0.1", registry: CollectorRegistry = R
 def sample_names() -> set[str]:
     """Return the names of all samples that there may be."""
     names = {f"kvstore_{metric.value}_total" for metric in Metric} | {f"kvstore_{name}" for name in GAUGES}
+    names |= {f"kvstore_{name}_total" for name in LABELLED}
     endings = ("bucket", "count", "sum")
     return names | {f"kvstore_{timing.value}_seconds_{ending}" for timing in Timing for ending in endings}

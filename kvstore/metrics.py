@@ -32,6 +32,8 @@ class Metric(StrEnum):
         member.meaning = meaning
         return member
 
+    __hash__ = str.__hash__  # that of enumerations is a call into Python, at each look-up
+
     # ---- get
     GET_HITS = "get_hits", "gets that returned a prefix"
     GET_MISSES = "get_misses", "gets that returned nothing"
@@ -114,6 +116,9 @@ class Metric(StrEnum):
     # ---- disk
     DISK_WRITTEN_RECORDS = "disk_written_records", "records written to disk"
     DISK_WRITTEN_BYTES = "disk_written_bytes", "bytes of those records, whole pages"
+    DISK_WRITTEN_RAW_BYTES = "disk_written_raw_bytes", "raw bytes of the same blocks"
+    DISK_WRITTEN_MEMBER_BYTES = "disk_written_member_bytes", "bytes among them of blocks coded against others"
+    DISK_WRITTEN_MEMBER_RAW_BYTES = "disk_written_member_raw_bytes", "raw bytes of those blocks"
     DISK_MOVED_RECORDS = "disk_moved_records", "records moved to empty a segment"
     DISK_RECLAIMS = "disk_reclaims", "times that a segment had to be freed before a write"
     DISK_READ_ERRORS = "disk_read_errors", "reads that the disk refused"

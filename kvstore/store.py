@@ -223,10 +223,14 @@ class KVStore(StoreReports):
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))
-        with self._slow("get"):
+        with self._slow("get") as call:
             if approximate is not None:
-                return self._calls.run(self._engine.assembler.get, approximate, request)
-            return self._calls.run(self._engine.getter.get, request)
+                hit = self._calls.run(self._engine.assembler.get, approximate, request)
+            else:
+                hit = self._calls.run(self._engine.getter.get, request)
+            if hit is not None:
+                call.where = hit._where
+            return hit
 
     def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         """Return how many leading tokens are stored. Reads nothing but the index, and counts as no use.

@@ -1,6 +1,6 @@
 """How long calls and their parts took, as histograms; what `exporter` shows.
 
-Costs a microsecond an observation, so it is always on.
+An observation costs about a microsecond (`python -m benchmarks.metrics`), so they are always on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds in seconds; what takes longer is in one more bucket."""
@@ -29,6 +30,8 @@ class Timing(StrEnum):
         member._value_ = name
         member.meaning = meaning
         return member
+
+    __hash__ = str.__hash__  # that of enumerations is a call into Python, at each look-up
 
     GET = "get", "seconds that gets took"
     PUT = "put", "seconds until puts returned"
@@ -82,29 +85,64 @@ class Histogram:
         return BUCKETS[-1] if self.total else None
 
 
+class Where(NamedTuple):
+    """What a histogram is told apart by. Immutable.
+
+    Attributes:
+        tier: where the blocks came from; of a get the farthest of its tiers; "none" of a get that returned nothing.
+        codec: of the blocks; "tensors" for those that are not coded, "mixed" for several.
+
+    Example:
+        >>> Where("disk", "entropy").codec
+        'entropy'
+    """
+
+    tier: str
+    codec: str
+
+
+NOWHERE = Where("none", "none")
+
+
 class Timings:
-    """Histograms by `Timing`. Thread-safe: `_lock` guards all fields.
+    """Histograms by `Timing`, and by what they are told apart by. Thread-safe: `_lock` guards all fields.
 
     Example:
         >>> timings = Timings()
-        >>> timings.observe(Timing.GET, 0.003)
+        >>> timings.observe(Timing.GET, 0.003, Where("disk", "entropy"))
         >>> sum(timings.snapshot()[Timing.GET].counts), timings.snapshot()[Timing.GET].seconds
         (1, 0.003)
+        >>> [where.tier for where in timings.by_place(Timing.GET)]
+        ['disk']
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = {timing: [0] * (len(BUCKETS) + 1) for timing in Timing}
-        self._seconds = dict.fromkeys(Timing, 0.0)
+        self._found: dict[tuple[Timing, Where], list[float]] = {}  # counts of the buckets, then the seconds
 
-    def observe(self, timing: Timing, seconds: float) -> None:
+    def observe(self, timing: Timing, seconds: float, where: Where = NOWHERE) -> None:
         """Count one that took so long."""
         bucket = bisect_left(BUCKETS, seconds)
         with self._lock:
-            self._counts[timing][bucket] += 1
-            self._seconds[timing] += seconds
+            row = self._found.get((timing, where))
+            if row is None:
+                row = self._found[timing, where] = [0] * (len(BUCKETS) + 1) + [0.0]
+            row[bucket] += 1
+            row[-1] += seconds
+
+    def by_place(self, timing: Timing) -> dict[Where, Histogram]:
+        """Return copies of the histograms of a timing; those that have something."""
+        with self._lock:
+            rows = {where: list(row) for (each, where), row in self._found.items() if each is timing}
+        return {where: _histogram(row) for where, row in rows.items()}
 
     def snapshot(self) -> dict[Timing, Histogram]:
-        """Return a copy of all histograms."""
-        with self._lock:
-            return {timing: Histogram(tuple(self._counts[timing]), self._seconds[timing]) for timing in Timing}
+        """Return a histogram for each timing, of all places together."""
+        return {timing: sum(self.by_place(timing).values(), _NOTHING) for timing in Timing}
+
+
+def _histogram(row: list[float]) -> Histogram:
+    return Histogram(tuple(int(count) for count in row[:-1]), row[-1])
+
+
+_NOTHING = Histogram((0,) * (len(BUCKETS) + 1), 0.0)

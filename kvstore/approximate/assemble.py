@@ -23,6 +23,7 @@ from kvstore.read.block_read import BlockRead
 from kvstore.read.get import GetRequest, Getter
 from kvstore.read.result import allocate
 from kvstore.residency.residency import Residency
+from kvstore.timing import Where
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Assembler:
             return None
         tiers["donors"] = sum(span.count for span in planned.spans)
         reason = self.getter.count_short(request, reads, good, planned.tokens)
-        hit = self.getter.hit(request, out, layers, planned.tokens, tiers, reason)
+        hit = self.getter.hit(request, out, layers, planned.tokens, tiers, reason, where=Where("donors", "mixed"))
         self.metrics.add(Metric.GET_APPROXIMATE)
         return replace(
             hit,

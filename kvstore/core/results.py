@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.core.explanation import Reason
 from kvstore.core.keys import NamespaceDigest, namespace_digest
+from kvstore.timing import NOWHERE, Where
 
 if TYPE_CHECKING:
     import torch
@@ -262,6 +263,7 @@ class Hit:
     withheld: int = 0
     _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
     _layout: KVLayout | None = field(default=None, repr=False, compare=False)
+    _where: Where = field(default=NOWHERE, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.exact_tokens < 0:

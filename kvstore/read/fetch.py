@@ -21,6 +21,7 @@ from kvstore.gate.load import TENSORS
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
+from kvstore.read.place import place_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource, Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -137,10 +138,10 @@ class ReadTask:
         return self._decoded(read, sealed, target)
 
     def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
-        begin = time.perf_counter()
+        begin, where = time.perf_counter(), place_of([read.source])
         good = self.fetcher.decoder.decode(read, record.header, record.payload, target)
         seconds = time.perf_counter() - begin
-        self.fetcher.residency.metrics.timings.observe(Timing.DECODE, seconds)
+        self.fetcher.residency.metrics.timings.observe(Timing.DECODE, seconds, where)
         self.fetcher.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), seconds)
         return good
 
@@ -153,7 +154,7 @@ class ReadTask:
         try:
             tier.read(sources, buffers)
             end = time.perf_counter()
-            fetcher.residency.metrics.timings.observe(Timing.READ, end - begin)
+            fetcher.residency.metrics.timings.observe(Timing.READ, end - begin, place_of(sources))
             self._done.append((tier.name, sum(source.nbytes for source in sources), begin, end))
         except OSError as error:
             # One bad sector fails the whole read: find out whose it is.

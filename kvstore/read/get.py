@@ -17,9 +17,11 @@ from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
+from kvstore.read.place import place_of
 from kvstore.read.placement import Placement
 from kvstore.read.result import OutputBuffers, allocate, check_device, is_on_cpu, to_device
 from kvstore.read.worth import Worth
+from kvstore.timing import NOWHERE, Where
 
 # Reserved behind the tensors of a hit, for what is generated first.
 _RESERVE_TOKENS = 64
@@ -126,7 +128,8 @@ class Getter:
             return self.fetch(request, self.lookup.reads(request.namespace, request.tokens[:end]))
         withheld = withheld if good == len(reads) else 0
         reason = self.count_short(request, reads, good, end, withheld)
-        hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld)
+        where = place_of([read.source for read in reads[:good]])
+        hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld, where)
         self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
         return hit
 
@@ -157,6 +160,7 @@ class Getter:
         tiers: dict[str, int],
         reason: Reason,
         withheld: int = 0,
+        where: Where = NOWHERE,
     ) -> Hit:
         """Make the result for the caller, and count it.
 
@@ -166,6 +170,7 @@ class Getter:
             tiers: tokens by where they came from.
             reason: why they are no more.
             withheld: how many more are stored, and not worth loading.
+            where: what the time of the get is told apart by.
         """
         layers = to_device(layers, request.device)
         self.metrics.add(Metric.GET_HITS)
@@ -184,6 +189,7 @@ class Getter:
             withheld=withheld,
             _room=reserved,
             _layout=self.layout,
+            _where=where,
         )
 
     def prefetch(self, namespace: bytes, tokens: Tokens) -> int:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kvstore.errors import StoreBusy, StoreClosed, StoreForked
 from kvstore.metrics import Metric, Metrics
-from kvstore.timing import Timing
+from kvstore.timing import NOWHERE, Timing
 
 T = TypeVar("T")
 _TIMED = {"get": Timing.GET, "put": Timing.PUT}
@@ -112,12 +112,15 @@ class CallGuard:
 class SlowCall:
     """A context manager around one call that counts and logs it if it takes longer than `limit_s`; 0 for never.
 
+    Attributes:
+        where: what its time is told apart by; the call sets it.
+
     Example:
         >>> with SlowCall("get", 10.0, Metrics()):
         ...     pass  # the call
     """
 
-    __slots__ = ("_begin", "_clock", "_limit_s", "_metrics", "_name")
+    __slots__ = ("_begin", "_clock", "_limit_s", "_metrics", "_name", "where")
 
     def __init__(
         self, name: str, limit_s: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic
@@ -126,15 +129,17 @@ class SlowCall:
         self._limit_s = limit_s
         self._metrics = metrics
         self._clock = clock
+        self.where = NOWHERE
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> SlowCall:
         self._begin = self._clock()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = self._clock() - self._begin
         if (timing := _TIMED.get(self._name)) is not None:
-            self._metrics.timings.observe(timing, seconds)
+            self._metrics.timings.observe(timing, seconds, self.where)
         if 0 < self._limit_s < seconds:
             self._metrics.add(Metric.SLOW_CALLS, because=f"{self._name} took {seconds:.1f} s")

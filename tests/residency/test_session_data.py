@@ -148,7 +148,7 @@ def notes(path: Path) -> dict[bytes, bytes]:
     """Keys and values of the closed catalog's notes."""
     with lmdb.open(str(path / "catalog"), max_dbs=8, readonly=True) as env, env.begin() as txn:
         database = env.open_db(b"tasks", txn=txn, create=False)
-        return dict(txn.cursor(database))
+        return {key: value for key, value in txn.cursor(database) if key[:1] == b"\0"}
 
 
 def test_a_session_that_was_only_saved_has_no_note(tmp_path: Path) -> None:

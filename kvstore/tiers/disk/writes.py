@@ -111,9 +111,16 @@ class DiskWrites(DiskErase):
                     return None
             finally:
                 self._settle_writes(extent for _, extent in placed)
-            self.metrics.add(Metric.DISK_WRITTEN_RECORDS, len(written))
-            self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(extent.nbytes for _, extent in placed))
+            self._count_written(written, placed)
             return written
+
+    def _count_written(self, written: set[int], placed: Sequence[tuple[SealedRecord, Extent]]) -> None:
+        members = [(record.header, extent) for record, extent in placed if record.header.donors]
+        self.metrics.add(Metric.DISK_WRITTEN_RECORDS, len(written))
+        self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(extent.nbytes for _, extent in placed))
+        self.metrics.add(Metric.DISK_WRITTEN_RAW_BYTES, sum(record.header.raw_bytes for record, _ in placed))
+        self.metrics.add(Metric.DISK_WRITTEN_MEMBER_BYTES, sum(extent.nbytes for _, extent in members))
+        self.metrics.add(Metric.DISK_WRITTEN_MEMBER_RAW_BYTES, sum(header.raw_bytes for header, _ in members))
 
     def rewrite(self, sealed: Sequence[tuple[Entry, SealedRecord]]) -> set[int]:
         """Put the same blocks, coded otherwise, in place of records, in one commit. Never raises for a failing disk.
