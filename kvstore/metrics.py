@@ -48,6 +48,7 @@ class Metric(StrEnum):
         "get_withheld_tokens",
         "tokens that are stored and were left to be computed, for loading them takes longer",
     )
+    GET_SAVED_S = "get_saved_s", "seconds that gets took less than computing the same, as far as that is known"
     GET_APPROXIMATE = "get_approximate", "gets answered with an approximate cache"
     APPROXIMATE_UNKNOWN = "approximate_unknown", "approximate gets answered exactly: the profile lacks the estimates"
     APPROXIMATE_REFUSED = "approximate_refused", "approximate caches that turned out worse than was asked for; not used"

@@ -203,7 +203,7 @@ class StoreReports:
         """Return what the store was asked for over time, and how long that took, the oldest sample first.
 
         Whoever has the store open for writing takes a sample about every minute in which somebody gets or puts, and at
-        the end; older samples are joined, so that there are never more than 96. Kept in the catalog (30 KB at most),
+        the end; older samples are joined, so that there are never more than 96. Kept in the catalog (31 KB at most),
         over any number of opens; a store without a disk has the sample that is under way alone.
 
         Raises:

@@ -20,6 +20,7 @@ from small_stores import BLOCK, LAYOUT, SEGMENT, config, identity, kv_of, stored
 from kvstore import KVStore
 from kvstore.config import PAGE_BYTES
 from kvstore.exporter import export
+from kvstore.metrics import Metric
 from kvstore.tiers.disk.fs import FileSystem
 
 
@@ -195,3 +196,14 @@ def test_what_donors_save_is_told(tmp_path: Path) -> None:
         assert told("kvstore_saved_bytes", mechanism="donors") == donors
         saved = sum(told("kvstore_saved_bytes", mechanism=each) for each in ("prefix", "codec", "donors"))
         assert saved == tokens * per_token - int(rows["bytes"].sum())
+
+
+def test_time_saved_is_what_computing_takes_less_the_get(tmp_path: Path) -> None:
+    with KVStore(tmp_path, identity(), config(prefill_tokens_per_s=0.01, gate="off")) as store:  # 100 s a token
+        told, tokens = Told(store), tokens_of(1, 20)
+        store.put(tokens, kv_of(tokens))
+        hits = [store.get(tokens), store.get(tokens[:7])]
+        assert store.get(tokens_of(2, 4)) is None
+        took = sum(hit.seconds for hit in hits if hit is not None)
+        assert told("kvstore_get_saved_s_total") == pytest.approx(2700 - took, abs=1e-6)
+        assert sum(sample.counts[Metric.GET_SAVED_S] for sample in store.history()) == int(2700 - took)

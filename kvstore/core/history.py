@@ -32,6 +32,7 @@ COUNTED = (
     Metric.DISK_EVICTED_RECORDS,
     Metric.DISK_WRITTEN_BYTES,
     Metric.QUARANTINED_RECORDS,
+    Metric.GET_SAVED_S,
 )
 """Counters of which a sample has what they grew by. The order is that of the bytes; more may only be appended."""
 SIZES = ("device_bytes", "host_bytes", "disk_bytes", "disk_budget")

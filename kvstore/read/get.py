@@ -128,9 +128,12 @@ class Getter:
             return self.fetch(request, self.lookup.reads(request.namespace, request.tokens[:end]))
         withheld = withheld if good == len(reads) else 0
         reason = self.count_short(request, reads, good, end, withheld)
-        where = place_of([read.source for read in reads[:good]])
-        hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld, where)
+        place = place_of([read.source for read in reads[:good]])
+        hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld, place)
         self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
+        computing = self.worth.gate.prefill_seconds(end, device=request.device)
+        if computing is not None:
+            self.metrics.add(Metric.GET_SAVED_S, max(0.0, computing - hit.seconds))
         return hit
 
     def count_short(

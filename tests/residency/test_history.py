@@ -95,7 +95,7 @@ def test_a_catalog_that_fails_is_counted_and_the_sample_comes_later(
         assert [each.counts[Metric.PUT_NEW_TOKENS] for each in unpack(disk.catalog.history())] == [20]
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * 320, np.full(320, 255, np.uint8).tobytes()])
+@pytest.mark.parametrize("damage", [b"", b"x" * 328, np.full(328, 255, np.uint8).tobytes()])
 def test_a_history_that_is_none_is_ignored(tmp_path: Path, damage: bytes) -> None:
     with KVStore(tmp_path, identity(), config()) as store:
         put(store, tokens_of(1, 20))
