@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,9 +66,12 @@ class DiskEviction(Ledger):
         if self._tenants is None:
             return [], set()
         evicted, gone, members = list[int](), list[int](), 0
+        rows_of = defaultdict[bytes, list[tuple[int, int]]](list)
+        for record, digest, nbytes in coming:
+            rows_of[digest].append((record, nbytes))
         with self._lock:
             for digest in self._tenants.with_quota:
-                rows = [(record, nbytes) for record, owner, nbytes in coming if owner == digest]
+                rows = rows_of[digest]
                 needed = sum(nbytes for _, nbytes in rows)
                 while self._tenants.over_quota(digest, needed) > 0 and (victim := self._tenants.victim_of(digest)):
                     leaving = [*self._written_members(victim), victim]

@@ -187,7 +187,7 @@ class Residency(DiskEviction):
                 self._pins.resize(block.record)
             self._order_written(blocks, on_disk)
             refused = self._refused.intersection(lost)
-            self._refused -= refused
+            self._refused.difference_update(block.record for block in blocks)
         self._drop(refused)
         for record in set(lost) - refused:
             self.drop_if_nowhere(record, Reason.DROPPED)

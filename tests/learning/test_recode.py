@@ -9,7 +9,7 @@ import learncases
 import pytest
 import small_stores
 
-from kvstore import KVStore
+from kvstore import KVStore, TenantConfig, TierConfig
 from kvstore.codecs import codec_by_name
 from kvstore.learning.blocks import BlockReader
 from kvstore.learning.recode import ColdRecoder, _block_of
@@ -51,6 +51,20 @@ def test_a_record_is_rewritten_in_place_of_itself(tmp_path: Path) -> None:
         small_stores.all_is_well(store, deep=True)
     with learncases.open_store(tmp_path / "store") as store:
         assert learncases.is_whole(store, SEQUENCES)
+
+
+def test_what_tenants_take_follows_records_that_are_coded_anew(tmp_path: Path) -> None:
+    tenants = {"": TenantConfig(quota_bytes=1 << 30)}
+    raw = TierConfig(64 << 20, "raw")
+    with learncases.open_store(tmp_path / "store", disk=raw, tenants=tenants) as store:
+        learncases.fill(store, count=len(SEQUENCES))
+        learner, before = store._engine.learner, store.stats()["namespaces"][""]["bytes"]
+        assert learner is not None
+        recoder = ColdRecoder(learner._reader, pause=lambda: None)
+        assert recoder.run(codec_by_name("entropy"), 1 << 10, lambda done, below: None)
+        assert store.stats()["counters"].get("recoded_records", 0) > 0
+        assert store.stats()["namespaces"][""]["bytes"] < before
+        small_stores.all_is_well(store, deep=True)
 
 
 def test_a_record_that_moved_or_left_is_left_alone(tmp_path: Path) -> None:
