@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -149,15 +149,25 @@ gpu-wheels:
 	  --abi cp$(subst .,,$(GPU_PYTHON)) --abi abi3 --abi none $(foreach tag,2014 _2_17 _2_27 _2_28,--platform manylinux$(tag)_x86_64) \
 	  -d $(WHEELS) -r ci/gpu-wheels.txt
 
+# An environment of its own that has what $(VENV) has, too: packages that bring many others are installed there.
+beside = $(PY) -m venv build/$(1) && echo 'import site; site.addsitedir("'$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')'")' \
+  > $$(echo build/$(1)/lib/python3*/site-packages)/kvstore.pth
+
 # A store behind the models of other libraries, which are installed beside: pipelines, smolagents, LangChain, LlamaIndex.
-# MODEL is the folder of a checkpoint.
-MODEL ?= build/model
+# MODEL is the folder of a checkpoint; SmolLM2 is put there if it is missing.
+MODEL ?= build/model/SmolLM2-135M-Instruct
 frameworks: setup
-	$(PY) -m venv build/frameworks
-	echo $(abspath $(VENV))/lib/python$$($(PY) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages \
-	  > $$(echo build/frameworks/lib/python3*/site-packages)/kvstore.pth
+	mkdir -p build/bench
+	$(call beside,frameworks)
 	build/frameworks/bin/pip install -q -c ci/constraints.txt smolagents langchain-huggingface llama-index-llms-huggingface
-	HF_HUB_OFFLINE=1 build/frameworks/bin/python tools/frameworks.py --model $(MODEL)
+	test -d $(MODEL) || $(PY) -c "from benchmarks import conversations; conversations.load_model()"
+	HF_HUB_OFFLINE=1 build/frameworks/bin/python tools/frameworks.py --model $(MODEL) --json build/bench/frameworks.json
+
+# Warm-up on Ray, which is installed beside, with its tests.
+test-ray: setup
+	$(call beside,ray)
+	build/ray/bin/pip install -q -c ci/constraints.txt ray
+	build/ray/bin/python -m pytest -q -n 0 tests/integrations/test_ray.py
 
 # The sdist, and the wheel made from it, in dist/. auditwheel names the oldest systems that the wheel runs on; if it
 # cannot, the wheel is for systems like this one, and keeps the tag that says so.

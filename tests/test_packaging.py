@@ -218,6 +218,7 @@ def test_another_version_of_python_is_refused(dist: Path) -> None:
     ("module", "missing", "extra"),
     [
         ("kvstore.exporter", "prometheus_client", "prometheus"),
+        ("kvstore.integrations.ray", "ray", "ray"),
         ("kvstore.integrations.transformers", "transformers", "transformers"),
     ],
 )

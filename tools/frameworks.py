@@ -2,15 +2,20 @@
 
 For each library: the same prompts without and with `kvstore.attach`, the one line. Prints the share of the shared
 tokens that the second prompt reused, and whether the texts are the same; ends with 1 if a share is below 0.9 or a text
-differs. A library that is not installed is named and left out.
+differs. Shared is what the two prompts begin with as the model gets them, with the library's own words and template. A
+library that is not installed is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,16 +64,27 @@ def of_llama_index(model: Any, tokenizer: Any, folder: str) -> Ask:
 LIBRARIES = {
     "transformers": of_transformers,
     "smolagents": of_smolagents,
-    "langchain": of_langchain,
-    "llama-index": of_llama_index,
+    "langchain-huggingface": of_langchain,
+    "llama-index-llms-huggingface": of_llama_index,
 }
+
+
+def _remember(given: list[list[int]], _model: Any, args: Any, kwargs: Any) -> None:
+    """Keep the tokens of prompts; a pass over one token is one of the answer."""
+    ids = args[0] if args else kwargs["input_ids"]
+    if ids.shape[1] > 1:
+        given.append(ids[0].tolist())
 
 
 def tried(make: Callable[[Any, Any, str], Ask], model: Any, tokenizer: Any, folder: str) -> dict[str, Any]:
     """What a library's two answers were, without and with a store."""
     prompts = [SHARED + question for question in QUESTIONS]
     ask = make(model, tokenizer, folder)
+    given: list[list[int]] = []
+    hook = model.register_forward_pre_hook(partial(_remember, given), with_kwargs=True)
     before = [ask(prompt) for prompt in prompts]
+    hook.remove()
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*given, strict=False)))
     with tempfile.TemporaryDirectory() as place:
         with KVStore(place, ModelIdentity.from_transformers(model, tokenizer)) as store:
             kvstore.attach(model, tokenizer, store)
@@ -76,7 +92,6 @@ def tried(make: Callable[[Any, Any, str], Ask], model: Any, tokenizer: Any, fold
             report = store.last_request
             kvstore.detach(model)
     assert report is not None
-    shared = len(tokenizer(SHARED).input_ids)
     return {
         "prompt_tokens": report.prompt_tokens,
         "shared_tokens": shared,
@@ -90,19 +105,24 @@ def tried(make: Callable[[Any, Any, str], Ask], model: Any, tokenizer: Any, fold
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True, help="Folder of a checkpoint with its tokenizer.")
-    folder = parser.parse_args().model
+    parser.add_argument("--json", type=Path, help="Also write all rows to this file.")
+    args = parser.parse_args()
+    folder = args.model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    good = True
+    good, rows = True, []
     for name, make in LIBRARIES.items():
         try:
-            row = tried(make, model, tokenizer, folder)
-        except ModuleNotFoundError as error:
+            row = {"version": version(name), **tried(make, model, tokenizer, folder)}
+        except ModuleNotFoundError as error:  # of the library, or of what it needs
             row = {"left_out": str(error)}
         good &= "left_out" in row or (row["share"] >= 0.9 and row["same_text"])
-        print(json.dumps({"library": name, **row}), flush=True)
+        rows.append({"library": name, **row})
+        print(json.dumps(rows[-1]), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if good else 1
 
 

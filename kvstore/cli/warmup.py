@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from kvstore.store import KVStore
 from kvstore.transfer.portable import writing_config
 
 if TYPE_CHECKING:
-    from kvstore.integrations.transformers.warming import WarmupReport
+    from kvstore.integrations.transformers.warming import WarmupReport, Workers
 
 
 def warmup(
@@ -34,6 +35,10 @@ def warmup(
     chunk: Annotated[int | None, typer.Option(min=1, help="Most tokens of a prompt at a time.")] = None,
     dtype: Annotated[str, typer.Option(help="Of the model as it is served: bfloat16, float16, float32.")] = "bfloat16",
     config: Annotated[Path | None, typer.Option(help="Settings of the store, TOML.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Compute apart: ray, on the cluster that RAY_ADDRESS names, or this machine.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="With --workers: how many parts.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be computed, and how long.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,6 +51,7 @@ def warmup(
             raise ValueError(f"warmup needs {error.name}; pip install 'kvstore-lm[transformers]'") from None
         from kvstore.calibration.calibrate import load_model
 
+        apart = _workers(workers, tasks, model, dtype)
         lines = stores.text_of(prompts).splitlines()
         loaded, tokenizer = load_model(model, dtype)
         ids = list(read_prompts(lines, tokenizer, form))
@@ -62,6 +68,7 @@ def warmup(
                 batch_tokens=batch_tokens,
                 chunk=chunk,
                 dry_run=dry_run,
+                workers=apart,
                 progress=_Progress(bars, as_json),
             )
             capacity = int(opened.stats()["disk"]["capacity"])
@@ -72,6 +79,24 @@ def warmup(
     else:
         line(_said(report, dry_run, capacity))
     leave(code)
+
+
+def _workers(name: str | None, tasks: int | None, model: Path, dtype: str) -> Workers | None:
+    if name is None:
+        return None
+    if name != "ray":
+        raise ValueError(f"--workers: expected ray, found {name!r}")
+    try:
+        from kvstore.integrations.ray import RayWorkers
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from None
+    return RayWorkers(tasks=tasks, load=partial(_load, model, dtype))
+
+
+def _load(folder: Path, dtype: str) -> Any:
+    from kvstore.calibration.calibrate import load_model
+
+    return load_model(folder, dtype)[0]
 
 
 class _Progress:

@@ -58,6 +58,7 @@ def test_a_file_of_prompts_becomes_a_store(model: Path, tmp_path: Path) -> None:
         ({"--format": "yaml"}, "format: expected one of text, jsonl, chat"),
         ({"--format": "jsonl"}, "line 1:"),
         ({"--dtype": "int8"}, "dtype: expected bfloat16, float16 or float32"),
+        ({"--workers": "nobody"}, "--workers: expected ray, found 'nobody'"),
         ({"--config": "nowhere"}, "cannot be read as TOML"),
     ],
 )

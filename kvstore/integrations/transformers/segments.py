@@ -45,7 +45,7 @@ class _Node:
     is_prompt: bool
 
 
-def segments_of(prompts: Iterable[Sequence[int]]) -> list[list[Segment]]:
+def segments_of(prompts: Iterable[Sequence[int] | Tokens]) -> list[list[Segment]]:
     """Return the segments of prompts by their level: none needs another one than those of the level before.
 
     Args:
@@ -59,13 +59,11 @@ def segments_of(prompts: Iterable[Sequence[int]]) -> list[list[Segment]]:
         >>> [[segment.tokens[segment.start :].tolist() for segment in level] for level in levels]
         [[[1, 2], [9]], [[3]], [[4], [5]]]
     """
-    arrays = [as_tokens(prompt) for prompt in prompts if len(prompt)]
-    unique = {array.astype(">u4").tobytes(): array for array in arrays}  # big-endian bytes sort as the numbers do
-    ordered = [unique[key] for key in sorted(unique)]
+    ordered = in_order(prompts)
     root = _Node(0, 0, None, False)
     stack, nodes = [root], list[_Node]()
     for number, tokens in enumerate(ordered):
-        shared = _shared(ordered[number - 1], tokens) if number else 0
+        shared = shared_tokens(ordered[number - 1], tokens) if number else 0
         last: _Node | None = None
         while stack[-1].depth > shared:
             last = stack.pop()
@@ -78,6 +76,17 @@ def segments_of(prompts: Iterable[Sequence[int]]) -> list[list[Segment]]:
         nodes.append(leaf)
         stack.append(leaf)
     return _by_level(nodes, ordered)
+
+
+def in_order(prompts: Iterable[Sequence[int] | Tokens]) -> list[Tokens]:
+    """Return different prompts in the order of their tokens: neighbours share the longest beginnings.
+
+    Raises:
+        ValueError: a prompt is no list of token ids.
+    """
+    arrays = [as_tokens(prompt) for prompt in prompts if len(prompt)]
+    unique = {array.astype(">u4").tobytes(): array for array in arrays}  # big-endian bytes sort as the numbers do
+    return [unique[key] for key in sorted(unique)]
 
 
 def distinct_tokens(levels: Sequence[Sequence[Segment]]) -> int:
@@ -104,7 +113,8 @@ def _by_level(nodes: list[_Node], ordered: list[Tokens]) -> list[list[Segment]]:
     return [[segment for _, _, segment in sorted(level, key=lambda row: row[:2])] for level in levels]
 
 
-def _shared(a: Tokens, b: Tokens) -> int:
+def shared_tokens(a: Tokens, b: Tokens) -> int:
+    """Return how many tokens two sequences begin with in common."""
     count = min(len(a), len(b))
     differ = np.flatnonzero(a[:count] != b[:count])
     return int(differ[0]) if len(differ) else count

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache
 
 from kvstore.core.fingerprints import SAMPLED
 from kvstore.core.rope import check_length, regime_of
-from kvstore.core.tokens import as_tokens
+from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.feeding import advance
@@ -54,7 +54,7 @@ class WarmupReport:
         prompts: distinct ones.
         tokens: distinct ones of all prompts: what is computed if nothing is stored.
         stored_tokens: among them those that were stored before.
-        computed_tokens: tokens that were computed; of a dry run, that would be.
+        computed_tokens: tokens that were computed; of a dry run, that would be. Workers compute some of them twice.
         bytes: raw bytes of those.
         seconds: so far; of a dry run, about how many it would take.
         dropped_blocks: blocks that the store could not take.
@@ -78,8 +78,21 @@ class WarmupReport:
     @property
     def seconds_left(self) -> float:
         """About how many it still takes."""
-        left = self.tokens - self.stored_tokens - self.computed_tokens
+        left = max(0, self.tokens - self.stored_tokens - self.computed_tokens)
         return left / self.tokens_per_s if self.tokens_per_s else 0.0
+
+
+class Workers(Protocol):
+    """Computes prompts apart from the process that has the store; `PartWorkers` says the arguments."""
+
+    def warm(
+        self,
+        store: KVStore,
+        model: Any,
+        prompts: Sequence[Tokens],
+        options: dict[str, Any],
+        done: Callable[[WarmupReport], object],
+    ) -> int: ...
 
 
 def get_or_prefill(
@@ -133,7 +146,7 @@ def get_or_prefill(
 def warmup(
     store: KVStore,
     model: Any,
-    prompts: Iterable[Sequence[int]],
+    prompts: Iterable[Sequence[int] | Tokens],
     *,
     namespace: str | bytes = b"",
     ttl: float | None = None,
@@ -142,6 +155,7 @@ def warmup(
     chunk: int | None = None,
     dry_run: bool = False,
     progress: Callable[[WarmupReport], object] | None = None,
+    workers: Workers | None = None,
 ) -> WarmupReport:
     """Compute and store the caches of prompts, each token that they share once. Durable on return.
 
@@ -157,7 +171,9 @@ def warmup(
             alone.
         chunk: compute at most so many tokens of a row at a time.
         dry_run: compute nothing but a short trial of the speed, and say what would be done.
-        progress: called after each pass, and once before the first.
+        progress: called after each pass, and once before the first; with workers, after each part.
+        workers: compute apart and are merged into the store: `kvstore.integrations.ray.RayWorkers`. The store holds the
+            same sequences as without; the last bits of caches depend on what was computed beside them.
 
     Raises:
         ValueError: an argument or a prompt is malformed, or the model is in training mode.
@@ -177,9 +193,41 @@ def warmup(
         report.computed_tokens, report.bytes = todo, todo * store.identity.layout.bytes_per_token
         report.seconds = todo * _trial(model, missing) if todo else 0.0
         return report
-    work = _Warmup(store, model, namespace, {"ttl": ttl, "pin": pin}, batch_tokens, chunk, report, progress)
-    work.run(missing)
+    options: dict[str, Any] = {"ttl": ttl, "pin": pin}
+    if workers is None:
+        _Warmup(store, model, namespace, options, batch_tokens, chunk, report, progress).run(missing)
+    else:
+        options |= {"namespace": namespace, "batch_tokens": batch_tokens, "chunk": chunk}
+        _apart(workers, store, model, missing, options, report, progress)
     return report
+
+
+def _apart(
+    workers: Workers,
+    store: KVStore,
+    model: Any,
+    missing: list[list[Segment]],
+    options: dict[str, Any],
+    report: WarmupReport,
+    progress: Callable[[WarmupReport], object] | None,
+) -> None:
+    begin = time.monotonic()
+
+    def done(part: WarmupReport | None = None) -> None:
+        if part is not None:
+            report.computed_tokens += part.computed_tokens
+            report.bytes += part.bytes
+            report.passes += part.passes
+            report.dropped_blocks += part.dropped_blocks
+        report.seconds = time.monotonic() - begin
+        if progress is not None:
+            progress(report)
+
+    done()
+    prompts = [segment.tokens for level in missing for segment in level if segment.is_prompt]
+    if prompts:
+        report.dropped_blocks += workers.warm(store, model, prompts, options, done)
+    report.seconds = time.monotonic() - begin
 
 
 def check_model(model: Any, store: KVStore) -> None:
