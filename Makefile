@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -194,6 +194,12 @@ style: setup
 # What the documents say of paths, commands and bytes, and every example in them.
 docs: setup
 	$(PYTEST) -q tests/test_docs.py $(wildcard tests/test_format*.py)
+
+# The documents as a site, in build/site: no warning is let pass.
+site: setup
+	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[docs]"
+	$(PY) tools/pages.py build/pages
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # Everything that was built, and $(VENV).
 clean:

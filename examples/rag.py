@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             store.flush()
             print("\nThe exact cache of this prompt, stored beside the others:")
             counters = store.stats()["counters"]
-            coded, raw = counters["member_bytes"], counters["member_raw_bytes"]
+            coded, raw = counters.get("member_bytes", 0), counters.get("member_raw_bytes", 0)
             print(
                 f"{raw / 2**20:.1f} MiB in {coded / 2**20:.1f} MiB, {raw / max(1, coded):.2f} to 1, bit for bit; ",
                 end="",

@@ -7,8 +7,6 @@ import contextlib
 import doctest
 import importlib.util
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from threadruns import HANGS_S
 
 import kvstore
 from kvstore import KVLayout, KVStore, ModelIdentity, errors
@@ -28,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/results/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/results/README.md")
     for path in ROOT.glob(pattern)
 )
 ENDINGS = "py|pyi|md|h|cc|json|bin|txt|toml|sh|png"
@@ -117,33 +114,52 @@ def test_commands_exist(name: str) -> None:
     missing = {rule for rule in re.findall(r"\bmake ([a-z][\w-]*)", code) if rule not in rules}
     missing |= {
         bench
-        for bench in re.findall(r"python -m benchmarks\.(\w+)", code)
-        if not any((ROOT / f"benchmarks/{bench}{end}").exists() for end in (".py", "/__main__.py"))
+        for bench in re.findall(r"python -m benchmarks\.([\w.]*\w)", code)
+        if not any((ROOT / f"benchmarks/{bench.replace('.', '/')}{end}").exists() for end in (".py", "/__main__.py"))
     }
     assert not missing
 
 
-def _programs(text: str) -> list[str]:
-    """The Python programs that a document shows."""
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+def _programs(text: str) -> list[tuple[str, str]]:
+    """The Python programs that a document shows, each with the comment right above it, which says what is special."""
+    shown = re.findall(r"(?:^<!-- (.*?) -->\n)?^```python\n(.*?)^```", text, flags=re.M | re.S)
+    return [(program, note) for note, program in shown]
 
 
-def test_the_programs_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they stand there. Of the one that loads a model, only the names that it imports are looked up: this machine
-    may have no model, and tests/integrations runs the same calls with small ones."""
+def test_programs_and_their_notes_are_found() -> None:
+    text = "<!-- not run: x -->\n```python\na\n```\n\n```python\nb\n```\n"
+    assert _programs(text) == [("a\n", "not run: x"), ("b\n", "")]
+
+
+def _flush_left(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_programs_of_a_document_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand there, one after the other, or the note above says what else holds: why it is not run, then only
+    the names that it imports are looked up; or which file it is a part of."""
     monkeypatch.chdir(tmp_path)
-    programs = _programs((ROOT / "README.md").read_text())
-    with_model = [program for program in programs if "from_pretrained" in program]
-    assert len(programs) == 2
-    assert len(with_model) == 1
-    for program in programs:
-        compile(program, "README.md", "exec")
-        lines = program if program not in with_model else "\n".join(re.findall(r"^from .*", program, flags=re.M))
-        subprocess.run([sys.executable, "-c", lines], check=True, timeout=HANGS_S)
+    for program, note in _programs((ROOT / name).read_text()):
+        kind, _, rest = note.partition(" ")
+        if kind == "from":
+            assert _flush_left(program) in _flush_left((ROOT / rest).read_text())
+            continue
+        lines = "\n".join(re.findall(r"^(?:from|import) .*", program, flags=re.M)) if note else program
+        assert not note or note.startswith("not run: "), f"{name}: {note}"
+        compile(program, name, "exec")
+        exec(compile(lines, name, "exec"), {"__name__": "__main__"})
 
 
-def test_the_readme_names_every_call() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_readme_shows_one_program_and_says_why_it_is_not_run() -> None:
+    """It loads a model, which this machine may not have; tests/integrations runs the same calls with small ones."""
+    ((program, note),) = _programs((ROOT / "README.md").read_text())
+    assert note.startswith("not run: ")
+    assert "from_pretrained" in program
+
+
+def test_the_page_of_calls_names_every_call() -> None:
+    text = (ROOT / "docs/calls.md").read_text()
     calls = {name for name, value in vars(kvstore.KVStore).items() if callable(value) and not name.startswith("_")}
     assert not {name for name in calls if not re.search(rf"`(get\(\.\.\.|{name}\()", text)}
 
