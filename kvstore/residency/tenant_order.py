@@ -26,7 +26,7 @@ class TenantOrder:
 
     Each of them names its next record by the policy of the store. Of those above their reservation the one goes whose
     next record was used longest ago. Naming one takes time in proportion to the number of tenants, however many records
-    the others keep. Memory for each durable record: about 250 bytes beside that of the policy.
+    the others keep. Memory for each durable record: about 190 bytes beside that of the policy.
 
     Guarded by the lock of residency; every method asserts that the caller holds it.
 
