@@ -13,6 +13,7 @@ from enum import StrEnum
 from logging import ERROR, INFO, WARNING
 
 from kvstore.log import EventLog, Notice
+from kvstore.spans import Spans
 from kvstore.timing import Timings
 
 
@@ -302,6 +303,7 @@ class Metrics:
 
     Attributes:
         timings: how long calls and their parts took.
+        spans: where calls are told of one by one; None for nowhere (`kvstore.tracing`).
 
     Example:
         >>> metrics = Metrics()
@@ -313,6 +315,7 @@ class Metrics:
     def __init__(self, log: EventLog | None = None) -> None:
         self.log = log or EventLog()
         self.timings = Timings()
+        self.spans: Spans | None = None
         self._lock = threading.Lock()
         self._counts: Counter[Metric] = Counter()  # guarded by _lock
 

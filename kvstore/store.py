@@ -162,8 +162,8 @@ class KVStore(StoreReports):
         request = request.of_cache(layers, layout.states_of(kv))
         if session is not None:
             self._engine.sessions.check(session[1])
-        with self._slow("put"):
-            return self._calls.run(put_path.put, request, layers, mutable, session)
+        with self._slow("put") as call:
+            return call.returned(self._calls.run(put_path.put, request, layers, mutable, session))
 
     def get(
         self,
@@ -225,12 +225,8 @@ class KVStore(StoreReports):
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))
         with self._slow("get") as call:
             if approximate is not None:
-                hit = self._calls.run(self._engine.assembler.get, approximate, request)
-            else:
-                hit = self._calls.run(self._engine.getter.get, request)
-            if hit is not None:
-                call.where = hit._where
-            return hit
+                return call.returned(self._calls.run(self._engine.assembler.get, approximate, request))
+            return call.returned(self._calls.run(self._engine.getter.get, request))
 
     def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         """Return how many leading tokens are stored. Reads nothing but the index, and counts as no use.
@@ -296,10 +292,10 @@ class KVStore(StoreReports):
             (1, 0)
         """
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
-        with self._slow("delete"):
-            call = (put_path.whole, put_path.erase) if erase else (put_path.delete,)
-            removed: int | EraseResult = self._calls.run(*call, digest, ids)
-            return removed
+        with self._slow("delete") as call:
+            how = (put_path.whole, put_path.erase) if erase else (put_path.delete,)
+            removed: int | EraseResult = self._calls.run(*how, digest, ids)
+            return call.returned(removed)
 
     @overload
     def delete_namespace(self, namespace: str | bytes, *, erase: Literal[False] = False) -> int: ...
@@ -326,10 +322,10 @@ class KVStore(StoreReports):
             1
         """
         put_path, digest = self._put_path(), self._digest(namespace)
-        with self._slow("delete"):
-            call = put_path.erase_namespace if erase else put_path.delete_namespace
-            removed: int | EraseResult = self._calls.run(put_path.whole, call, digest)
-            return removed
+        with self._slow("delete") as call:
+            how = put_path.erase_namespace if erase else put_path.delete_namespace
+            removed: int | EraseResult = self._calls.run(put_path.whole, how, digest)
+            return call.returned(removed)
 
     def unpin(self, tokens: Any, *, namespace: str | bytes = b"") -> bool:
         """Let a pinned sequence be evicted again; it stays stored until then. Durable after `flush`.
@@ -362,8 +358,8 @@ class KVStore(StoreReports):
             FlushResult(durable_blocks=1, dropped_blocks=0)
         """
         put_path = self._put_path()
-        with self._slow("flush"):
-            return self._calls.run(put_path.flush)
+        with self._slow("flush") as call:
+            return call.returned(self._calls.run(put_path.flush))
 
     def compact(self, *, move: bool = True) -> CompactResult:
         """Give space back to the file system, without evicting anything. Durable on return.

@@ -35,6 +35,7 @@ LAYERS = [
     {"kvstore.config"},
     {"kvstore.log"},
     {"kvstore.timing"},
+    {"kvstore.spans"},
     {"kvstore.metrics"},
     {"kvstore.core"},
     {"kvstore.eviction"},
@@ -53,7 +54,7 @@ LAYERS = [
     {"kvstore.open"},
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
-    {"kvstore.transfer", "kvstore.aio", "kvstore.exporter", "kvstore.report"},
+    {"kvstore.transfer", "kvstore.aio", "kvstore.exporter", "kvstore.tracing", "kvstore.report"},
     {"kvstore.integrations"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.cli"},

@@ -66,7 +66,8 @@ class Fetcher:
             are counted and quarantined.
         """
         ranges = self._ranges(reads)
-        task = ReadTask(self, reads, out, origin)
+        spans = self.residency.metrics.spans
+        task = ReadTask(self, reads, out, origin, None if spans is None else spans.here())
         outcomes = [task(ranges[0])] if len(ranges) == 1 else self.executor.map(task, ranges)
         task.tell(self.gate)
         bad = {index for outcome in outcomes for index in outcome}
@@ -99,13 +100,14 @@ class Fetcher:
 class ReadTask:
     """Reads and decodes a range of the blocks of one fetch. Thread-safe for ranges that do not overlap.
 
-    Calling it with a range of indexes returns the indexes of the blocks that failed.
+    Calling it with a range of indexes returns the indexes of the blocks that failed. within: see `Spans.here`.
     """
 
     fetcher: Fetcher
     reads: Sequence[BlockRead]
     out: KVView | None
     origin: int
+    within: object = None
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
 
     def tell(self, gate: Gate) -> None:
@@ -140,8 +142,10 @@ class ReadTask:
     def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
         begin, where = time.perf_counter(), place_of([read.source])
         good = self.fetcher.decoder.decode(read, record.header, record.payload, target)
-        seconds = time.perf_counter() - begin
-        self.fetcher.residency.metrics.timings.observe(Timing.DECODE, seconds, where)
+        seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
+        metrics.timings.observe(Timing.DECODE, seconds, where)
+        if metrics.spans is not None:
+            metrics.spans.done("decode", seconds, len(read.tokens), where, self.within)
         self.fetcher.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), seconds)
         return good
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from kvstore.errors import StoreBusy, StoreClosed, StoreForked
 from kvstore.metrics import Metric, Metrics
+from kvstore.spans import CallSpan
 from kvstore.timing import NOWHERE, Timing
 
 T = TypeVar("T")
@@ -112,15 +113,15 @@ class CallGuard:
 class SlowCall:
     """A context manager around one call that counts and logs it if it takes longer than `limit_s`; 0 for never.
 
-    Attributes:
-        where: what its time is told apart by; the call sets it.
+    It also times the call, and tells of it where somebody asked for that (`Metrics.spans`).
 
     Example:
-        >>> with SlowCall("get", 10.0, Metrics()):
-        ...     pass  # the call
+        >>> with SlowCall("get", 10.0, Metrics()) as call:
+        ...     call.returned(len("abc"))
+        3
     """
 
-    __slots__ = ("_begin", "_clock", "_limit_s", "_metrics", "_name", "where")
+    __slots__ = ("_begin", "_clock", "_limit_s", "_metrics", "_name", "_result", "_span")
 
     def __init__(
         self, name: str, limit_s: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic
@@ -129,17 +130,27 @@ class SlowCall:
         self._limit_s = limit_s
         self._metrics = metrics
         self._clock = clock
-        self.where = NOWHERE
+        self._result: object = None
+        self._span: CallSpan | None = None
 
     def __enter__(self) -> SlowCall:
+        if self._metrics.spans is not None:
+            self._span = self._metrics.spans.begin(self._name)
         self._begin = self._clock()
         return self
+
+    def returned(self, result: T) -> T:
+        """Note what the call returns, and return it."""
+        self._result = result
+        return result
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = self._clock() - self._begin
         if (timing := _TIMED.get(self._name)) is not None:
-            self._metrics.timings.observe(timing, seconds, self.where)
+            self._metrics.timings.observe(timing, seconds, getattr(self._result, "_where", NOWHERE))
         if 0 < self._limit_s < seconds:
             self._metrics.add(Metric.SLOW_CALLS, because=f"{self._name} took {seconds:.1f} s")
+        if self._span is not None:
+            self._span.end(self._result, error)
