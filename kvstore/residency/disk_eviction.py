@@ -133,11 +133,13 @@ class DiskEviction(Ledger):
     def _tenants_victim(self, tenants: TenantOrder, capacity: int) -> int:
         if victim := tenants.victim():
             return victim
-        if tenants.nbytes > capacity and (victim := tenants.victim(whosever=True)):
-            self.metrics.add(Metric.FALLBACK_RESERVATION)
-            return victim
         # What memory alone has keeps what is before it on disk.
-        return next((r for r in self._unwritten if self.index.leaf(r) is not None and not self._pins.is_kept(r)), 0)
+        ends = (r for r in self._unwritten if self.index.leaf(r) is not None and not self._pins.is_kept(r))
+        if victim := next(ends, 0):
+            return victim
+        if tenants.protected > capacity and (victim := tenants.victim(whosever=True)):
+            self.metrics.add(Metric.FALLBACK_RESERVATION)
+        return victim
 
     def load_order(self, records: Iterable[tuple[int, int]], digests: Iterable[bytes], sizes: Iterable[int]) -> None:
         """Let the policy of the config decide what a full disk gives up. "lru" without tenants needs nothing: the trie

@@ -153,9 +153,9 @@ class TenantOrder:
         return [digest for digest, share in self._tenants.items() if share.quota is not None]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all records that are known here."""
-        return sum(share.bytes for share in (*self._tenants.values(), self._rest))
+    def protected(self) -> int:
+        """Bytes of records that are within reservations."""
+        return sum(min(share.bytes, share.reserved) for share in self._tenants.values())
 
     def held(self) -> frozenset[int]:
         """Return all durable records that are known here. Takes time in proportion to their number."""

@@ -15,6 +15,7 @@ from small_stores import IDENTITY, SEGMENT, all_is_well, config, disk_use, kv_of
 from kvstore import ConfigError, KVStore, StoreConfig, TenantConfig
 from kvstore.eviction import POLICIES
 from kvstore.tiers.disk.budget import BESIDE_BYTES
+from kvstore.tiers.disk.tier import DiskTier
 
 BUDGET = 16 * SEGMENT
 RECORD = 4096
@@ -144,6 +145,24 @@ def test_the_budget_of_the_disk_is_kept_even_against_a_reservation(tmp_path: Pat
             store.flush()
         assert counter(store, "fallback_reservation") > 0
         assert disk_use(tmp_path) <= BUDGET + BESIDE_BYTES
+        all_is_well(store)
+
+
+def test_what_others_may_not_give_up_is_not_taken_from_a_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_with(tmp_path, {ANN: TenantConfig(reserved_bytes=2 * SEQUENCE)}) as store:
+        fill(store, ANN, 0, 2)
+        fill(store, BOB, 100, 2, pin=True)
+        assert store.stats()["pins"]["sequences"] == 2
+        monkeypatch.setattr(DiskTier, "capacity", 2 * SEQUENCE)  # less than there is, and enough for what is reserved
+        assert store._residency.evict() == []
+        monkeypatch.setattr(DiskTier, "capacity", 2 * SEQUENCE - 1)
+        (gone,) = store._residency.evict()
+        assert counter(store, "fallback_reservation") == 1
+        store._residency._remove_entries([gone])
+        assert used(store, "ann") == 2 * SEQUENCE - RECORD
+        monkeypatch.undo()
         all_is_well(store)
 
 
