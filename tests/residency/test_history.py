@@ -71,6 +71,20 @@ def test_a_sample_is_taken_when_it_is_due_and_only_if_something_happened(tmp_pat
         assert recorder.history()[-1].end >= recorder.history()[-1].begin
 
 
+def test_a_store_takes_samples_by_itself(tmp_path: Path) -> None:
+    with KVStore(tmp_path, identity(), config()) as store:
+        recorder, disk = store._engine.recorder, store._residency.disk
+        assert recorder is not None
+        assert disk is not None
+        put(store, tokens_of(1, 20))
+        store.flush()
+        assert disk.catalog.history() == b""
+        recorder._due = 0.0  # as if a minute had passed
+        put(store, tokens_of(2, 20))
+        store.flush()  # before each group the queue looks whether something is due
+        assert [each.timings[Timing.PUT].total >= 1 for each in unpack(disk.catalog.history())] == [True]
+
+
 def test_a_catalog_that_fails_is_counted_and_the_sample_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
