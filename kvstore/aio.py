@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
@@ -24,6 +25,7 @@ from kvstore.session import Session
 from kvstore.store import KVStore
 
 T = TypeVar("T")
+_CLOSED = "the store is closed; open it again"
 
 
 class AsyncKVStore:
@@ -72,7 +74,14 @@ class AsyncKVStore:
         threads: int = 8,
     ) -> AsyncKVStore:
         """Open a store, as `KVStore` does, without holding up the event loop."""
-        return cls(await asyncio.to_thread(KVStore, path, identity, config, read_only=read_only), threads=threads)
+        executor = ThreadPoolExecutor(1, "kvstore-async-open")
+        opening = executor.submit(KVStore, path, identity, config, read_only=read_only)
+        executor.shutdown(wait=False)  # when that is done
+        try:
+            return cls(await asyncio.shield(asyncio.wrap_future(opening)), threads=threads)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_if_opened)
+            raise
 
     async def put(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
         """See `KVStore.put`."""
@@ -156,10 +165,17 @@ class AsyncKVStore:
         return await self._run(self.store.check, deep)
 
     async def close(self) -> FlushResult:
-        """Wait for the calls that have begun, and close the store; see `KVStore.close`. Idempotent."""
+        """Wait for the calls that have begun, and close the store; see `KVStore.close`. Idempotent.
+
+        Calls that wait for a thread raise `StoreClosed`. If the task is cancelled, the store is closed all the same.
+        """
         self._closing = True
-        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
-        return await asyncio.to_thread(self.store.close)
+        # Handed to a thread at once: a loop that ends cancels tasks, and waits for threads.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._close))
+
+    def _close(self) -> FlushResult:
+        self._executor.shutdown(cancel_futures=True)
+        return self.store.close()
 
     async def __aenter__(self) -> AsyncKVStore:
         return self
@@ -167,10 +183,25 @@ class AsyncKVStore:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def _is_closing(self) -> bool:
+        return self._closing
+
     async def _run(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         if self._closing:
-            raise StoreClosed("the store is closed; open it again")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *arguments, **options))
+            raise StoreClosed(_CLOSED)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            return await loop.run_in_executor(self._executor, partial(call, *arguments, **options))
+        except asyncio.CancelledError:
+            if self._is_closing() and task is not None and not task.cancelling():
+                raise StoreClosed(_CLOSED) from None  # not the task was cancelled, but what it waited for
+            raise
+
+
+def _close_if_opened(opening: Future[KVStore]) -> None:
+    """Close a store that nobody waits for any more, on a thread."""
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=opening.result().close, name="kvstore-async-close").start()
 
 
 class AsyncSession:

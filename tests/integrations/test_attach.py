@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, tiny
+from attachcases import CONFIG, GREEDY, said, tokens
+from tiny_models import tiny
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 import kvstore
-from kvstore import IdentityMismatch, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import IdentityMismatch, KVStore, ModelIdentity
 from kvstore.core.results import RequestReport
-
-MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16)
-GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5}
 
 
 @pytest.fixture
@@ -27,15 +24,6 @@ def store(tmp_path: Path, llama: Any) -> Iterator[KVStore]:
     with KVStore(tmp_path / "store", ModelIdentity.from_transformers(llama), CONFIG) as opened:
         yield opened
     kvstore.detach(llama)
-
-
-def tokens(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(1, VOCABULARY, (1, count), generator=torch.Generator().manual_seed(seed))
-
-
-def said(store: KVStore) -> RequestReport:
-    assert store.last_request is not None
-    return store.last_request
 
 
 def fork_of(prompt: torch.Tensor) -> torch.Tensor:

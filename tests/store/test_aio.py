@@ -116,6 +116,86 @@ def test_a_put_whose_task_is_cancelled_is_whole_or_never_begun(tmp_path: Path) -
         assert (stored(store, tokens), stored(store, other)) == (20, 0)
 
 
+def test_calls_that_wait_when_the_store_is_closed_say_so(tmp_path: Path) -> None:
+    """They were not cancelled: a group of tasks would lose them in silence."""
+    tokens = tokens_of(1, 8)
+
+    async def run() -> Any:
+        store = await AsyncKVStore.open(tmp_path, identity(), config(), threads=1)
+        began, go = threading.Event(), threading.Event()
+        running = asyncio.ensure_future(store._run(lambda: (began.set(), go.wait())[1]))
+        await asyncio.to_thread(began.wait)
+        waiting = [asyncio.ensure_future(store.put(tokens, kv_of(tokens))) for _ in range(3)]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(store.close())
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        go.set()
+        return await running, found, await closing
+
+    done, found, _ = asyncio.run(run())
+    assert done
+    assert [type(each) for each in found] == [StoreClosed] * 3
+
+
+def test_a_close_whose_task_is_cancelled_closes(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 8)
+
+    async def run() -> None:
+        began, go = threading.Event(), threading.Event()
+        opened: list[AsyncKVStore] = []
+
+        async def serve() -> None:
+            async with await AsyncKVStore.open(tmp_path, identity(), config(), threads=1) as store:
+                opened.append(store)
+                await store.put(tokens, kv_of(tokens))
+                held = asyncio.ensure_future(store._run(lambda: (began.set(), go.wait())))
+                await asyncio.to_thread(began.wait)
+                held.cancel()
+
+        task = asyncio.ensure_future(serve())
+        await asyncio.to_thread(began.wait)
+        while not opened[0]._closing:
+            await asyncio.sleep(0)
+        task.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())  # it ends when the threads have
+    with KVStore(tmp_path, identity(), config()) as store:
+        assert stored(store, tokens) == 8
+
+
+def test_an_open_whose_task_is_cancelled_leaves_no_store_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(KVStore):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            began.set()
+            go.wait()
+            super().__init__(*args, **options)
+
+        def close(self) -> Any:
+            done = super().close()
+            closed.set()
+            return done
+
+    monkeypatch.setattr("kvstore.aio.KVStore", Slow)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(AsyncKVStore.open(tmp_path, identity(), config()))
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await asyncio.to_thread(closed.wait)
+
+    asyncio.run(run())
+    with KVStore(tmp_path, identity(), config()):
+        pass
+
+
 def test_errors_are_those_of_a_store(tmp_path: Path) -> None:
     async def run() -> None:
         store = await AsyncKVStore.open(tmp_path, identity(), config())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,9 +13,12 @@ from typing import Any, cast
 
 import torch
 
+from kvstore.core.arguments import end_of_life
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.keys import namespace_digest
 from kvstore.core.results import RequestReport
 from kvstore.core.rope import regime_of
+from kvstore.core.session_record import session_key
 from kvstore.errors import IdentityMismatch, KVStoreError
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.answers import ends, setting
@@ -31,12 +35,18 @@ _OPTIONS = ("namespace", "session", "ttl", "pin")
 
 @dataclass(frozen=True)
 class Options:
-    """How answers are stored: see `KVStore.put`; session: see `generate`."""
+    """How answers are stored: see `KVStore.put`; session: see `generate`. Raises `ValueError` if one is malformed."""
 
     namespace: str | bytes = b""
     session: str | None = None
     ttl: float | None = None
     pin: bool = False
+
+    def __post_init__(self) -> None:
+        end_of_life(self.ttl)
+        digest = namespace_digest(self.namespace)
+        if self.session is not None:
+            session_key(digest, self.session)
 
 
 class Attachment:
@@ -78,10 +88,11 @@ class Attachment:
 
     def detach(self) -> None:
         """Give the model its own `generate` back. Idempotent."""
-        if _attached.get(self.model) is self:
-            del _attached[self.model]
-            del self.model.generate  # the method of its class shows again
-            self._hook.remove()
+        with _attaching:
+            if _attachment(self.model) is self:
+                del _attached[self.model]
+                del self.model.generate  # the method of its class shows again
+                self._hook.remove()
 
     def __enter__(self) -> Attachment:
         return self
@@ -110,7 +121,7 @@ class Attachment:
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `model.generate` does now."""
         inner: Request | None = getattr(self._thread, "request", None)
-        if inner is not None:
+        if inner is not None and not inner.began:
             inner.begins(kwargs.get("past_key_values"))
             return self._before(*args, **kwargs)
         own = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
@@ -131,7 +142,7 @@ class Attachment:
                     raise  # the model's own, and not of what was prepared for it
                 reason = f"{type(error).__name__}: {error}"
             finally:
-                self._thread.request = None
+                self._thread.request = inner  # of a call that goes on: its streamer or criteria made this one
                 if reason is None:
                     self._tell(request.report(None))
         self.store.metrics.add(Metric.FALLBACK_NOT_SERVED, because=reason)
@@ -141,7 +152,10 @@ class Attachment:
     def _tell(self, report: RequestReport) -> None:
         self.store.last_request = report
         if self._on_request is not None:
-            self._on_request(report)
+            try:
+                self._on_request(report)
+            except Exception:
+                _log.exception("on_request failed; the answer is given all the same. Mend the function")
 
     def _after_pass(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
         """After each pass of the model: stores the prompt as soon as its cache is whole."""
@@ -153,8 +167,19 @@ class Attachment:
             if identity is not None and identity_now(self.model, regime_of(identity.layout)) == identity:
                 request.save_prompt()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("the model has a store attached, which cannot be copied; call kvstore.detach(model) first")
 
-_attached: weakref.WeakKeyDictionary[Any, Attachment] = weakref.WeakKeyDictionary()
+
+_log = logging.getLogger("kvstore.attach")
+# The `generate` of a model holds its attachment; nothing here keeps either of them.
+_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()
+_attaching = threading.Lock()
+
+
+def _attachment(model: Any) -> Attachment | None:
+    found = _attached.get(model) if isinstance(model, torch.nn.Module) else None
+    return found() if found is not None else None
 
 
 def attach(
@@ -184,7 +209,7 @@ def attach(
         store: an open store of this model.
         namespace, ttl, pin: see `KVStore.put`.
         session: a session for every answer; only for programs with one conversation.
-        on_request: called after each request, in its thread, with a `RequestReport`.
+        on_request: called after each request, in its thread, with a `RequestReport`. What it raises is logged.
 
     Returns:
         The attachment; `detach` ends it, and so does leaving it as a context manager.
@@ -192,7 +217,7 @@ def attach(
     Raises:
         IdentityMismatch: the store is another model's, or another tokenizer's.
         UnsupportedModel: see `ModelIdentity.from_transformers`.
-        ValueError: the model is attached already, or it generates nothing.
+        ValueError: the model is attached already, it generates nothing, or an option is malformed.
 
     Example:
         >>> import tempfile
@@ -205,16 +230,21 @@ def attach(
         ...         store.last_request.reused_tokens
         3
     """
+    if on_request is not None and not callable(on_request):
+        raise ValueError(f"on_request: expected a function, found {type(on_request).__name__}")
+    options = Options(namespace, session, ttl, pin)
     _check(model, tokenizer, store)
-    made = _attached[model] = Attachment(model, store, Options(namespace, session, ttl, pin), on_request)
+    with _attaching:
+        _refuse_second(model)
+        made = Attachment(model, store, options, on_request)
+        _attached[model] = weakref.ref(made)
     return made
 
 
 def _check(model: Any, tokenizer: Any, store: KVStore) -> None:
     if not callable(getattr(model, "generate", None)):
         raise ValueError(f"model: a {type(model).__name__} has no generate; pass a transformers model")
-    if model in _attached:
-        raise ValueError("model: a store is attached to it already; detach it first")
+    _refuse_second(model)
     identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime_of(store.identity.layout))
     difference = identity.difference(store.identity.fields())
     if difference:
@@ -224,6 +254,11 @@ def _check(model: Any, tokenizer: Any, store: KVStore) -> None:
         )
 
 
+def _refuse_second(model: Any) -> None:
+    if _attachment(model) is not None:
+        raise ValueError("model: a store is attached to it already; detach it first")
+
+
 def detach(model: Any) -> bool:
     """Give a model its own `generate` back. Returns False if nothing was attached to it.
 
@@ -231,7 +266,7 @@ def detach(model: Any) -> bool:
         >>> detach(torch.nn.Linear(1, 1))
         False
     """
-    found = _attached.get(model)
+    found = _attachment(model)
     if found is None:
         return False
     found.detach()
