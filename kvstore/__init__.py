@@ -12,6 +12,8 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvstore.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kvstore.aio import AsyncKVStore
     from kvstore.config import StoreConfig, TenantConfig, TierConfig
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from kvstore.store import KVStore
     from kvstore.stored import stored_identity
 
-__version__ = "0.1.0"
 __all__ = [
     "Approximate",
     "AsyncKVStore",

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 # one layer do not know each other.
 TRANSFORMERS = "kvstore.integrations.transformers"
 LAYERS = [
-    {"kvstore.errors"},
+    {"kvstore.errors", "kvstore.version"},
     {"kvstore.core.tensors", "kvstore.core.fingerprints", "kvstore.core.rope_types", "kvstore.core.states"},
     {"kvstore.core.cache_layers"},
     {"kvstore.core.layout"},

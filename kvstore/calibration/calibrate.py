@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kvstore.codecs.profile import Profile
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import ConfigError
+from kvstore.version import versions
 
 CURVE = (8, 4, 2)  # fits to this fraction of the windows are measured too
 _CHARACTERS = 8  # of a token, rather too many
@@ -72,7 +73,8 @@ def calibrate(
         model, tokenizer, text, folder, windows=windows, length=length, identity=identity, progress=progress
     )
     sections, reports = _fit_all(chosen, dump, model, progress)
-    profile = Profile.new(identity, sections, _report(dump, model, sections, reports), _versions())
+    made_with = versions("numpy", "torch", "transformers")
+    profile = Profile.new(identity, sections, _report(dump, model, sections, reports), made_with)
     profile.save(out)
     if work is None:
         dump.remove()
@@ -177,7 +179,3 @@ def _fit(
             if fitted.has_curve:
                 curve.append([count, report["bits_per_value"]])
     return arrays, {**report, "curve": curve} if fitted.has_curve else report
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("kvstore", "numpy", "torch", "transformers")}

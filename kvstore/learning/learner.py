@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from queue import Empty, SimpleQueue
 
 from kvstore.codecs.predictive.linear_model import rotated_half
@@ -29,6 +28,7 @@ from kvstore.metrics import Metric
 from kvstore.tiers.codecs import LateCodecs
 from kvstore.tiers.disk.budget import BESIDE_BYTES, LEAST_SEGMENTS
 from kvstore.tiers.profiles import Profiles
+from kvstore.version import versions
 
 LEAST_GAIN = 0.05
 """Held-out payloads must fall by this share, and by as much as the profile takes of the disk's budget."""
@@ -169,7 +169,7 @@ class Learner:
             after=trial.raw / trial.after,
             adopted_at=int(time.time()),
         )
-        profile = Profile.new(self._identity, trial.sections, found.as_report(), _versions())
+        profile = Profile.new(self._identity, trial.sections, found.as_report(), versions("numpy", "torch"))
         disk, gain = self._reader.disk, 1 - trial.after / trial.before
         fits = profile.nbytes + LEAST_SEGMENTS * self._config.segment_bytes + BESIDE_BYTES <= disk.budget
         if gain < LEAST_GAIN + profile.nbytes / disk.budget or not fits:
@@ -229,7 +229,3 @@ def _why_not_rotated(layout: KVLayout) -> str:
     except (ProfileError, ValueError) as error:
         return f"caches of this model are not predicted: {error}"
     return ""
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("kvstore", "numpy", "torch")}

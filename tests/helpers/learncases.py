@@ -46,9 +46,12 @@ def first_layer() -> np.ndarray:
 
 
 def kv_of(tokens: np.ndarray, noise: float = 0.02) -> Layers:
-    """The cache of a sequence, which follows from its tokens. noise: of each layer, beside what the one before says."""
+    """The cache of a sequence, which follows from its tokens.
+
+    noise: of each layer, beside what the one before says. With 1 no layer follows from anything.
+    """
     rng, weights = np.random.default_rng(tokens.astype(np.int64)), np.random.default_rng(1)
-    x = first_layer()[tokens]
+    x = first_layer()[tokens] if noise < 1 else rng.normal(size=(len(tokens), 2 * _WIDTH))
     layers = []
     for _ in range(LAYERS):
         k, v = (part.astype(np.float32) for part in np.split(x, 2, 1))
