@@ -26,6 +26,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): | $(PY)
+	@echo "installing into $(VENV) and compiling: minutes, once"
 	rm -f $(VENV)/.installed-*
 	$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
 	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[test,demo]"
