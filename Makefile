@@ -198,7 +198,7 @@ docs: setup
 
 # The documents as a site, in build/site: no warning is let pass.
 site: setup
-	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[docs]"
+	$(PY) -m pip install -q -c ci/constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.30"  # the extra "docs"
 	$(PY) tools/pages.py build/pages
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
