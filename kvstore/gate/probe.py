@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from kvstore.config import KIB
 from kvstore.tiers.base import Source, StorageTier
-from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.buffers import Buffer, BufferPool
 
 R = TypeVar("R", bound=Source)
 _SIZES = (4 * KIB, 64 * KIB, 512 * KIB)
@@ -16,7 +16,7 @@ _ENOUGH_S = 0.001
 
 
 def timed_reads(tier: StorageTier[R], source: R, pool: BufferPool) -> list[tuple[int, float]]:
-    """Read beginnings of a record, each longer than the one before, until a read takes a millisecond.
+    """Read beginnings of a record, each longer than the one before, until a read takes a millisecond twice.
 
     Args:
         tier: which has the record.
@@ -24,20 +24,26 @@ def timed_reads(tier: StorageTier[R], source: R, pool: BufferPool) -> list[tuple
         pool: for the buffers.
 
     Returns:
-        Bytes and seconds of each read; none if the tier cannot be read.
+        Bytes of each, and seconds of the quicker of two reads; none if the tier cannot be read.
     """
     found: list[tuple[int, float]] = []
     for size in _sizes(source.nbytes):
-        buffer = pool.take(size)
-        begin = time.perf_counter()
         try:
-            tier.read([source], [buffer])
+            seconds = _timed(tier, source, pool.take(size))
+            if seconds > _ENOUGH_S:  # slow storage, or a processor that was busy with something else
+                seconds = min(seconds, _timed(tier, source, pool.take(size)))
         except OSError:
             return []  # a get will find it out, and count it
-        found.append((size, time.perf_counter() - begin))
-        if found[-1][1] > _ENOUGH_S:
+        found.append((size, seconds))
+        if seconds > _ENOUGH_S:
             break
     return found
+
+
+def _timed(tier: StorageTier[R], source: R, buffer: Buffer) -> float:
+    begin = time.perf_counter()
+    tier.read([source], [buffer])
+    return time.perf_counter() - begin
 
 
 def _sizes(nbytes: int) -> Sequence[int]:
