@@ -78,6 +78,9 @@ def inspect(
     if document["prefixes"]:
         rows = [(p["tokens"], p["sequences"], p["saved_tokens"], p["begins"]) for p in document["prefixes"]]
         table(("shared tokens", "sequences", "saved tokens", "begins"), rows)
+    gate = document["gate"]
+    if len(gate) > 1:
+        table(("", ""), [(name, f"{value:.3g}") for name, value in gate.items()], title="load or recompute")
     line(f"{document['sequences']} sequences, {document['sessions']} sessions")
 
 
@@ -103,6 +106,7 @@ def _facts(store: KVStore, top: int) -> dict[str, Any]:
         "tiers": {name: stats[name] for name in ("device", "host", "disk")},
         "codecs": {name: asdict(use) for name, use in found.codecs.items()},
         "namespaces": stats["namespaces"],
+        "gate": stats["gate"],
         "sequences": len(found.sequences),
         "sessions": stats["sessions"]["sessions"],
         "prefixes": [

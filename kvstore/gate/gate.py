@@ -144,7 +144,7 @@ class Gate:
     def knows(self, device: Any) -> bool:
         """Whether anything is known of what computing on a device takes."""
         with self._lock:
-            return self._saved([1], device_kind(device)) is not None
+            return self._saved([1], 2, device_kind(device)) is not None
 
     @property
     def is_informed(self) -> bool:
@@ -157,12 +157,13 @@ class Gate:
         with self._lock:
             return self.load.line(tier) is None
 
-    def decide(self, parts: Sequence[Part], device: Any, *, whole: bool = False) -> Verdict:
+    def decide(self, parts: Sequence[Part], device: Any, *, total: int = 0, whole: bool = False) -> Verdict:
         """Return how many leading blocks of a stored prefix are worth loading. Changes nothing.
 
         Args:
             parts: the blocks, in order.
             device: where they are wanted, and would be computed.
+            total: tokens of the whole sequence; at least one more than the blocks have.
             whole: they are of use only all together.
         """
         kind, everything = device_kind(device), Verdict(len(parts))
@@ -170,7 +171,7 @@ class Gate:
             return everything
         ends = np.cumsum([part.tokens for part in parts])
         with self._lock:
-            saved = self._saved(ends.tolist(), kind)
+            saved = self._saved(ends.tolist(), max(total, int(ends[-1]) + 1), kind)
             tiers = {part.tier for part in parts if part.tier is not None}
             if saved is None or any(self.load.line(tier) is None for tier in tiers):
                 return everything
@@ -201,11 +202,11 @@ class Gate:
         with self._lock:
             self._refused[tokens.bit_length()] = refused
 
-    def _saved(self, ends: Sequence[int], kind: str) -> F64 | None:
+    def _saved(self, ends: Sequence[int], total: int, kind: str) -> F64 | None:
         """Seconds that computing the first tokens takes, `[m]`; None if that is not known."""
         cost = self._prefill.get(kind)
         if cost is not None and cost.knows(ends[-1]):
-            return cost.saved(ends)
+            return cost.saved(ends, total)
         return np.array(ends, np.float64) / self.tokens_per_s if self.tokens_per_s else None
 
     # ---- what is known -------------------------------------------------------------------------------------------
@@ -230,6 +231,8 @@ class Gate:
         with self._lock:
             for kind, cost in self._prefill.items():
                 found[f"{kind}_prefill_seen_s"] = cost.seen_s
+                if not len(cost.curve):
+                    continue
                 names = ("pass_s", "token_s", "pair_s")
                 found |= {f"{kind}_{name}": x for name, x in zip(names, cost.coefficients().tolist(), strict=True)}
             for tier in self.load.reads:
@@ -245,7 +248,11 @@ class Gate:
             if not self._is_news or sum(cost.seen_s for cost in self._prefill.values()) < _WORTH_KEEPING_S:
                 return None
             return Estimates(
-                {kind: (cost.seen_s, cost.reach, cost.curve.observations()) for kind, cost in self._prefill.items()},
+                {
+                    kind: (cost.seen_s, cost.reach, cost.curve.observations(), tuple(cost.short))
+                    for kind, cost in self._prefill.items()
+                    if len(cost.curve)
+                },
                 {tier: curve.observations() for tier, curve in self.load.reads.items()},
                 {codec: (rate.seconds, rate.nbytes) for codec, rate in self.load.rates.items()},
                 {kind: curve.observations() for kind, curve in self.load.rest.items()},
@@ -254,9 +261,10 @@ class Gate:
     def restore(self, estimates: Estimates) -> None:
         """Begin with what an earlier process saw; what is seen from now on counts more."""
         with self._lock:
-            for kind, (seen, reach, passes) in estimates.prefill.items():
+            for kind, (seen, reach, passes, short) in estimates.prefill.items():
                 cost = self._prefill[kind] = PrefillCost(kind, seen, reach)
                 cost.curve.restore(passes)
+                cost.short.extend(short)
             self.load.restore(estimates.reads, estimates.rates, estimates.rest)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +16,8 @@ _HALF_LIFE = 32.0
 # is expected to take where only long ones were seen, and the other way round.
 _PASS_TOKENS = {"cpu": 32.0}
 _DEVICE_PASS_TOKENS = 256.0
+_SHORT = 8  # passes of fewer tokens take as long as the weights take to be read, however many they are
+_MOST_SHORT = 9
 _PRIOR = 0.02  # the weight of what is only expected
 ENOUGH_S = 1.0
 """Seconds of passes that must have been seen before anything is concluded from them."""
@@ -22,20 +26,23 @@ _FARTHEST = 4  # no conclusion about sequences so many times longer than those t
 
 @dataclass
 class PrefillCost:
-    """Of one model on one device: a pass of `n` tokens behind `start` others takes a + b n + c n (start + n / 2).
+    """Of one model on one device: a pass of `n` tokens behind `start` others takes a + b n + c n (start + n / 2), but
+    no less than a pass of a few tokens.
 
     Not thread-safe: its owner has the lock.
 
     Attributes:
         device: the type of it, "cpu" or "cuda".
-        seen_s: seconds of all passes seen.
+        seen_s: seconds of all passes seen but the short ones.
         reach: length of the longest sequence seen.
+        curve: passes of 8 tokens and more.
+        short: seconds of the newest passes of fewer.
 
     Example:
         >>> cost = PrefillCost("cpu")
         >>> for n in (64, 512, 2048):
         ...     cost.observe(n, 0.03 + 0.001 * n + 5e-7 * n * n / 2, 0)
-        >>> round(float(cost.saved([2048])[0]), 1)
+        >>> round(float(cost.saved([2048], 2049)[0]), 1)
         3.1
     """
 
@@ -43,9 +50,13 @@ class PrefillCost:
     seen_s: float = 0.0
     reach: int = 0
     curve: Curve = field(default_factory=lambda: Curve(_HALF_LIFE))
+    short: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SHORT))
 
     def observe(self, tokens: int, seconds: float, start: int) -> None:
         """Note that a pass over `tokens` tokens behind `start` others took so long."""
+        if tokens < _SHORT:
+            self.short.append(seconds)
+            return
         self.curve.observe(_features(tokens, start), seconds)
         self.seen_s += seconds
         self.reach = max(self.reach, start + tokens)
@@ -56,16 +67,26 @@ class PrefillCost:
 
     def seconds(self, tokens: int, start: int = 0) -> float:
         """Return about how long a pass takes; of at least one observation."""
-        return float(np.dot(self.coefficients(), _features(tokens, start)))
+        return max(self._least(), float(np.dot(self.coefficients(), _features(tokens, start))))
 
-    def saved(self, ends: Sequence[int]) -> F64:
-        """Return the seconds that are saved if so many first tokens of a longer sequence need not be computed, `[m]`.
+    def saved(self, ends: Sequence[int], total: int) -> F64:
+        """Return the seconds that are saved if the first tokens of a sequence need not be computed, `[m]`.
 
-        What follows them is a pass in any case, so `a` is not saved, and the length of the rest makes no difference.
+        Args:
+            ends: how many first tokens, `[m]`; below `total`.
+            total: of the sequence; what is left of it is a pass in any case.
         """
-        _, b, c = self.coefficients()
+        a, b, c = self.coefficients()
         done = np.array(ends, np.float64)
-        return np.asarray(b * done + c * done * done / 2)
+        rest = total - done
+        left = np.maximum(self._least(), a + b * rest + c * rest * (done + rest / 2))
+        return np.asarray(self.seconds(total) - left)
+
+    def _least(self) -> float:
+        """What any pass takes; if no short one was seen, what is expected of it."""
+        if self.short:
+            return statistics.median(self.short)
+        return _PASS_TOKENS.get(self.device, _DEVICE_PASS_TOKENS) * float(self.coefficients()[1])
 
     def coefficients(self) -> F64:
         """Return a, b and c: seconds of a pass, of a token, and of a pair of tokens."""

@@ -32,13 +32,13 @@ class Estimates:
     """What was seen. Immutable; an observation is features, the first of them 1, and seconds.
 
     Attributes:
-        prefill: by device: seconds of all passes, longest sequence, and passes.
+        prefill: by device: seconds of all passes, longest sequence, passes, and seconds of short ones.
         reads: by tier.
         rates: by codec: seconds, raw bytes.
         rest: by device.
     """
 
-    prefill: Mapping[str, tuple[float, int, Sequence[Observation]]]
+    prefill: Mapping[str, tuple[float, int, Sequence[Observation], Sequence[float]]]
     reads: Mapping[str, Sequence[Observation]]
     rates: Mapping[str, tuple[float, float]]
     rest: Mapping[str, Sequence[Observation]]
@@ -54,7 +54,10 @@ def write(fs: FileSystem, path: str, estimates: Estimates, metrics: Metrics) -> 
     document = {
         "version": _VERSION,
         "machine": machine(),
-        "prefill": {kind: [seen, reach, _rows(passes)] for kind, (seen, reach, passes) in estimates.prefill.items()},
+        "prefill": {
+            kind: [seen, reach, _rows(passes), list(short)]
+            for kind, (seen, reach, passes, short) in estimates.prefill.items()
+        },
         "reads": {tier: _rows(seen) for tier, seen in estimates.reads.items()},
         "rates": {codec: list(seen) for codec, seen in estimates.rates.items()},
         "rest": {kind: _rows(seen) for kind, seen in estimates.rest.items()},
@@ -91,8 +94,8 @@ def _parse(data: bytes) -> Estimates | None:
         return None
     return Estimates(
         {
-            name: (_number(seen), int(_number(reach)), _observations(passes, 3))
-            for name, (seen, reach, passes) in _named(document["prefill"])
+            name: (_number(seen), int(_number(reach)), _observations(passes, 3), _numbers(short))
+            for name, (seen, reach, passes, short) in _named(document["prefill"])
         },
         {name: _observations(rows, 2) for name, rows in _named(document["reads"])},
         {name: (_number(seconds), _number(nbytes)) for name, (seconds, nbytes) in _named(document["rates"])},
@@ -113,6 +116,12 @@ def _observations(rows: Any, width: int) -> list[Observation]:
     if any(len(row) != width for row in rows):
         raise ValueError(f"expected observations of {width} numbers")
     return [((1.0, *map(_number, row[:-1])), _number(row[-1])) for row in rows]
+
+
+def _numbers(values: Any) -> list[float]:
+    if not isinstance(values, list) or len(values) > _MOST_ROWS:
+        raise ValueError(f"expected at most {_MOST_ROWS} numbers")
+    return [_number(value) for value in values]
 
 
 def _number(value: Any) -> float:

@@ -46,7 +46,7 @@ class Explainer:
             end = self.lookup.depth(namespace, tokens)
             rows = list(_cut_at(rows, end, self.lookup.limit(namespace, tokens, end)))
         stored = next((row.start for row in rows if row.reason is not Reason.STORED), len(tokens))
-        end = self.worth.end(rows, stored)
+        end = self.worth.end(rows, stored, len(tokens))
         if end < stored:
             rows = list(_cut_at(rows, end, Reason.NOT_WORTH))
         return Explanation.of(len(tokens), rows)

@@ -98,7 +98,7 @@ class Getter:
     def get(self, request: GetRequest) -> Hit | None:
         """Return the cache of the longest stored prefix, as far as it is worth loading; None for nothing."""
         reads = self.lookup.reads(request.namespace, request.tokens)
-        kept = self.worth.kept(reads, request.device) if request.gated else reads
+        kept = self.worth.kept(reads, request.device, request.given) if request.gated else reads
         withheld = (reads[-1].end if reads else 0) - (kept[-1].end if kept else 0)
         return self.fetch(request, kept, withheld)
 

@@ -37,15 +37,16 @@ class Worth:
     executor: Workers
     whole: bool
 
-    def kept(self, reads: Sequence[BlockRead], device: Any) -> Sequence[BlockRead]:
-        """Return the leading blocks that are worth loading on `device`; the sources of the others are released."""
+    def kept(self, reads: Sequence[BlockRead], device: Any, total: int) -> Sequence[BlockRead]:
+        """Return the leading blocks that are worth loading on `device`, of a sequence of `total` tokens; the sources of
+        the others are released."""
         if not reads or not self.gate.knows(device):
             return reads
         parts = [self._part(read.source.tier, _codec(read.source), read.source.nbytes, read.tokens) for read in reads]
         for tier in {part.tier for part in parts if part.tier is not None}:
             if self.gate.lacks(tier):
                 self.gate.check(tier, self._timed(tier, next(r.source for r in reads if r.source.tier == tier)))
-        count = self.gate.decide(parts, device, whole=self.whole).parts
+        count = self.gate.decide(parts, device, total=total, whole=self.whole).parts
         refused = reads[count:]
         self.gate.note(reads[-1].end, bool(refused))
         if refused:
@@ -76,13 +77,13 @@ class Worth:
                 what = f"{name} takes {faster[1]:.1f} times as long as {faster[0]} would, once the {tier} is read"
                 self.residency.metrics.add(Metric.SLOW_CODEC, because=what)
 
-    def end(self, rows: Sequence[BlockExplanation], stored: int) -> int:
-        """Return how many of the first `stored` tokens a get would load now; changes nothing."""
+    def end(self, rows: Sequence[BlockExplanation], stored: int, total: int) -> int:
+        """Return how many of the first `stored` of `total` tokens a get would load now; changes nothing."""
         have = [row for row in rows if row.end <= stored and row.tiers]
         parts = [self._part(row.tiers[0], row.codec or TENSORS, row.bytes, range(row.start, row.end)) for row in have]
         if not parts or have[-1].end != stored or not self.gate.enabled:
             return stored
-        count = self.gate.decide(parts, None, whole=self.whole).parts
+        count = self.gate.decide(parts, None, total=total, whole=self.whole).parts
         return have[count - 1].end if count else 0
 
     def _part(self, tier: str, codec: str, nbytes: int, tokens: Sequence[int] | Any) -> Part:

@@ -28,7 +28,7 @@ def test_passes_of_many_lengths_give_all_costs() -> None:
     for tokens, start in ((8, 0), (1000, 0), (500, 4000), (16_000, 0)):
         assert cost.seconds(tokens, start) == pytest.approx(truth(tokens, start), rel=0.03)
     want = [truth(9000) - truth(9000 - k, k) for k in (100, 8000)]
-    assert cost.saved([100, 8000]).tolist() == pytest.approx(want, rel=0.03)
+    assert cost.saved([100, 8000], 9000).tolist() == pytest.approx(want, rel=0.03)
 
 
 def test_one_length_says_most_about_its_neighbours() -> None:
@@ -44,6 +44,16 @@ def test_little_is_as_good_as_nothing() -> None:
     assert not cost.knows(100)
     cost.observe(100, ENOUGH_S / 2, 0)
     assert cost.knows(100)
+
+
+def test_the_last_token_is_a_pass_that_takes_as_long_as_some_tokens() -> None:
+    cost = seen(16, 64, 512)
+    cost.observe(1, 0.05, 500)
+    saved, all_saved = cost.saved([16], 17)[0], cost.saved([16], 400)[0]
+    assert saved == 0  # both are passes of a few tokens
+    assert all_saved == pytest.approx(truth(400) - truth(384, 16), rel=0.1)
+    assert all_saved > 0.01
+    assert cost.seconds(1, 500) == 0.05
 
 
 def test_a_thousand_short_passes_do_not_hide_a_long_one() -> None:

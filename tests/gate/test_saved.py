@@ -19,6 +19,7 @@ from kvstore.tiers.disk.fs import FileSystem
 def informed() -> Gate:
     gate = Gate(True, LoadCost(bytes_per_token=1000, threads=2))
     gate.observe_prefill(2000, 4.0, start=10)
+    gate.observe_prefill(1, 0.1, start=10)
     gate.observe_read("disk", 100_000, 0.01)
     gate.observe_decode("raw", 64, 1e-4)
     gate.observe_rest("cpu", 64, 1e-3)
@@ -70,16 +71,18 @@ def test_no_file_and_one_of_another_machine_are_no_damage(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, 0.0]]]}},
-        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, -1.0]]]}},
-        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0]]]}},
-        {"prefill": {"cpu": [1.0, 10, []]}},
-        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, 1.0]] * 321]}},
-        {"prefill": {"cpu": [1.0, 1e30, [[1.0, 1.0, 1.0]]]}},
-        {"prefill": {"cpu": [True, 10, [[1.0, 1.0, 1.0]]]}},
+        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, 0.0]], []]}},
+        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, -1.0]], []]}},
+        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0]], []]}},
+        {"prefill": {"cpu": [1.0, 10, [], []]}},
+        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, 1.0]] * 321, []]}},
+        {"prefill": {"cpu": [1.0, 1e30, [[1.0, 1.0, 1.0]], []]}},
+        {"prefill": {"cpu": [True, 10, [[1.0, 1.0, 1.0]], []]}},
         {"prefill": {"cpu": [1.0, 10]}},
+        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, 1.0]], [0.0]]}},
+        {"prefill": {"cpu": [1.0, 10, [[1.0, 1.0, 1.0]], 1.0]}},
         {"prefill": []},
-        {"prefill": {"x" * 65: [1.0, 10, [[1.0, 1.0, 1.0]]]}},
+        {"prefill": {"x" * 65: [1.0, 10, [[1.0, 1.0, 1.0]], []]}},
         {"reads": {"disk": [[1.0, "1"]]}},
         {"reads": {"disk": 3}},
         {"reads": {str(number): [[1.0, 1.0]] for number in range(33)}},

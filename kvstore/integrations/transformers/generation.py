@@ -22,7 +22,7 @@ from kvstore.integrations.transformers.answers import Held, answered, ends, prom
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.feeding import Feed
 from kvstore.integrations.transformers.logprobs import Scores
-from kvstore.integrations.transformers.observed import FirstPass
+from kvstore.integrations.transformers.observed import FirstPasses
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
@@ -159,7 +159,7 @@ def _run(
         cache, known = _stored_cache(model, prompt, store, namespace, approximate)
         known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
     scoring = Scores(model, cache) if call.beams == 1 else contextlib.nullcontext()
-    with scoring as scores, Feed(model, cache, known) as feed, FirstPass(store.gate, model, feed.given, known):
+    with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
         output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences

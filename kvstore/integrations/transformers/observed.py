@@ -22,8 +22,8 @@ def observed(gate: Gate, model: Any, start: int, tokens: int) -> Iterator[None]:
         gate.observe_prefill(tokens, _now(model) - begin, start=start, device=model.device)
 
 
-class FirstPass:
-    """Tells what the first pass of `model.generate` takes, which computes what is missing of the prompt.
+class FirstPasses:
+    """Tells what the first two passes of `model.generate` take: what is missing of the prompt, and a single token.
 
     A context manager; passes with other caches, and those of several rows, tell nothing.
 
@@ -41,9 +41,9 @@ class FirstPass:
         self._held = held
         self._tokens = 0
         self._begin = 0.0
-        self._is_done = False
+        self._left = 2
 
-    def __enter__(self) -> FirstPass:
+    def __enter__(self) -> FirstPasses:
         inner = bare(self._model)
         before = inner.register_forward_pre_hook(self._before, with_kwargs=True)
         self._hooks = [before, inner.register_forward_hook(self._after, with_kwargs=True)]
@@ -55,18 +55,20 @@ class FirstPass:
 
     def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids")
-        if self._is_done or kwargs.get(self._name) is not self._cache or ids is None:
+        if not self._left or kwargs.get(self._name) is not self._cache or ids is None:
             return
         self._tokens = ids.shape[1] if ids.shape[0] == 1 else 0
         self._begin = _now(self._model)
 
     def _after(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
-        if self._is_done or not self._begin or kwargs.get(self._name) is not self._cache:
+        if not self._left or not self._begin or kwargs.get(self._name) is not self._cache:
             return
-        self._is_done = True
+        self._left -= 1
         if self._tokens:
             seconds = _now(self._model) - self._begin
             self._gate.observe_prefill(self._tokens, seconds, start=self._held, device=self._model.device)
+        self._held += self._tokens
+        self._begin = 0.0
 
 
 def _now(model: Any) -> float:
