@@ -100,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 # Of the gate, which goes by what was timed.
-TIMED = ("gate", "test_worth.py", "test_docs.py")
+TIMED = ("gate", "test_worth.py", "test_gate.py", "test_docs.py")
 
 
 @pytest.fixture(autouse=True)
