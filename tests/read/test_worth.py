@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import profile_stores
 import pytest
 from small_stores import IDENTITY, config, kv_of, put, scratch, stored, tokens_of
 
@@ -152,3 +153,15 @@ def test_a_store_whose_budget_is_used_up_keeps_no_estimates(path: Path) -> None:
     (path / "ballast").write_bytes(b"x" * int(free))
     store.close()
     assert not (path / "gate.json").exists()
+
+
+@pytest.mark.parametrize(("reads", "said"), [(FAST, 1), ([(4096, 0.01), (65536, 0.16)], 0)])
+def test_a_codec_slower_than_the_disk_is_said_when_the_store_is_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[int, float]], said: int
+) -> None:
+    folder, tokens = path / "other", profile_stores.tokens_of(1, 64)
+    with profile_stores.open_store(folder, profile_stores.save(0, path)) as store:
+        store.put(tokens, profile_stores.kv_of(tokens))
+    monkeypatch.setattr("kvstore.read.worth.timed_reads", lambda *_: reads)
+    with profile_stores.open_store(folder) as store:
+        assert counters(store).get("slow_codec", 0) == said
