@@ -60,6 +60,7 @@ def main() -> None:
         for length in lengths:
             bench.put(ids[:, begin : begin + length + 1])
             begin += length + 1
+        bench.inform()
         for number, length in enumerate(lengths):
             rounds = args.rounds or (3 if length >= LONG else 11 if length <= SHORT else 5)
             bench.measure(rows, number, args.bandwidths, args.latency, 2 if args.quick else rounds)
@@ -95,6 +96,14 @@ class Bench:
             store.put(prompt[0, :length].numpy(), cache)
         self._prompts.append(prompt)
         self._caches.append([(layer.keys, layer.values) for layer in cache.layers])
+
+    def inform(self) -> None:
+        """Compute the longest prompt until the gate has seen enough."""
+        prompt = max(self._prompts, key=lambda one: int(one.shape[1]))
+        with self._open() as store:
+            while not store.gate.is_informed:
+                with observed(store.gate, self._model, 0, prompt.shape[1]):
+                    first_token(self._model, prompt, None, 0)
 
     def measure(self, rows: Rows, number: int, bandwidths: list[int], latency: float, rounds: int) -> None:
         """Rows of one length."""
