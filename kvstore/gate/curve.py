@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 Observation = tuple[tuple[float, ...], float]  # features, seconds
+Seen = tuple[int, tuple[float, ...], float]  # its number, and an observation
 PriorRow = tuple[tuple[float, ...], float]  # an equation that is expected: factors of the coefficients, and their sum
 
 _IN_CELL = 5
@@ -30,6 +31,7 @@ class Curve:
 
     Args:
         half_life: after so many newer observations one counts half.
+        least: of a cell only the quickest counts: the others waited for something else.
 
     Example:
         >>> line = Curve(half_life=8)
@@ -39,9 +41,9 @@ class Curve:
         [0.5, 0.01]
     """
 
-    def __init__(self, half_life: float) -> None:
-        self._half_life = half_life
-        self._cells: dict[tuple[int, ...], deque[tuple[int, tuple[float, ...], float]]] = {}
+    def __init__(self, half_life: float, least: bool = False) -> None:
+        self._half_life, self._least = half_life, least
+        self._cells: dict[tuple[int, ...], deque[Seen]] = {}
         self._count = 0
         self._fitted: F64 | None = None
 
@@ -80,7 +82,7 @@ class Curve:
         return self._fitted
 
     def _solved(self, prior: Sequence[PriorRow]) -> F64:
-        kept = [one for cell in self._cells.values() for one in cell]
+        kept = [one for cell in self._cells.values() for one in (_quickest(cell) if self._least else cell)]
         seconds = np.array([seconds for _, _, seconds in kept])
         rows = np.array([features for _, features, _ in kept]) / seconds[:, None]  # so errors are relative
         ages = self._count - np.array([index for index, _, _ in kept])
@@ -93,6 +95,11 @@ class Curve:
             found = _non_negative(np.vstack([rows * scale[:, None], more]), np.concatenate([scale, wanted]))
             usual = _USUAL / np.maximum(np.abs(rows @ found - 1), _USUAL)
         return found
+
+
+def _quickest(cell: Iterable[Seen]) -> list[Seen]:
+    """The quickest for its size."""
+    return [min(cell, key=lambda one: one[2] / one[1][-1])]
 
 
 def _non_negative(rows: F64, wanted: F64) -> F64:

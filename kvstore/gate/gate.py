@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.config import MIB
 from kvstore.core.arguments import check_integer
 from kvstore.gate.curve import F64
 from kvstore.gate.load import RATIOS, LoadCost, Part
@@ -22,6 +23,9 @@ from kvstore.gate.saved import Estimates
 _SHARE, _AFTER_LOAD, _AFTER_REFUSAL = 0.9, 0.95, 0.85
 _MOST_TOKENS = 1 << 40
 _RECHECK_S = 10.0  # a tier that is not read any more is looked at again so often
+# Of gets that are refused for what was seen in memory, one in so many is loaded: nothing else would show that it was
+# other work that made it slow.
+_TRIED = 4
 _NOTABLE = 1.25
 _WORTH_KEEPING_S = 0.1  # seconds of passes: several processes together may see enough
 _CHANGED, _NOISE_S = 2.0, 0.001  # a timed read that is so much off the estimate means that the storage has changed
@@ -72,7 +76,7 @@ class Gate:
     tokens_per_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _prefill: dict[str, PrefillCost] = field(default_factory=dict)
-    _refused: dict[int, bool] = field(default_factory=dict)  # by the octave of the tokens: the decision before
+    _refused: dict[int, int] = field(default_factory=dict)  # by the octave of the tokens: refusals since the last load
     _looked: dict[str, float] = field(default_factory=dict)  # when a tier was last read
     _is_news: bool = False  # whether passes were seen that no process before saw
     _lock: Any = field(default_factory=threading.Lock)
@@ -175,12 +179,13 @@ class Gate:
             tiers = {part.tier for part in parts if part.tier is not None}
             if saved is None or any(self.load.line(tier) is None for tier in tiers):
                 return everything
-            load = self.load.seconds(parts, kind)
-            before = self._refused.get(int(ends[-1]).bit_length())
-        share = {None: _SHARE, False: _AFTER_LOAD, True: _AFTER_REFUSAL}[before]
-        gain = share * saved - load
-        best = len(parts) - 1 if whole else len(parts) - 1 - int(np.argmax(gain[::-1]))
-        return Verdict(best + 1 if gain[best] > 0 else 0, float(load[-1]), float(saved[-1]))
+            load, usual = self.load.seconds(parts, kind), self.load.seconds(parts, kind, usual=True)
+            refusals = self._refused.get(int(ends[-1]).bit_length())
+        share = _SHARE if refusals is None else _AFTER_REFUSAL if refusals else _AFTER_LOAD
+        count = _best(share * saved - load, whole)
+        if (refusals or 0) % _TRIED == _TRIED - 1:
+            count = max(count, _best(share * saved - usual, whole))
+        return Verdict(count, float(load[-1]), float(saved[-1]))
 
     def faster_codec(self, codec: str, tier: str) -> tuple[str, float] | None:
         """Return the codec without a profile whose blocks load soonest from a tier, and how many times longer those of
@@ -200,7 +205,8 @@ class Gate:
     def note(self, tokens: int, refused: bool) -> None:
         """Remember what was decided on so many tokens."""
         with self._lock:
-            self._refused[tokens.bit_length()] = refused
+            size = tokens.bit_length()
+            self._refused[size] = self._refused.get(size, 0) + 1 if refused else 0
 
     def _saved(self, ends: Sequence[int], total: int, kind: str) -> F64 | None:
         """Seconds that computing the first tokens takes, `[m]`; None if that is not known."""
@@ -254,7 +260,7 @@ class Gate:
                     if len(cost.curve)
                 },
                 {tier: curve.observations() for tier, curve in self.load.reads.items()},
-                {codec: (rate.seconds, rate.nbytes) for codec, rate in self.load.rates.items()},
+                {codec: (self.load.rate(codec) * MIB, MIB) for codec in self.load.rates},
                 {kind: curve.observations() for kind, curve in self.load.rest.items()},
             )
 
@@ -266,6 +272,12 @@ class Gate:
                 cost.curve.restore(passes)
                 cost.short.extend(short)
             self.load.restore(estimates.reads, estimates.rates, estimates.rest)
+
+
+def _best(gain: F64, whole: bool) -> int:
+    """How many blocks gain most, the more the better; 0 if none gains."""
+    best = len(gain) - 1 if whole else len(gain) - 1 - int(np.argmax(gain[::-1]))
+    return best + 1 if gain[best] > 0 else 0
 
 
 def device_kind(device: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +15,8 @@ from kvstore.gate.curve import F64, Curve, Observation, PriorRow
 TENSORS = "tensors"
 """Stands for the codec of blocks that are tensors already."""
 _HALF_LIFE = 8.0  # storage changes faster than a model
-_KEPT = 1 - 1 / 64  # of what was seen of a codec, at each block
+_BLOCKS, _USUAL_BLOCKS = 64, 32  # the newest of a codec; as if so many had been seen that took what is usual
+_LEAST_GETS = 3  # fewer say less of the rest of a get than what is usual
 _RANGE_BYTES = 2 * MIB  # read at once; while it is decoded, the next is read
 _LATENCY_S = 1e-4  # of a read, where reads of one size alone were seen
 _OVERHEAD_S = 3e-4  # of a get beside reading and decoding, before any was seen
@@ -47,17 +49,29 @@ class Part:
     tokens: int
 
 
-@dataclass
 class DecodeRate:
-    """Seconds that a codec takes for a raw byte, on one thread; the newest blocks count most."""
+    """Seconds that a codec takes for a raw byte, on one thread: what the faster ones of the newest blocks took. What
+    makes the others slow is other work, which would slow computing, too.
 
-    seconds: float = 0.0
-    nbytes: float = 0.0
+    Args:
+        usual: what is expected before any block was seen.
+    """
+
+    def __init__(self, usual: float) -> None:
+        self._newest = deque([usual] * _USUAL_BLOCKS, _BLOCKS)
 
     def observe(self, nbytes: int, seconds: float) -> None:
         """Note that decoding so many raw bytes took so long."""
-        self.seconds = self.seconds * _KEPT + seconds
-        self.nbytes = self.nbytes * _KEPT + nbytes
+        self._newest.append(seconds / nbytes)
+
+    def restore(self, rate: float) -> None:
+        """Begin with what an earlier process saw."""
+        self._newest.extend([rate] * _BLOCKS)
+
+    @property
+    def rate(self) -> float:
+        """Seconds a raw byte."""
+        return sorted(self._newest)[len(self._newest) // 4]
 
 
 @dataclass
@@ -93,11 +107,11 @@ class LoadCost:
 
     def observe_decode(self, codec: str, nbytes: int, seconds: float) -> None:
         """Note what decoding so many raw bytes took."""
-        self.rates.setdefault(codec, DecodeRate()).observe(nbytes, seconds)
+        self._rate(codec).observe(nbytes, seconds)
 
     def observe_rest(self, device: str, tokens: int, seconds: float) -> None:
         """Note what a get of so many tokens took beside reading and decoding."""
-        curve = self.rest.setdefault(device, Curve(_HALF_LIFE))
+        curve = self.rest.setdefault(device, Curve(_HALF_LIFE, least=True))
         curve.observe((1.0, float(tokens * self.bytes_per_token)), seconds)
 
     def restore(
@@ -107,11 +121,12 @@ class LoadCost:
         rest: Mapping[str, Sequence[Observation]],
     ) -> None:
         """Begin with what an earlier process saw."""
-        for mine, theirs in ((self.reads, reads), (self.rest, rest)):
+        for mine, theirs, least in ((self.reads, reads, False), (self.rest, rest, True)):
             for name, seen in theirs.items():
-                mine[name] = Curve(_HALF_LIFE)
+                mine[name] = Curve(_HALF_LIFE, least)
                 mine[name].restore(seen)
-        self.rates.update({codec: DecodeRate(*seen) for codec, seen in rates.items()})
+        for codec, (seconds, nbytes) in rates.items():
+            self._rate(codec).restore(seconds / nbytes)
 
     def line(self, tier: str) -> tuple[float, float] | None:
         """Return latency in seconds, and seconds a byte, of a tier; None if none of its reads was seen."""
@@ -123,17 +138,22 @@ class LoadCost:
 
     def rate(self, codec: str) -> float:
         """Return seconds a raw byte of a codec, on one thread."""
-        seen = self.rates.get(codec)
-        return 1 / NOMINAL.get(codec, _UNKNOWN_CODEC) if seen is None or not seen.nbytes else seen.seconds / seen.nbytes
+        return self.rates[codec].rate if codec in self.rates else usual_rate(codec)
 
-    def seconds(self, parts: Sequence[Part], device: str) -> F64:
+    def seconds(self, parts: Sequence[Part], device: str, usual: bool = False) -> F64:
         """Return what a get of the first part takes, of the first two, and so on, `[m]`. Lines of all tiers are known.
 
         Reading and decoding overlap, but for the first range that is read.
+
+        Args:
+            parts: the blocks, in order.
+            device: where they are wanted.
+            usual: take what is done in memory to be as quick as it usually is, whatever was seen.
         """
+        rates = {codec: (usual_rate if usual else self.rate)(codec) for codec in {part.codec for part in parts}}
         tokens = np.cumsum([part.tokens for part in parts])
         raw = np.array([part.tokens for part in parts], np.float64) * self.bytes_per_token
-        decode = np.cumsum(raw * [self.rate(part.codec) for part in parts]) / self.threads
+        decode = np.cumsum(raw * [rates[part.codec] for part in parts]) / self.threads
         read, nbytes = np.zeros(len(parts)), np.zeros(len(parts))
         for tier in {part.tier for part in parts} - {None}:
             latency, per_byte = self.line(str(tier)) or (0.0, 0.0)
@@ -141,14 +161,25 @@ class LoadCost:
             read += latency * (here > 0) + per_byte * here
             nbytes += here
         ranges = np.minimum(np.arange(1, len(parts) + 1), np.maximum(2 * self.threads, nbytes / _RANGE_BYTES))
-        return np.asarray(np.maximum(read, decode) + np.minimum(read, decode) / ranges + self._rest(tokens, device))
+        overlapped = np.maximum(read, decode) + np.minimum(read, decode) / ranges
+        return np.asarray(overlapped + self._rest(tokens, device, usual))
 
-    def _rest(self, tokens: F64, device: str) -> F64:
+    def _rate(self, codec: str) -> DecodeRate:
+        if codec not in self.rates:
+            self.rates[codec] = DecodeRate(usual_rate(codec))
+        return self.rates[codec]
+
+    def _rest(self, tokens: F64, device: str, usual: bool) -> F64:
         curve = self.rest.get(device)
-        if curve is None or not len(curve):
+        if usual or curve is None or len(curve) < _LEAST_GETS:
             return np.full(len(tokens), _OVERHEAD_S)
         latency, per_byte = curve.fit(_expected_rest)
         return np.asarray(latency + per_byte * tokens * self.bytes_per_token)
+
+
+def usual_rate(codec: str) -> float:
+    """Return seconds a raw byte of a codec, on one thread, before any block was seen."""
+    return 1 / NOMINAL.get(codec, _UNKNOWN_CODEC)
 
 
 def _expected_read() -> list[PriorRow]:

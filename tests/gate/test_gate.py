@@ -66,6 +66,46 @@ def test_two_ways_that_take_as_long_do_not_alternate() -> None:
     assert made.decide(DISK, "cpu").parts == 0
 
 
+HOST = [Part(None, "splitzip", 0, 100)] * 20
+
+
+def got(made: Gate, seconds: float) -> None:
+    """A get of these blocks that took so long, beside decoding as long."""
+    for part in HOST:
+        made.observe_decode(part.codec, part.tokens, seconds / len(HOST))
+    made.observe_rest("cpu", 2000, seconds)
+    made.note(2000, refused=False)
+
+
+def test_one_slow_get_of_what_is_in_memory_stops_no_other() -> None:
+    made = gate()
+    got(made, 30.0)
+    assert made.decide(HOST, "cpu").parts == 20
+    for _ in range(3):
+        got(made, 0.001)
+    got(made, 30.0)
+    assert made.decide(HOST, "cpu").parts == 20
+
+
+def test_memory_that_was_slow_for_long_is_tried_again_and_again() -> None:
+    made, loaded = gate(), []
+    for _ in range(6):
+        got(made, 30.0)
+    for _ in range(12):
+        loaded.append(made.decide(HOST, "cpu").parts)
+        made.note(2000, refused=not loaded[-1])
+    assert loaded == [0, 0, 0, 20] * 3
+    got(made, 0.001)
+    assert [made.decide(HOST, "cpu").parts for _ in range(5)] == [20] * 5
+
+
+def test_slow_storage_is_not_tried_for_that() -> None:
+    made = gate(byte_s=1e-5)
+    for _ in range(12):
+        assert made.decide(DISK, "cpu").parts == 0
+        made.note(2000, refused=True)
+
+
 def test_a_timed_read_that_is_far_off_begins_anew() -> None:
     made = gate(byte_s=1e-5)
     made.check("disk", [(4096, 1e-4), (65536, 1.5e-4)])
