@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from kvstore.report.words import size as size
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 out, err = Console(), Console(stderr=True)
+_WIDEST = 10_000  # columns
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _UNITS["ti"] = 1 << 40
 
@@ -44,15 +46,16 @@ def line(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; numbers stand on the right."""
+    """Print a table; numbers stand on the right. Lines are as long as they must be: no name is cut, no row folded."""
     body = [[_cell(value) for value in row] for row in rows]
     made = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for number, name in enumerate(columns):
         right = bool(body) and all(row[number][1] for row in body)
-        made.add_column(name, justify="right" if right else "left", overflow="fold")
+        made.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in body:
         made.add_row(*(Text(text) for text, _ in row))
-    out.print(made)
+    needed = Measurement.get(out, out.options.update(max_width=_WIDEST), made).maximum
+    Console(width=max(needed, out.width)).print(made)
 
 
 def _cell(value: object) -> tuple[str, bool]:
