@@ -1,6 +1,6 @@
 """Retrieval: the same passages in other company, reused although their prefix was never computed.
 
-    python examples/rag.py [--model DIR] [--max-kl 0.1]
+    python examples/rag.py [--model DIR] [--max-kl 0.2]
 
 A prompt of retrieved passages rarely begins as an earlier one: the passages come in another order, with others. Their
 keys and values depend on what stands before them, but little. So the store (1) keeps them exactly, coded as
@@ -28,21 +28,21 @@ from kvstore.integrations.transformers.recompute import recompute
 PROFILE = Path(__file__).with_name("smollm2-approximate.kvprofile")
 EARLIER = ((0, 1, 2), (3, 4, 5))  # passages of the prompts that were answered before
 NOW = (4, 1, 3)  # the same passages, another order and company
-INSTRUCTION = "Answer the question from these passages of a manual.\n"
-QUESTION = "\n\nQuestion: What happens to a record that is damaged?\nAnswer:"
+INSTRUCTION = "Answer the question from these passages of a licence.\n"
+QUESTION = "\n\nQuestion: May I sell copies of the work?\nAnswer:"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", metavar="DIR", help="a checkpoint; default: the installed SmolLM2")
-    parser.add_argument("--max-kl", type=float, default=0.1, help="what predictions may lose, nats a token")
+    parser.add_argument("--max-kl", type=float, default=0.2, help="what predictions may lose, nats a token")
     parser.add_argument("--quick", action="store_true", help="shorter passages")
     given = parser.parse_args(arguments)
     model, tokenizer = load(given.model)
     # Without a profile the loss is estimated from a few positions that are computed anew (`probe`).
     approximate = Approximate(max_kl=given.max_kl, probe=given.model is not None)
     config = StoreConfig(profile=PROFILE if given.model is None else None)
-    texts = passages(6, 300 if given.quick else 1500)
+    texts = passages(6, 300 if given.quick else 1500, ["LICENSE"])  # a text that stays as it is
 
     def prompt(order: Sequence[int]) -> list[int]:
         parts = [INSTRUCTION, *(f"\n\nPassage:\n{texts[number]}" for number in order), QUESTION]

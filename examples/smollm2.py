@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("ARCHITECTURE.md", "FORMAT.md", "CHANGELOG.md")
 
 
 def load(folder: str | None = None) -> tuple[Any, Any]:
@@ -29,9 +31,9 @@ def load(folder: str | None = None) -> tuple[Any, Any]:
     return model.eval(), AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
-def passages(count: int, characters: int) -> list[str]:
-    """Different texts to talk about: pieces of the pages of this project."""
-    text = "\n".join((ROOT / name).read_text() for name in ("ARCHITECTURE.md", "FORMAT.md", "CHANGELOG.md"))
+def passages(count: int, characters: int, pages: Sequence[str] = PAGES) -> list[str]:
+    """Different texts to talk about: pieces of pages of this project."""
+    text = "\n".join((ROOT / name).read_text() for name in pages)
     if count * characters > len(text):
         raise ValueError(f"count: at most {len(text) // characters} passages of {characters} characters")
     return [text[at * characters : (at + 1) * characters] for at in range(count)]
