@@ -179,11 +179,12 @@ class Gate:
             tiers = {part.tier for part in parts if part.tier is not None}
             if saved is None or any(self.load.line(tier) is None for tier in tiers):
                 return everything
-            load, usual = self.load.seconds(parts, kind), self.load.seconds(parts, kind, usual=True)
-            refusals = self._refused.get(int(ends[-1]).bit_length())
+            load, refusals = self.load.seconds(parts, kind), self._refused.get(int(ends[-1]).bit_length())
+            is_turn = (refusals or 0) % _TRIED == _TRIED - 1
+            usual = self.load.seconds(parts, kind, usual=True) if is_turn else None
         share = _SHARE if refusals is None else _AFTER_REFUSAL if refusals else _AFTER_LOAD
         count = _best(share * saved - load, whole)
-        if (refusals or 0) % _TRIED == _TRIED - 1:
+        if usual is not None:
             count = max(count, _best(share * saved - usual, whole))
         return Verdict(count, float(load[-1]), float(saved[-1]))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from kvstore.codecs.registry import codec_label
+from kvstore.gate.load import TENSORS
 from kvstore.tiers.base import Source
 from kvstore.timing import NOWHERE, Where
 
@@ -17,10 +18,15 @@ def place_of(sources: Iterable[Source]) -> Where:
     return _together(frozenset([(source.tier, source.codec_id) for source in sources]))
 
 
+def codec_of(number: int | None) -> str:
+    """Return the name of a codec by its number; `TENSORS` where there is none to decode with."""
+    return TENSORS if number is None else codec_label(number)
+
+
 @cache  # a handful of tiers and codecs
 def _together(found: frozenset[tuple[str, int | None]]) -> Where:
     if not found:
         return NOWHERE
     tier = max((tier for tier, _ in found), key=lambda name: _NEAREST.index(name) if name in _NEAREST else 99)
-    codecs = {"tensors" if number is None else codec_label(number) for _, number in found}
+    codecs = {codec_of(number) for _, number in found}
     return Where(tier, codecs.pop() if len(codecs) == 1 else "mixed")

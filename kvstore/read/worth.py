@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.codecs.registry import codec_label
 from kvstore.core.explanation import BlockExplanation
 from kvstore.core.workers import Workers
 from kvstore.gate.gate import Gate
@@ -14,6 +13,7 @@ from kvstore.gate.load import TENSORS, Part
 from kvstore.gate.probe import timed_reads
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
+from kvstore.read.place import codec_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import Source
 from kvstore.tiers.buffers import BufferPool
@@ -42,7 +42,10 @@ class Worth:
         the others are released."""
         if not reads or not self.gate.knows(device):
             return reads
-        parts = [self._part(read.source.tier, _codec(read.source), read.source.nbytes, read.tokens) for read in reads]
+        parts = [
+            self._part(read.source.tier, codec_of(read.source.codec_id), read.source.nbytes, read.tokens)
+            for read in reads
+        ]
         for tier in {part.tier for part in parts if part.tier is not None}:
             if self.gate.lacks(tier):
                 self.gate.check(tier, self._timed(tier, next(r.source for r in reads if r.source.tier == tier)))
@@ -106,7 +109,3 @@ class Worth:
 
     def _timed(self, tier: str, source: Source) -> list[tuple[int, float]]:
         return timed_reads(self.residency.storage[tier], source, self.pool)
-
-
-def _codec(source: Source) -> str:
-    return TENSORS if source.codec_id is None else codec_label(source.codec_id)
