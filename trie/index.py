@@ -231,6 +231,12 @@ class TrieIndex:
         root = self._roots.get(namespace)
         return [] if root is None else self._trie.tails(root, tokens)
 
+    def covers(self, namespace: bytes, tokens: U32) -> list[tuple[int, int]]:
+        """Return (id, end) of every record that holds the stored path of `tokens` to its end inside a block, the one
+        that `match` names among them; nothing if it ends with a block. Looks where `match` does. Touches nothing."""
+        root = self._roots.get(namespace)
+        return [] if root is None else self._trie.covers(root, tokens)
+
     def touch(self, namespace: bytes, tokens: U32) -> int:
         """Mark what is stored of this path as used now; return its depth."""
         root = self._roots.get(namespace)

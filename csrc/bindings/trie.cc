@@ -100,6 +100,16 @@ double of_two(const Trie& trie, uint32_t root, py::handle p, py::handle q) {
   return unlocked([&] { return (trie.*Query)(root, a.data, a.size, b.data, b.size); });
 }
 
+// (id, end) of records on a path.
+template <auto Query>
+py::list ends_of(const Trie& trie, uint32_t root, py::handle tokens) {
+  const auto t = view<uint32_t>(tokens, "tokens");
+  const auto found = unlocked([&] { return (trie.*Query)(root, t.data, t.size); });
+  py::list out;
+  for (const auto& [id, end] : found) out.append(py::make_tuple(id, end));
+  return out;
+}
+
 py::dict stats(const Trie& trie) {
   const TrieStats s = unlocked([&] { return trie.stats(); });
   py::dict out;
@@ -134,15 +144,8 @@ void def_queries(py::class_<Trie>& trie) {
                                    to_numpy(std::move(found.ends)));
            },
            py::arg("root"), py::arg("tokens"), py::arg("touch"))
-      .def("tails",
-           [](const Trie& trie, uint32_t root, py::handle tokens) {
-             const auto t = view<uint32_t>(tokens, "tokens");
-             const auto found = unlocked([&] { return trie.tails(root, t.data, t.size); });
-             py::list out;
-             for (const auto& [id, end] : found) out.append(py::make_tuple(id, end));
-             return out;
-           },
-           py::arg("root"), py::arg("tokens"))
+      .def("tails", &ends_of<&Trie::tails>, py::arg("root"), py::arg("tokens"))
+      .def("covers", &ends_of<&Trie::covers>, py::arg("root"), py::arg("tokens"))
       .def("leaf", &leaf, py::arg("record_id"))
       .def("near", &near, py::arg("record_id"), py::arg("radius_bits"), py::arg("visits"))
       .def("counts", &traffic<false>)

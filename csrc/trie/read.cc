@@ -54,26 +54,25 @@ Trie::Cursor Trie::walk(uint32_t from, uint32_t depth, const uint32_t* tokens, u
   return at;
 }
 
-// A record that covers the last, partial block up to at.depth at least: every record below the match point that ends
+// The records that cover the last, partial block up to at.depth at least: every record below the match point that ends
 // within the block shares the tokens up to there. Pre-order, newest child first; visits at most kMaxVisits nodes.
-// Returns the node that holds the record, or 0.
-uint32_t Trie::cover(Cursor at, uint64_t* id, uint32_t* end) const {
+// Calls found(node that holds it, id, end) until that is true.
+template <class Found>
+void Trie::covering(Cursor at, const Found& found) const {
   const uint32_t limit = (at.depth / block_ + 1) * block_;
   uint32_t x = at.node;
   for (uint32_t visits = 0; visits < kMaxVisits; ++visits) {
     const Node& node = nodes_[x];
-    *end = std::min(node.end, limit);
-    *id = node.end >= limit ? record_at(slot(node, limit)) : node.tail;
-    if (*id) return x;
+    const uint64_t id = node.end >= limit ? record_at(slot(node, limit)) : node.tail;
+    if (id && found(x, id, std::min(node.end, limit))) return;
     if (node.end < limit && node.child) {
       x = node.child;
       continue;
     }
     while (x != at.node && !nodes_[x].next) x = nodes_[x].parent;
-    if (x == at.node) return 0;
+    if (x == at.node) return;
     x = nodes_[x].next;
   }
-  return 0;
 }
 
 uint32_t Trie::longest_prefix(uint32_t root, const uint32_t* tokens, size_t count) const {
@@ -109,13 +108,12 @@ TrieMatch Trie::match(uint32_t root, const uint32_t* tokens, size_t count, bool 
       }
     }
     if (at.depth % block_ && out.ends.back() != at.depth) {
-      uint64_t id;
-      uint32_t end;
-      if (const uint32_t holder = cover(at, &id, &end)) {
+      covering(at, [&](uint32_t holder, uint64_t id, uint32_t end) {
         out.records.back() = id;
         out.ends.back() = end;
         used = holder;
-      }
+        return true;
+      });
     }
   };
   if (touch) {
@@ -137,6 +135,20 @@ std::vector<std::pair<uint64_t, uint32_t>> Trie::tails(uint32_t root, const uint
   std::vector<std::pair<uint64_t, uint32_t>> out;
   for (uint32_t x = at.node; x != top; x = nodes_[x].parent)
     if (nodes_[x].tail && nodes_[x].end <= at.depth) out.emplace_back(nodes_[x].tail, nodes_[x].end);
+  return out;
+}
+
+std::vector<std::pair<uint64_t, uint32_t>> Trie::covers(uint32_t root, const uint32_t* tokens, size_t count) const {
+  const uint32_t n = checked_tokens(count);
+  FairLock::Shared guard(lock_);
+  const Cursor at = walk(root_node(root), 0, tokens, n);
+  std::vector<std::pair<uint64_t, uint32_t>> out;
+  if (at.depth % block_) {
+    covering(at, [&](uint32_t, uint64_t id, uint32_t end) {
+      out.emplace_back(id, end);
+      return false;
+    });
+  }
   return out;
 }
 

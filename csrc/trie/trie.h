@@ -97,6 +97,8 @@ class Trie {
   TrieMatch match(uint32_t root, const uint32_t* tokens, size_t count, bool touch);
   // (id, end) of every tail on the matched path, the deepest first.
   std::vector<std::pair<uint64_t, uint32_t>> tails(uint32_t root, const uint32_t* tokens, size_t count) const;
+  // (id, end) of every record that covers the last, partial block of the matched path; none if that ends with a block.
+  std::vector<std::pair<uint64_t, uint32_t>> covers(uint32_t root, const uint32_t* tokens, size_t count) const;
 
   // `bits`: one value per token, or nullptr for `uniform_bits` each. `keep_tails`: no tail is superseded.
   std::vector<uint64_t> insert(uint32_t root, const uint32_t* tokens, size_t count, const float* bits,
@@ -150,7 +152,7 @@ class Trie {
   };
   class Rebuild;
   static constexpr uint32_t kOut = 0xffffffffu;
-  static constexpr uint32_t kMaxVisits = 4096;  // nodes looked at for one covering record
+  static constexpr uint32_t kMaxVisits = 4096;  // nodes looked at for covering records
 
   // Marks the id of a hole in its place; ids are below it.
   static constexpr uint64_t kHole = uint64_t{1} << 63;
@@ -171,7 +173,8 @@ class Trie {
   uint32_t root_node(uint32_t root) const;
   double bits_at(Cursor at) const;
   Cursor walk(uint32_t from, uint32_t depth, const uint32_t* tokens, uint32_t count) const;
-  uint32_t cover(Cursor at, uint64_t* id, uint32_t* end) const;
+  template <class Found>
+  void covering(Cursor at, const Found& found) const;
 
   double token_bits(const Node& x) const;
   double below_bits(Cursor at, uint32_t from) const;

@@ -80,6 +80,8 @@ class Lookup:
             places = sorted((place for place in {*tails, *whole} if coverage.has_states(place[1])), reverse=True)
         else:
             best = usable_end(self.layout, size, cuts, ends, stored)
+            if best < stored:
+                best = max(best, self._with_another_cover(namespace, tokens[:stored], records, ends, cuts))
         for end, record in places:
             i = (end - 1) // size
             if end <= best:
@@ -87,6 +89,25 @@ class Lookup:
             if usable_end(self.layout, size, [*cuts[:i], coverage.cut(record)], [*ends[:i], end], end) == end:
                 return [*records[:i], record], end
         return records[: -(-best // size)], best
+
+    def _with_another_cover(
+        self, namespace: bytes, tokens: Tokens, records: list[int], ends: list[int], cuts: list[int]
+    ) -> int:
+        """How many of `tokens` can be used, more than where their last block begins, if another record takes the place
+        of the last one, and puts it there; otherwise 0. Sequences that part inside of a block have a record each, which
+        begin alike and lack different tokens."""
+        coverage, last = self.residency.coverage, len(records) - 1
+        failed = {cuts[last]}  # what fails for a prefix fails for shorter ones that end in the block
+        for count in range(len(tokens), last * self.block_tokens, -1):
+            for record, end in self.residency.index.covers(namespace, tokens[:count]):
+                cut = coverage.cut(record)
+                if cut in failed:
+                    continue
+                if usable_end(self.layout, self.block_tokens, [*cuts[:last], cut], [*ends[:last], end], count) == count:
+                    records[last] = record
+                    return count
+                failed.add(cut)
+        return 0
 
     def reads(self, namespace: bytes, tokens: Tokens) -> list[BlockRead]:
         """Return the blocks of the stored prefix with their sources, up to the first that is nowhere.

@@ -55,6 +55,10 @@ NATIVE = {
     "splitzip": Native("blocks.cc", ("splitzip/splitzip.cc", "common/cpu.cc")),
     "entropy": Native("blocks.cc", ("splitzip/splitzip.cc", "entropy/entropy.cc", *RANS), "-DENTROPY"),
     "predictive": Native("predictive.cc", ("predictive/predictive.cc", "predictive/sections.cc", *MODEL)),
+    "levels": Native(
+        "levels.cc",
+        ("levels/levels.cc", "levels/tiles.cc", "levels/model.cc", "predictive/sections.cc", *MODEL),
+    ),
     "donor": Native("donor.cc", ("donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL)),
     "steps": Native("donor.cc", ("donor/rows.cc", *STEPS, *MODEL), "-DSTEPS"),
     "lossy": Native("lossy.cc", ("lossy/lossy.cc", "lossy/model.cc", *MODEL)),

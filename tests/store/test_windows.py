@@ -181,6 +181,25 @@ def test_the_end_of_every_put_stays_a_place_to_resume(steps: list[tuple[int, int
         store.close()
 
 
+def test_sequences_that_part_inside_of_a_block_keep_the_ends_of_each_other(tmp_path: Path) -> None:
+    """Their blocks begin alike, and only one of them has what layers with windows need there."""
+    first, other = SEQUENCES[0], SEQUENCES[1]  # 37 tokens alike
+    third = np.concatenate([tokens(35, seed=1), tokens(55, seed=3)])
+    with open_store(tmp_path / "s", WINDOWED) as store:
+        for ids in (first[:33], first[:38], other[:43], third[:50]):
+            put(store, ids)
+        for wanted in (first[:33], first[:38], other[:43], third[:50]):
+            assert store.contains(wanted) == len(wanted)
+            hit = store.get(wanted)
+            assert hit is not None
+            assert is_kept(hit, wanted)
+        assert store.contains(third[:38]) == 35, "of the block of the first sequence"
+        hit = store.get(third[:38])
+        assert hit is not None
+        assert is_kept(hit, third)
+        assert store.check(deep=True).problems == ()
+
+
 def test_bytes_stored_of_a_long_prompt_are_those_of_its_cache(tmp_path: Path) -> None:
     ids = tokens(800)
     with open_store(tmp_path / "s", ONLY_SLIDING, disk=TierConfig(16 * MIB, "raw")) as store:

@@ -147,6 +147,7 @@ class TrieMachine(RuleBasedStateMachine):
         assert (depth, records.tolist(), ends.tolist()) == (want[0], want[2].tolist(), want[3].tolist())
         assert bits == pytest.approx(want[1], rel=1e-9, abs=1e-6)
         assert self.fast.tails(root, tokens) == self.slow.tails(root, tokens)
+        assert self.fast.covers(root, tokens) == self.slow.covers(root, tokens)
         found, known = self.fast.best_match(root, tokens)
         assert (found, known) == (depth, close(self.slow.best_match(root, tokens)[1]))
         for end, record in zip(ends.tolist(), records.tolist(), strict=True):

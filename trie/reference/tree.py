@@ -230,6 +230,13 @@ class ReferenceTree:
     def tails(self, root: int, tokens: U32) -> list[tuple[int, int]]:
         return [(x.record, x.depth) for x in self._walk(root, tokens).up() if x.record and x.depth % self.block_tokens]
 
+    def covers(self, root: int, tokens: U32) -> list[tuple[int, int]]:
+        at, size = self._walk(root, tokens), self.block_tokens
+        if at.depth % size == 0:
+            return []
+        below = (x for x in at.below() if (x.depth - 1) // size == at.depth // size)
+        return [(x.record, x.depth) for x in below if x.record]
+
     def insert(self, root: int, tokens: U32, bits: Any, ends: U32, ids: U64, keep_tails: bool = False) -> U64:
         n, at_ends, new_ids = len(tokens), ends.tolist(), ids.tolist()
         if n == 0:

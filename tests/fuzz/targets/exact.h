@@ -1,0 +1,58 @@
+// Blocks through an exact coder of a model: what it made and an input changed, or any payload, decoded by two twins: the
+// scalar one, and AVX2's or the machine's best.
+#pragma once
+
+#include "models.h"
+#include "predictive/predictive.h"
+
+namespace fuzz {
+
+// encode(block, payload, twin) fills bytes and sizes, which are large enough, and is 0 if it did; decode(block, payload,
+// wanted, twin) says what is damaged.
+template <class Model, class Encode, class Decode>
+void check_exact(Profile& profile, const Model& model, const Encode& encode, const Decode& decode) {
+  using namespace kvstore;
+  Input& input = profile.input();
+  const std::size_t count = 1 + input.below(70), wanted = input.below(count + 1);
+  const std::int64_t start = static_cast<std::int64_t>(input.below(4) ? input.below(3000) : input.number(8));
+  std::vector<std::int64_t> tokens(count);
+  for (std::int64_t& token : tokens) token = profile.random().between(-1, 24);
+  const Level fast = std::min(profile.random().next() % 2 ? Level::avx2 : Level::avx512, machine_level());
+  Tensors source, scalar, best;
+  const bool by_token = input.flag();
+  for (const auto& part : model.parts()) {
+    source.add(part.heads, count, 2 * part.dim, by_token);
+    scalar.add(part.heads, wanted, 2 * part.dim, by_token);
+    best.add(part.heads, wanted, 2 * part.dim, by_token);
+  }
+  Payload payload;
+  const std::size_t layers = model.parts().size() / 2;
+  const bool coded = input.flag();
+  bool edited = true;
+  if (coded) {
+    source.fill(profile.random(), static_cast<int>(input.below(4)));
+    payload.sizes.resize(layers);
+    payload.bytes.resize(8 * count * model.width() + 1000 * layers + 1000);
+    if (encode(predict::Block{tokens.data(), count, start, source.rows()}, payload, fast) != 0) return;
+    std::size_t used = 0;
+    for (const std::uint64_t layer : payload.sizes) used += layer;
+    payload.bytes.resize(used);
+    payload.bytes.shrink_to_fit();
+    edited = payload.edit(input);
+  } else {
+    payload = Payload::plain(input, layers);
+  }
+  const auto decoded = [&](const Tensors& target, Level twin) {
+    return decode(predict::Block{tokens.data(), count, start, target.rows()}, payload, wanted, twin);
+  };
+  const char* const one = decoded(scalar, Level::scalar);
+  const char* const two = decoded(best, fast);
+  require((one == nullptr) == (two == nullptr), "two twins disagree on whether a payload is damaged");
+  if (one == nullptr) require(scalar.same(best), "two twins decode different values");
+  if (coded && !edited) {
+    require(one == nullptr, "what was coded is called damaged");
+    if (wanted == count) require(source.same(scalar), "what was coded comes back different");
+  }
+}
+
+}  // namespace fuzz
