@@ -14,8 +14,9 @@ tokens. Cases begin with the model's name.
   the same tokens behind another one, with the profile if there is one. `refused`: what cannot code this layout, and
   why, on stderr. With loss, protocol A of `benchmarks.quality` on 4 windows, `kl` and so on, beside a plain 4-bit grid.
 - `store`: prefills put into a store with `StoreConfig()`: `cache_bytes` that the model keeps, `stored_bytes` of records
-  and catalog, and whether every cache came back bit for bit after the store was opened again. The program ends with
-  status 1 if one did not, or if the store takes more than the caches.
+  and catalog, and whether every cache came back bit for bit after the store was opened again. `store/predictive`: the
+  same with the profile, whose own bytes do not count. The program ends with status 1 if a cache did not come back, or
+  if a store takes more than the caches.
 
 `--untrained NAME` measures a model with chance weights: what that says of ratios is nothing, of speeds and of what a
 layout allows all there is.
@@ -116,7 +117,12 @@ def main() -> None:
     with scratch("layouts", args.dir) as folder:
         length = WINDOW // 4 if args.quick else WINDOW
         prompts = np.array(bench.ids(PROMPTS * length), np.uint32).reshape(PROMPTS, length)
-        rows.main_exit(stored(bench, folder, prompts))
+        same = stored(bench, folder / "default", prompts)
+        if profile is not None:
+            file = folder / "profile"
+            profile.save(file)
+            same &= stored(bench, folder / "predictive", prompts, "store/predictive", StoreConfig(profile=file))
+        rows.main_exit(same)
 
 
 def untrained(name: str) -> tuple[Any, Any]:
@@ -191,7 +197,9 @@ def codecs(bench: Bench, kv: RealKV, profile: Profile | None) -> None:
     target = np.full_like(kv.values, 1)
     for name in ("splitzip", "entropy", *(() if profile is None else ("predictive", lossy_name(profile)))):
         try:
-            coder = StoreBlocks(codec_by_name(name, profile), kv.blocks(kv.values), kv.blocks(target), None)
+            codec = codec_by_name(name, profile)
+            layout = profile.layout if profile is not None and codec.profile == profile.id else None
+            coder = StoreBlocks(codec, kv.blocks(kv.values, layout), kv.blocks(target, layout), None)
         except (KVStoreError, ValueError) as error:
             bench.refuse(f"{name}/KV", error)
             continue
@@ -266,12 +274,13 @@ def at(blocks: Blocks, position: int) -> Blocks:
 
 
 @torch.inference_mode()
-def stored(bench: Bench, folder: Path, prompts: Any) -> bool:
-    """Rows of prompts, uint32 `[prompts, tokens]`, in a store with default settings; whether they came back and take no
-    more than the caches do."""
+def stored(bench: Bench, folder: Path, prompts: Any, case: str = "store", config: StoreConfig | None = None) -> bool:
+    """Rows of prompts, uint32 `[prompts, tokens]`, in a store with these settings (default ones); whether they came
+    back and take no more than the caches do."""
+    config = config or StoreConfig()
     identity = ModelIdentity.from_transformers(bench.model, bench.tokenizer)
     digests, raw = [], 0
-    with KVStore(folder, identity, StoreConfig()) as store:
+    with KVStore(folder, identity, config) as store:
         for tokens in prompts:
             ids = torch.from_numpy(tokens.astype(np.int64))[None]
             layers = cache_layers(bench.model(ids, use_cache=True, logits_to_keep=1).past_key_values)
@@ -279,11 +288,11 @@ def stored(bench: Bench, folder: Path, prompts: Any) -> bool:
             digests.append(digest(layers))
             put(store, tokens, layers)
         taken = held(store)[0]
-    with KVStore(folder, identity, StoreConfig()) as store:
+    with KVStore(folder, identity, config) as store:
         same = all(digest_of(store, tokens) == want for tokens, want in zip(prompts, digests, strict=True))
-    bench.add("store", "cache_bytes", raw, "bytes")
-    bench.add("store", "stored_bytes", taken, "bytes of records and catalog", "cache_bytes", taken / raw)
-    bench.add("store", "exact", int(same), "1 = yes")
+    bench.add(case, "cache_bytes", raw, "bytes")
+    bench.add(case, "stored_bytes", taken, "bytes of records and catalog", "cache_bytes", taken / raw)
+    bench.add(case, "exact", int(same), "1 = yes")
     return same and taken <= raw
 
 

@@ -10,7 +10,7 @@ that of the exact cache, which goes through the same calls, and `steps_bits_per_
 `bits_per_value` is what a decoder needs for the coded tokens, all bytes, but what was fitted beforehand. Text: of
 ShareGPT's conversations every fourth is for tests, the others for calibration; or `--text FILE`, its first half for
 calibration, the second for tests. Peers are those of `benchmarks/requirements-peers.txt`; one that is not installed is
-a row `missing`.
+a row `missing`, what refuses the model one `refused`, with the reason on stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.quality.data import LENGTH, Pairs, cut, prefill, test_text
 from benchmarks.peers.quality.frontier import frontier
 from benchmarks.peers.quality.methods import CASES, LOSSY, Context, Method
+from kvstore import KVLayout
 from kvstore.calibration.lossy.quality import divergences
+from kvstore.errors import KVStoreError
 from kvstore.integrations.transformers import layout_from_config
 
 SINKS = 4
@@ -74,7 +76,7 @@ def main() -> None:
 
     rows = Rows("quality", args.json)
     model, tokenizer = load_model(args.model)
-    layout = layout_from_config(model.config, model.dtype)
+    layout = of_all_tokens(layout_from_config(model.config, model.dtype))
     test = cut(tokenizer, test_text(args.text, args.calibration_text, windows), windows)
     context = Context(model, tokenizer, layout, args.text, args.calibration_text, calibration_windows, args.profile)
     methods = make(rows, names, context)
@@ -94,12 +96,22 @@ def main() -> None:
     rows.main_exit()
 
 
+def of_all_tokens(layout: KVLayout) -> KVLayout:
+    """The layout with all tokens in all layers, as the caches here have them: windows are those of attention alone."""
+    return replace(layout, layers=tuple(layer.shape for layer in layout.layers))
+
+
 def make(rows: Rows, names: Sequence[str], context: Context) -> dict[str, Method]:
-    """The methods by name; a row for each that is missing. Fitting takes seconds to minutes."""
+    """The methods by name; a row for each that is missing, or refuses the model. Fitting takes seconds to minutes."""
     found = {}
     for name in names:
         begin = time.perf_counter()
-        method = CASES[name](context)
+        try:
+            method = CASES[name](context)
+        except (KVStoreError, ValueError) as error:
+            note(f"{name}: {error}")
+            rows.add(name, "refused", 1, "1 = yes")
+            continue
         if method is None:
             rows.add(name, "missing", 1, "library")
             continue

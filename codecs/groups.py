@@ -20,8 +20,7 @@ from kvstore.errors import CodecError
 if TYPE_CHECKING:
     import torch
 
-
-_MADE: dict[tuple[int, bool], Codec] = {}  # by the number of the codec inside, and whether there are states
+_MADE: dict[tuple[int, KVLayout], Codec] = {}  # by the number of the codec inside
 
 
 class Snapshot:
@@ -192,50 +191,57 @@ class GroupedView(KVView):
 
 
 class GroupedCodec(Codec):
-    """Codes the groups of a block one after the other, each as a block of its own, by one codec.
+    """Codes the groups of a block one after the other, each as a block of its own.
 
     The sizes of the layers stand in the order of the groups; a layer that has none of the tokens takes no bytes. Behind
-    them stand the states, as they are or as a chunk (state_chunk.py). It has the number of the codec inside, for
+    them stand the states, as they are or as a chunk (state_chunk.py). It has the number of the codecs inside, for
     records say by themselves what they hold. Stateless and thread-safe.
 
     Args:
-        inner: codes each group; it needs no profile.
-        has_states: whether the layout has layers with states.
+        layout: has windows or states.
+        inner: the codec of each of its groups, all of one number and profile; one where there is no group.
 
     Example:
         >>> from kvstore.codecs import codec_by_name
-        >>> GroupedCodec(codec_by_name("splitzip")).name
+        >>> from kvstore.core.layout import LayerLayout
+        >>> layout = KVLayout((LayerLayout(2, 8, 8), LayerLayout(2, 8, 8, "sliding", 16)), "bfloat16")
+        >>> GroupedCodec(layout, [codec_by_name("splitzip")] * 2).name
         'splitzip'
     """
 
-    def __init__(self, inner: Codec, has_states: bool = False) -> None:
-        self._inner = inner
-        self._has_states = has_states
-        self.id, self.name, self.exact = inner.id, inner.name, inner.exact
+    def __init__(self, layout: KVLayout, inner: Sequence[Codec]) -> None:
+        self._inner = tuple(inner)
+        self._layers = [len(group.layers) for group in layout.groups]
+        first = self._inner[0]
+        self.id, self.name, self.exact, self.profile = first.id, first.name, first.exact, first.profile
+        self._codes_states = first.codes_states
 
     def bound(self, info: BlockInfo) -> int:
-        return sum(self._inner.bound(part) for part in _infos(info) if part is not None) + info.state_bytes
+        return sum(codec.bound(part) for codec, part in self._parts(info) if part is not None) + info.state_bytes
 
     def usual(self, info: BlockInfo) -> int:
-        return sum(self._inner.usual(part) for part in _infos(info) if part is not None) + info.state_bytes
+        return sum(codec.usual(part) for codec, part in self._parts(info) if part is not None) + info.state_bytes
+
+    def _parts(self, info: BlockInfo) -> Iterator[tuple[Codec, BlockInfo | None]]:
+        return zip(self._inner, _infos(info), strict=False)
 
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         assert isinstance(block, GroupedView)
         written, sizes = 0, list[int]()
-        for group, part, (_, view) in zip(info.layout.groups, _infos(info), block.parts, strict=True):
+        for layers, (codec, part), (_, view) in zip(self._layers, self._parts(info), block.parts, strict=True):
             if part is None:
-                sizes += [0] * len(group.layers)
+                sizes += [0] * layers
                 continue
             assert view is not None
             assert view.tokens == part.count
-            of_part = self._inner.encode(part, view, out[written:])
+            of_part = codec.encode(part, view, out[written:])
             if of_part is None:
                 return None
             sizes += of_part
             written += sum(of_part)
         if info.layout.states:
             states = b"" if block.snapshot is None else block.snapshot.data
-            if states and self._inner.codes_states:
+            if states and self._codes_states:
                 states = coded(states)
             sizes.append(len(states))
             if len(out) < written + len(states):
@@ -244,21 +250,28 @@ class GroupedCodec(Codec):
         return tuple(sizes)
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
-        sizes = layer_sizes[:-1] if self._has_states else layer_sizes
-        return self._inner.fallbacks(payload[: sum(sizes)], [size for size in sizes if size])
+        found = begin = first = 0
+        for codec, layers in zip(self._inner, self._layers, strict=False):
+            sizes = layer_sizes[first : first + layers]
+            first, end = first + layers, begin + sum(sizes)
+            if end > begin:
+                found += codec.fallbacks(payload[begin:end], sizes)
+            begin = end
+        return found
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
         assert isinstance(out, GroupedView)
         begin = first = 0
-        for group, part, (lacks, view) in zip(info.layout.groups, _infos(info), out.parts, strict=True):
-            sizes = layer_sizes[first : first + len(group.layers)]
+        for layers, (codec, part), (lacks, view) in zip(self._layers, self._parts(info), out.parts, strict=True):
+            sizes = layer_sizes[first : first + layers]
             data = payload[begin : begin + sum(sizes)]
-            first, begin = first + len(group.layers), begin + sum(sizes)
+            first, begin = first + layers, begin + sum(sizes)
             if part is None and data:
                 raise CodecError(f"{self.name}: layers that have no tokens take {len(data)} bytes, expected 0")
             if view is not None:
-                self._decode(part, info.count - (part.count if part is not None else 0), data, sizes, lacks, view)
+                missing = info.count - (part.count if part is not None else 0)
+                self._decode(codec, part, missing, data, sizes, lacks, view)
 
         if out.snapshot is not None:
             try:
@@ -268,6 +281,7 @@ class GroupedCodec(Codec):
 
     def _decode(
         self,
+        codec: Codec,
         part: BlockInfo | None,
         missing: int,
         payload: memoryview,
@@ -281,7 +295,7 @@ class GroupedCodec(Codec):
                 f"{self.name}: the block lacks {missing} tokens of a window, at most {lacks} were expected"
             )
         if missing == lacks:
-            self._inner.decode(part, payload, sizes, out)
+            codec.decode(part, payload, sizes, out)
             return
         import torch
 
@@ -290,15 +304,15 @@ class GroupedCodec(Codec):
         shapes = [(layer.heads, count, dim) for layer in part.layout.layers for dim in (layer.key_dim, layer.value_dim)]
         memory = [torch.empty(shape, dtype=dtype) for shape in shapes]
         whole = KVView.of_layers(part.layout, list(zip(memory[::2], memory[1::2], strict=True)), checked=True)
-        self._inner.decode(part, payload, sizes, whole)
+        codec.decode(part, payload, sizes, whole)
         whole.narrow(lacks - missing, out.tokens).copy_to(out)
 
 
 def by_groups(codec: Codec, layout: KVLayout) -> Codec:
     """Return the codec that codes blocks of a layout with windows or states by `codec`, which needs no profile. The
-    same codec gives the same object."""
-    key = codec.id, bool(layout.states)
-    return _MADE.setdefault(key, GroupedCodec(codec, *key[1:]))
+    same codec and layout give the same object."""
+    key = codec.id, layout
+    return _MADE.setdefault(key, GroupedCodec(layout, [codec] * max(1, len(layout.groups))))
 
 
 def _infos(info: BlockInfo) -> Iterator[BlockInfo | None]:

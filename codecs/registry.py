@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 from kvstore.codecs.base import Codec
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.entropy.codec import EntropyCodec
+from kvstore.codecs.group_sections import profile_of_group
+from kvstore.codecs.groups import GroupedCodec
 from kvstore.codecs.profile import Described, Profile
 from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.splitzip.codec import SplitZipCodec
@@ -193,6 +195,19 @@ def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
     return _made(family, profile, quality or None)
 
 
+def codes_groups(name: str, has_states: bool = False) -> bool:
+    """Return whether the codec of this name, if there is one, codes layouts with windows, or with states too.
+
+    Codecs without a profile do, and the exact predictive one where there are no states.
+
+    Example:
+        >>> codes_groups("entropy"), codes_groups("predictive:2"), codes_groups("predictive@0.7")
+        (True, True, False)
+    """
+    family = REGISTRY.families.get(name.partition("@")[0].partition(":")[0])
+    return family is None or (family.make is _predictive and "@" not in name and not has_states)
+
+
 def codec_names() -> tuple[str, ...]:
     """Return the names of the codecs that need no profile.
 
@@ -267,8 +282,23 @@ def _made(family: Family, profile: Profile, quality: str | None) -> Codec:
     with _lock:
         made = _all_made.setdefault(profile, {})
         if (family.name, quality) not in made:
-            made[family.name, quality] = family.make(profile, quality)
+            make = _make_grouped if profile.layout.is_grouped else _make
+            made[family.name, quality] = make(family, profile, quality)
         return made[family.name, quality]
+
+
+def _make(family: Family, profile: Profile, quality: str | None) -> Codec:
+    return family.make(profile, quality)
+
+
+def _make_grouped(family: Family, profile: Profile, quality: str | None) -> Codec:
+    """Of a profile for a layout with windows: a codec for each group of layers."""
+    if family.make is not _predictive or (quality is not None and quality not in _LEVELS):
+        raise ProfileError(
+            f"{family.name}: layouts with windows are coded without loss alone; use predictive or entropy"
+        )
+    groups = range(len(profile.layout.groups))
+    return GroupedCodec(profile.layout, [family.make(profile_of_group(profile, number), quality) for number in groups])
 
 
 def _predictive(profile: Profile, quality: str | None) -> Codec:

@@ -38,8 +38,8 @@ def calibrate(
     """Make the profile of a model and write it to `out`, whole or not at all.
 
     Args:
-        model: a transformers model in bfloat16, float32 or float16 whose layers are like Llama's, or keep latents like
-            DeepSeek V3's.
+        model: a transformers model in bfloat16, float32 or float16 whose layers are like Llama's, have windows like
+            Gemma 3's, or keep latents like DeepSeek V3's.
         tokenizer: the model's tokenizer.
         text: text like what will be stored. Its first `windows` windows of `length` tokens are used, an eighth of
             them for the report alone.
@@ -49,7 +49,8 @@ def calibrate(
         work: a folder for the raw caches of all windows. What an interrupted run left there is used again. The
             default is `out` with ".work" added, removed at the end.
         parts: the sections to fit, some of `sections.NAMES`. A section that this version lacks, or that is for
-            models in bfloat16 without latents alone (all but "lossless"), is left out and `progress` is told.
+            models in bfloat16 without latents or windows alone (all but "lossless", and "levels" with windows), is left
+            out and `progress` is told.
         regime: of the model's identity, see `ModelIdentity.from_transformers`; windows must be as long as it says.
         progress: called with what is being done, how much of it is done, and how much there is.
 
@@ -105,6 +106,8 @@ def _fit_all(
             progress(f"{name}: for models in bfloat16 alone, left out", 0, 0)
         elif dump.layout.is_latent and name != "lossless":
             progress(f"{name}: not for latents, left out", 0, 0)
+        elif dump.layout.is_grouped and name not in ("lossless", "levels"):
+            progress(f"{name}: not for layers with windows, left out", 0, 0)
         else:
             sections[name], reports[name] = _fit(fitted, dump, sections, model, progress)
     return sections, reports

@@ -46,6 +46,7 @@ MIN_LENGTH = 8
 HELD_OUT = 8  # one window of so many is kept for the report
 _CHARACTERS = 8  # of a token, rather too many
 _JSON_LIMIT = 1 << 24
+_ROUND = 0x7FFF
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
@@ -57,14 +58,21 @@ def floats(bits: Bits) -> Floats:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def nearest_bits(numbers: Floats) -> Bits:
+    """The bits of the nearest bf16 values, of finite numbers."""
+    words = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+    return ((words + _ROUND + ((words >> 16) & 1)) >> 16).astype(np.uint16)
+
+
 @dataclass(frozen=True)
 class KVDump:
     """A finished work folder. Reads map files and keep nothing in memory; thread-safe.
 
     layout: of what is in the files: the words of the model's values (codecs/words.py), which are bf16; values that are
-    not have the dtype that `dtype` says.
+    not have the dtype that `dtype` says. Layers with windows stand there with all tokens.
     windows: how many there are, each `length` tokens prefilled at once from position 0. limit: of the windows to fit
-    only the first so many are to be used (see `first`).
+    only the first so many are to be used (see `first`). group: numbers of the layers of `layout` in `whole`, the layout
+    of what is in the files; None where it is that (see `groups`).
     """
 
     folder: Path
@@ -73,6 +81,8 @@ class KVDump:
     length: int
     limit: int | None = None
     dtype: str = "bfloat16"
+    group: tuple[int, ...] | None = None
+    whole: KVLayout | None = None
 
     @classmethod
     def of(cls, folder: Path, layout: KVLayout, windows: int, length: int) -> KVDump:
@@ -109,13 +119,13 @@ class KVDump:
     ) -> KVDump:
         """Runs the model over the first `windows` windows of `length` tokens of the text, fewer where it is shorter.
 
-        model: a transformers model like Llama, or with latents, in bfloat16, float32 or float16. Continues what was
-        begun in `folder` with the same model, text and numbers; anything else that is there from an earlier run is
-        removed, which `progress` is told.
+        model: a transformers model like Llama, with latents or with windows, in bfloat16, float32 or float16. Continues
+        what was begun in `folder` with the same model, text and numbers; anything else that is there from an earlier
+        run is removed, which `progress` is told.
         Raises `UnsupportedModel` naming what the model lacks, `UnsupportedLength` where keys depend on the length and
         those of windows of this one are not the identity's, `ConfigError` for a text of less than two windows.
         """
-        from kvstore.calibration.latent_probe import probe_of
+        from kvstore.calibration.probes import probe_of
 
         identity = identity or ModelIdentity.from_transformers(model, tokenizer)
         check_length(identity.layout, length)
@@ -167,8 +177,9 @@ class KVDump:
 
     def layer(self, layer: int, window: int) -> tuple[Bits, Bits]:
         """K, as cached (after the rotary embedding), and V: words `[length, heads * dim]`, mapped read-only."""
-        widths = [x.heads * (x.key_dim + x.value_dim) for x in self.layout.layers]
-        shape = self.layout.layers[layer]
+        layers = (self.whole or self.layout).layers
+        layer = layer if self.group is None else self.group[layer]
+        widths, shape = [x.heads * (x.key_dim + x.value_dim) for x in layers], layers[layer]
         begin = 8 * self.length + 2 * self.length * sum(widths[:layer])
         return (
             self._map(window, begin, shape.heads * shape.key_dim),
@@ -195,6 +206,13 @@ class KVDump:
             found.append((k, v))
         return found
 
+    def groups(self) -> list[KVDump]:
+        """The same for each group of layers that a codec takes as a block of its own; itself alone without windows."""
+        if not self.layout.is_grouped:
+            return [self]
+        found = self.layout.groups
+        return [replace(self, layout=one.layout, group=one.layers, whole=self.layout) for one in found]
+
     def some(self, count: int) -> list[int]:
         """So many of the windows to fit to, or all, evenly spread."""
         windows = list(self.fit_windows)
@@ -206,7 +224,7 @@ class KVDump:
     def first_layer(self) -> Bits:
         """What the first layer's cache holds of every token, by the weights alone: bf16 bits of K before the rotation,
         with the factor of the rotary embedding and in `rope.pair_order`, then of V, `[vocabulary, heads * key_dim +
-        heads * value_dim]`; mapped."""
+        heads * value_dim]`; mapped. Only of groups with that layer."""
         return self._load("first.npy")
 
     @cached_property

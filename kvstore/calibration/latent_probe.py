@@ -8,23 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvstore.calibration.model_probe import (
-    STEP,
-    Bits,
-    Floats,
-    ModelProbe,
-    bits_of,
-    layout_of,
-    name_of,
-    rows_of,
-    submodule,
-)
+from kvstore.calibration.model_probe import STEP, Bits, Floats, bits_of, layout_of, name_of, rows_of, submodule
 from kvstore.core.rope_types import SHORT
-
-
-def probe_of(model: Any, regime: str = SHORT) -> ModelProbe | LatentProbe:
-    """The probe for a model. Raises `UnsupportedModel` naming what it lacks."""
-    return LatentProbe(model, regime) if layout_of(model, regime).is_latent else ModelProbe(model, regime)
 
 
 class LatentProbe:

@@ -39,7 +39,7 @@ class ModelProbe:
                 f"{name}: calibration needs layers that are alike and keep keys and values of one width of all tokens"
             )
         shape = self.layout.layers[0]
-        self._factors = _key_factors(name, self.layout.rope, shape.key_dim)
+        self._factors = key_factors(name, self.layout.rope, shape.key_dim)
         self._base = getattr(model, "base_model", model)
         self._layers = list(submodule(self._base, "layers", name))
         self._embed = submodule(self._base, "embed_tokens", name)
@@ -68,18 +68,7 @@ class ModelProbe:
     @torch.inference_mode()
     def first_layer(self) -> Bits:
         """What `KVDump.first_layer` holds: `[vocabulary, 2 * heads * dim]`."""
-        layer, embedding = self._layers[0], self._embed.weight
-        attention, found = layer.self_attn, []
-        factors = torch.from_numpy(np.tile(self._factors, self._heads)).to(embedding)
-        for begin in range(0, len(embedding), STEP):
-            x = layer.input_layernorm(embedding[begin : begin + STEP])
-            keys, values = attention.k_proj(x), attention.v_proj(x)
-            norm = getattr(attention, "k_norm", None)
-            if norm is not None:
-                keys = norm(keys.view(*keys.shape[:-1], -1, norm.weight.numel())).view(keys.shape)
-            rotated = in_pairs(bits_of(keys * factors), self.layout.rope, self._dim)
-            found.append(np.concatenate([rotated, bits_of(values)], 1))
-        return np.concatenate(found)
+        return first_rows(self._embed, self._layers[0], self.layout.rope, self._factors)
 
     def embedding(self) -> Bits:
         """`[vocabulary, hidden]`."""
@@ -137,7 +126,23 @@ def layout_of(model: Any, regime: str) -> KVLayout:
     return layout
 
 
-def _key_factors(name: str, rope: str, dim: int) -> Floats:
+def first_rows(embed: Any, layer: Any, rope: str, factors: Floats) -> Bits:
+    """What `KVDump.first_layer` holds, by the first layer of a model. factors: see `key_factors`."""
+    attention, found, count = layer.self_attn, [], len(embed.weight)
+    for begin in range(0, count, STEP):
+        ids = torch.arange(begin, min(count, begin + STEP), device=embed.weight.device)
+        x = layer.input_layernorm(embed(ids))
+        keys, values = attention.k_proj(x), attention.v_proj(x)
+        norm = getattr(attention, "k_norm", None)
+        if norm is not None:
+            keys = norm(keys.view(*keys.shape[:-1], -1, norm.weight.numel())).view(keys.shape)
+        scaled = keys * torch.from_numpy(np.tile(factors, keys.shape[1] // len(factors))).to(keys)
+        rotated = in_pairs(bits_of(scaled), rope, len(factors))
+        found.append(np.concatenate([rotated, bits_of(values)], 1))
+    return np.concatenate(found)
+
+
+def key_factors(name: str, rope: str, dim: int) -> Floats:
     """What the rotary embedding multiplies keys and queries by besides rotating them, float32 `[dim]`."""
     if rope == "none":
         raise UnsupportedModel(f"{name}: calibration needs a rotary embedding, the model has none")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from kvstore.calibration.dump import KVDump, Progress
+from kvstore.codecs.group_sections import joined
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.errors import ConfigError
 
@@ -70,15 +71,16 @@ class _Lossless(ProfileSection):
     """The predictive codec, exact."""
 
     def fit(self, task: FitTask) -> Arrays:
-        from kvstore.calibration.predictive.fit import fit
-
-        return fit(task.dump, task.progress)
+        (arrays,) = self.fits(task, [len(task.dump.fit_windows)])
+        return arrays
 
     def fits(self, task: FitTask, counts: Sequence[int]) -> Iterator[Arrays]:
-        """In one pass over the windows."""
+        """In one pass over the windows, for each group of layers."""
         from kvstore.calibration.predictive.fit import fits
 
-        return fits(task.dump, counts, task.progress)
+        groups = [fits(dump, counts, task.progress) for dump in task.dump.groups()]
+        for parts in zip(*groups, strict=True):
+            yield joined(parts) if task.dump.layout.is_grouped else parts[0]
 
     def report(self, task: FitTask, arrays: Arrays) -> Report:
         from kvstore.calibration.predictive.quality import report
@@ -93,16 +95,28 @@ class _Levels(ProfileSection):
 
     def fit(self, task: FitTask) -> Arrays:
         from kvstore.calibration.predictive.levels import fit
+        from kvstore.calibration.predictive.quality import part_of
 
-        return fit(task.dump, dict(task.made["lossless"]), progress=task.progress)
+        lossless = task.made["lossless"]
+        parts = [
+            fit(dump, part_of(task.dump, lossless, number), progress=task.progress)
+            for number, dump in enumerate(task.dump.groups())
+        ]
+        return joined(parts) if task.dump.layout.is_grouped else parts[0]
 
     def report(self, task: FitTask, arrays: Arrays) -> Report:
         """Of the highest level; "levels": of each, bits a value."""
-        from kvstore.calibration.predictive.quality import level_bits
+        from kvstore.calibration.predictive.quality import level_bits, over_groups, part_of
         from kvstore.codecs.predictive.levels.model import levels_of
 
-        lossless = dict(task.made["lossless"])
-        bits = {str(level): level_bits(task.dump, lossless, arrays, level) for level in levels_of(arrays)}
+        def bits_of(level: int) -> float:
+            def of(dump: KVDump, number: int) -> float:
+                lossless, levels = (part_of(task.dump, made, number) for made in (task.made["lossless"], arrays))
+                return level_bits(dump, lossless, levels, level)
+
+            return over_groups(task.dump, of)
+
+        bits = {str(level): bits_of(level) for level in levels_of(part_of(task.dump, arrays, 0))}
         best = bits[max(bits)]
         return {"bits_per_value": best, "ratio": 16 / best, "levels": bits}
 

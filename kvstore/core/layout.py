@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvstore.core.cache_layers import items_of, states_in
+from kvstore.core.rope_types import rope_of_kind
 from kvstore.core.states import State
 from kvstore.core.tensors import Alike, resolved, why_unreadable
 from kvstore.errors import ConfigError, LayoutMismatch
@@ -93,7 +94,8 @@ class LayerGroup:
     Attributes:
         window: of its layers; 0: they keep all tokens.
         layers: their numbers in the layout, rising.
-        layout: of these layers alone, as layers that keep all tokens: what codecs are told.
+        layout: of these layers alone, as layers that keep all tokens, with their rotary embedding: what codecs are
+            told.
 
     Example:
         >>> layout = KVLayout((LayerLayout(2, 8, 8), LayerLayout(2, 8, 8, "sliding", 16)), "bfloat16")
@@ -262,7 +264,9 @@ class KVLayout:
         return tuple(LayerGroup(window, of, self._plain(of)) for window, of in zip(windows, numbers, strict=True))
 
     def _plain(self, layers: tuple[int, ...]) -> KVLayout:
-        return KVLayout(tuple(self.layers[i].shape for i in layers), self.dtype, self.rope)
+        kinds = {self.layers[i].kind for i in layers}
+        rope = rope_of_kind(self.rope, kinds.pop()) if len(kinds) == 1 else self.rope
+        return KVLayout(tuple(self.layers[i].shape for i in layers), self.dtype, rope)
 
     @cached_property
     def _torch_dtype(self) -> str:

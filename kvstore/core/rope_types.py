@@ -10,6 +10,7 @@ Pure: no I/O, no torch.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,31 @@ Facts = Mapping[str, Any]
 
 SHORT, LONG = "short", "long"
 REGIMES = (SHORT, LONG)
+
+
+def rope_of_kind(rope: str, kind: str) -> str:
+    """Return the rotary parameters of the layers of one kind, of those of a layout.
+
+    Models whose layers of different kinds are rotated by different angles have parameters for each kind.
+
+    Args:
+        rope: `KVLayout.rope`.
+        kind: `LayerLayout.kind`.
+
+    Example:
+        >>> rope_of_kind('{"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}', "sliding")
+        '{"rope_theta": 10000.0}'
+        >>> rope_of_kind('{"rope_theta": 1e4}', "sliding")
+        '{"rope_theta": 1e4}'
+    """
+    try:
+        facts = json.loads(rope)
+        own = dict(facts[f"{kind}_attention"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return rope
+    return json.dumps(
+        {key: value for key, value in facts.items() if not isinstance(value, Mapping)} | own, sort_keys=True
+    )
 
 
 def found_frequencies(facts: Facts, dim: int) -> Radians:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.calibration.dump import Bits, Floats, KVDump, floats
+from kvstore.calibration.dump import Bits, KVDump, floats, nearest_bits
 from kvstore.codecs.predictive.token_table import rows_of
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import rotate
@@ -22,7 +22,6 @@ from kvstore.learning.blocks import StoredWords
 from kvstore.learning.seen import BlocksGone, SeenTokens
 
 Layers = list[tuple[Bits, Bits]]
-_ROUND = 0x7FFF
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class BlockWindows(KVDump):
     @property
     def first_layer(self) -> Bits:
         """Of the tokens that were seen, in their order."""
-        return _bits(self._seen.rows)
+        return nearest_bits(self._seen.rows)
 
     def tokens(self, window: int) -> npt.NDArray[np.int64]:
         """The row of `first_layer` of each token; one behind the last for those that are hidden."""
@@ -124,12 +123,6 @@ class BlockWindows(KVDump):
             return block.layers()
         by = np.full(block.header.count, shift)
         return [
-            (_bits(rotate(floats(k), shape.heads, by, self.layout.rope, 1)), v)
+            (nearest_bits(rotate(floats(k), shape.heads, by, self.layout.rope, 1)), v)
             for shape, (k, v) in zip(self.layout.layers, block.layers(), strict=True)
         ]
-
-
-def _bits(numbers: Floats) -> Bits:
-    """The nearest bf16 values, of finite numbers."""
-    words = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
-    return ((words + _ROUND + ((words >> 16) & 1)) >> 16).astype(np.uint16)

@@ -11,6 +11,7 @@ from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.predictive.codec import EXACT_MODES
 from kvstore.codecs.profile import NO_PROFILE, Profile
+from kvstore.codecs.registry import codes_groups
 from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
@@ -212,14 +213,16 @@ def _donor(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, pla
 
 
 def _checked(config: StoreConfig, identity: ModelIdentity, profiles: Profiles, tier: str, name: str) -> Codec:
+    layout = identity.layout
+    if layout.is_grouped and not codes_groups(name, bool(layout.states)):
+        kinds, also = ("states", "") if layout.states else ("windows", "predictive, ")
+        raise ConfigError(
+            f"{tier}.codec: {name!r} does not code layouts with {kinds}; use {also}entropy, splitzip, zstd or raw"
+        )
     try:
         codec = profiles.encoder(name)
     except UnknownCodec as error:
         raise ConfigError(f"{tier}.codec: {error}") from error
-    if identity.layout.is_grouped and codec.profile != NO_PROFILE:
-        raise ConfigError(
-            f"{tier}.codec: {name!r} does not code layouts with windows or states; use entropy, splitzip, zstd or raw"
-        )
     if not codec.exact and identity.codec_family == "exact":
         raise ConfigError(
             f"{tier}.codec: {name!r} is lossy, but the identity says that its caches are exact, and the two must not "

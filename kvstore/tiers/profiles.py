@@ -132,7 +132,7 @@ class Profiles:
         """
         with self._lock:
             if name == "auto":
-                name = auto_name(None if self._identity.layout.is_grouped else self.described)
+                name = auto_name(self.described)
             profile = None if name in codec_names() else self.current  # otherwise it would be read needlessly
             return self._fitted(codec_by_name(name, profile))
 
@@ -144,14 +144,12 @@ class Profiles:
             reader who has the profile.
 
         Raises:
-            UnknownCodec: there is no codec with this number, or none that codes the store's layout.
+            UnknownCodec: there is no codec with this number.
         """
         codec = self._decoder(number, profile)
         if codec is None:
             self._metrics.add(Metric.UNKNOWN_PROFILE)
             return None
-        if self._identity.layout.is_grouped and codec.profile != NO_PROFILE:
-            raise UnknownCodec(f"codec {codec.name}: does not code layouts with windows or states")
         return self._fitted(codec)
 
     def knows(self, number: int, profile: bytes) -> bool:

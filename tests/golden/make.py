@@ -5,7 +5,8 @@
 Files that exist are never written again: they stand for stores on somebody's disk. `<codec>/<case>.rec` is a sealed
 record, `<case>.sha256` the hash of the raw block that it must decode to; tests/helpers/goldenmodels.py says what there
 is of codecs that need a profile or donors. `rans/<case>.json` is a stream of the entropy coder with its tables.
-`stores/<name>.tar.gz` are the files of a store, `stores/<name>.json` says what is in it.
+`stores/<name>.tar.gz` are the files of a store, `stores/<name>.json` says what is in it; `windows/store.*` are those
+of a layout with windows.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import hashlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "helpers"))
 
 import goldenstore  # noqa: E402
+import goldenwindows  # noqa: E402
 from goldencases import CASES  # noqa: E402
 from goldenmodels import record_of, write_missing  # noqa: E402
 from ranscases import golden_stream  # noqa: E402
@@ -44,13 +48,13 @@ def write_new(path: Path, data: bytes) -> None:
     print(f"{path.relative_to(HERE)}: {len(data)} bytes")
 
 
-def write_store(name: str) -> None:
-    if (HERE / "stores" / f"{name}.json").exists():
+def write_store(name: str, write: Callable[[Path], dict[str, Any]] = goldenstore.write) -> None:
+    if (HERE / f"{name}.json").exists():
         return
     with tempfile.TemporaryDirectory() as folder:
-        manifest = goldenstore.write(Path(folder) / "store")
-        write_new(HERE / "stores" / f"{name}.tar.gz", goldenstore.pack(Path(folder) / "store"))
-    write_new(HERE / "stores" / f"{name}.json", json.dumps(manifest).encode() + b"\n")
+        manifest = write(Path(folder) / "store")
+        write_new(HERE / f"{name}.tar.gz", goldenstore.pack(Path(folder) / "store"))
+    write_new(HERE / f"{name}.json", json.dumps(manifest).encode() + b"\n")
 
 
 def main() -> None:
@@ -64,7 +68,8 @@ def main() -> None:
         if not path.exists():
             write_new(path, golden_stream(*arguments))
     for name in STORES:
-        write_store(name)
+        write_store(f"stores/{name}")
+    write_store("windows/store", goldenwindows.write)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from benchmarks.conversations import measured_text
 from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, KVView
+from kvstore.codecs.groups import GroupedView
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers import layout_from_config
 
@@ -58,16 +59,23 @@ class RealKV:
         part: Values = np.concatenate(self.units(values)[number::2])
         return part
 
-    def blocks(self, values: Values) -> list[tuple[BlockInfo, KVView]]:
-        """`values` cut in blocks of 64 tokens, all layers; views."""
+    def blocks(self, values: Values, layout: KVLayout | None = None) -> list[tuple[BlockInfo, KVView]]:
+        """`values` cut in blocks of 64 tokens, all layers; views. layout: that codecs are told, by default that of
+        layers which keep all tokens; one with windows is of blocks that lack nothing."""
+        layout = layout or self.layout
         dims = [dim for x in self.layout.layers for dim in (x.key_dim, x.value_dim)]
         units, found, dtype = iter(self.units(values)), [], getattr(torch, self.layout.dtype)
         for ids in self.ids:
             tensors = [torch.from_numpy(next(units)).view(dtype).view(-1, len(ids), dim) for dim in dims]
-            window = KVView.of_layers(self.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+            pairs = list(zip(tensors[::2], tensors[1::2], strict=True))
+            window = (
+                GroupedView.of_cache(layout, tuple(pairs), len(ids))
+                if layout.is_grouped
+                else KVView.of_layers(layout, pairs)
+            )
             for start in range(0, len(ids), BLOCK):
                 tokens = ids[start : start + BLOCK]
-                info = BlockInfo(self.layout, tokens, start)
+                info = BlockInfo(layout, tokens, start)
                 found.append((info, window.narrow(start, len(tokens))))
         return found
 

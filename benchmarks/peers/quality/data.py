@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from benchmarks.common import arguments, scratch
 from benchmarks.conversations import calibration_text as conversations_to_fit_to
@@ -53,8 +54,9 @@ def cut(tokenizer: Any, text: str, windows: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def prefill(model: Any, ids: torch.Tensor) -> Pairs:
-    """The cache of `ids` `[tokens]`, after the rotary embedding."""
-    cache = model(ids[None], use_cache=True, logits_to_keep=1).past_key_values
+    """The cache of `ids` `[tokens]`, after the rotary embedding, all tokens in all layers."""
+    cache = DynamicCache()  # with a config, layers with windows would keep their last tokens alone
+    model(ids[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
     return [(layer.keys[0].clone(), layer.values[0].clone()) for layer in cache.layers]
 
 

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from benchmarks.peers.quality.data import MemoryDump, Pairs, calibration_text, cut
-from benchmarks.profile import profile_path
+from benchmarks.profile import PARTS, profile_path
 from kvstore.calibration.aqua.fit import fit
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
 from kvstore.codecs.aqua.codec import AquaCodec
 from kvstore.codecs.profile import Profile
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
+from kvstore.core.rope import can_rotate
 
 LOSSY = "predictive/lossy@"  # and bits a value, as calibration found them
 RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95, 1.1)
@@ -77,7 +78,8 @@ class Context:
         text = None
         if self.text or self.calibration_text:
             text = calibration_text(self.text, self.calibration_text, self.windows)
-        path = profile_path(self.model, self.tokenizer, self.given, self.windows, text)
+        parts = PARTS if self.layout.is_uniform and can_rotate(self.layout) else ("lossless", "lossy")
+        path = profile_path(self.model, self.tokenizer, self.given, self.windows, text, parts)
         return Profile.load(path, ModelIdentity.from_transformers(self.model, self.tokenizer))
 
     @cached_property

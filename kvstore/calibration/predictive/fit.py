@@ -19,6 +19,7 @@ from kvstore.calibration.dump import KVDump, Progress, floats, silent
 from kvstore.calibration.predictive.inputs import Wiring, fit_scales, inputs_of
 from kvstore.calibration.predictive.sums import ProductSums
 from kvstore.calibration.predictive.tables import fit_tables
+from kvstore.calibration.predictive.token_rows import token_rows
 from kvstore.calibration.targets import NO_SINKS, angles
 from kvstore.codecs.predictive.model import MAX_BIAS
 
@@ -82,13 +83,14 @@ def fit_in_passes(
 
 
 def _first_layer(dump: KVDump, wiring: Wiring) -> Arrays:
-    """Layer 0 depends on the token alone: its K and V of every token, 8 bits a value around the channel's middle."""
+    """The first layer by the token alone: its K and V of every token, 8 bits a value around the channel's middle."""
     arrays: Arrays = {}
-    vocabulary, width = dump.first_layer.shape
+    rows = token_rows(dump)
+    vocabulary, width = rows.shape
     table = np.empty((vocabulary, width), np.int8)
     middle, step = np.empty(width), np.empty(width)
     for begin in range(0, width, 64):
-        part = floats(dump.first_layer[:, begin : begin + 64]).astype(np.float64)
+        part = floats(rows[:, begin : begin + 64]).astype(np.float64)
         low, high = part.min(0), part.max(0)
         m, s = (low + high) / 2, np.maximum((high - low) / 254, 1e-12)
         s = np.where(high > low, s, np.maximum(np.abs(m) / (1 << 15), 1e-12))  # the same for all: what a bias can say

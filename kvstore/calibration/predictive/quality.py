@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvstore.calibration.dump import KVDump
 from kvstore.codecs import BlockInfo, KVView
+from kvstore.codecs.group_sections import arrays_of
 from kvstore.codecs.predictive.codec import LevelModes, PredictiveCodec
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.model import PredictiveModel
@@ -20,8 +21,21 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 def report(dump: KVDump, arrays: Arrays) -> dict[str, Any]:
     """Bits a value, and the ratio to what values take, of windows that `fit` did not see."""
-    bits = bits_per_value(dump, arrays, dump.held_out) + KEPT_BITS[dump.dtype]
+    bits = over_groups(dump, lambda part, number: bits_per_value(part, part_of(dump, arrays, number), dump.held_out))
+    bits += KEPT_BITS[dump.dtype]
     return {"bits_per_value": bits, "ratio": 8 * ITEM_BYTES[dump.dtype] / bits}
+
+
+def part_of(dump: KVDump, arrays: Mapping[str, Any], number: int) -> Arrays:
+    """Those of a section's arrays that group `number` of a dump has."""
+    return arrays_of(arrays, number) if dump.layout.is_grouped else dict(arrays)
+
+
+def over_groups(dump: KVDump, bits: Callable[[KVDump, int], float]) -> float:
+    """Bits a value of all layers, by those of each group of them."""
+    parts = dump.groups()
+    widths = [part.layout.bytes_per_token for part in parts]
+    return sum(width * bits(part, i) for i, (part, width) in enumerate(zip(parts, widths, strict=True))) / sum(widths)
 
 
 def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: int = 64) -> float:
