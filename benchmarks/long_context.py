@@ -4,7 +4,8 @@ Of each window of 8,192 tokens the first 8,000 are coded (but for 4 sinks) and d
 decoded cache against the same on the exact one: `kl`, and `kl_first64` over those next to what was coded. `error/N`:
 squares of errors over squares of values, a mean over K and V of all layers, of 1,024 tokens from token N on, and
 `bits/N` what they take; `error_spread`, the largest `error/N` over their mean, is 1 where position does not matter.
-Everything was fitted to windows of 1,024 tokens. Text as in `benchmarks.quality`.
+`rate/N`: what the first N tokens take, and its ratio to the rate that was asked for. Everything was fitted to windows
+of 1,024 tokens, AQUA-KV to those of the profile. Text as in `benchmarks.quality`.
 """
 
 from __future__ import annotations
@@ -27,18 +28,25 @@ from kvstore.calibration.lossy.quality import divergences, log_probabilities
 from kvstore.integrations.transformers import layout_from_config
 
 LENGTH, PREFIX, PIECE = 8192, 8000, 1024
+STEP = 512  # tokens that are coded at once
+RATES = (512, 2048, PREFIX)
 DEFAULT = ("predictive/lossy@0.32", "predictive/lossy@0.55", "predictive/lossy@0.95", "aqua/2bit", "higgs/4bit")
 
 
 @dataclass
 class Score:
-    """Of one method: a number a window, and sums a piece."""
+    """Of one method: a number a window, and sums a step."""
 
     kl: list[float] = field(default_factory=list)
     near: list[float] = field(default_factory=list)
-    coded: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((-(-PREFIX // PIECE), 2)))
-    """[pieces, (bytes, values)]"""
-    errors: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(-(-PREFIX // PIECE)))
+    coded: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((-(-PREFIX // STEP), 2)))
+    """[steps, (bytes, values)]"""
+    errors: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(-(-PREFIX // STEP)))
+
+    def bits(self, begin: int, end: int) -> float:
+        """Bits a value of tokens, whole steps but at the end."""
+        found = self.coded[begin // STEP : -(-end // STEP)].sum(0)
+        return float(8 * found[0] / found[1])
 
 
 def main() -> None:
@@ -74,12 +82,12 @@ def measure(model: Any, ids: torch.Tensor, methods: Mapping[str, Method], scores
     reference = log_probabilities(model, ids[None, PREFIX:], [x[None] for pair in exact for x in pair])
     for name, method in methods.items():
         score, decoded = scores[name], [(k.clone(), v.clone()) for k, v in exact]
-        for piece, begin in enumerate(range(0, PREFIX, PIECE)):
-            at = slice(max(begin, SINKS), min(begin + PIECE, PREFIX))
+        for step, begin in enumerate(range(0, PREFIX, STEP)):
+            at = slice(max(begin, SINKS), min(begin + STEP, PREFIX))
             given = [(k[:, at], v[:, at]) for k, v in exact]
             found, size = method.code(ids[at], given, at.start)
-            score.coded[piece] += size, sum(x.numel() for pair in given for x in pair)
-            score.errors[piece] += relative_error(given, found)
+            score.coded[step] += size, sum(x.numel() for pair in given for x in pair)
+            score.errors[step] += relative_error(given, found)
             for pair, parts in zip(decoded, found, strict=True):
                 for x, part in zip(pair, parts, strict=True):
                     x[:, at] = part
@@ -100,16 +108,20 @@ def report(rows: Rows, scores: Mapping[str, Score], windows: int) -> None:
     """All rows, and at how many bits predictive coding loses as little as peers do."""
     losses: dict[str, dict[str, float]] = {}
     for name, score in scores.items():
-        bits = 8 * score.coded[:, 0] / score.coded[:, 1]
         losses[name] = {"kl": float(np.mean(score.kl)), "kl_first64": float(np.mean(score.near))}
-        losses[name]["bits"] = float(8 * score.coded[:, 0].sum() / score.coded[:, 1].sum())
+        losses[name]["bits"] = score.bits(0, PREFIX)
         rows.add(name, "bits_per_value", losses[name]["bits"], "bits")
+        if name.startswith(LOSSY):
+            asked = float(name.removeprefix(LOSSY))
+            for tokens in RATES:
+                rows.add(name, f"rate/{tokens}", given := score.bits(0, tokens), "bits", "asked", given / asked)
         for metric in ("kl", "kl_first64"):
             rows.add(name, metric, losses[name][metric], "nats")
-        for piece, error in enumerate(score.errors / windows):
-            rows.add(name, f"error/{piece * PIECE}", float(error), "of the values'")
-            rows.add(name, f"bits/{piece * PIECE}", float(bits[piece]), "bits")
-        rows.add(name, "error_spread", float(score.errors.max() / score.errors.mean()), "largest over mean")
+        errors = score.errors.reshape(-1, PIECE // STEP).mean(1) / windows
+        for begin, error in zip(range(0, PREFIX, PIECE), errors.tolist(), strict=True):
+            rows.add(name, f"error/{begin}", error, "of the values'")
+            rows.add(name, f"bits/{begin}", score.bits(begin, min(begin + PIECE, PREFIX)), "bits")
+        rows.add(name, "error_spread", float(errors.max() / errors.mean()), "largest over mean")
     ladder = [x for name, x in losses.items() if name.startswith(LOSSY)]
     if ladder:
         curves = {metric: [(x["bits"], x[metric]) for x in ladder] for metric in ("kl", "kl_first64")}

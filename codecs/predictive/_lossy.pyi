@@ -33,5 +33,5 @@ FALL_BACK: int
 
 def encode(
     encoder: Encoder, tokens: _Array, start: int, rows: _Longs, steps: tuple[float, float], quarters: tuple[int, int],
-    out: Buffer, limit: int | None = None, level: str | None = None
+    out: Buffer, limit: int | None = None, level: str | None = None, every: int = 1
 ) -> tuple[int, ...] | int | None: ...

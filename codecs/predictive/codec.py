@@ -85,6 +85,7 @@ class PredictiveCodec(Codec):
         profile: bytes = NO_PROFILE,
         levels: LevelModes | None = None,
         level: int | None = None,
+        bits: float | None = None,
     ) -> None:
         """Make a codec of models.
 
@@ -95,6 +96,7 @@ class PredictiveCodec(Codec):
             profile: id of the profile that the models are of.
             levels: of the same profile, if it has any.
             level: one of these, to code all blocks in; None chooses.
+            bits: bits a value that blocks are to take, whatever steps that needs; `steps` are what the ladder says.
 
         Raises:
             ValueError: there is no such level; the steps are not finite numbers above 0, or there is no lossy model
@@ -111,7 +113,7 @@ class PredictiveCodec(Codec):
         self._levels, self._level = levels or LevelModes(()), level
         if level is not None and level not in self._levels.known:
             raise ValueError(f"predictive: expected a level of the profile ({self._levels.known}), found {level}")
-        self._lossy = self._steps = None
+        self._lossy = self._steps = self._rate = None
         if lossy is not None:
             if model.layout.dtype != "bfloat16":
                 raise ProfileError(f"predictive: expected lossy caches of bfloat16, found {model.layout.dtype}")
@@ -124,6 +126,10 @@ class PredictiveCodec(Codec):
             self._steps = Steps.of(*steps)
             if lossy is None:
                 raise ValueError('predictive: steps need a lossy model; pass that of the profile\'s section "lossy"')
+            if bits is not None:
+                from kvstore.codecs.predictive.lossy_rate import Rate
+
+                self._rate = Rate(bits, lossy.ladder)
 
     @classmethod
     def from_profile(
@@ -134,8 +140,9 @@ class PredictiveCodec(Codec):
         Args:
             profile: of the model.
             level: to code exactly in this level, 1 to 3.
-            bits: bits a value, to code with loss at this rate.
-            kl: what the model's predictions may lose, nats a token, to code with loss at this quality.
+            bits: bits a value, to code with loss at this rate, which every block holds by steps of its own.
+            kl: what the model's predictions may lose, nats a token, to code with loss at this quality: the same steps
+                for all blocks.
 
         Raises:
             ProfileError: the profile lacks a section, or does not reach the quality.
@@ -161,7 +168,7 @@ class PredictiveCodec(Codec):
         if exact or lossy is None:
             return cls(model, lossy, profile=profile.id, levels=levels, level=level)
         try:
-            return cls(model, lossy, lossy.steps_for(bits=bits, kl=kl), profile.id, levels)
+            return cls(model, lossy, lossy.steps_for(bits=bits, kl=kl), profile.id, levels, bits=bits)
         except ValueError as error:
             raise ProfileError(str(error)) from error
 
@@ -216,7 +223,7 @@ class PredictiveCodec(Codec):
         assert self._steps is not None
         if not self._lossy.can_encode(info):
             return _predict.FALL_BACK
-        return self._lossy.encode(info, block, self._steps, out, self.bound(info))
+        return self._lossy.encode(info, block, self._rate or self._steps, out, self.bound(info))
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         """The layers that were not predicted."""

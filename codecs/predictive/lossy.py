@@ -10,12 +10,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import kvstore.codecs.predictive._lossy as _lossy
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu
 from kvstore.codecs.predictive.lossy_model import LossyModel
 from kvstore.codecs.predictive.lossy_quantiser import LAGRANGE, Steps
+from kvstore.codecs.predictive.lossy_rate import ROWS, Rate
 from kvstore.codecs.predictive.lossy_reference import header
 from kvstore.codecs.predictive.lossy_rows import Engine
 from kvstore.codecs.view import KVView
@@ -23,6 +25,7 @@ from kvstore.core.layout import SINKS
 from kvstore.errors import CodecError
 
 USUAL = 1.5  # times what held-out text took
+_ROOM = 1 << 14  # what a sample may take beyond its values, for headers
 
 
 class LossyMode:
@@ -56,17 +59,42 @@ class LossyMode:
         return info.count > 0 and 0 <= info.start <= self.model.base.positions - info.count
 
     def encode(
-        self, info: BlockInfo, block: KVView, steps: Steps, out: memoryview, limit: int
+        self, info: BlockInfo, block: KVView, steps: Steps | Rate, out: memoryview, limit: int
     ) -> tuple[int, ...] | int | None:
         """Code a block for which `can_encode` into `out`, which is mutated.
+
+        Args:
+            steps: or the rate that is to come out, for which a few rows are encoded first.
 
         Returns:
             The bytes of each layer; None if `out` is too small; FALL_BACK for a block that takes more than `limit`
             bytes or has numbers that are not finite.
         """
         view, tokens = block if block.on_cpu else copy_on_cpu(block), info.tokens.astype(np.int64)
+        if isinstance(steps, Rate):
+            steps = self._steps_at(steps, view, tokens, info.start)
         sizes = steps.k, steps.v
         return _lossy.encode(self._encoder, tokens, info.start, view.rows, sizes, steps.quarters, out, limit)
+
+    def _steps_at(self, rate: Rate, view: KVView, tokens: npt.NDArray[np.int64], start: int) -> Steps:
+        """The steps at which a block takes so many bits a value, by a sample of its rows."""
+        layout, first, steps = self.model.layout, max(0, SINKS - start), rate.steps
+        every = max(1, (len(tokens) - first) // ROWS)
+        begin = first + every // 2
+        sample = np.ascontiguousarray(tokens[begin::every][:ROWS])
+        if not len(sample):
+            return steps
+        rows = view.rows.copy()
+        rows[0] += begin * rows[2]
+        rows[2] *= every
+        room = memoryview(bytearray(2 * len(sample) * layout.bytes_per_token + _ROOM))
+        found = _lossy.encode(
+            *(self._encoder, sample, start + begin, rows, (steps.k, steps.v), steps.quarters, room), every=every
+        )
+        if not isinstance(found, tuple):
+            return steps  # a value is not finite, say: the block will fall back
+        values = layout.bytes_per_token // layout.item_bytes
+        return rate.steps_for(sum(found), len(found), len(sample) * values, (len(tokens) - first) * values)
 
     def largest_error(self, payload: memoryview) -> float:
         """Of a value of a block, as the encoder found it."""

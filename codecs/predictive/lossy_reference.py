@@ -51,12 +51,13 @@ def encode_blocks(engine: Engine, steps: Steps, blocks: Sequence[Block]) -> list
     rows = quantise(engine, steps, torch.cat([b.tokens for b in blocks]), positions, exact, layers)
     ends = list(accumulate(counts))
     return [
-        _sections(engine, steps, rows, slice(end - n, end), int(exact[end - n : end].sum()), block)
+        sections_of(engine, steps, rows, slice(end - n, end), int(exact[end - n : end].sum()), block)
         for block, n, end in zip(blocks, counts, ends, strict=True)
     ]
 
 
-def _sections(engine: Engine, steps: Steps, rows: Rows, at: slice, exact: int, block: Block) -> list[bytes]:
+def sections_of(engine: Engine, steps: Steps, rows: Rows, at: slice, exact: int, block: Block) -> list[bytes]:
+    """The layers of a block whose rows are at `at`, the first `exact` of them kept as they are."""
     symbols, classes, escapes = [], [], []
     coded_rows, before = slice(at.start + exact, at.stop), np.full(at.stop - at.start - exact, PLAIN, np.int64)
     for number, (s, c, e) in enumerate(zip(rows.symbols, rows.classes, rows.escapes, strict=True)):

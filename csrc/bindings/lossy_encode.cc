@@ -18,6 +18,7 @@ using namespace kvstore::bindings;
 namespace {
 
 const ArrayChecks kChecks("lossy");
+constexpr std::int64_t kMostEvery = 4096;
 
 std::shared_ptr<lossy::Encoder> build(const std::shared_ptr<lossy::Model>& model, const Lists& analysis,
                                       const Lists& focus, const Lists& basis, const MaybeArray& price,
@@ -56,11 +57,12 @@ lossy::Steps steps_of(const std::pair<double, double>& sizes, const std::pair<in
 // The bytes of each layer; None if `out` is too short; FALL_BACK.
 py::object encode(const lossy::Encoder& encoder, const py::array& ids, std::int64_t start, const py::array& table,
                   const std::pair<double, double>& sizes, const std::pair<int, int>& quarters, const py::buffer& out,
-                  const std::optional<std::size_t>& limit, const MaybeLevel& level) {
+                  const std::optional<std::size_t>& limit, const MaybeLevel& level, std::int64_t every) {
   const lossy::Model& model = encoder.model();
   const Longs tokens = tokens_of(ids);
   const std::vector<Rows> rows = rows_of(table, model.parts().size());
-  const lossy::Block block{tokens.data(), static_cast<std::size_t>(tokens.size()), start, rows.data()};
+  const lossy::Block block{tokens.data(), static_cast<std::size_t>(tokens.size()), start, rows.data(), every};
+  if (every < 1 || every > kMostEvery) throw py::value_error("every: expected 1 to 4096");
   if (!lossy::codable(model, block.count)) kChecks.refuse("a block has more values than can be coded at once");
   const lossy::Steps steps = steps_of(sizes, quarters);
   const Level twin = level_of(level);
@@ -81,6 +83,7 @@ void kvstore::bindings::bind_lossy_encoder(py::module_& m) {
       .def(py::init(&build), py::arg("model"), py::kw_only(), py::arg("analysis"), py::arg("focus"), py::arg("basis"),
            py::arg("price"), py::arg("escape"), py::arg("centroids"));
   m.def("encode", &encode, py::arg("encoder"), py::arg("tokens"), py::arg("start"), py::arg("rows"), py::arg("steps"),
-        py::arg("quarters"), py::arg("out"), py::arg("limit") = py::none(), py::arg("level") = py::none());
+        py::arg("quarters"), py::arg("out"), py::arg("limit") = py::none(), py::arg("level") = py::none(),
+        py::arg("every") = 1);
   m.attr("FALL_BACK") = static_cast<int>(lossy::kFallBack);
 }

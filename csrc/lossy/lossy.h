@@ -16,12 +16,14 @@ constexpr std::size_t kHeader = 30;  // of the first layer
 constexpr float kMostStep = 1e6f;
 
 // `count` tokens, the first at position `start`, and a row table of their keys and values: K and V of every layer of
-// the model, rows of bf16. Nothing may change during a call.
+// the model, rows of bf16. Nothing may change during a call. From one token to the next it is `every` positions: 1, but
+// for the sample of a block that is encoded to see how long it becomes.
 struct Block {
   const std::int64_t* tokens;
   std::size_t count;
   std::int64_t start;
   const Rows* rows;
+  std::int64_t every = 1;
 };
 
 // For tests, what each part was made from: numbers and classes [count * C], shifts [count]; classes are -1 where

@@ -81,7 +81,7 @@ class Predictions {
     const std::size_t half = model_.base().half();
     for (std::size_t t = 0; t < wanted_ && half != 0; ++t) {
       std::int32_t* const cos = angles_.get() + 2 * t * half;
-      model_.base().angles(block_.start + static_cast<std::int64_t>(t), cos, cos + half);
+      model_.base().angles(block_.start + static_cast<std::int64_t>(t) * block_.every, cos, cos + half);
       for (std::size_t j = 0; j < 2 * half; ++j)
         turns_.get()[2 * t * half + j] = static_cast<float>(cos[j]) / 16384.0f;
     }

@@ -75,9 +75,11 @@ int encode(const Encoder& encoder, const Block& block, const Steps& steps, std::
   const Model& model = encoder.model();
   const std::int64_t positions = model.base().positions();
   const auto tokens = static_cast<std::int64_t>(block.count);
-  if (tokens == 0 || block.start < 0 || tokens > positions || block.start > positions - tokens) return kFallBack;
+  if (tokens == 0 || block.start < 0 || block.start >= positions) return kFallBack;
+  if (tokens - 1 > (positions - 1 - block.start) / block.every) return kFallBack;
   const PlainFloats floats;
-  const auto exact = static_cast<std::size_t>(std::clamp<std::int64_t>(kSinks - block.start, 0, tokens));
+  const std::int64_t sinks = (kSinks - block.start + block.every - 1) / block.every;
+  const auto exact = static_cast<std::size_t>(std::clamp<std::int64_t>(sinks, 0, tokens));
   QuantisedRows rows(encoder, block, exact, steps, level);
   const std::size_t layers = model.parts().size() / 2;
   std::vector<CodedPart> coded;

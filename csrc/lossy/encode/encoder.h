@@ -62,7 +62,7 @@ enum EncodeError : int {
 };
 
 // Writes the layers of a block, one after the other, to out and their lengths to sizes [layers]. Returns 0 or an
-// EncodeError; out is not touched then. Throws std::bad_alloc only.
+// EncodeError; out is not touched then. Only what has `every` 1 can be decoded. Throws std::bad_alloc only.
 int encode(const Encoder& encoder, const Block& block, const Steps& steps, std::uint8_t* out, std::size_t capacity,
            std::size_t limit, std::uint64_t* sizes, Level level);
 

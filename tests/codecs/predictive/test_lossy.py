@@ -354,7 +354,8 @@ def test_a_name_says_bits_or_what_may_be_lost() -> None:
     model = model_of(LAYOUT)
     info, layers = info_of(model, 16), layers_of(model, 16)
     by_bits, by_kl, finer = (coded(codec, info, layers)[0] for codec in codecs)
-    assert bytes(by_bits) == bytes(by_kl)
+    assert bytes(by_kl) == bytes(coded(lossy_codec(model, (0.4, 0.8)), info, layers)[0])
+    assert bytes(by_bits) == bytes(coded(PredictiveCodec(model.base, model, (0.4, 0.8), bits=1.0), info, layers)[0])
     assert len(finer) > len(by_bits)
     for quality in ("0.9", "kl0.5"):
         with pytest.raises(ProfileError, match="expected"):
