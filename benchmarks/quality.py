@@ -7,6 +7,9 @@ Protocol B, AQUA-KV's: windows are fed in steps of 32 tokens through a cache in 
 tokens are exact and all others decoded: whenever 256 have gathered, the older 128 are coded. `perplexity`, its ratio to
 that of the exact cache, which goes through the same calls, and `steps_bits_per_value`.
 
+`predictive/recent@BITS` keeps the last 128 tokens exact, as a store does with `exact_recent_tokens=128`; protocol B
+does so with all methods. AQUA-KV is fitted to the windows that the profile was fitted to.
+
 `bits_per_value` is what a decoder needs for the coded tokens, all bytes, but what was fitted beforehand. Text: of
 ShareGPT's conversations every fourth is for tests, the others for calibration; or `--text FILE`, its first half for
 calibration, the second for tests. Peers are those of `benchmarks/requirements-peers.txt`; one that is not installed is

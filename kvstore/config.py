@@ -126,6 +126,9 @@ class StoreConfig:
             Has an effect if the disk's codec is "predictive" or "entropy"; `get(approximate=...)` needs it.
         donor_step: code such blocks with loss, in steps of this share of the size of the values (0.5 is a good one);
             only for identities whose codec_family is not "exact". None: bit for bit.
+        exact_recent_tokens: with a lossy codec of the disk, the last so many tokens of a sequence stay exact there, in
+            whole blocks coded by "entropy"; when the sequence is put with so many tokens more, they are coded with
+            loss. 128 is a good one (docs/choosing.md). 0: none. Goes with no `donor_step`.
 
     Codecs of host and disk: "raw", "splitzip" (the fastest), "entropy" (a seventh smaller, some milliseconds
     slower), "zstd"; with a profile also "predictive" (or a level of it, from fast to small: "predictive:1" to
@@ -162,6 +165,7 @@ class StoreConfig:
     donors: bool = True
     eviction: str = "lru"
     donor_step: float | None = None
+    exact_recent_tokens: int = 0
     state_every: int = 0
     slow_call_s: float = 10.0
     gate: Literal["auto", "off"] = "auto"
@@ -213,6 +217,12 @@ class StoreConfig:
             number = isinstance(self.donor_step, int | float) and not isinstance(self.donor_step, bool)
             if not number or not 2**-10 <= self.donor_step <= 2**10:
                 raise ConfigError(f"donor_step: expected None or 2**-10 to 2**10, found {self.donor_step!r}")
+        _integer("exact_recent_tokens", self.exact_recent_tokens, 0, 1 << 30)
+        if self.exact_recent_tokens and self.donor_step is not None:
+            raise ConfigError(
+                "exact_recent_tokens: what is coded against blocks in steps would change when these are coded with "
+                "loss; leave out donor_step, or exact_recent_tokens"
+            )
         if not isinstance(self.namespaces, tuple):
             raise ConfigError(f"namespaces: expected a tuple, found {self.namespaces!r}")
         object.__setattr__(self, "namespaces", tuple(_namespace("namespaces", name) for name in self.namespaces))

@@ -174,6 +174,7 @@ class Metric(StrEnum):
     # ---- learning
     LEARNED_PROFILES = "learned_profiles", "profiles that were fitted to the store's own blocks and adopted"
     LEARNING_FAILED = "learning_failed", "attempts to learn that ended with an error"
+    AGED_RECORDS = "aged_records", "records on disk that were coded with loss when they were recent no longer"
     RECODED_RECORDS = "recoded_records", "records that were written anew with what was learned"
     RECODED_BYTES = "recoded_bytes", "bytes that those took before, whole pages"
     RECODED_SAVED_BYTES = "recoded_saved_bytes", "bytes of these that are free now"
@@ -190,6 +191,10 @@ class Metric(StrEnum):
     FALLBACK_DEVICE_CODEC = "fallback_device_codec", "blocks on a device that the CPU coded or decoded instead of it"
     FALLBACK_RAW_CHUNKS = "fallback_raw_chunks", "parts of payloads stored raw, for coding did not make them smaller"
     SLOW_CODEC = "slow_codec", "opens whose disk is read faster than its codec decodes, so that another loads sooner"
+    FALLBACK_AGING = (
+        "fallback_aging",
+        "records left exact though they are recent no longer, for the disk had no room for a copy with loss",
+    )
     FALLBACK_ZEROS = "fallback_zeros", "erases that wrote zeros, for the file system cannot make holes"
     FALLBACK_RESERVATION = (
         "fallback_reservation",
@@ -280,6 +285,7 @@ NOTICES: dict[Metric, Notice] = {
         INFO, "coding takes longer; free memory on the device, or look whether its kernels work"
     ),
     Metric.FALLBACK_RAW_CHUNKS: Notice(INFO, "nothing is lost but space"),
+    Metric.FALLBACK_AGING: Notice(INFO, "they are coded when their sequence grows again; raise disk.bytes"),
     Metric.FALLBACK_RESERVATION: Notice(WARNING, "the catalog takes too much of disk.bytes; raise it, or reserve less"),
     Metric.FALLBACK_EVICTION: Notice(INFO, "nothing is lost but the choice; unpin what is not needed"),
     Metric.FALLBACK_ZEROS: Notice(INFO, "erases take longer here: put the store on a file system that can make holes"),

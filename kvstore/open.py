@@ -25,7 +25,6 @@ from kvstore.errors import ConfigError
 from kvstore.gate import saved
 from kvstore.gate.gate import Gate
 from kvstore.gate.load import LoadCost
-from kvstore.learning.blocks import BlockReader
 from kvstore.learning.learner import Learner, status_at_open
 from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
@@ -36,6 +35,7 @@ from kvstore.read.fetch import Fetcher
 from kvstore.read.get import Getter
 from kvstore.read.lookup import Lookup
 from kvstore.read.placement import Placement
+from kvstore.read.stored_block import BlockReader
 from kvstore.read.worth import Worth
 from kvstore.residency.block import most_bytes
 from kvstore.residency.check import Checker
@@ -57,10 +57,12 @@ from kvstore.tiers.disk.tier import DiskTier
 from kvstore.tiers.profiles import Profiles
 from kvstore.trie import TrieIndex
 from kvstore.trie.content import ContentIndex
+from kvstore.write.aging import Ager
 from kvstore.write.commit import GroupCommit
 from kvstore.write.encode import Encoder
 from kvstore.write.put import PutPath
 from kvstore.write.queue import WriteQueue
+from kvstore.write.recent import RECENT_CODEC, RecentBlocks
 from kvstore.write.standalone import Recoder
 
 
@@ -245,7 +247,7 @@ def open_to_end(
 class _Base:
     """What reading and writing both stand on: the tiers with what they hold, and the codecs of new records.
 
-    next_record: the number of the next new record.
+    next_record: the number of the next new record. recent: the blocks that are exact because they are recent.
     """
 
     identity: ModelIdentity
@@ -258,6 +260,7 @@ class _Base:
     residency: Residency
     next_record: int
     gate: Gate
+    recent: RecentBlocks
 
     @property
     def is_exact(self) -> bool:
@@ -304,14 +307,19 @@ def _open_base(
     index = TrieIndex(config.block_tokens)
     residency = Residency(config, index, metrics, content, open_disk if has_disk else None, own)
     opened.callback(residency.close)
-    next_record = load_index(residency, identity.layout.is_grouped)
+    window = config.exact_recent_tokens if has_disk and not read_only and not _is_exact(identity, codecs) else 0
+    loaded = load_index(residency, identity.layout.is_grouped, RECENT_CODEC.id if window else None)
+    recent = RecentBlocks(window, loaded.coded)
+    if window:
+        residency.listen(forgotten=recent.forget)
     if residency.disk is not None and not read_only:
         residency.disk.keep_budget()
         residency.shrink_to_quotas()
     if has_disk and not read_only:
         codecs.keep()
     gate = _open_gate(opened, path, identity, config, metrics, read_only, fs, residency)
-    return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record, gate)
+    next_record = loaded.next_record
+    return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record, gate, recent)
 
 
 def _open_gate(
@@ -386,7 +394,7 @@ def _open_put_path(
         config.write_queue_bytes,
         _group_bytes(config, base.identity.layout),
         _encoder(base, assembler).encode,
-        GroupCommit(residency, sessions).commit,
+        GroupCommit(residency, sessions, _ager(base, fetcher.executor)).commit,
         tick,
         base.metrics,
         tidy=pool.collect,  # otherwise the next put would do it
@@ -394,7 +402,7 @@ def _open_put_path(
     opened.callback(save_traffic, residency, recorder)  # after the queue is closed
     opened.callback(queue.close)
     recoder = Recoder(residency, fetcher, pool, base.identity.layout, config.block_tokens, root, base.is_exact)
-    put_path = PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.next_record)
+    put_path = PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.recent, base.next_record)
     opened.callback(put_path.close)
     return put_path
 
@@ -404,7 +412,7 @@ def _open_learner(opened: contextlib.ExitStack, base: _Base, put_path: PutPath, 
     residency, config = base.residency, base.config
     if residency.disk is None:
         return None
-    reader = BlockReader(residency, residency.disk, base.pool, base.profiles, base.identity.layout, config.block_tokens)
+    reader = _reader(base, residency.disk)
     learner = Learner(
         base.identity,
         config,
@@ -429,7 +437,25 @@ def _encoder(base: _Base, assembler: Assembler) -> Encoder:
         )
     if matcher is not None and codecs.has_donors:
         against = DonorCoding(matcher, assembler.reader, codecs, pool, base.metrics)
-    return Encoder(residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against)
+    return Encoder(residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against, base.recent)
+
+
+def _ager(base: _Base, executor: Workers) -> Ager | None:
+    """What codes blocks with loss that are recent no longer; None if the settings keep none of them exact."""
+    if base.residency.disk is None or not base.recent.tokens:
+        return None
+    return Ager(_reader(base, base.residency.disk), base.codecs, base.recent, executor)
+
+
+def _reader(base: _Base, disk: DiskTier) -> BlockReader:
+    """Reads blocks from disk to code them anew."""
+    layout = base.identity.layout
+    return BlockReader(base.residency, disk, base.pool, base.profiles, layout, base.config.block_tokens)
+
+
+def _is_exact(identity: ModelIdentity, codecs: LateCodecs) -> bool:
+    """Whether the disk gives back every bit; a codec that does may not have been made yet."""
+    return identity.codec_family == "exact" or codecs.disk.exact
 
 
 def _group_bytes(config: StoreConfig, layout: KVLayout) -> int:

@@ -18,13 +18,13 @@ from kvstore.core.rope import frequencies
 from kvstore.core.workers import Task
 from kvstore.errors import ConfigError, ProfileError
 from kvstore.learning import status
-from kvstore.learning.blocks import BlockReader
 from kvstore.learning.pace import Pace, Stopped, lower_priority
 from kvstore.learning.recode import ColdRecoder
 from kvstore.learning.seen import BlocksGone
 from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import MOST_TOKENS, Progress, Trial, choose, run
 from kvstore.metrics import Metric
+from kvstore.read.stored_block import BlockReader
 from kvstore.tiers.codecs import LateCodecs
 from kvstore.tiers.disk.budget import BESIDE_BYTES, LEAST_SEGMENTS
 from kvstore.tiers.profiles import Profiles

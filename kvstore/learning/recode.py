@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from kvstore.codecs import Codec
 from kvstore.config import MIB
-from kvstore.core.record import FLAG_PINNED
 from kvstore.errors import CodecError
-from kvstore.learning.blocks import BlockReader, StoredWords
 from kvstore.metrics import Metric
-from kvstore.residency.block import Block
+from kvstore.read.stored_block import BlockReader, StoredWords
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.writes import SealedRecord
 from kvstore.tiers.host import HostRecord
@@ -81,7 +79,7 @@ class ColdRecoder:
         block = self.reader.read(entry.record)
         if block is None or block.entry.extent != entry.extent:
             return None
-        made = _block_of(block).encode(codec, self.reader.pool)
+        made = block.block().encode(codec, self.reader.pool)
         if len(made.buffer.view) >= entry.nbytes:
             return None
         if not self._gives(made, block, codec):
@@ -110,22 +108,3 @@ class ColdRecoder:
         metrics.add(Metric.RECODED_SAVED_BYTES, sum(was.nbytes - len(new.buffer.view) for was, new in done))
         group.clear()
         return bool(written)
-
-
-def _block_of(stored: StoredWords) -> Block:
-    """The block, with the number and the marks that the catalog has."""
-    header, entry = stored.header, stored.entry
-    return Block(
-        record=entry.record,
-        parent=entry.parent,
-        key=header.key,
-        parent_key=header.parent,
-        namespace=header.namespace,
-        start=header.start,
-        tokens=header.tokens,
-        view=stored.view,
-        bits=header.bits,
-        expiry=entry.expiry,
-        pinned=bool(entry.flags & FLAG_PINNED),
-        alone=True,
-    )

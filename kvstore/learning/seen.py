@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvstore.calibration.dump import Floats, floats
 from kvstore.calibration.targets import unrotated
 from kvstore.codecs.predictive.linear_model import rotates
-from kvstore.learning.blocks import StoredWords
+from kvstore.read.stored_block import StoredWords
 
 
 class BlocksGone(Exception):

@@ -15,9 +15,9 @@ from kvstore.codecs.profile import Profile
 from kvstore.config import MIB
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import SINKS, KVLayout
-from kvstore.learning.blocks import BlockReader, StoredWords
 from kvstore.learning.seen import BlocksGone, SeenTokens
 from kvstore.learning.windows import BlockWindows
+from kvstore.read.stored_block import BlockReader, StoredWords
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 Progress = Callable[[str, int, int], None]

@@ -18,8 +18,8 @@ from kvstore.calibration.dump import Bits, KVDump, floats, nearest_bits
 from kvstore.codecs.predictive.token_table import rows_of
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import rotate
-from kvstore.learning.blocks import StoredWords
 from kvstore.learning.seen import BlocksGone, SeenTokens
+from kvstore.read.stored_block import StoredWords
 
 Layers = list[tuple[Bits, Bits]]
 

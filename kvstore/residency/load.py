@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +20,19 @@ from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 
 
-def load_index(residency: Residency, keep_tails: bool = False) -> int:
+class Loaded(NamedTuple):
+    """What opening must know beside the index.
+
+    Attributes:
+        next_record: the next free record number; 1 for a store without a disk tier.
+        coded: the records in the codec that was asked for.
+    """
+
+    next_record: int
+    coded: tuple[int, ...] = ()
+
+
+def load_index(residency: Residency, keep_tails: bool = False, codec: int | None = None) -> Loaded:
     """Fill an empty index, and what is known of its records, from the catalog.
 
     Entries that cannot be placed, because what comes before them is gone, are counted and removed from the catalog; so
@@ -26,13 +40,11 @@ def load_index(residency: Residency, keep_tails: bool = False) -> int:
 
     Args:
         keep_tails: the layout has windows, so that a tail may hold tokens which the longer record of its block lacks.
-
-    Returns:
-        The next free record number; 1 for a store without a disk tier.
+        codec: the number of one whose records are to be named; None: of none.
     """
     disk = residency.disk
     if disk is None:
-        return 1
+        return Loaded(1)
     scan = disk.take_scan()
     last_record = scan.last_record
     names, scan, which, unknown = _by_namespace(disk, scan)
@@ -56,7 +68,8 @@ def load_index(residency: Residency, keep_tails: bool = False) -> int:
     if unreachable:
         residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(unreachable))
     _remove(residency, disk, [*unknown, *dropped, *gone])
-    return last_record + 1
+    coded = scan.entries["record"][scan.entries["codec"] == codec].tolist() if codec is not None else ()
+    return Loaded(last_record + 1, tuple(coded))
 
 
 def save_traffic(residency: Residency, recorder: Recorder) -> None:

@@ -10,15 +10,21 @@ from kvstore.metrics import Metric
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
 from kvstore.tiers.disk.writes import SealedRecord
+from kvstore.write.aging import Ager
 from kvstore.write.queue import WriteBatch
 
 
 @dataclass(frozen=True)
 class GroupCommit:
-    """Writes groups of puts, one after the other. For one thread."""
+    """Writes groups of puts, one after the other. For one thread.
+
+    Attributes:
+        ager: codes with loss what the groups leave behind; None if nothing is.
+    """
 
     residency: Residency
     sessions: SessionTable
+    ager: Ager | None = None
 
     def commit(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> FlushResult:
         """Write a group with one commit; afterwards its blocks are no longer queued.
@@ -51,4 +57,7 @@ class GroupCommit:
         elif sessions:
             residency.metrics.add(Metric.EVICTED_SESSIONS, self.sessions.written(sessions))
         dropped = sum(residency.written(batch.blocks, written) for batch in group)
+        aged = [record for batch in group for record in batch.aged]
+        if aged and self.ager is not None:
+            self.ager.age(aged)
         return FlushResult(len(written), dropped)

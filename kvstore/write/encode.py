@@ -21,6 +21,7 @@ from kvstore.tiers.device import DeviceBlock
 from kvstore.tiers.disk.writes import SealedRecord
 from kvstore.tiers.host import HostRecord
 from kvstore.trie.content import DonorSpan
+from kvstore.write.recent import RecentBlocks
 
 # A buffer that is this much larger than its record is copied to a smaller one before it is kept.
 _SLACK = 1.25
@@ -34,6 +35,7 @@ class Encoder:
         codecs: what the host and the disk tier keep blocks in.
         matcher: finds stored blocks to code new ones against; None if nothing is coded against others.
         against: codes blocks so; None if each is to stand alone.
+        recent: the blocks that are exact because they are recent.
     """
 
     residency: Residency
@@ -42,6 +44,7 @@ class Encoder:
     codecs: NewCodecs
     matcher: DonorMatcher | None
     against: DonorCoding | None
+    recent: RecentBlocks
 
     def encode(self, blocks: Sequence[Block]) -> list[SealedRecord]:
         """Return the records for the disk; what the device and the host tier keep is in place on return.
@@ -84,9 +87,10 @@ class Encoder:
             return None, None  # deleted or superseded since it was put
         if config.device.bytes:
             self._keep_on_device(block)
+        host, disk = (self.recent.codec(codec, block.record) for codec in (self.codecs.host, self.codecs.disk))
         record = None
         if config.host.bytes:
-            record = self._encode_with(self.codecs.host, block, lasting=True)
+            record = self._encode_with(host, block, lasting=True)
             needed = len(record.buffer.view)
             if record.buffer.capacity > _SLACK * needed:
                 smaller = self.pool.take(needed, lasting=True)
@@ -98,9 +102,9 @@ class Encoder:
             member = self.against.encode(block, spans)
             if member is not None:
                 return record, member
-        if record is not None and self.codecs.disk is self.codecs.host:
+        if record is not None and disk is host:
             return record, record
-        return record, self._encode_with(self.codecs.disk, block)
+        return record, self._encode_with(disk, block)
 
     def _keep_on_device(self, block: Block) -> None:
         residency, name = self.residency, self.residency.config.device.codec

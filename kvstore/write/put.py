@@ -28,12 +28,11 @@ from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
 from kvstore.write.improve import improved, keeps_tails
 from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
-from kvstore.write.queue import WriteBatch, WriteQueue
+from kvstore.write.queue import Change, WriteBatch, WriteQueue
+from kvstore.write.recent import RecentBlocks
 from kvstore.write.standalone import Recoder
 
 T = TypeVar("T")
-Change = tuple[int, float | None, bool]
-"""(record, expiry in unix seconds or None to keep it, pinned) of a stored record."""
 
 
 @dataclass
@@ -44,6 +43,7 @@ class PutPath:
 
     Attributes:
         recoder: makes members stand alone before their donors go.
+        recent: the blocks that are exact because they are recent.
         next_record: the number that the next new block gets.
     """
 
@@ -53,6 +53,7 @@ class PutPath:
     pool: BufferPool
     metrics: Metrics
     recoder: Recoder
+    recent: RecentBlocks
     next_record: int
     # Guards `next_record` and `_begun`, and that blocks arrive in the order of their numbers.
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
@@ -301,7 +302,8 @@ class PutPath:
         changed = self._extend_lives(request, match, blocks)
         records = self._use(request, match, inserted=bool(blocks))
         if blocks or changed or sessions:
-            self.queue.submit(WriteBatch(blocks, changed, sessions))
+            aged = self.recent.moved_on(match, blocks, len(request.tokens))
+            self.queue.submit(WriteBatch(blocks, changed, sessions, aged))
         if request.pin:
             # A block that was queued may have become a member just before it was pinned.
             self._stand_alone(self._members_among(records))

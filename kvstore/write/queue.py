@@ -25,14 +25,19 @@ from kvstore.tiers.disk.writes import SealedRecord
 _log = logging.getLogger(__name__)
 
 
+Change = tuple[int, float | None, bool]
+"""(record, expiry in unix seconds or None to keep it, pinned) of a stored record."""
+
+
 @dataclass(frozen=True, eq=False)
 class WriteBatch:
     """What one put, or one change of a session, leaves to be written; durable whole or not at all.
 
     Attributes:
         blocks: new blocks, each of which continues the one before.
-        changed: (record, expiry in unix seconds or None to keep it, pinned) of stored records.
+        changed: of stored records.
         sessions: changes of sessions.
+        aged: records that these blocks leave behind, and that are to be coded with loss now.
         nbytes: raw bytes of the blocks.
 
     Example:
@@ -41,8 +46,9 @@ class WriteBatch:
     """
 
     blocks: Sequence[Block] = ()
-    changed: Sequence[tuple[int, float | None, bool]] = ()
+    changed: Sequence[Change] = ()
     sessions: Sequence[SessionChange] = ()
+    aged: Sequence[int] = ()
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ import small_stores
 
 from kvstore import KVStore, TenantConfig, TierConfig
 from kvstore.codecs import codec_by_name
-from kvstore.learning.blocks import BlockReader
-from kvstore.learning.recode import ColdRecoder, _block_of
+from kvstore.learning.recode import ColdRecoder
+from kvstore.read.stored_block import BlockReader
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import Segments
 from kvstore.tiers.disk.tier import DiskTier
@@ -33,7 +33,7 @@ def _sealed(store: KVStore, record: int) -> SealedRecord:
     reader: BlockReader = learner._reader
     stored = reader.read(record)
     assert stored is not None
-    made = _block_of(stored).encode(codec_by_name("zstd"), reader.pool)
+    made = stored.block().encode(codec_by_name("zstd"), reader.pool)
     return SealedRecord(made.header, stored.entry.parent, made.buffer)
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from kvstore import KVStore
 from kvstore.codecs.profile import Profile
-from kvstore.learning.blocks import BlockReader
 from kvstore.learning.seen import BlocksGone, SeenTokens
 from kvstore.learning.windows import BlockWindows
+from kvstore.read.stored_block import BlockReader
 
 
 @pytest.fixture

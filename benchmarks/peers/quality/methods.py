@@ -22,10 +22,14 @@ from kvstore.codecs.profile import Profile
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import can_rotate
+from kvstore.write.recent import RECENT_CODEC
 
-LOSSY = "predictive/lossy@"  # and bits a value, as calibration found them
+LOSSY = "predictive/lossy@"  # and bits a value
+RECENT = "predictive/recent@"  # the same, the last blocks exact
 RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95, 1.1)
+RECENT_RUNGS = (0.32, 0.7)
 BLOCK = 64  # tokens of a block, as the store cuts them
+RECENT_TOKENS = 128  # `StoreConfig.exact_recent_tokens`
 
 
 class Method(Protocol):
@@ -60,6 +64,24 @@ class StoreMethod:
         return decoded, total
 
 
+class RecentMethod:
+    """Another method, with the last tokens of all that is given kept exact, as a store does with
+    `exact_recent_tokens`: in blocks, by the codec that it has for them."""
+
+    def __init__(self, method: Method, layout: KVLayout) -> None:
+        self._method, self._exact = method, StoreMethod(RECENT_CODEC, layout)
+
+    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
+        at = max(0, (len(tokens) - RECENT_TOKENS) // BLOCK * BLOCK)
+        old, old_bytes = self._method.code(tokens[:at], [(k[:, :at], v[:, :at]) for k, v in pairs], start)
+        new, new_bytes = self._exact.code(tokens[at:], [(k[:, at:], v[:, at:]) for k, v in pairs], start + at)
+        both = [
+            (torch.cat([k, k_new], dim=1), torch.cat([v, v_new], dim=1))
+            for (k, v), (k_new, v_new) in zip(old, new, strict=True)
+        ]
+        return both, old_bytes + new_bytes
+
+
 @dataclass
 class Context:
     """What methods are made of: the model, its layout, and text to calibrate with."""
@@ -84,9 +106,11 @@ class Context:
 
     @cached_property
     def dump(self) -> MemoryDump:
-        """Caches of the calibration windows, made on first use."""
-        text = calibration_text(self.text, self.calibration_text, self.windows)
-        return MemoryDump(self.model, self.layout, cut(self.tokenizer, text, self.windows))
+        """Caches of the windows that the profile was fitted to, so that all methods see the same; made on first use."""
+        windows = self.profile.report["windows"]
+        total = windows["fit"] + windows["held_out"]
+        text = calibration_text(self.text, self.calibration_text, total)
+        return MemoryDump(self.model, self.layout, cut(self.tokenizer, text, total)[: windows["fit"]])
 
 
 def _aqua(bits: int, context: Context) -> Method:
@@ -99,6 +123,10 @@ def _plain(backbone: str, bits: int, context: Context) -> Method:
 
 def _predictive(bits: float, context: Context) -> Method:
     return StoreMethod(codec_by_name(f"predictive@{bits}", context.profile), context.layout)
+
+
+def _recent(bits: float, context: Context) -> Method:
+    return RecentMethod(_predictive(bits, context), context.layout)
 
 
 def _peer(name: str, library: str, bits: int, context: Context) -> Method | None:
@@ -114,6 +142,7 @@ def _peer(name: str, library: str, bits: int, context: Context) -> Method | None
 # Makers by name; they give None where a library is not installed.
 CASES: dict[str, Callable[[Context], Method | None]] = {
     **{f"{LOSSY}{bits}": partial(_predictive, bits) for bits in RUNGS},
+    **{f"{RECENT}{bits}": partial(_recent, bits) for bits in RECENT_RUNGS},
     **{f"aqua/{bits}bit": partial(_aqua, bits) for bits in (2, 3, 4)},
     **{f"{name}/{bits}bit": partial(_plain, name, bits) for name in ("higgs", "rtn") for bits in (2, 3, 4)},
     **{f"quanto/{bits}bit": partial(_peer, "quanto", "optimum.quanto", bits) for bits in (4, 2)},

@@ -1,4 +1,4 @@
-"""Blocks of a store as learning needs them: whole, exact, decoded from disk; counted as no use of them."""
+"""Blocks as they are on disk: whole, decoded, to be learned from or coded otherwise; counted as no use of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 from kvstore.codecs import KVView, is_delta
 from kvstore.codecs.base import BlockInfo
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import DamagedRecord, RecordHeader
+from kvstore.core.record import FLAG_PINNED, DamagedRecord, RecordHeader
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.metrics import Metric
+from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.residency.whole_record import read_whole
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -51,6 +52,24 @@ class StoredWords:
     def info(self) -> BlockInfo:
         """What a codec must know of it."""
         return BlockInfo(self.layout, self.header.tokens, self.header.start)
+
+    def block(self) -> Block:
+        """The block, to be coded anew: with the number and the marks that the catalog has."""
+        header, entry = self.header, self.entry
+        return Block(
+            record=entry.record,
+            parent=entry.parent,
+            key=header.key,
+            parent_key=header.parent,
+            namespace=header.namespace,
+            start=header.start,
+            tokens=header.tokens,
+            view=self.view,
+            bits=header.bits,
+            expiry=entry.expiry,
+            pinned=bool(entry.flags & FLAG_PINNED),
+            alone=True,
+        )
 
     def layers(self) -> list[tuple[Words, Words]]:
         """K and V of every layer: 16-bit words `[tokens, heads * dim]`, copies."""
