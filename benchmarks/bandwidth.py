@@ -1,11 +1,11 @@
 """Which codec on the disk gives the first token soonest? `python -m benchmarks.bandwidth [--codecs NAME ...]`
 
-Codec x bandwidth x prefix. A cold store is opened, `get` restores the prefix, the model makes one token. Storage of a
-bandwidth is the disk, read through a file system that lets no more bytes a second through; "disk" is the machine's own,
-page cache dropped. Rows: `ttft_s` and `get_s` of every codec and bandwidth, peer `recompute`; the case of `wins` names
-the codec with the best median. Every restored cache of an exact codec is compared bit for bit with the one that was
-put; a difference ends the run with status 1. `predictive` and lossy codecs take the benchmarks' own profile, or
-`--profile FILE`.
+Codec x bandwidth x prefix; the levels of `predictive` are codecs, too. A cold store is opened, `get` restores the
+prefix, the model makes one token. A bandwidth is emulated: the store reads through a file system that sleeps so that no
+more bytes a second come through; "disk" is the machine's own, page cache dropped. Rows: `ttft_s` and `get_s` of every
+codec and bandwidth, peer `recompute`; the case of `wins` names the codec with the best median. Every restored cache of an exact codec is compared bit for bit with the one that was
+put; a difference ends the run with status 1. `predictive` and lossy codecs (`predictive@0.9`) take the benchmarks' own
+profile, or `--profile FILE`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
 from kvstore.tiers.disk.fs import FileSystem
 
-CODECS = ("raw", "splitzip", "entropy", "predictive", "predictive@0.9", "predictive@0.35")
+CODECS = ("raw", "splitzip", "entropy", *(f"predictive:{level}" for level in (1, 2, 3)))
 BANDWIDTHS = (0, 1000, 100)  # MB/s; 0: the disk itself
 ROUNDS = 3
 

@@ -18,12 +18,12 @@ from kvstore.errors import ProfileError, UnsupportedModel
 WINDOWS, LENGTH = 64, 1024
 CHARACTERS = 8  # more than a token has, on average
 FOLDER = Path("build/profiles")
-PARTS = ("lossless", "lossy", "donor")
+PARTS = ("lossless", "levels", "lossy", "donor")
 
 
 def needs_profile(codec: str) -> bool:
     """Whether the codec of this name is made from a profile."""
-    return codec.partition("@")[0] in ("predictive", "aqua")
+    return codec.partition("@")[0].partition(":")[0] in ("predictive", "aqua")
 
 
 def profile_path(
