@@ -3,9 +3,9 @@
 Codec x bandwidth x prefix; the levels of `predictive` are codecs, too. A cold store is opened, `get` restores the
 prefix, the model makes one token. A bandwidth is emulated: the store reads through a file system that sleeps so that no
 more bytes a second come through; "disk" is the machine's own, page cache dropped. Rows: `ttft_s` and `get_s` of every
-codec and bandwidth, peer `recompute`; the case of `wins` names the codec with the best median. Every restored cache of an exact codec is compared bit for bit with the one that was
-put; a difference ends the run with status 1. `predictive` and lossy codecs (`predictive@0.9`) take the benchmarks' own
-profile, or `--profile FILE`.
+codec and bandwidth, peer `recompute`; the case of `wins` names the codec with the best median. Every restored cache of
+an exact codec is compared bit for bit with the one that was put; a difference ends the run with status 1. `predictive`
+and lossy codecs (`predictive@0.9`) take the benchmarks' own profile, or `--profile FILE`.
 """
 
 from __future__ import annotations
