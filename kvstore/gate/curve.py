@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from functools import cache
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ _MOST_CELLS = 64
 _LEAST_WEIGHT = 0.02  # of what was observed long ago: it still says how seconds grow with size
 _USUAL = 0.25  # a relative deviation up to which an observation counts in full
 _ROUNDS = 3
+_SAME = 1e-12
 
 
 class Curve:
@@ -93,7 +95,9 @@ class Curve:
         for _ in range(_ROUNDS):
             scale = np.sqrt(weights * usual)
             found = _non_negative(np.vstack([rows * scale[:, None], more]), np.concatenate([scale, wanted]))
-            usual = _USUAL / np.maximum(np.abs(rows @ found - 1), _USUAL)
+            before, usual = usual, _USUAL / np.maximum(np.abs(rows @ found - 1), _USUAL)
+            if (usual == before).all():
+                break  # nothing is unusual: another round would find the same
         return found
 
 
@@ -103,14 +107,24 @@ def _quickest(cell: Iterable[Seen]) -> list[Seen]:
 
 
 def _non_negative(rows: F64, wanted: F64) -> F64:
-    """Least squares without negative coefficients. There are so few that every subset of them is tried."""
-    width = rows.shape[1]
-    best, least = np.zeros(width), math.inf
-    for count in range(1, width + 1):
-        for chosen in combinations(range(width), count):
-            some = np.linalg.lstsq(rows[:, chosen], wanted, rcond=None)[0]
-            error = float(((rows[:, chosen] @ some - wanted) ** 2).sum())
-            if (some >= 0).all() and error < least - 1e-12:
-                best, least = np.zeros(width), error
-                best[list(chosen)] = some
-    return best
+    """Least squares without negative coefficients. There are so few that every subset of them is tried, at once: by
+    the products of the columns, for a get waits for this."""
+    length = np.sqrt((rows * rows).sum(0))
+    unit = rows / length
+    products, aims = unit.T @ unit, unit.T @ wanted
+    among, outside = _subsets(len(length))
+    # Outside of a subset stands the identity, whose coefficient is 0. Columns that say the same share what they say.
+    some = np.linalg.solve(products * among + outside, (among.diagonal(0, 1, 2) * aims)[..., None])[..., 0]
+    errors = ((some @ unit.T - wanted) ** 2).sum(1)
+    errors[(some < 0).any(1)] = math.inf
+    best = int((errors <= errors.min() + _SAME).argmax())  # the smallest of those that are as good
+    return np.asarray(some[best] / length)
+
+
+@cache
+def _subsets(width: int) -> tuple[F64, F64]:
+    """Every subset of the coefficients, the smaller before the larger: `[2 ** width, width, width]` ones where row and
+    column belong to it; and what to add there, to be invertible."""
+    members = np.array(sorted(product((0.0, 1.0), repeat=width), key=sum))
+    among = members[:, :, None] * members[:, None, :]
+    return among, (1 + _SAME - among) * np.eye(width)

@@ -148,7 +148,8 @@ class Gate:
     def knows(self, device: Any) -> bool:
         """Whether anything is known of what computing on a device takes."""
         with self._lock:
-            return self._saved([1], 2, device_kind(device)) is not None
+            cost = self._prefill.get(device_kind(device))
+            return bool(self.tokens_per_s) or (cost is not None and cost.knows(1))
 
     @property
     def is_informed(self) -> bool:
@@ -159,7 +160,8 @@ class Gate:
     def lacks(self, tier: str) -> bool:
         """Whether nothing is known of a tier."""
         with self._lock:
-            return self.load.line(tier) is None
+            curve = self.load.reads.get(tier)
+            return curve is None or not len(curve)
 
     def decide(self, parts: Sequence[Part], device: Any, *, total: int = 0, whole: bool = False) -> Verdict:
         """Return how many leading blocks of a stored prefix are worth loading. Changes nothing.

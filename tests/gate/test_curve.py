@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+
 import numpy as np
 import pytest
 
-from kvstore.gate.curve import Curve
+from kvstore.gate.curve import F64, Curve, _non_negative
 from kvstore.gate.load import LoadCost, Part
 from kvstore.gate.prefill import ENOUGH_S, PrefillCost
 
@@ -110,3 +113,30 @@ def test_blocks_in_memory_wait_for_no_tier() -> None:
     seconds = cost.seconds([Part(None, "raw", 0, 64), Part("disk", "raw", 64_000, 64)], "cpu")
     assert seconds[0] < 0.01 < 5 < seconds[1]
     assert np.all(np.diff(seconds) > 0)
+
+
+def test_coefficients_are_the_best_of_those_that_are_not_negative() -> None:
+    random = np.random.default_rng(3)
+    for width in (2, 3):
+        for _ in range(50):
+            sizes = np.exp(random.uniform(0, 10, 12))
+            rows = np.stack([sizes**power for power in range(width)], 1) * np.exp(random.normal(0, 1, 12))[:, None]
+            wanted = random.uniform(0.5, 2, 12)
+            found = _non_negative(rows, wanted)
+            errors = [float(((rows @ one - wanted) ** 2).sum()) for one in [found, *_by_subsets(rows, wanted)]]
+            assert (found >= 0).all()
+            assert errors[0] <= min(errors) * (1 + 1e-9)
+
+
+def test_columns_that_say_the_same_are_no_error() -> None:
+    rows = np.array([[1.0, 2.0], [2.0, 4.0]])
+    assert rows @ _non_negative(rows, np.array([3.0, 6.0])) == pytest.approx([3.0, 6.0])
+
+
+def _by_subsets(rows: F64, wanted: F64) -> Iterator[F64]:
+    """The least squares of every subset of the columns whose coefficients are not negative."""
+    for members in product((False, True), repeat=rows.shape[1]):
+        some = np.zeros(rows.shape[1])
+        some[list(members)] = np.linalg.lstsq(rows[:, list(members)], wanted, rcond=None)[0]
+        if (some >= 0).all():
+            yield some
