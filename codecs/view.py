@@ -83,18 +83,12 @@ class KVView:
         """
         given = [tensor for pair in layers for tensor in pair]
         tensors, rows = given if checked else _readable(given), None
-        if all(t.device.type == "cpu" for t in given):
+        if all(t.is_cpu for t in given):
             # A last dimension that is not contiguous has no rows to copy.
             tensors = [t if t.stride(2) == 1 or t.shape[2] == 1 else t.contiguous() for t in tensors]
-            item = layout.item_bytes
-            rows = np.array(
-                [
-                    [t.data_ptr() for t in tensors],
-                    [t.stride(0) * item for t in tensors],
-                    [t.stride(1) * item for t in tensors],
-                ],
-                dtype=np.int64,
-            )
+            heads, places, _ = zip(*(t.stride() for t in tensors), strict=True)
+            rows = np.array([[t.data_ptr() for t in tensors], heads, places], dtype=np.int64)
+            rows[1:] *= layout.item_bytes
         detached = any(t is not g for t, g in zip(tensors, given, strict=True))
         return cls(layout, tensors[0].shape[1], rows, tensors, tensors, detached=detached)
 

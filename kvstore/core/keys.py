@@ -75,9 +75,7 @@ def chain_root(identity: bytes, namespace: bytes, block_tokens: int) -> bytes:
 
 def chain_key(parent: bytes, tokens: Tokens) -> bytes:
     """Return the key, 32 bytes, of the block `tokens` that follows the block with key `parent`."""
-    # One length-prefixed field after a fixed 32 bytes: no two inputs give the same bytes to hash.
-    data = tokens.astype("<u4", copy=False).tobytes()
-    return hashlib.sha256(parent + len(data).to_bytes(8, "little") + data).digest()
+    return _follow(parent, tokens.astype("<u4", copy=False).tobytes())
 
 
 def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes]:
@@ -89,10 +87,16 @@ def chain_keys(root: bytes, tokens: Tokens, block_tokens: int) -> Iterator[bytes
         >>> len(list(chain_keys(root, np.arange(100, dtype=np.uint32), 64)))
         2
     """
-    key = root
-    for start in range(0, len(tokens), block_tokens):
-        key = chain_key(key, tokens[start : start + block_tokens])
+    key, width = root, 4 * block_tokens
+    data = tokens.astype("<u4", copy=False).tobytes()
+    for start in range(0, len(data), width):
+        key = _follow(key, data[start : start + width])
         yield key
+
+
+def _follow(parent: bytes, data: bytes) -> bytes:
+    # One length-prefixed field after a fixed 32 bytes: no two inputs give the same bytes to hash.
+    return hashlib.sha256(parent + len(data).to_bytes(8, "little") + data).digest()
 
 
 def hash_fields(*parts: bytes) -> bytes:

@@ -50,7 +50,7 @@ class Alike:
         (tensor([[1., 1.]]), None, None)
     """
 
-    __slots__ = ("_batch", "_dtype", "_needed", "_offset", "_shape", "_strides", "_type")
+    __slots__ = ("_batch", "_complex", "_dtype", "_needed", "_offset", "_shape", "_strides", "_type")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._type = type(tensor)
@@ -58,7 +58,7 @@ class Alike:
         self._strides, self._offset = tensor.stride(), tensor.storage_offset()
         last = sum((size - 1) * stride for size, stride in zip(self._shape, self._strides, strict=True))
         self._needed = (self._offset + last + 1) * tensor.element_size()
-        self._batch = tensor.ndim == 4
+        self._batch, self._complex = tensor.ndim == 4, tensor.is_complex()
 
     def view(self, tensor: Any) -> torch.Tensor | None:
         """Return the tensor detached, without its batch of 1 if it has one; None if it is another kind of tensor, or
@@ -70,12 +70,14 @@ class Alike:
                 return None
             storage = tensor.untyped_storage()
             whole = storage.nbytes() >= self._needed and storage.data_ptr() != 0
-            if not whole or tensor.storage_offset() != self._offset or tensor.is_neg() or tensor.is_conj():
+            if not whole or tensor.storage_offset() != self._offset or tensor.is_neg():
+                return None
+            if self._complex and tensor.is_conj():
                 return None
         except (RuntimeError, NotImplementedError):  # as in `why_unreadable`
             return None
-        found: torch.Tensor = tensor.detach()
-        return found[0] if self._batch else found
+        found: torch.Tensor = tensor.squeeze(0) if self._batch else tensor.detach()
+        return found.detach() if found.requires_grad else found  # that of a batch is a view already
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:

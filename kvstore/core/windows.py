@@ -20,7 +20,7 @@ def cut_of(layout: KVLayout, layers: KVLayers, length: int) -> int:
 
 def block_cut(layout: KVLayout, cut: int, start: int, tokens: int) -> int:
     """Return the cut of a block of a cache with this cut: 0 if no layer lacks any of its tokens."""
-    return cut if any(group.missing(cut, start, tokens) for group in layout.groups) else 0
+    return cut if cut and any(group.missing(cut, start, tokens) for group in layout.groups) else 0
 
 
 def lacks_more(layout: KVLayout, cut: int, other: int, start: int, tokens: int) -> bool:

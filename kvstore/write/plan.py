@@ -79,7 +79,7 @@ def view_from(request: PutRequest, layers: KVLayers, first_token: int, pool: Buf
     layout = request.layout
     if layout.is_grouped:
         return _windowed_view(request, layers, first_token, pool)
-    cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers]
+    cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers] if first_token else layers
     view = KVView.of_layers(layout, cut, checked=True)
     if pool is None:
         return view

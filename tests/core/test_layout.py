@@ -134,6 +134,17 @@ def test_views_carry_no_gradient() -> None:
     assert not view.requires_grad
 
 
+@pytest.mark.parametrize("batch", [(), (1,)], ids=["bare", "batch"])
+def test_every_layer_is_a_view_of_its_own_without_gradients(batch: tuple[int, ...]) -> None:
+    kv = [(torch.ones(*batch, 2, 5, 4, requires_grad=True), torch.ones(*batch, 2, 5, 4)) for _ in range(3)]
+    layers, _ = KVLayout.uniform(3, 2, 4, dtype="float32").layers_of(kv, 5)
+    for (keys, values), (k, v) in zip(layers, kv, strict=True):
+        assert not keys.requires_grad
+        assert (keys.data_ptr(), values.data_ptr()) == (k.data_ptr(), v.data_ptr())
+        v.data = torch.zeros(1)  # the caller puts something else into its own tensor
+        assert values.shape == (2, 5, 4)
+
+
 def wrong_cases() -> dict[str, Any]:
     kv = random_kv(5)
     return {
