@@ -19,10 +19,12 @@ from teller import PipeTeller
 from trials import in_child
 
 _LENGTHS = (5, 40, 64, 70, 130)
+_FIRST_FLUSH = 5  # calls that a child tells of until the first of its flushes has returned, if it flushes each put
 
 
 def life(seed: int, kills: int) -> dict[str, Any]:
-    """Each child adopts one of the profiles, or none, and is killed: in the opening, or while it writes."""
+    """Each child adopts one of the profiles, or none, and is killed: in the opening, or while it writes. The last is
+    killed after its first flush, so that something is durable."""
     rng, known = random.Random(f"profile/{seeds.nth(seed)}"), lives.Known()
     adopted = 0
     with small_stores.scratch() as folder:
@@ -32,7 +34,7 @@ def life(seed: int, kills: int) -> dict[str, Any]:
             must = not _adopted(folder / "store")
             given = rng.randrange(profile_stores.PROFILES) if must or rng.random() < 0.7 else None
             adopted += given is not None
-            known.take(_killed(folder, given, rng, 1 + 1000 * turn))
+            known.take(_killed(folder, given, rng, 1 + 1000 * turn, turn == kills - 1))
             if not (folder / "store" / "store.json").exists():
                 continue  # killed before there was a store
             outcome = in_child(lambda: _check(folder, known))
@@ -40,16 +42,19 @@ def life(seed: int, kills: int) -> dict[str, Any]:
     return {"kills": kills, "adopted": adopted, "durable": len(known.durable), "deaths": known.deaths}
 
 
-def _killed(folder: Path, given: int | None, rng: random.Random, first: int) -> list[tuple[bytes, int, int]]:
+def _killed(
+    folder: Path, given: int | None, rng: random.Random, first: int, late: bool
+) -> list[tuple[bytes, int, int]]:
     wanted = 0 if rng.random() < 0.4 else rng.randrange(1, 40)
+    wanted = max(wanted, _FIRST_FLUSH) if late else wanted
     child_seed, delay = rng.random(), rng.random() * 0.02
     return killed.child(
-        lambda pipe: _work(folder, given, random.Random(child_seed), first, PipeTeller(pipe, "put", None)),
+        lambda pipe: _work(folder, given, random.Random(child_seed), first, late, PipeTeller(pipe, "put", None)),
         wanted, delay,
     )  # fmt: skip
 
 
-def _work(folder: Path, given: int | None, rng: random.Random, first: int, tell: PipeTeller) -> None:
+def _work(folder: Path, given: int | None, rng: random.Random, first: int, flushes: bool, tell: PipeTeller) -> None:
     path = None if given is None else profile_stores.save(given, folder)
     store = profile_stores.open_store(folder / "store", path, fs=tell)
     tell(b"o")
@@ -58,7 +63,7 @@ def _work(folder: Path, given: int | None, rng: random.Random, first: int, tell:
         tell(b"p", number, len(tokens))
         store.put(tokens, profile_stores.kv_of(tokens))
         tell(b"P", number, len(tokens))
-        if rng.random() < 0.3:
+        if flushes or rng.random() < 0.3:
             tell(b"f")
             store.flush()
             tell(b"F")

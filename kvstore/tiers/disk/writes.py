@@ -248,7 +248,7 @@ class DiskWrites(DiskErase):
         for record in sealed:
             extent = self._place(padded(record.header.record_bytes), patient_until)
             if extent is None:
-                self.metrics.add(Metric.DROPPED_NO_SPACE)
+                self.metrics.add(Metric.DROPPED_NO_SPACE, because=self._why_full())
             else:
                 placed.append((record, extent))
         try:
@@ -266,13 +266,11 @@ class DiskWrites(DiskErase):
     def _place(self, nbytes: int, patient_until: float) -> Extent | None:
         for _ in range(_PLACE_ATTEMPTS):
             try:
-                with self._lock:
-                    fits = self.segments.has_room(nbytes)
-                if fits:
+                if self._has_room(nbytes, patient_until):
                     return self._placed(nbytes)
                 self._reclaim()
             except (OutOfSpace, CatalogError):
-                self._await_readers(patient_until)
+                continue
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     # A failing disk is no reason to evict anything.
@@ -283,16 +281,27 @@ class DiskWrites(DiskErase):
                 self.segments.max_segments = len(self.segments.by_number)
         return None
 
-    def _await_readers(self, until: float) -> None:
-        """Returns once a segment that only its readers keep is free, or if there is none; at the latest at `until`, of
-        `time.monotonic`."""
+    def _why_full(self) -> str:
         with self._lock:
-            before = self.segments.available()
-            waits = bool(self.segments.lingering)
-        while waits and time.monotonic() < until:
-            time.sleep(0.001)
+            segments = self.segments
+            live = segments.live_bytes / max(1, segments.used * segments.segment_bytes)
+            return (
+                f"{segments.used} of {segments.max_segments} segments in use, {live:.0%} of their bytes live, "
+                f"{len(segments.lingering)} wait for gets that read there"
+            )
+
+    def _has_room(self, nbytes: int, until: float) -> bool:
+        """Whether a record can be placed. Waits until then for segments that only their readers keep, at the latest
+        until `until`, of `time.monotonic`: before anything more is evicted for it."""
+        while True:
             with self._lock:
-                waits = self.segments.available() <= before and bool(self.segments.lingering)
+                if self.segments.has_room(nbytes):
+                    return True
+                if not self.segments.lingering:
+                    return False
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.001)
 
     def _commit(self, entries: Sequence[Entry], gone: Sequence[Entry], sessions: Sequence[SessionChange]) -> bool:
         if not (entries or gone or sessions):

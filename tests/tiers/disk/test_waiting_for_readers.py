@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,9 @@ def test_nothing_is_dropped_if_the_readers_end_in_time(full_store: KVStore) -> N
     small_stores.all_is_well(full_store)
 
 
-def test_readers_that_stay_cost_a_bounded_wait_and_are_never_overwritten(full_store: KVStore) -> None:
+def test_readers_that_stay_cost_a_bounded_wait_and_are_never_overwritten(
+    full_store: KVStore, caplog: pytest.LogCaptureFixture
+) -> None:
     held = _held(full_store)
     dropped = 0
     for number in range(20, 24):
@@ -61,6 +64,9 @@ def test_readers_that_stay_cost_a_bounded_wait_and_are_never_overwritten(full_st
         dropped += full_store.flush().dropped_blocks
     assert dropped > 0, "six segments that are read cannot take four more groups"
     assert full_store.stats()["counters"]["dropped_no_space"] == dropped
+    assert re.search(
+        r"dropped_no_space.*\W[56] of [56] segments in use, .* [1-6] wait for gets that read there", caplog.text
+    )
     _disk(full_store).release(held)
     assert small_stores.put(full_store, tokens_of(30, 40)).dropped_blocks == 0
     assert full_store.flush().dropped_blocks == 0
