@@ -4,7 +4,8 @@ Most codecs are always there. Those that decode with the numbers of a profile ar
 level "predictive:2" (or 1, 3; exact, from fast to small), and with a quality behind an @, "predictive@0.75" (bits a
 value), "predictive@kl0.01" (what the model's predictions may lose, nats a token) and "aqua@2" (or 3, 4). Those that
 code blocks against others (`DeltaCodec`) have numbers of the same list, and no name to ask for: settings choose them
-together with another codec.
+together with another codec. Those of whole sequences (`kvstore.codecs.tokens`, `kvstore.codecs.speculative`), which
+need a model to run, have numbers of it, too, and are in no store.
 """
 
 from __future__ import annotations
@@ -72,6 +73,22 @@ class DeltaKind:
     make: Callable[[Profile | None], DeltaCodec]
 
 
+@dataclass(frozen=True)
+class ArchiveKind:
+    """Archives of one number: sequences that only the model itself gives back.
+
+    Attributes:
+        id, name: what archives, and their page in docs/codecs, call it.
+
+    Example:
+        >>> REGISTRY.archives[8].name
+        'tokens'
+    """
+
+    id: int
+    name: str
+
+
 class Registry:
     """Codecs of all kinds by number and by name. Immutable and thread-safe.
 
@@ -79,6 +96,7 @@ class Registry:
         codecs: those that need no profile.
         families: those made from a profile.
         deltas: those that code against other blocks.
+        archives: those of whole sequences.
 
     Raises:
         ValueError: a number or a name occurs twice, or a number does not fit 16 bits.
@@ -90,11 +108,15 @@ class Registry:
     """
 
     def __init__(
-        self, codecs: Iterable[Codec], families: Iterable[Family] = (), deltas: Iterable[DeltaKind] = ()
+        self,
+        codecs: Iterable[Codec],
+        families: Iterable[Family] = (),
+        deltas: Iterable[DeltaKind] = (),
+        archives: Iterable[ArchiveKind] = (),
     ) -> None:
-        codecs, families, deltas = list(codecs), list(families), list(deltas)
+        codecs, families, deltas, archives = list(codecs), list(families), list(deltas), list(archives)
         ids, names = set[int](), set[str]()
-        every: list[Codec | Family | DeltaKind] = [*codecs, *families, *deltas]
+        every: list[Codec | Family | DeltaKind | ArchiveKind] = [*codecs, *families, *deltas, *archives]
         for one in every:
             if one.id in ids or one.name in names:
                 raise ValueError(f"codec {one.id} ({one.name}): the number or the name is registered already")
@@ -106,7 +128,8 @@ class Registry:
         self._by_name = {codec.name: codec for codec in codecs}
         self.families = {family.name: family for family in families}
         self.deltas = {delta.id: delta for delta in deltas}
-        self.labels = {one.id: one.name for one in every}
+        self.archives = {archive.id: archive for archive in archives}
+        self.labels = {one.id: one.name for one in every if one.id not in self.archives}
 
     def by_id(self, number: int) -> Codec:
         """Return the codec with this number, of those that need no profile.
@@ -120,6 +143,8 @@ class Registry:
             raise UnknownCodec(
                 f"codec {number} ({self.deltas[number].name}) cannot decode without donors; use delta_by_id"
             )
+        if number in self.archives:
+            raise UnknownCodec(f"codec {number} ({self.archives[number].name}) is one of archives; no store holds it")
         needs = [family.name for family in self.families.values() if family.id == number]
         if needs:
             raise UnknownCodec(f"codec {number} ({needs[0]}) needs a profile, but the record names none; it is damaged")
@@ -353,4 +378,5 @@ REGISTRY = Registry(
         Family(5, "aqua", _aqua, "@2|3|4", lambda text: text in ("2", "3", "4")),
     ],
     [DeltaKind(3, "donor", _donor)],
+    [ArchiveKind(4, "speculative"), ArchiveKind(8, "tokens")],
 )

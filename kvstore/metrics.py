@@ -54,6 +54,11 @@ class Metric(StrEnum):
     APPROXIMATE_UNKNOWN = "approximate_unknown", "approximate gets answered exactly: the profile lacks the estimates"
     APPROXIMATE_REFUSED = "approximate_refused", "approximate caches that turned out worse than was asked for; not used"
     APPROXIMATE_FAILED = "approximate_failed", "approximate gets whose donors left meanwhile; answered exactly"
+    ARCHIVE_HITS = "archive_hits", "archives whose cache was computed again, is what was archived, and was put"
+    ARCHIVE_MISSES = (
+        "archive_misses",
+        "archives that gave no cache: damaged, another model's, or computed otherwise here",
+    )
     PROMOTED_RECORDS = "promoted_records", "records from disk that the host tier took in"
 
     # ---- why a get ended where it did: one count for each get that returned less than it was asked for
@@ -258,6 +263,9 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DAMAGED_CODEC: _MISSES,
     Metric.DAMAGED_UNREADABLE: _MISSES,
     Metric.DAMAGED_DONOR: _MISSES,
+    Metric.ARCHIVE_MISSES: Notice(
+        WARNING, "use the model, the libraries and the machine that the archive was made with"
+    ),
     Metric.LEARNED_PROFILES: Notice(INFO, "new records take less from now on; KVStore.learning says more"),
     Metric.LEARNING_FAILED: Notice(WARNING, "nothing is lost; report the error, or set learn='off'"),
     Metric.RECODING_REFUSED: Notice(ERROR, "nothing is lost; report it, with the model's name"),

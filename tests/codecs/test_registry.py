@@ -22,18 +22,20 @@ from kvstore.errors import CodecError, ProfileError, UnknownCodec
 NUMBERS = {"raw": 0, "splitzip": 1, "entropy": 7, "zstd": 16}
 OF_PROFILES = {"predictive": 2, "aqua": 5}
 DELTAS = {"donor": 3}
+ARCHIVES = {"speculative": 4, "tokens": 8}
 
 
 def test_every_codec_has_its_number_for_ever() -> None:
     assert {name: codec_by_name(name).id for name in codec_names()} == NUMBERS
     assert {name: family.id for name, family in registry.REGISTRY.families.items()} == OF_PROFILES
     assert {delta.name: number for number, delta in registry.REGISTRY.deltas.items()} == DELTAS
+    assert {archive.name: number for number, archive in registry.REGISTRY.archives.items()} == ARCHIVES
     classes = (PredictiveCodec, AquaCodec, DonorCodec)
     assert {one.name: one.id for one in classes} == OF_PROFILES | DELTAS
 
 
 def test_no_number_is_used_twice() -> None:
-    numbers = [*NUMBERS.values(), *OF_PROFILES.values(), *DELTAS.values()]
+    numbers = [*NUMBERS.values(), *OF_PROFILES.values(), *DELTAS.values(), *ARCHIVES.values()]
     assert len(set(numbers)) == len(numbers)
 
 
@@ -48,6 +50,12 @@ def test_a_delta_codec_is_found_by_its_number_alone() -> None:
     for number in (7, 99):
         with pytest.raises(UnknownCodec, match=f"codec {number} does not code against other blocks"):
             delta_by_id(number)
+
+
+def test_a_number_of_archives_is_no_codec_of_a_store() -> None:
+    with pytest.raises(UnknownCodec, match=r"codec 8 \(tokens\) is one of archives"):
+        codec_by_id(8)
+    assert not registry.is_known(8)
 
 
 def test_a_delta_codec_goes_with_the_profile_that_a_record_names() -> None:

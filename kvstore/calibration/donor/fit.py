@@ -8,6 +8,8 @@ is what AQUA-KV (arXiv:2501.19392) does with values, done with differences.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,12 @@ from kvstore.calibration.donor.passages import PassagePair, passages
 from kvstore.calibration.dump import KVDump, Progress, silent
 from kvstore.calibration.targets import angles
 from kvstore.codecs.predictive.linear_model import RANGE
+from kvstore.core.layout import KVLayout
 
 Tensor = torch.Tensor
 Arrays = dict[str, Any]
+Difference = Callable[[int, int], Tensor]
+"""What a passage differs in, by layer and whether it is of V: float32 [tokens, C], keys before the rotary embedding."""
 WINDOWS = 24  # more of them than this improve little
 _RIDGE = 0.01
 # Differences are told in 127 steps of which this many are their standard deviation: few are cut off, few are lost.
@@ -29,19 +34,32 @@ _HEADROOM = 4.0
 
 def fit(model: Any, dump: KVDump, progress: Progress = silent) -> Arrays:
     """The arrays of the section (see `DonorModel`)."""
-    shapes = dump.layout.layers
+    windows = dump.some(WINDOWS)
+
+    def differences() -> Iterator[Difference]:
+        for done, pair in enumerate(passages(model, dump, windows)):
+            progress("donor: running the model", done, len(windows))
+            yield partial(_difference, pair, dump)
+
+    arrays = fit_differences(dump.layout, differences())
+    progress("donor: running the model", len(windows), len(windows))
+    return arrays
+
+
+def fit_differences(layout: KVLayout, found: Iterable[Difference]) -> Arrays:
+    """The arrays of a `DonorModel` for what passages differ in from what they are coded against; they are asked for in
+    the order of layers."""
+    shapes = layout.layers
     widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in shapes]
     sizes = [sum(widths[max(0, number - 1)]) + sum(widths[number]) for number in range(len(shapes))]
     products = [torch.zeros(size, size, dtype=torch.float64) for size in sizes]
     power = [[torch.zeros(width, dtype=torch.float64) for width in pair] for pair in widths]
     most = [torch.zeros(pair[0]) for pair in widths]
-    windows = dump.some(WINDOWS)
     tokens = 0
-    for done, pair in enumerate(passages(model, dump, windows)):
-        progress("donor: running the model", done, len(windows))
+    for difference in found:
         before: list[Tensor] = []
         for layer in range(len(shapes)):
-            now = [_difference(pair, dump, layer, which) for which in range(2)]
+            now = [difference(layer, which) for which in range(2)]
             for which in range(2):
                 power[layer][which] += now[which].double().pow(2).sum(0)
             most[layer] = torch.maximum(most[layer], now[0].abs().amax(0))
@@ -52,9 +70,8 @@ def fit(model: Any, dump: KVDump, progress: Progress = silent) -> Arrays:
                 products[layer] += (rows.T @ rows).double()
             before = now
         tokens += len(now[0])
-    progress("donor: running the model", len(windows), len(windows))
     deviation = [[(x / tokens).sqrt().clamp_min(1e-6) for x in pair] for pair in power]
-    arrays: Arrays = dict(angles(dump.layout))
+    arrays: Arrays = dict(angles(layout))
     for layer in range(len(shapes)):
         for which in range(2):
             _fit_part(arrays, layer, which, products[layer], deviation, widths, most[layer], shapes[layer].key_dim // 2)

@@ -11,12 +11,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvstore.integrations.transformers.archiving import Restored, archive, restore, restore_session
     from kvstore.integrations.transformers.attached import Attachment, attach, detach
     from kvstore.integrations.transformers.batch import BatchHit, get_batch, put_batch
     from kvstore.integrations.transformers.cache import cache_layers
     from kvstore.integrations.transformers.describe import layout_from_config
     from kvstore.integrations.transformers.fingerprint import tokenizer_fingerprint, weights_fingerprint
     from kvstore.integrations.transformers.generation import generate
+    from kvstore.integrations.transformers.passes import Passes
+    from kvstore.integrations.transformers.predictor import Predictor
     from kvstore.integrations.transformers.warming import Prefilled, WarmupReport, get_or_prefill, warmup
 
 if find_spec("transformers") is None:
@@ -26,8 +29,12 @@ if find_spec("transformers") is None:
 __all__ = [
     "Attachment",
     "BatchHit",
+    "Passes",
+    "Predictor",
     "Prefilled",
+    "Restored",
     "WarmupReport",
+    "archive",
     "attach",
     "cache_layers",
     "detach",
@@ -36,6 +43,8 @@ __all__ = [
     "get_or_prefill",
     "layout_from_config",
     "put_batch",
+    "restore",
+    "restore_session",
     "tokenizer_fingerprint",
     "warmup",
     "weights_fingerprint",
@@ -43,12 +52,15 @@ __all__ = [
 
 # No module has the name of what it exports: importing the module would hide the function.
 _HOMES = {
+    "archiving": ("Restored", "archive", "restore", "restore_session"),
     "attached": ("Attachment", "attach", "detach"),
     "batch": ("BatchHit", "get_batch", "put_batch"),
     "cache": ("cache_layers",),
     "describe": ("layout_from_config",),
     "fingerprint": ("tokenizer_fingerprint", "weights_fingerprint"),
     "generation": ("generate",),
+    "passes": ("Passes",),
+    "predictor": ("Predictor",),
     "warming": ("Prefilled", "WarmupReport", "get_or_prefill", "warmup"),
 }
 
