@@ -1,4 +1,5 @@
-"""Every figure of README.md and docs/figures.md is the one of a kept row of benchmarks/results."""
+"""Every figure in a table of README.md and the pages under docs/ is the one of a kept row of benchmarks/results, or the
+page says that it has none."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from benchmodules import load
-from figures import Figure, is_so, numbers, tables, value
+from figures import GIVEN, Figure, is_so, numbers, paragraphs, tables, value, without_rows
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/figures.md")
+PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
+WITH_FIGURES = [page for page in PAGES if tables((ROOT / page).read_text())]
+WITH_PROSE = [page for page in PAGES if paragraphs((ROOT / page).read_text())]
+WITHOUT = re.compile(r"nothing here is measured|(`[^`]+`[^`]*)+, \d\d? November 2026")
 
 
 def test_a_table_is_read() -> None:
@@ -34,31 +38,63 @@ def test_a_wrong_figure_is_found() -> None:
         value("open('x')")
 
 
+def test_a_paragraph_is_read() -> None:
+    text = "# A title\n\nOf 512 it takes\n7.0x; `a 9` [3](x/5.md).\n\n<!-- rows:\n7.0 = [a b c]\n-->\n"
+    assert paragraphs(text) == [(["512", "7.0", "3"], [Figure("7.0", "[a b c]")])]
+    assert not tables(text)
+
+
+def test_a_table_may_say_why_it_has_no_rows() -> None:
+    text = "| a | b |\n|---|---|\n| c | 1, 2, 3, 4 |\n\n<!-- no rows: nothing here is measured -->\n"
+    assert without_rows(text) == ["nothing here is measured"]
+    assert not without_rows(text.replace("\n\n<!--", "\n\nText.\n\n<!--"))
+
+
+def test_the_pages_with_figures_are_found() -> None:
+    assert {"README.md", "docs/figures.md", "docs/codecs/predictive.md", "docs/gate.md"} <= set(WITH_FIGURES)
+    assert {"docs/choosing.md", "docs/learning.md"} <= set(PAGES)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_table_of_figures_names_its_rows(page: str) -> None:
-    """A table with many numbers is one of figures."""
+    """A table with many numbers is one of figures, unless it says otherwise."""
     text = (ROOT / page).read_text()
     every = [table for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.M) if len(numbers(table)) > 3]
-    assert len(tables(text)) == len(every) >= 1
+    named = [printed for printed, _ in tables(text) if len(printed) > 3]
+    reasons = without_rows(text)
+    assert len(named) + len(reasons) == len(every)
+    assert all(WITHOUT.fullmatch(reason) for reason in reasons)
 
 
-@pytest.mark.parametrize(
-    ("page", "number"), [(page, i) for page in PAGES for i in range(len(tables((ROOT / page).read_text())))]
-)
-def test_every_figure_is_that_of_its_row(page: str, number: int) -> None:
-    printed, figures = tables((ROOT / page).read_text())[number]
-    assert [figure.printed for figure in figures] == printed
-    wrong = {figure.printed: (figure.source, value(figure.source)) for figure in figures if not is_so(figure)}
-    assert not wrong
+@pytest.mark.parametrize("page", WITH_FIGURES)
+def test_every_figure_of_a_table_is_that_of_its_row(page: str) -> None:
+    for printed, figures in tables((ROOT / page).read_text()):
+        assert [figure.printed for figure in figures] == printed
+        assert not _wrong(figures)
+
+
+@pytest.mark.parametrize("page", WITH_PROSE)
+def test_every_figure_of_a_paragraph_is_that_of_its_row(page: str) -> None:
+    for printed, figures in paragraphs((ROOT / page).read_text()):
+        remaining = iter(printed)
+        assert all(figure.printed in remaining for figure in figures), "the paragraph lacks it, or has it elsewhere"
+        assert not _wrong(figures)
+
+
+def _wrong(figures: list[Figure]) -> dict[str, tuple[str, float]]:
+    """The figures that are not those of their rows, and what these say."""
+    return {figure.printed: (figure.source, value(figure.source)) for figure in figures if not is_so(figure)}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_of_a_figure_has_a_command(page: str) -> None:
+    text = (ROOT / page).read_text()
     commands = (ROOT / "benchmarks/results/README.md").read_text()
-    for _, figures in tables((ROOT / page).read_text()):
+    for _, figures in tables(text) + paragraphs(text):
         for figure in figures:
-            for name in re.findall(r"\[(\S+) ", figure.source):
-                assert f"{name.replace('*', '')}.json" in commands
+            files = re.findall(r"\[(\S+) ", figure.source)
+            assert files or figure.source == GIVEN, f"{figure} names no row"
+            assert all(f"{name.replace('*', '')}.json" in commands for name in files)
 
 
 def test_the_picture_of_the_readme_is_drawn_from_its_rows() -> None:

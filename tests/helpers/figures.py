@@ -10,7 +10,14 @@ Under a table of figures stands a comment that shows nothing:
 
 One line for each number in the table, left to right and downwards; the first column has none, and code and links are
 left out. [file case metric] is the value of that row; @ names its peer, and "ratio @" means the ratio to it. A file
-with * means the rows of all such files. Beside them stand numbers, + - * / ( ), median, min and max.
+with * means the rows of all such files. Beside them stand numbers, + - * / ( ), median, min and max. A number that is
+no figure, as the size that was asked for, has "given" in place of rows.
+
+Such a comment may stand under a paragraph, too. It then names some of the paragraph's numbers, in their order.
+
+Under a table whose numbers have no rows stands why, which is "nothing here is measured" or a command and its date:
+
+    <!-- no rows: `python -m benchmarks.seam`, 21 November 2026 -->
 """
 
 from __future__ import annotations
@@ -24,6 +31,9 @@ from pathlib import Path
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 _NUMBER = re.compile(r"(?<![\w.@/-])\d+(?:,\d{3})*(?:\.\d+)?(?=x\b|[^\w-]|$)")
 _TABLE = re.compile(r"((?:^\|.*\n)+)\n<!-- rows:\n((?:.+ = .+\n)+)-->", flags=re.M)
+_PROSE = re.compile(r"((?:^[^|<\n].*\n)+)\n<!-- rows:\n((?:.+ = .+\n)+)-->", flags=re.M)
+_WITHOUT = re.compile(r"((?:^\|.*\n)+)\n<!-- no rows: (.+) -->", flags=re.M)
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -38,18 +48,33 @@ def numbers(table: str) -> list[str]:
     """The numbers of a table in Markdown, but for its head and its first column."""
     found = []
     for line in table.strip().splitlines()[2:]:
-        cells = re.sub(r"`[^`]*`|\]\([^)]*\)", "", line).split("|")[2:]
-        found += [number for cell in cells for number in _NUMBER.findall(cell)]
+        found += [number for cell in _plain(line).split("|")[2:] for number in _NUMBER.findall(cell)]
     return found
+
+
+def _plain(text: str) -> str:
+    """Without code and the targets of links."""
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
 
 
 def tables(text: str) -> list[tuple[list[str], list[Figure]]]:
     """For each table with rows: its numbers, and the lines of its comment."""
-    made = []
-    for table, comment in _TABLE.findall(text):
-        lines = [line.partition(" = ") for line in comment.strip().splitlines()]
-        made.append((numbers(table), [Figure(printed, source) for printed, _, source in lines]))
-    return made
+    return [(numbers(table), _figures(comment)) for table, comment in _TABLE.findall(text)]
+
+
+def paragraphs(text: str) -> list[tuple[list[str], list[Figure]]]:
+    """The same for each paragraph with rows."""
+    return [(_NUMBER.findall(_plain(prose)), _figures(comment)) for prose, comment in _PROSE.findall(text)]
+
+
+def without_rows(text: str) -> list[str]:
+    """For each table that says that it has no rows: why."""
+    return [reason for _, reason in _WITHOUT.findall(text)]
+
+
+def _figures(comment: str) -> list[Figure]:
+    lines = [line.partition(" = ") for line in comment.strip().splitlines()]
+    return [Figure(printed, source) for printed, _, source in lines]
 
 
 def value(source: str) -> float:
@@ -69,21 +94,28 @@ def value(source: str) -> float:
 
 def _rows(reference: str) -> list[float]:
     where, _, peer = reference.partition(" @")
-    name, case, metric, *ratio = where.split()
+    name, _, wanted = where.partition(" ")
     found = []
     for path in sorted(RESULTS.glob(f"{name}.json")):
-        rows = [row for row in json.loads(path.read_text()) if (row["case"], row["metric"]) == (case, metric)]
-        rows = [row for row in rows if not peer or row["peer"] == peer]
-        if len(rows) != 1:
-            raise LookupError(f"{path.name}: {len(rows)} rows are [{reference}]")
-        found.append(float(rows[0]["ratio" if ratio else "value"]))
+        rows = [row for row in json.loads(path.read_text()) if not peer or row["peer"] == peer]
+        named = {column: [row for row in rows if _name(row, column) == wanted] for column in ("value", "ratio")}
+        column = "value" if named["value"] else "ratio"
+        if len(named[column]) != 1:
+            raise LookupError(f"{path.name}: {len(named[column])} rows are [{reference}]")
+        found.append(float(named[column][0][column]))
     if not found:
         raise LookupError(f"no file is {name}.json")
     return found
 
 
+def _name(row: dict[str, str], column: str) -> str:
+    return f"{row['case']} {row['metric']}" + (" ratio" if column == "ratio" else "")
+
+
 def is_so(figure: Figure) -> bool:
     """Whether what is printed is the value, rounded to as many digits as are printed."""
+    if figure.source == GIVEN:
+        return True
     digits = len(figure.printed.partition(".")[2])
     apart = abs(value(figure.source) - float(figure.printed.replace(",", "")))
     return apart <= 0.5 * 10**-digits * (1 + 1e-6)
