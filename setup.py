@@ -107,6 +107,11 @@ setup(
             "kvstore.codecs.donor._donor",
             *("bindings/donor.cc", "donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL),
         ),
+        extension(
+            "kvstore.codecs.donor._donor_groups",
+            *("bindings/donor_groups.cc", "donor/groups.cc", "donor/rows.cc", "levels/tiles.cc", "levels/model.cc"),
+            *("predictive/sections.cc", *MODEL),
+        ),
         extension("kvstore.codecs.donor._donor_steps", "bindings/donor_steps.cc", *STEPS, *RANS),
         extension(
             "kvstore.codecs.predictive._lossy",

@@ -18,7 +18,7 @@ is the row `profile_bytes`. `exact`: 1 if every sequence came back bit for bit a
 their blocks that have donors; and the KL of the next 256 tokens after `get`, against the exact cache. Tokens without
 donors are kept bit for bit.
 `donor/decode/NAME`: blocks of the workload's last sequence, decoded by one thread beside a copy of the same bytes;
-`.../propagated`: with the profile's section "donor".
+`.../groups`: with the profile's model of differences; `.../propagated`: with that of profiles of before.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig
 from kvstore.codecs import BlockInfo, Codec, codec_by_name
 from kvstore.codecs.aqua.codec import AquaCodec
 from kvstore.codecs.donor.codec import DonorCodec
-from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.profile import Profile
 from kvstore.errors import KVStoreError, ProfileError, UnsupportedModel
 from kvstore.integrations.transformers import cache_layers
@@ -240,8 +239,7 @@ def members(bench: Bench, kv: RealKV, profile: Profile | None) -> Case:
     keys cannot be moved."""
     codec = DonorCodec(codec_by_name("entropy"))
     if profile is not None and "donor" in profile.sections:
-        plain, model = codec_by_name("predictive", profile), DonorModel.from_profile(profile)
-        codec = DonorCodec(plain, model, profile=profile.id)
+        codec = DonorCodec.from_profile(codec_by_name("predictive", profile), profile)
     windows = [ids[: WINDOW // 2] for ids in kv.ids][:MEMBERS]
     starts = [bench.tokenizer(text, verbose=False).input_ids for text in INSTRUCTIONS]
     donor, own = (behind(bench, start, windows) for start in starts)

@@ -358,12 +358,11 @@ def _aqua(profile: Profile, quality: str | None) -> Codec:
 
 def _donor(profile: Profile | None) -> DeltaCodec:
     from kvstore.codecs.donor.codec import DonorCodec
-    from kvstore.codecs.donor.model import DonorModel
 
     if profile is None:
         return DonorCodec(EntropyCodec())
     plain = codec_by_name(auto_name(profile), profile)
-    return DonorCodec(plain, DonorModel.from_profile(profile), profile=profile.id)
+    return DonorCodec.from_profile(plain, profile)
 
 
 @lru_cache(maxsize=8)

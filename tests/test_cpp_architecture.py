@@ -23,8 +23,8 @@ BELOW: dict[str, set[str]] = {
     "entropy": {"common", "rans", "splitzip"},
     "predictive": {"common", "rans"},
     "lossy": {"common", "rans", "predictive"},
-    "donor": {"common", "rans", "predictive"},
     "levels": {"common", "rans", "predictive"},
+    "donor": {"common", "rans", "predictive", "levels"},
 }
 BELOW["bindings"] = set(BELOW)
 

@@ -13,6 +13,7 @@ from benchmarks.workloads.arrival import Ids
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
 from kvstore.codecs.delta import DonorRows
 from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.donor.groups.model import groups_model
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.profile import Profile
@@ -41,14 +42,18 @@ def decode_speed(
     rows: Rows, name: str, layout: KVLayout, codec: str, profile: Profile | None, caches: Sequence[Any], quick: bool
 ) -> bool:
     """Rows of `donor/decode/NAME`, one thread, beside a copy of the same bytes, and where the profile can of
-    `donor/decode/NAME/propagated`; whether every bit came back.
+    `donor/decode/NAME/propagated` or `donor/decode/NAME/groups`; whether every bit came back.
 
     caches: (tokens, per layer (K, V)) of sequences; the last is coded on the others."""
     plain = codec_by_name(codec, profile)
     same = _speed(rows, name, DonorCodec(plain), layout, caches, quick)
-    model = None if profile is None else DonorModel.from_profile(profile)
+    if profile is None:
+        return same
+    model, groups = DonorModel.from_profile(profile), groups_model(profile)
     if model is not None:
         same &= _speed(rows, f"{name}/propagated", DonorCodec(plain, model), layout, caches, quick)
+    if groups is not None:
+        same &= _speed(rows, f"{name}/groups", DonorCodec(plain, groups=groups), layout, caches, quick)
     return same
 
 

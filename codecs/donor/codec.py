@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,11 +21,14 @@ from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.delta import DeltaCodec, DonorRows
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.donor import steps as donor_steps
+from kvstore.codecs.donor.groups.mode import GroupsMode
+from kvstore.codecs.donor.groups.model import groups_model
 from kvstore.codecs.donor.model import DonorModel
-from kvstore.codecs.donor.spans import EXACT, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
+from kvstore.codecs.donor.spans import EXACT, GROUPS, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor.tables import frequencies
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
-from kvstore.codecs.profile import NO_PROFILE
+from kvstore.codecs.predictive.levels.model import LevelModel
+from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import Order, can_rotate
@@ -67,6 +70,7 @@ class DonorCodec(DeltaCodec):
         model: DonorModel | None = None,
         step: float | None = None,
         profile: bytes = NO_PROFILE,
+        groups: Callable[[], LevelModel] | None = None,
     ) -> None:
         """Make a codec. It decodes what was coded exactly and with loss, whatever `step` is.
 
@@ -74,27 +78,35 @@ class DonorCodec(DeltaCodec):
             plain: codes rows that have no donor.
             model: carries differences from layer to layer. A block coded with a model needs it to be decoded.
             step: codes with loss, in steps of this size (see `steps.encode`); None codes bit for bit.
-            profile: id of the profile that `plain` and `model` are of.
+            profile: id of the profile that `plain` and the models are of.
+            groups: gives a model of differences (`groups_model`), which takes the place of `model`. A block coded with
+                it needs it to be decoded.
         """
         self.exact = step is None and plain.exact
         self.profile = profile
         self.step = step
-        self._plain = plain
+        self.plain = plain
         self._model = model
         self._native = None if model is None else native_model(model)
+        self._groups = None if groups is None else GroupsMode(groups)
+
+    @classmethod
+    def from_profile(cls, plain: Codec, profile: Profile, step: float | None = None) -> DonorCodec:
+        """Make a codec with the models of a profile. Raises `ProfileError` if one is malformed."""
+        return cls(plain, DonorModel.from_profile(profile), step, profile.id, groups_model(profile))
 
     def bound(self, info: BlockInfo) -> int:
         spans = min(MAX_SPANS, info.count)
         core = donor_steps.bound(info.layout, info.count)
         section = 16 + spans * (16 + 2 * max(x.key_dim for x in info.layout.layers))
         widths = [x.heads * dim for x in info.layout.layers for dim in (x.key_dim, x.value_dim)]
-        core = max(core, 128 + sum(2 + width + 32 + 4 * info.count * width for width in widths))
-        between = self._plain.bound(BlockInfo(info.layout, info.tokens[:1], info.start)) + self._sizes(info).size
-        return section + core + self._plain.bound(info) + (spans + 1) * between
+        core = max(core, 128 + info.count + sum(2 + width + 32 + 4 * info.count * width for width in widths))
+        between = self.plain.bound(BlockInfo(info.layout, info.tokens[:1], info.start)) + self._sizes(info).size
+        return section + core + self.plain.bound(info) + (spans + 1) * between
 
     def usual(self, info: BlockInfo) -> int:
         # What a plain payload takes: a donor that saves nothing is useless.
-        return self._plain.usual(info)
+        return self.plain.usual(info)
 
     def encode(
         self, info: BlockInfo, block: KVView, donors: Sequence[DonorRows], out: memoryview
@@ -104,19 +116,23 @@ class DonorCodec(DeltaCodec):
         Raises:
             ValueError: the block is not bf16, spans or donors do not fit, or keys cannot be rotated.
         """
-        propagates = self.step is None and self._propagates(info)
-        table = _table(info, donors, PROPAGATED if propagates else 0, EXACT if self.step is None else STEPS)
+        mode = self._mode(info)
+        propagates = mode == EXACT and self._propagates(info)
+        table = _table(info, donors, PROPAGATED if propagates else 0, mode)
         view = block if block.on_cpu else copy_on_cpu(block)
         if table.nbytes >= len(out):
             return None
         order, paired, rows = _order(info, table), view, [rows.view for rows in donors]
         if order is not None:
             paired, rows = in_pairs(view, order), [in_pairs(one, order) for one in rows]
-        if self.step is None:
+        room = out[table.nbytes :]
+        if mode == GROUPS and self._groups is not None:
+            core = self._groups.encode(info, paired, table, rows, room)
+        elif self.step is None:
             coder = self._native if propagates and self._native is not None else _coder(info.layout)
-            core = _encode(coder, info, paired, table, rows, out[table.nbytes :])
+            core = _encode(coder, info, paired, table, rows, room)
         else:
-            core = donor_steps.encode(paired, table, rows, self.step, out[table.nbytes :])
+            core = donor_steps.encode(paired, table, rows, self.step, room)
         if core is None:
             return None
         end = table.nbytes + sum(core)
@@ -155,6 +171,10 @@ class DonorCodec(DeltaCodec):
         core = payload[table.nbytes : end]
         if table.mode == STEPS:
             donor_steps.decode(table, core, sizes, rows, paired)
+        elif table.mode == GROUPS:
+            if self._groups is None or not self._groups.knows(info):
+                raise CodecError("donor: the block needs the model of differences of its profile, which is not here")
+            self._groups.decode(info, core, sizes, table, rows, paired)
         else:
             self._decode_exact(info, table, core, sizes, rows, paired)
         if order is not None:
@@ -183,7 +203,7 @@ class DonorCodec(DeltaCodec):
             info.start,
             info.count,
             target.rows,
-            _runs(table),
+            table.runs,
             [view.rows for view in rows],
             table.angles,
             table.propagated,
@@ -196,7 +216,7 @@ class DonorCodec(DeltaCodec):
 
     def largest_error(self, info: BlockInfo, payload: memoryview) -> float:
         table = self.spans_of(info, payload)
-        if not self._plain.exact and table.gaps(info.count):
+        if not self.plain.exact and table.gaps(info.count):
             return math.inf
         return donor_steps.errors(payload[table.nbytes :])[0] if table.mode == STEPS else 0.0
 
@@ -208,6 +228,11 @@ class DonorCodec(DeltaCodec):
         if len(table.angles) and not can_rotate(info.layout):
             raise CodecError("donor: the payload rotates keys, but this layout's rotary embedding cannot be shifted")
         return table
+
+    def _mode(self, info: BlockInfo) -> int:
+        if self.step is not None:
+            return STEPS
+        return GROUPS if self._groups is not None and self._groups.knows(info) else EXACT
 
     def _propagates(self, info: BlockInfo) -> bool:
         model = self._model
@@ -225,7 +250,7 @@ class DonorCodec(DeltaCodec):
             begin = at + sizes_of.size
             if begin >= len(out):
                 return None
-            sizes = self._plain.encode(_run(info, start, count), block.narrow(start, count), out[begin:])
+            sizes = self.plain.encode(_run(info, start, count), block.narrow(start, count), out[begin:])
             if sizes is None:
                 return None
             sizes_of.pack_into(out, at, *sizes)
@@ -242,7 +267,7 @@ class DonorCodec(DeltaCodec):
                 raise CodecError("donor: the payload is too short for the rows between spans")
             if start < out.tokens:
                 here = out.narrow(start, min(count, out.tokens - start))
-                self._plain.decode(_run(info, start, count), data[begin:at], sizes, here)
+                self.plain.decode(_run(info, start, count), data[begin:at], sizes, here)
         if at != len(data):
             raise CodecError("donor: bytes follow the last row of the payload")
 
@@ -276,10 +301,6 @@ def _run(info: BlockInfo, start: int, count: int) -> BlockInfo:
     return BlockInfo(info.layout, info.tokens[start : start + count], info.start + start)
 
 
-def _runs(table: SpanTable) -> npt.NDArray[np.int64]:
-    return np.array([(s.start, s.count, which) for s, which in zip(table.spans, table.which, strict=True)], np.int64)
-
-
 def _encode(
     coder: _donor.Coder,
     info: BlockInfo,
@@ -293,7 +314,7 @@ def _encode(
         info.start,
         info.count,
         block.rows,
-        _runs(table),
+        table.runs,
         [view.rows for view in donors],
         table.angles,
         table.propagated,
@@ -306,7 +327,8 @@ def _order(info: BlockInfo, table: SpanTable) -> Order | None:
 
     Records that rotate no keys, the only ones that there were once of heads that are rotated in part, hold them so.
     """
-    return order_of(info.layout) if len(table.angles) or table.propagated else None
+    undone = len(table.angles) or table.propagated or table.mode == GROUPS
+    return order_of(info.layout) if undone else None
 
 
 def _table(info: BlockInfo, donors: Sequence[DonorRows], flags: int, mode: int = EXACT) -> SpanTable:

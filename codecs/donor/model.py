@@ -1,4 +1,4 @@
-"""What the donor codec needs of a calibration profile to carry differences from layer to layer: the arrays, checked.
+"""What the donor codec needs of a profile of before to carry differences from layer to layer: the arrays, checked.
 
 Where a block differs from its donor in one layer, it differs in the next one in a way that is nearly linear: int8
 weights, as the predictive codec has them, but fitted to differences, of one layer's reach, and without bias. The
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvstore.codecs.arrays import Array, SectionArrays
+from kvstore.codecs.predictive.levels.model import levels_of
 from kvstore.codecs.predictive.linear_model import LinearModel, LinearPredictor, rotated_half, rotation_tables
 from kvstore.codecs.profile import Profile
 from kvstore.core.layout import KVLayout
@@ -26,8 +27,9 @@ class DonorModel(LinearModel):
 
     @classmethod
     def from_profile(cls, profile: Profile) -> DonorModel | None:
-        """Make the model of a profile; None if it has no section "donor". Raises `ProfileError` as `from_arrays`."""
-        if SECTION not in profile.sections:
+        """Make the model of a profile; None if it has no section "donor", or one for the mode in groups. Raises
+        `ProfileError` as `from_arrays`."""
+        if SECTION not in profile.sections or levels_of(profile.section(SECTION)):
             return None
         return cls.from_arrays(profile.layout, profile.section(SECTION))
 

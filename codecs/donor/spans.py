@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import ONE, Angles, angles_of
 from kvstore.errors import CodecError
 
-EXACT, STEPS = 6, 7
-"""Modes: bit for bit, or what differs from the donor in steps."""
+EXACT, STEPS, GROUPS = 6, 7, 24
+"""Modes: bit for bit, what differs from the donor in steps, bit for bit and predicted in groups."""
 PROPAGATED = 1
 """Flag: what a layer differs in predicts the next one, by the profile's section "donor"."""
 MAX_SPANS = 256
@@ -61,7 +62,7 @@ class SpanTable:
     """What a donor payload begins with: its spans. Immutable.
 
     Attributes:
-        mode: EXACT or STEPS.
+        mode: EXACT, STEPS or GROUPS.
         flags: 0 or PROPAGATED.
         spans: disjoint, in rising order.
         angles: cos and sin of rotations, int16 `[angles, 2, half]` in 1/16384.
@@ -91,6 +92,12 @@ class SpanTable:
     @property
     def donors(self) -> int:
         return max(span.donor for span in self.spans) + 1
+
+    @property
+    def runs(self) -> npt.NDArray[np.int64]:
+        """First row, rows and index of the angles of each span, `[spans, 3]`, as C++ takes them."""
+        rows = [(s.start, s.count, which) for s, which in zip(self.spans, self.which, strict=True)]
+        return np.array(rows, np.int64)
 
     def covered(self) -> int:
         """Return how many rows are in spans."""
@@ -136,7 +143,8 @@ class SpanTable:
         rotated = layout.rope != "none"
         half = layout.layers[0].key_dim // 2 if rotated else 0
         nbytes = cls._nbytes(number, tables, half)
-        if mode not in (EXACT, STEPS) or flags & ~PROPAGATED or (flags and mode != EXACT) or (tables and not rotated):
+        is_known = mode in (EXACT, STEPS, GROUPS) and flags in (0, PROPAGATED if mode == EXACT else 0)
+        if not is_known or (tables and not rotated):
             raise CodecError(f"donor: the payload has an unknown mode ({mode}) or unknown flags ({flags})")
         if not 1 <= number <= MAX_SPANS or tables > number or nbytes + rest > len(payload):
             raise CodecError(f"donor: {number} spans with {tables} angles do not fit a payload of {len(payload)} bytes")

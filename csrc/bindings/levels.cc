@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings/model.h"
+#include "bindings/level_model.h"
 #include "levels/levels.h"
 
 namespace py = pybind11;
@@ -17,57 +17,11 @@ namespace {
 
 const ArrayChecks kChecks("predictive");
 
-// The arrays of a part, a dict by name.
-levels::PartArrays part_of(const levels::Arrays& arrays, const py::dict& given, std::size_t number) {
-  const auto width = [&](std::size_t i) {
-    const predict::LayerShape& shape = arrays.layers[i / 2];
-    return shape.heads * (i % 2 ? shape.value_dim : shape.key_dim);
-  };
-  levels::PartArrays part;
-  const auto take = [&](auto*& to, const char* name, const std::vector<std::size_t>& size, bool needed) {
-    using T = std::remove_const_t<std::remove_pointer_t<std::remove_reference_t<decltype(to)>>>;
-    MaybeArray found;
-    if (given.contains(name) && !given[name].is_none()) found = given[name].cast<py::array>();
-    const std::string full = Checks::name_of(number, name);
-    to = needed ? kChecks.needed<T>(found, full, size) : kChecks.maybe<T>(found, full, size);
-  };
-  const std::size_t columns = width(number);
-  std::size_t inputs = 0;
-  for (const std::size_t input : levels::inputs_of(arrays.level, number)) inputs += width(input);
-  take(part.fix, "fix", {columns}, true);
-  take(part.gain, "gain", {columns}, true);
-  take(part.narrow, "narrow", {columns}, true);
-  take(part.shift, "shift", {columns}, true);
-  take(part.bias, "bias", {columns}, true);
-  take(part.scale, "scale", {columns}, true);
-  take(part.adapt, "adapt", {3}, true);
-  take(part.row, "row", {columns}, number < 2);
-  take(part.weight, "weight", {inputs, columns}, inputs != 0);
-  take(part.groups, "groups", {levels::packed_size(columns)}, number >= 2);
-  return part;
-}
-
 std::shared_ptr<levels::Model> build(int level, const py::array& shapes, const py::list& parts,
                                      const py::array& token_kv, const py::array& freqs, const MaybeArray& rope_fine,
                                      const MaybeArray& rope_coarse) {
-  levels::Arrays arrays;
-  arrays.level = level;
-  if (level < 1 || level > 3) kChecks.refuse("level: expected 1, 2 or 3");
-  arrays.layers = layers_of(kChecks, shapes);
-  if (parts.size() != 2 * arrays.layers.size()) kChecks.refuse("parts: expected K and V of every layer");
-  for (std::size_t i = 0; i < parts.size(); ++i) arrays.parts.push_back(part_of(arrays, parts[i].cast<py::dict>(), i));
-  predict::Arrays shared;  // what both kinds of models have alike
-  shared.layers = arrays.layers;
-  take_tokens(kChecks, shared, token_kv);
-  arrays.rotated = rope_fine.has_value();
-  if (arrays.rotated) take_rope(kChecks, shared, arrays.layers[0].key_dim / 2, rope_fine, rope_coarse);
-  arrays.token_kv = shared.token_kv;
-  arrays.vocabulary = shared.vocabulary;
-  arrays.rope_fine = shared.rope_fine;
-  arrays.rope_coarse = shared.rope_coarse;
-  arrays.coarse = shared.coarse;
-  arrays.freqs = kChecks.needed<std::uint16_t>(freqs, "freqs", {2 * predict::kClasses, predict::kSymbols});
-  return std::make_shared<levels::Model>(arrays);
+  return std::make_shared<levels::Model>(
+      level_model(kChecks, level, shapes, parts, token_kv, freqs, rope_fine, rope_coarse));
 }
 
 // The arguments that all functions below share, checked.

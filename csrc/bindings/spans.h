@@ -18,7 +18,8 @@ struct SpansCall {
   donor::Block block;
   Level twin;
 
-  SpansCall(const ArrayChecks& checks, const std::vector<predict::Part>& parts, std::int64_t start, std::size_t count,
+  template <class Part>
+  SpansCall(const ArrayChecks& checks, const std::vector<Part>& parts, std::int64_t start, std::size_t count,
             const py::array& table, const py::array& runs, const py::list& tables, const py::array& angles,
             bool propagated, const MaybeLevel& level)
       : rows(rows_of(table, parts.size())), twin(level_of(level)) {
@@ -33,7 +34,8 @@ struct SpansCall {
   SpansCall& operator=(const SpansCall&) = delete;
 
  private:
-  void take_spans(const ArrayChecks& checks, const std::vector<predict::Part>& parts, std::size_t count,
+  template <class Part>
+  void take_spans(const ArrayChecks& checks, const std::vector<Part>& parts, std::size_t count,
                   const py::array& runs, const py::list& tables, std::size_t turns, std::size_t half) {
     const auto all = static_cast<std::int64_t>(count);
     const std::size_t number = tables.size();

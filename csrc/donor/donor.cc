@@ -26,12 +26,6 @@ constexpr std::size_t kKept = 4;  // parts whose inputs are kept
 
 std::size_t groups_of(const Part& part) { return part.heads * ((part.dim + kChannels - 1) / kChannels); }
 
-// 2^(-offset / 4), exactly the same everywhere.
-float weight_of(int offset) {
-  constexpr std::uint32_t roots[] = {0x3f800000, 0x3f5744fd, 0x3f3504f3, 0x3f1837f0};
-  return as_float(roots[offset & 3] - static_cast<std::uint32_t>(offset >> 2) * (1u << 23));
-}
-
 // Both directions: the parts of a block in order, each predicted from its donor and the parts before.
 class Walk {
  public:
@@ -71,7 +65,7 @@ class Walk {
     coded_.value = part.value;
     propagates_ = block_.propagated && number >= 2;
     offsets_.predict(kAdapt);
-    load(more_, block_, part, number, row_.get(), from_.get());
+    load(more_, block_, part.heads, part.dim, number, row_.get(), from_.get());
     if (propagates_) propagate(part);
     return {coded_, mu(), offsets_.get()};
   }
@@ -122,7 +116,7 @@ class Walk {
     offsets_.advance(distances, part.width);
     if (!block_.propagated || number + 1 == model_.parts().size()) return;
     for (std::size_t t = 0; t < count_; ++t) {
-      more_.subtract(values() + t * part.width, from_.get() + t * part.width, part.width, row_.get());
+      more_.subtract(values() + t * part.width, from_.get() + t * part.width, 1.0f, part.width, row_.get());
       run.inputs(part, row_.get(), angles(t), inputs_.row(number, t));
     }
   }
@@ -148,7 +142,7 @@ class Walk {
     for (std::size_t t = 0; t < count_; ++t) {
       std::uint16_t* const to = mu_.get() + t * part.width;
       run.predict(part, sums_.get() + t * part.padded, angles(t), row_.get());
-      more_.add(row_.get(), from_.get() + t * part.width, part.width, to);
+      more_.add(row_.get(), from_.get() + t * part.width, 1.0f, part.width, to);
     }
   }
 

@@ -8,7 +8,7 @@ namespace kvstore::donor {
 
 const Kernels& kernels(Level level) { return KVSTORE_PICK(level, kKernels); }
 
-void load(const Kernels& run, const Block& block, const predict::Part& part, std::size_t number,
+void load(const Kernels& run, const Block& block, std::size_t heads, std::size_t dim, std::size_t number,
           std::uint16_t* scratch, std::uint16_t* to) {
   for (std::size_t s = 0; s < block.number; ++s) {
     const Span& span = block.spans[s];
@@ -19,16 +19,16 @@ void load(const Kernels& run, const Block& block, const predict::Part& part, std
     for (std::size_t i = 0; i < span.count; ++i) {
       const std::int64_t before = rows.token_stride * static_cast<std::int64_t>(i);
       std::uint64_t address = rows.address + static_cast<std::uint64_t>(before);
-      for (std::size_t head = 0; head < part.heads; ++head, to += part.dim) {
+      for (std::size_t head = 0; head < heads; ++head, to += dim) {
         const auto* x = reinterpret_cast<const std::uint16_t*>(address);
         if (address % sizeof *x != 0) {
-          std::memcpy(scratch, reinterpret_cast<const void*>(address), 2 * part.dim);
+          std::memcpy(scratch, reinterpret_cast<const void*>(address), 2 * dim);
           x = scratch;
         }
         if (turned)
           run.turn(x, block.half, cos, cos + block.half, to);
         else
-          run.finite(x, part.dim, to);
+          run.finite(x, dim, to);
         address += static_cast<std::uint64_t>(rows.head_stride);
       }
     }

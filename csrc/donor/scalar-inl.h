@@ -33,14 +33,14 @@ KVSTORE_INLINE void turn_body(const std::uint16_t* x, std::size_t half, const st
   }
 }
 
-KVSTORE_INLINE void add_body(const std::uint16_t* delta, const std::uint16_t* from, std::size_t width,
+KVSTORE_INLINE void add_body(const std::uint16_t* delta, const std::uint16_t* from, float scale, std::size_t width,
                              std::uint16_t* __restrict mu) {
-  for (std::size_t j = 0; j < width; ++j) mu[j] = upper(number(from[j]) + number(or_zero(delta[j])));
+  for (std::size_t j = 0; j < width; ++j) mu[j] = upper(number(from[j]) + number(or_zero(delta[j])) * scale);
 }
 
-KVSTORE_INLINE void subtract_body(const std::uint16_t* x, const std::uint16_t* from, std::size_t width,
+KVSTORE_INLINE void subtract_body(const std::uint16_t* x, const std::uint16_t* from, float scale, std::size_t width,
                                   std::uint16_t* __restrict d) {
-  for (std::size_t j = 0; j < width; ++j) d[j] = upper(number(x[j]) - number(from[j]));
+  for (std::size_t j = 0; j < width; ++j) d[j] = upper((number(x[j]) - number(from[j])) * scale);
 }
 
 KVSTORE_INLINE void measure_body(const std::uint16_t* x, const std::uint16_t* mu, float weight, std::size_t width,
@@ -61,13 +61,13 @@ KVSTORE_INLINE void measure_body(const std::uint16_t* x, const std::uint16_t* mu
                           std::uint16_t* mu) {                                                                         \
     turn_body(x, half, cos, sin, mu);                                                                                  \
   }                                                                                                                    \
-  TARGET inline void add(const std::uint16_t* delta, const std::uint16_t* from, std::size_t width,                     \
+  TARGET inline void add(const std::uint16_t* delta, const std::uint16_t* from, float scale, std::size_t width,        \
                          std::uint16_t* mu) {                                                                          \
-    add_body(delta, from, width, mu);                                                                                  \
+    add_body(delta, from, scale, width, mu);                                                                           \
   }                                                                                                                    \
-  TARGET inline void subtract(const std::uint16_t* x, const std::uint16_t* from, std::size_t width,                    \
+  TARGET inline void subtract(const std::uint16_t* x, const std::uint16_t* from, float scale, std::size_t width,       \
                               std::uint16_t* d) {                                                                      \
-    subtract_body(x, from, width, d);                                                                                  \
+    subtract_body(x, from, scale, width, d);                                                                           \
   }                                                                                                                    \
   TARGET inline void measure(const std::uint16_t* x, const std::uint16_t* mu, float weight, std::size_t width,         \
                              float* totals) {                                                                          \

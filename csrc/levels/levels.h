@@ -13,9 +13,6 @@ namespace kvstore::levels {
 
 constexpr std::uint32_t mode_of(int level) { return 20 + static_cast<std::uint32_t>(level); }
 
-// Whether so many tokens are few enough to be coded at once.
-bool codable(const Model& model, std::size_t count);
-
 // As those of predictive.h.
 bool predictable(const Model& model, const predict::Block& block);
 int encode(const Model& model, const predict::Block& block, std::uint8_t* out, std::size_t capacity, std::size_t limit,

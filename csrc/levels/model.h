@@ -129,4 +129,9 @@ class Model {
   std::int64_t positions_ = predict::kPositions;
 };
 
+// Whether so many tokens are few enough to be coded at once.
+inline bool codable(const Model& model, std::size_t count) {
+  return static_cast<double>(model.width() + model.parts().size() * kColumns) * static_cast<double>(count) < 1e9;
+}
+
 }  // namespace kvstore::levels

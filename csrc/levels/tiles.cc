@@ -87,7 +87,7 @@ void copy_tile(const Part& part, const Rows& place, std::size_t number, std::siz
 template void copy_tile<false>(const Part&, const Rows&, std::size_t, std::size_t, std::uint16_t*);
 template void copy_tile<true>(const Part&, const Rows&, std::size_t, std::size_t, std::uint16_t*);
 
-RowTurns::RowTurns(const Model& model, std::int64_t start, RowCount rows)
+RowTurns::RowTurns(const Model& model, const std::int64_t* positions, RowCount rows)
     : half_(model.half()),
       stride_(half_ == 0 ? 0 : half_ + kPairs),
       forward_(rows.padded * stride_),
@@ -99,7 +99,7 @@ RowTurns::RowTurns(const Model& model, std::int64_t start, RowCount rows)
     return static_cast<std::int32_t>((static_cast<std::uint32_t>(low) & 0xffff) | upper);
   };
   for (std::size_t t = 0; t < rows.padded; ++t) {
-    if (t < rows.n) model.angles(start + static_cast<std::int64_t>(t), cos.data(), sin.data());
+    if (t < rows.n) model.angles(positions[t], cos.data(), sin.data());
     for (std::size_t j = 0; j < stride_; ++j) {  // groups may begin anywhere in a head
       const int c = cos[j % half_], s = sin[j % half_];
       forward_.get()[t * stride_ + j] = both(c, -s);

@@ -35,7 +35,8 @@ void copy_tile(const Part& part, const Rows& place, std::size_t number, std::siz
 // Rotations of the rows of a block, as `Turns` has them.
 class RowTurns {
  public:
-  RowTurns(const Model& model, std::int64_t start, RowCount rows);
+  // positions: of the rows that there are.
+  RowTurns(const Model& model, const std::int64_t* positions, RowCount rows);
 
   // Those of a group of a part; null if it is not rotated.
   const Turns* of(const Part& part, std::size_t number, Turns& room) const;

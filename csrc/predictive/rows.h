@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "common/rows.h"
-#include "predictive/model.h"
 
 namespace kvstore::predict {
 
@@ -18,9 +17,10 @@ inline void copy_head(std::uint64_t address, std::uint16_t* values, std::size_t 
     std::memcpy(values, reinterpret_cast<const void*>(address), bytes);
 }
 
-// Copies row `row` of a part from a tensor to `values`, its heads one after the other, or back.
-template <bool OUT>
-void copy_row(const Part& part, const Rows& place, std::size_t row, std::uint16_t* values) {
+// Copies row `row` of a part, of `heads` heads of `dim` values, from a tensor to `values`, its heads one after the
+// other, or back.
+template <bool OUT, class AnyPart>
+void copy_row(const AnyPart& part, const Rows& place, std::size_t row, std::uint16_t* values) {
   const std::int64_t before = place.token_stride * static_cast<std::int64_t>(row);
   std::uint64_t address = place.address + static_cast<std::uint64_t>(before);
   for (std::size_t head = 0; head < part.heads; ++head, values += part.dim) {

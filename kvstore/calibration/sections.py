@@ -153,14 +153,14 @@ class _Lossy(ProfileSection):
 
 
 class _Donor(ProfileSection):
-    """What the donor codec carries from layer to layer."""
+    """How differences from donors go on from layer to layer, and within a layer."""
 
     has_curve = False  # every fit runs the model again
 
     def fit(self, task: FitTask) -> Arrays:
         from kvstore.calibration.donor.fit import fit
 
-        return fit(task.model, task.dump, task.progress)
+        return fit(task.model, task.dump, task.scratch, task.progress)
 
     def report(self, task: FitTask, arrays: Arrays) -> Report:
         """Of passages behind another beginning; "without": by the donor alone."""

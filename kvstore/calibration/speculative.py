@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from kvstore.calibration.donor.fit import Arrays, Difference, fit_differences
+from kvstore.calibration.donor.propagated import Arrays, Difference, fit_differences
 from kvstore.calibration.targets import unrotated
 from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.core.layout import KVLayout

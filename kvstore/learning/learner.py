@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
+from kvstore.codecs.donor.codec import DonorCodec
+from kvstore.codecs.donor.model import SECTION as DIFFERENCES
+from kvstore.codecs.predictive.codec import PredictiveCodec
 from kvstore.codecs.predictive.linear_model import rotated_half
 from kvstore.codecs.profile import Profile
 from kvstore.config import StoreConfig
@@ -17,12 +20,13 @@ from kvstore.core.layout import KVLayout
 from kvstore.core.rope import frequencies
 from kvstore.core.workers import Task
 from kvstore.errors import ConfigError, ProfileError
-from kvstore.learning import status
+from kvstore.learning import differences, status
+from kvstore.learning.members import MemberReader
 from kvstore.learning.pace import Pace, Stopped, lower_priority
 from kvstore.learning.recode import ColdRecoder
 from kvstore.learning.seen import BlocksGone
 from kvstore.learning.status import LearningStatus
-from kvstore.learning.trial import MOST_TOKENS, Progress, Trial, choose, run
+from kvstore.learning.trial import MOST_BYTES, MOST_TOKENS, Progress, Sections, Trial, choose, run
 from kvstore.metrics import Metric
 from kvstore.read.stored_block import BlockReader
 from kvstore.tiers.codecs import LateCodecs
@@ -75,6 +79,8 @@ class Learner:
         self._begins_at = time.monotonic() + _BEGIN_S
         self._recodes_at = -math.inf
         self._wanted_tokens = MOST_TOKENS  # that the disk must hold before the next trial
+        self._members = MemberReader(reader)
+        self._wanted_record = 0  # below it differences are not looked at again
         self._tasks: SimpleQueue[Task[None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if config.learn == "auto" and first.state != status.UNSUITED:
@@ -134,6 +140,7 @@ class Learner:
             if self.status.state in _LEARNS or (at_once and self.status.state == status.FAILED):
                 self._learn(progress, at_once)
             if self.status.state in _RECODES:
+                self._learn_differences(progress)
                 self._recode(progress, at_once)
         except Stopped:
             pass
@@ -157,7 +164,52 @@ class Learner:
             self._wanted_tokens = 2 * self._reader.disk.tokens
             return
         trial = run(self._reader, self._identity, sample, self._codecs.disk, self._pace.step, progress)
+        if 1 - trial.after / trial.before >= LEAST_GAIN:
+            trial = replace(trial, sections=self._with_differences(trial.sections, progress))
         self._judge(trial)
+
+    def _with_differences(self, sections: Sections, progress: Progress) -> Sections:
+        """The sections of a profile that is to be, with differences where the store has members to learn them from."""
+        sample = self._sample_of_members()
+        if sample is None:
+            return sections
+        profile = Profile.new(self._identity, sections)
+        now = DonorCodec.from_profile(PredictiveCodec.from_profile(profile), profile)
+        trial = differences.learn(self._members, sample, now, MOST_BYTES, self._pace.step, progress)
+        nbytes = sum(array.nbytes for array in trial.arrays.values())
+        pays = trial.pays(nbytes, self._reader.disk.budget)
+        return {**sections, DIFFERENCES: trial.arrays} if pays else sections
+
+    def _learn_differences(self, progress: Progress) -> None:
+        """Adopts what was learned before with differences, once there are members to learn them from."""
+        described, now = self._reader.profiles.described, self._codecs.donor
+        if described is None or now is None or DIFFERENCES in described.sections:
+            return
+        sample = self._sample_of_members()
+        known = self._reader.profiles.current if sample is not None else None
+        if sample is None or known is None:
+            return
+        trial = differences.learn(self._members, sample, now, MOST_BYTES, self._pace.step, progress)
+        sections = {name: known.section(name) for name in known.sections} | {DIFFERENCES: trial.arrays}
+        profile = Profile.new(self._identity, sections, known.report, versions("numpy", "torch"))
+        if trial.pays(profile.nbytes, self._reader.disk.budget) and self._adopt(profile):
+            self.status = replace(self.status, profile_bytes=profile.nbytes)
+            gain = f"members fall by {1 - trial.after / trial.before:.1%}"
+            self._reader.residency.metrics.add(Metric.LEARNED_PROFILES, because=gain)
+
+    def _sample_of_members(self) -> differences.MemberSample | None:
+        below = self._next_record()
+        if below < self._wanted_record or self._codecs.donor is None:
+            return None
+        self._wanted_record = 2 * below
+        return differences.choose(self._members, below, self._pace.step)
+
+    def _adopt(self, profile: Profile) -> bool:
+        """Whether the disk keeps the profile; it is what new records are coded with then."""
+        self._pace.step()
+        disk = self._reader.disk
+        with disk.paused():  # nobody takes the room that is made
+            return disk.keep_budget(beside=profile.nbytes) and self._codecs.adopt(profile)
 
     def _judge(self, trial: Trial) -> None:
         """Adopts what was fitted, if it is worth that."""
@@ -177,10 +229,7 @@ class Learner:
             why = f"payloads fall by {gain:.1%}, and the profile has {profile.nbytes} bytes"
             self.status = replace(found, adopted_at=0).now(status.NOT_WORTH, why)
             return
-        self._pace.step()
-        with disk.paused():  # nobody takes the room that is made
-            is_kept = disk.keep_budget(beside=profile.nbytes) and self._codecs.adopt(profile)
-        if not is_kept:
+        if not self._adopt(profile):
             self.status = replace(found, adopted_at=0).now(status.FAILED, "the disk did not keep the profile")
             self._reader.residency.metrics.add(Metric.LEARNING_FAILED, because=self.status.why)
             return

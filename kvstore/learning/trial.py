@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs import Codec
@@ -19,7 +19,8 @@ from kvstore.learning.seen import BlocksGone, SeenTokens
 from kvstore.learning.windows import BlockWindows
 from kvstore.read.stored_block import BlockReader, StoredWords
 
-Arrays = dict[str, npt.NDArray[np.generic]]
+Arrays = dict[str, npt.NDArray[Any]]
+Sections = dict[str, Arrays]
 Progress = Callable[[str, int, int], None]
 
 # So many tokens give a profile that is within two hundredths of the ratio that four times as many give.
@@ -64,7 +65,7 @@ class Trial:
         blocks, held_out: how many were fitted to, and measured.
     """
 
-    sections: dict[str, Arrays] = field(repr=False)
+    sections: Sections = field(repr=False)
     before: int
     after: int
     raw: int

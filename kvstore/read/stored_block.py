@@ -20,6 +20,7 @@ from kvstore.residency.whole_record import read_whole
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.disk.tier import DiskTier
+from kvstore.tiers.host import HostRecord
 from kvstore.tiers.profiles import Profiles
 
 Words = npt.NDArray[np.uint16]
@@ -116,13 +117,17 @@ class BlockReader:
         """Whether the record can be decoded by itself, with all of its tokens."""
         return not entry.donors and not entry.cut and not is_delta(entry.codec)
 
+    def whole(self, entry: Entry) -> HostRecord:
+        """Return the record of a located entry, any that is on disk, checked. Raises as `read_whole`."""
+        return read_whole(self.disk, self.pool, entry)
+
     def read(self, record: int) -> StoredWords | None:
         """Return a block from disk; None if it is gone or cannot be read. A damaged one is quarantined."""
         entry = self.disk.locate([record])[0]
         if entry is None:
             return None
         try:
-            found = read_whole(self.disk, self.pool, entry)
+            found = self.whole(entry)
             codec = self.profiles.decoder(found.header.codec, found.header.profile)
             if codec is None or found.header.donors:
                 return None

@@ -15,7 +15,6 @@ import threading
 from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names, is_delta
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
-from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.groups import by_groups
 from kvstore.codecs.profile import (
     LENGTH_BYTES,
@@ -175,17 +174,17 @@ class Profiles:
         """Return the codec of blocks that are coded against other blocks.
 
         Args:
-            plain: for tokens that no other block has. If it needs the current profile, the profile's section "donor" is
-                used, too.
+            plain: for tokens that no other block has. If it needs the current profile, the profile's models of
+                differences are used, too.
             step: see `DonorCodec`.
 
         Raises:
-            ProfileError: the section "donor" is malformed.
+            ProfileError: a section that they are of is malformed.
         """
         profile = self.current if plain.profile != NO_PROFILE else None
         if profile is None:
             return DonorCodec(plain, None, step)
-        return DonorCodec(plain, DonorModel.from_profile(profile), step, profile.id)
+        return DonorCodec.from_profile(plain, profile, step)
 
     def delta_decoder(self, number: int, profile: bytes) -> DeltaCodec | None:
         """Return the delta codec for a record with this codec number and profile id.

@@ -13,7 +13,7 @@ from calibrated import LENGTH, WINDOWS
 from kvstore.calibration.calibrate import calibrate
 from kvstore.calibration.donor import fit, passages, quality
 from kvstore.calibration.dump import KVDump
-from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.groups.model import groups_model, model_of_section
 
 MODEL, TOKENIZER = calibrated.model(), calibrated.tokenizer()
 
@@ -39,9 +39,9 @@ def test_the_same_tokens_are_run_behind_two_beginnings(dump: KVDump) -> None:
     assert all(not torch.allclose(stored, own, atol=1e-3) for stored, own in deep)
 
 
-def test_the_part_is_a_model_that_the_codec_takes(dump: KVDump) -> None:
-    arrays = fit.fit(MODEL, dump)
-    model = DonorModel.from_arrays(dump.layout, arrays)
+def test_the_part_is_a_model_that_the_codec_takes(dump: KVDump, tmp_path: Path) -> None:
+    arrays = fit.fit(MODEL, dump, tmp_path)
+    model = model_of_section(dump.layout, arrays)
     assert all(np.any(part.weight) for pair in model.parts[1:] for part in pair)
     report = quality.report(MODEL, dump, arrays, block=8)
     assert set(report) == {"bits_per_value", "without"}
@@ -53,5 +53,5 @@ def test_a_profile_with_the_part(tmp_path: Path) -> None:
         MODEL, TOKENIZER, calibrated.text(), tmp_path / "p", windows=WINDOWS, length=LENGTH, parts=("donor",)
     )
     assert made.sections == ("donor",)
-    assert DonorModel.from_profile(made) is not None
+    assert groups_model(made) is not None
     assert made.report["parts"]["donor"]["without"] > 0

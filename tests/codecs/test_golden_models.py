@@ -136,6 +136,7 @@ def test_every_way_of_coding_is_among_the_golden_records() -> None:
     assert modes["predictive-lossy"] & {1, 2}
     assert modes["donor"] == modes["donor-propagated"] == {6}
     assert modes["donor-steps"] == {7}
+    assert modes["donor-groups"] == {24}
     assert all({0, 2} <= modes[f"aqua-{bits}"] for bits in (2, 3, 4))
 
 

@@ -60,6 +60,10 @@ NATIVE = {
         ("levels/levels.cc", "levels/tiles.cc", "levels/model.cc", "predictive/sections.cc", *MODEL),
     ),
     "donor": Native("donor.cc", ("donor/donor.cc", "donor/rows.cc", "predictive/sections.cc", *MODEL)),
+    "groups": Native(
+        "donor_groups.cc",
+        ("donor/groups.cc", "donor/rows.cc", "levels/tiles.cc", "levels/model.cc", "predictive/sections.cc", *MODEL),
+    ),
     "steps": Native("donor.cc", ("donor/rows.cc", *STEPS, *MODEL), "-DSTEPS"),
     "lossy": Native("lossy.cc", ("lossy/lossy.cc", "lossy/model.cc", *MODEL)),
     "trie": Native("trie.cc", (*(f"trie/{name}.cc" for name in ("trie", "read", "bits", "restore")), "common/cpu.cc")),

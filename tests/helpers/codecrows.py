@@ -219,6 +219,13 @@ def spans_of(count: int) -> list[Span]:
     return [Span(a, b - a, donor, _BEFORE[donor] + a, -_BEFORE[donor]) for a, b, donor in spans]
 
 
+def _groups(layout: KVLayout, profile: Profile | None) -> Coder:
+    if layout.dtype != "bfloat16":
+        return _donor(model=False)(layout, profile)
+    used = profile or profile_of(layout, "lossless", "levels")
+    return WithDonors(DonorCodec.from_profile(codec_by_name("predictive", used), used), layout)
+
+
 def _donor(model: bool, step: float | None = None) -> Callable[[KVLayout, Profile | None], Coder]:
     def make(layout: KVLayout, profile: Profile | None) -> Coder:
         if layout.dtype != "bfloat16":
@@ -268,6 +275,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("donor", _donor(model=False), dtypes=_BF16, rope=True, not_held=_DONOR),
     Row("donor-propagated", _donor(model=True), dtypes=_BF16, rope=True, not_held=_DONOR),
+    Row("donor-groups", _groups, dtypes=_BF16, rope=True, not_held=_DONOR),
     Row("donor-steps", _donor(model=False, step=_STEP), "recorded", _BF16, rope=True),
     Row("aqua-2", _aqua(2), 0.15, rope=True, same_bytes=False, not_held=_AQUA),
     Row("aqua-3", _aqua(3), 0.06, rope=True, same_bytes=False, not_held=_AQUA),

@@ -95,6 +95,8 @@ class ModelCase:
         the other codecs have cases of their own (goldencases.py) or do not take them."""
         if LAYOUTS[self.layout].dtype != "bfloat16":
             return row.name == "predictive"
+        if row.name == "donor-groups" or (self.layout == "levels" and self.like == "alike"):
+            return row.name == "donor-groups" and self.layout == "levels" and self.like == "alike"
         if self.layout == "levels" or row.name in _LEVELS:
             return row.name == f"predictive-{self.like[-1]}"
         if row.name in codec_names() or (row.name.startswith("donor") and self.like != "alike"):
@@ -120,6 +122,8 @@ MODEL_CASES = {
     **{f"level-{i}": ModelCase("levels", f"level-{i}", 21, start=40) for i in (1, 2, 3)},
     **{f"level-{i}-one-token": ModelCase("levels", f"level-{i}", 1) for i in (1, 2, 3)},
     **{f"level-{i}-special": ModelCase("levels", f"level-{i}", 20, special=True) for i in (1, 2, 3)},
+    "groups-alike": ModelCase("levels", "alike", 20),
+    "groups-special": ModelCase("levels", "alike", 20, special=True),
 }
 RECORDS = [(row, name) for row in ROWS for name, case in MODEL_CASES.items() if case.takes(row)]
 

@@ -62,6 +62,22 @@ def kv_of(tokens: np.ndarray, noise: float = 0.02) -> Layers:
     return layers
 
 
+def behind(number: int, variant: int, size: float = 0.05) -> tuple[np.ndarray, Layers]:
+    """A sequence behind a block of another: what it differs in from itself alone goes on from layer to layer in a way
+    of its own."""
+    before, tokens = tokens_of(1000 + variant, 64), tokens_of(number)
+    rng, weights = np.random.default_rng([number, variant]), np.random.default_rng(3)
+    d = size * rng.normal(size=(LENGTH, 2 * _WIDTH)) * np.exp(rng.normal(size=(LENGTH, 1)))
+    layers = []
+    for (k, v), (first_k, first_v) in zip(kv_of(tokens), kv_of(before), strict=True):
+        own = rotate(_rows(k), HEADS, np.arange(LENGTH), ROPE, -1) + d[:, :_WIDTH].astype(np.float32)
+        own = _tensor(rotate(own, HEADS, 64 + np.arange(LENGTH), ROPE, 1))
+        values = _tensor(_rows(v) + d[:, _WIDTH:].astype(np.float32))
+        layers.append((torch.cat([first_k, own], 1), torch.cat([first_v, values], 1)))
+        d = d @ weights.normal(size=(2 * _WIDTH, 2 * _WIDTH)) / np.sqrt(2 * _WIDTH)
+    return np.concatenate([before, tokens]), layers
+
+
 def fill(store: KVStore, first: int = 0, count: int = ENOUGH, noise: float = 0.02) -> None:
     """Puts so many sequences, durably."""
     for number in range(first, first + count):
@@ -83,11 +99,21 @@ def codecs_on_disk(store: KVStore) -> list[int]:
 
 
 def _comes_back(store: KVStore, tokens: np.ndarray, noise: float) -> bool:
+    return comes_back(store, tokens, kv_of(tokens, noise))
+
+
+def comes_back(store: KVStore, tokens: np.ndarray, layers: Layers) -> bool:
+    """Whether a sequence comes back, bit for bit."""
     hit = store.get(tokens)
     if hit is None or hit.tokens != len(tokens):
         return False
-    pairs = zip(hit.layers, kv_of(tokens, noise), strict=True)
+    pairs = zip(hit.layers, layers, strict=True)
     return all(torch.equal(_bits(a[0]), _bits(b)) for got, want in pairs for a, b in zip(got, want, strict=True))
+
+
+def _rows(tensor: torch.Tensor) -> np.ndarray:
+    """float32 `[tokens, C]`."""
+    return tensor.transpose(0, 1).flatten(1).float().numpy()
 
 
 def _tensor(rows: np.ndarray) -> torch.Tensor:

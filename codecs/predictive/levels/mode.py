@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,11 @@ class LevelMode:
 
 def native_model(model: LevelModel) -> _levels.Model:
     """The same model for csrc/levels/levels.h."""
+    return _levels.Model(**native_arguments(model))
+
+
+def native_arguments(model: LevelModel) -> dict[str, Any]:
+    """What csrc/bindings/level_model.h makes a model of."""
     names = ("fix", "gain", "narrow", "shift", "bias", "scale", "adapt", "row", "weight")
     parts = []
     for number, pair in enumerate(model.parts):
@@ -49,12 +55,12 @@ def native_model(model: LevelModel) -> _levels.Model:
             packed = [np.zeros(0, np.int8), *(group.reshape(-1) for group in part.groups)]
             arrays["groups"] = np.concatenate(packed) if number else None
             parts.append({name: None if x is None else np.ascontiguousarray(x) for name, x in arrays.items()})
-    return _levels.Model(
-        level=model.level,
-        shapes=np.array([[x.heads, x.key_dim, x.value_dim] for x in model.layout.layers], np.int64),
-        parts=parts,
-        token_kv=model.token_kv,
-        freqs=model.freqs,
-        rope_fine=model.rope_fine,
-        rope_coarse=model.rope_coarse,
-    )
+    return {
+        "level": model.level,
+        "shapes": np.array([[x.heads, x.key_dim, x.value_dim] for x in model.layout.layers], np.int64),
+        "parts": parts,
+        "token_kv": model.token_kv,
+        "freqs": model.freqs,
+        "rope_fine": model.rope_fine,
+        "rope_coarse": model.rope_coarse,
+    }

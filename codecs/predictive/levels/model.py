@@ -69,14 +69,21 @@ class LevelModel(LinearModel):
 
     @classmethod
     def from_arrays(
-        cls, layout: KVLayout, level: int, lossless: Mapping[str, Array], levels: Mapping[str, Array]
+        cls,
+        layout: KVLayout,
+        level: int,
+        lossless: Mapping[str, Array],
+        levels: Mapping[str, Array],
+        section: str = SECTION,
     ) -> LevelModel:
         """Make the model of a level of a profile's sections "lossless" (tokens and angles) and "levels".
+
+        section: for errors, the name of a section that is not "levels" but has the same arrays.
 
         Raises:
             ProfileError: names the array that is missing or malformed.
         """
-        base, taken = SectionArrays("predictive", "lossless", lossless), SectionArrays("predictive", SECTION, levels)
+        base, taken = SectionArrays("predictive", "lossless", lossless), SectionArrays("predictive", section, levels)
         half = rotated_half(layout, taken.codec)
         widths = [(x.heads * x.key_dim, x.heads * x.value_dim) for x in layout.layers]
         token_kv, _ = token_table(base, sum(widths[0]))

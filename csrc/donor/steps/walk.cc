@@ -40,7 +40,7 @@ void Walk::begin(std::size_t number) {
   number_ = number;
   const Part& part = parts_[number];
   width_ = part.width;
-  load(donor_, block_, part, number, row_.get(), mu_.get());
+  load(donor_, block_, part.heads, part.dim, number, row_.get(), mu_.get());
   groups_.clear();
   for (std::size_t head = 0; head < part.heads; ++head)
     for (std::size_t j = 0; j < part.dim; j += kChannels)

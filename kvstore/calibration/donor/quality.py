@@ -11,7 +11,7 @@ from kvstore.calibration.dump import KVDump
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.delta import DonorRows
 from kvstore.codecs.donor.codec import DonorCodec
-from kvstore.codecs.donor.model import DonorModel
+from kvstore.codecs.donor.groups.model import model_of_section
 from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.entropy.codec import EntropyCodec
 from kvstore.codecs.view import KVView
@@ -21,7 +21,8 @@ Arrays = dict[str, Any]
 
 def report(model: Any, dump: KVDump, arrays: Arrays, block: int = 64) -> dict[str, Any]:
     """Of the held-out windows, whole payloads: "bits_per_value" with the fit, "without" by the donor alone."""
-    codecs = (DonorCodec(EntropyCodec(), DonorModel.from_arrays(dump.layout, arrays)), DonorCodec(EntropyCodec()))
+    fitted = model_of_section(dump.layout, arrays)
+    codecs = (DonorCodec(EntropyCodec(), groups=lambda: fitted), DonorCodec(EntropyCodec()))
     spent, values = [0, 0], 0
     for pair in passages(model, dump, list(dump.held_out)):
         stored = [(k[:, pair.start :], v[:, pair.start :]) for k, v in dump.tensors(pair.window)]
