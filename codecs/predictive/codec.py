@@ -150,9 +150,10 @@ class PredictiveCodec(Codec):
         exact = bits is None and kl is None
         missing = [name for name in ("lossless", "lossy")[: 1 if exact else 2] if name not in profile.sections]
         if missing:
-            raise ProfileError(
-                f'predictive: the profile has no section "{missing[0]}"; make a new one with `kvstore calibrate`'
-            )
+            what = "make a new one with `kvstore calibrate`"
+            if missing[0] == "lossy" and profile.layout.is_latent:
+                what = "latents are coded without loss alone: use predictive or entropy"
+            raise ProfileError(f'predictive: the profile has no section "{missing[0]}"; {what}')
         model, lossy = PredictiveModel.from_arrays(profile.layout, profile.section("lossless")), None
         levels = LevelModes.of(profile)
         if level is not None and level not in levels.known:

@@ -103,7 +103,7 @@ def test_a_store_of_latents_takes_the_profile_and_gives_back_every_bit(
 
 def test_what_cannot_be_fitted_to_latents_is_refused_by_name(made: tuple[Any, Path, list[str]], tmp_path: Path) -> None:
     one, path, _ = made
-    with pytest.raises(ProfileError, match='no section "lossy"'):
+    with pytest.raises(ProfileError, match='no section "lossy"; latents are coded without loss alone'):
         codec_by_name("predictive@0.7", Profile.load(path))
     with pytest.raises(UnsupportedModel, match="leave donor out"):
         calibrate(one, calibrated.tokenizer(), calibrated.text(), tmp_path / "p", parts=["lossless", "donor"], **SIZES)
