@@ -61,3 +61,16 @@ def test_rounding_makes_up_for_its_errors() -> None:
 
     assert error(found) < 0.5 * error(np.rint(weight))
     assert rounded(np.zeros((0, 3)), np.zeros((0, 0))).shape == (0, 3)
+
+
+def test_rounding_asks_again_and_again_whether_it_may_go_on() -> None:
+    asked: list[None] = []
+
+    def pause() -> None:
+        asked.append(None)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rounded(np.ones((300, 2)), np.eye(300), pause)
+    assert len(asked) == 3

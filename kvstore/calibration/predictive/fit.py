@@ -73,8 +73,8 @@ def fit_in_passes(
             sums.add(inputs_of(dump, window, NO_SINKS, first), told)
         for layer in layers:
             for which in range(2):
-                progress("lossless: solving layers", layer, len(dump.layout.layers))
-                sums.solve(layer, which, arrays, wiring)
+                told = partial(progress, "lossless: solving layers", layer, len(dump.layout.layers))
+                sums.solve(layer, which, arrays, wiring, told)
         del sums  # before the next ones are made
     progress("lossless: summing windows", len(runs) * len(windows), len(runs) * len(windows))
     progress("lossless: solving layers", len(dump.layout.layers), len(dump.layout.layers))

@@ -34,8 +34,8 @@ def fit_tables(dump: KVDump, lossless: Arrays, arrays: Arrays, level: int, progr
     fits: list[Tensor] = []
     layers = len(dump.layout.layers)
     for number in range(layers):
-        progress(f"levels: tables of level {level}", number, layers)
         for which in range(2):
+            progress(f"levels: tables of level {level}", number, layers)
             cached = np.concatenate([dump.coded(number, w)[which][rows] for w, rows in windows])
             coded = _part(walk, number, which, torch.from_numpy(cached.astype(np.int64)), arrays, fits)
             fits.append(coded.fits)

@@ -8,7 +8,7 @@ memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,8 +77,8 @@ def fit_in_passes(
             sums.add(_inputs(dump, window, arrays), told)
         for layer in range(first, run.stop):
             for which in range(2):
-                progress("levels: solving layers", layer, layers)
-                _fit_part(dump, sums, arrays, level, layer, which, lossless, half if which == 0 else 0)
+                told = partial(progress, "levels: solving layers", layer, layers)
+                _fit_part(dump, sums, arrays, level, layer, which, lossless, half if which == 0 else 0, told)
         first = run.stop
         del sums  # before the next ones are made
     progress("levels: summing windows", len(runs) * len(windows), len(runs) * len(windows))
@@ -146,8 +146,18 @@ def _inputs(dump: KVDump, window: int, arrays: Arrays) -> list[tuple[Tensor, Ten
 
 
 def _fit_part(
-    dump: KVDump, sums: ProductSums, arrays: Arrays, level: int, number: int, which: int, lossless: Arrays, half: int
+    dump: KVDump,
+    sums: ProductSums,
+    arrays: Arrays,
+    level: int,
+    number: int,
+    which: int,
+    lossless: Arrays,
+    half: int,
+    pause: Callable[[], None] = lambda: None,
 ) -> None:
+    """`pause` is called before every step of some tens of milliseconds."""
+    pause()
     shape = dump.layout.layers[number]
     keys, own = shape.heads * shape.key_dim, f"{level}.{number}.{'kv'[which]}."
     if number == 0:
@@ -163,7 +173,9 @@ def _fit_part(
     order = coding_order(len(unit), half)
     back = np.argsort(order)
     gram, moment, left = _products(sums, inputs, aim)
+    pause()
     weight = _solved(gram, moment)
+    pause()
     factor, spread = _factored(_left(gram, moment, left, weight)[order][:, order])
     narrow = _factor(127 / (_TAILS * spread * unit[order]))
     # From steps of residuals to fixed point, and what is added to it.
@@ -172,7 +184,9 @@ def _fit_part(
     largest = np.maximum(np.abs(across).max(0, initial=0)[order], np.abs(factor * step).max(1))
     shift = np.floor(np.log2(127.49 / np.maximum(largest, 1e-9))).clip(0, _MOST_PLACES)[back]
     places = np.exp2(shift)
-    whole = rounded(across * places, _damped(gram).numpy())
+    pause()
+    whole = rounded(across * places, _damped(gram).numpy(), pause)
+    pause()
     # The groups know what rounding has left.
     factor = _factored(_left(gram, moment, left, torch.from_numpy(whole / (places * unit)))[order][:, order])[0]
     between = np.rint(factor * step * places[order][:, None]).clip(-127, 127).astype(np.int8)
@@ -212,7 +226,7 @@ def _left(gram: Tensor, moment: Tensor, aimed: Tensor, weight: Tensor) -> npt.ND
 def _factored(left: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Of the covariance of residuals, in coding order: the weights from each group to columns after it, [C (to), C],
     and the standard deviation of what no group before explains of each column."""
-    whole = np.linalg.cholesky(left)
+    whole = torch.linalg.cholesky(torch.from_numpy(left)).numpy()
     factor, alone = np.zeros_like(whole), np.zeros(len(whole))
     for begin in range(0, len(left), GROUP):
         at = slice(begin, begin + GROUP)

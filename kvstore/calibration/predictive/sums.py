@@ -43,8 +43,12 @@ class ProductSums:
                 if i == number:
                     product += x.T @ rows[j]
 
-    def solve(self, number: int, which: int, arrays: Arrays, wiring: Wiring) -> None:
-        """Puts `weight`, `bias` and `out_scale` of a part among the arrays."""
+    def solve(
+        self, number: int, which: int, arrays: Arrays, wiring: Wiring, pause: Callable[[], None] = lambda: None
+    ) -> None:
+        """Puts `weight`, `bias` and `out_scale` of a part among the arrays. `pause` is called before every step of some
+        tens of milliseconds."""
+        pause()
         prefix, split = f"{number}.{'kv'[which]}.", self._keys[number]
         before = [number - 1, number - 2][: min(number, 2)]
         own = [(number, slice(0, split))] if which else []
@@ -55,6 +59,7 @@ class ProductSums:
         gram = torch.cat([torch.cat([self.covariance(a, b) for b in inputs], 1) for a in inputs])
         moment = torch.cat([self.covariance(a, target) for a in inputs])
         gram += torch.eye(len(gram), dtype=torch.double) * DAMP * gram.diagonal().mean()
+        pause()
         weight = torch.zeros_like(moment)
         weight[used] = torch.linalg.solve(gram[used][:, used], moment[used])
         scale = (weight.abs().amax(0) / 127).clamp(min=1e-12)

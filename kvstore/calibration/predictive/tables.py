@@ -35,8 +35,8 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
     counts = np.zeros((2 * CLASSES, SYMBOLS), np.int64)
     fits: list[Tensor] = []
     for number in range(layers):
-        progress("lossless: tables", number, layers)
         for which in range(2):
+            progress("lossless: tables", number, layers)
             prefix = f"{number}.{'kv'[which]}."
             bits = torch.from_numpy(np.concatenate([dump.coded(number, w)[which][rows] for w, rows in windows])).long()
             part = _part(prefix, arrays)
