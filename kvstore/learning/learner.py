@@ -258,10 +258,11 @@ def status_at_open(config: StoreConfig, identity: ModelIdentity, profiles: Profi
     layout, why = identity.layout, ""
     if config.disk.codec != "auto" or config.profile is not None:
         why = "the settings name the disk's codec, or a profile"
-    elif layout.is_grouped or layout.dtype != "bfloat16" or identity.codec_family != "exact":
-        why = "only exact caches of bfloat16, all of whose layers keep all tokens, are predicted"
-    elif why_not := _why_not_rotated(layout):
-        why = why_not
+    elif layout.states or layout.dtype != "bfloat16" or identity.codec_family != "exact":
+        why = "only exact caches of bfloat16 without states are predicted"
+    else:
+        parts = [group.layout for group in layout.groups] if layout.is_grouped else [layout]
+        why = next(filter(None, map(_why_not_rotated, parts)), "")
     if why:
         return LearningStatus(status.UNSUITED, why)
     described = profiles.described

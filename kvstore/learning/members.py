@@ -102,7 +102,7 @@ class MemberReader:
 
 
 def _numbers(block: StoredWords) -> list[tuple[Floats, Floats]]:
-    return [(floats(k), floats(v)) for k, v in block.layers()]
+    return [(floats(k), floats(v)) for k, v in block.groups()[0].layers()]
 
 
 def _rows(layers: list[tuple[Floats, Floats]], begin: int, count: int) -> list[tuple[Floats, Floats]]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvstore.calibration.dump import Floats, floats
 from kvstore.calibration.targets import unrotated
 from kvstore.codecs.predictive.linear_model import rotates
-from kvstore.read.stored_block import StoredWords
+from kvstore.read.stored_block import GroupWords
 
 
 class BlocksGone(Exception):
@@ -35,9 +35,20 @@ class SeenTokens:
 
     @classmethod
     def of(
-        cls, records: Iterable[int], read: Callable[[int], StoredWords | None], pause: Callable[[], None]
+        cls,
+        records: Iterable[int],
+        read: Callable[[int], GroupWords | None],
+        pause: Callable[[], None],
+        damp: float = 0.0,
     ) -> SeenTokens:
         """Look at the blocks of these records. Memory is that of the rows, and of one block.
+
+        Args:
+            records: of the blocks.
+            read: gives the layers of one that are looked at; None if it left.
+            pause: called before each block.
+            damp: times that a token must have been seen to stand as far from the mean of all as half of what it showed;
+                0 where the layer depends on nothing but the token.
 
         Raises:
             BlocksGone: one has left, or holds values that are no numbers.
@@ -51,7 +62,7 @@ class SeenTokens:
             block = read(record)
             if block is None or not block.is_finite:
                 raise BlocksGone
-            for token, row in zip(block.header.tokens.tolist(), _first_layer(block), strict=True):
+            for token, row in zip(block.tokens.tolist(), _first_layer(block), strict=True):
                 place = places.setdefault(token, len(sums))
                 if place == len(sums):
                     sums.append(row.astype(np.float64))
@@ -61,14 +72,21 @@ class SeenTokens:
                     counts[place] += 1
         order = sorted(places)
         by_token = [places[token] for token in order]
-        rows = np.stack([(sums[place] / counts[place]).astype(np.float32) for place in by_token])
+        middle = np.sum(sums, 0) / sum(counts) if damp else 0.0
+        rows = np.stack([_damped(sums[place], counts[place], middle, damp) for place in by_token])
         return cls(np.array(order, np.uint32), rows, np.array([counts[place] == 1 for place in by_token]))
 
 
-def _first_layer(block: StoredWords) -> Floats:
+def _damped(total: npt.NDArray[np.float64], count: int, middle: npt.NDArray[np.float64] | float, damp: float) -> Floats:
+    """The mean of so many rows, moved towards the middle."""
+    found: Floats = (middle + (total - count * middle) / (count + damp)).astype(np.float32)
+    return found
+
+
+def _first_layer(block: GroupWords) -> Floats:
     """K and V of layer 0, as fits see them (`targets.target`); float32 `[tokens, C]`."""
     k, v = (floats(words) for words in block.layer(0))
     if rotates(block.layout):
-        positions = np.arange(block.header.start, block.header.start + block.header.count)
+        positions = np.arange(block.start, block.start + len(block.tokens))
         k = unrotated(k, block.layout, block.layout.layers[0].key_dim, positions)
     return np.concatenate([k, v], 1)

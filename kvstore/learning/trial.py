@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kvstore.codecs import Codec
-from kvstore.codecs.predictive.codec import PredictiveCodec
+from kvstore.codecs import Codec, codec_by_name
+from kvstore.codecs.group_sections import joined
 from kvstore.codecs.predictive.levels.model import LEVELS
 from kvstore.codecs.profile import Profile
 from kvstore.config import MIB
@@ -17,11 +17,12 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.learning.seen import BlocksGone, SeenTokens
 from kvstore.learning.windows import BlockWindows
-from kvstore.read.stored_block import BlockReader, StoredWords
+from kvstore.read.stored_block import BlockReader, StoredWords, parts_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 Sections = dict[str, Arrays]
 Progress = Callable[[str, int, int], None]
+Windows = tuple[tuple[int, ...], ...]
 
 # So many tokens give a profile that is within two hundredths of the ratio that four times as many give.
 MOST_TOKENS = 36_864
@@ -33,6 +34,7 @@ MOST_BYTES = 256 * MIB
 _WINDOW_TOKENS = 1024
 _WINDOW_BYTES = 32 * MIB
 _TABLE_TOKENS = 2048
+_DAMP = 2.0  # see `SeenTokens.of`, where layers before the first of a group see more than the token
 _MOST_LOOKED_AT = 8  # times the tokens that are wanted, of records that may be gone or coded against others
 
 
@@ -41,17 +43,17 @@ class Sample:
     """Blocks to learn from.
 
     Attributes:
-        windows: records to fit to, those of each window.
+        groups: records to fit each group of layers to, those of each window; one group without windows.
         held_out: records to measure on; newer ones.
-        blocks: how many there are.
+        fitted: how many are fitted to.
     """
 
-    windows: tuple[tuple[int, ...], ...]
+    groups: tuple[Windows, ...]
     held_out: tuple[int, ...]
 
     @property
-    def blocks(self) -> int:
-        return sum(map(len, self.windows)) + len(self.held_out)
+    def fitted(self) -> int:
+        return len({record for windows in self.groups for window in windows for record in window})
 
 
 @dataclass(frozen=True)
@@ -75,21 +77,28 @@ class Trial:
 
 def choose(reader: BlockReader, below: int, pause: Callable[[], None]) -> Sample | None:
     """Return blocks to learn from, the newest before record `below`; None if there are too few."""
-    size, layout = reader.block_tokens, reader.layout
-    found: list[tuple[int, int]] = []  # (record, start)
+    size, layouts = reader.block_tokens, reader.layouts
+    found: list[list[tuple[int, int]]] = [[] for _ in layouts]  # of each group (record, start)
+    seen: list[int] = []
     for looked, entry in enumerate(reader.newest_first(below, pause), 1):
-        if len(found) * size >= MOST_TOKENS or looked * size > _MOST_LOOKED_AT * MOST_TOKENS:
+        if min(map(len, found)) * size >= MOST_TOKENS or looked * size > _MOST_LOOKED_AT * MOST_TOKENS:
             break
+        parts = zip(found, parts_of(reader.layout, entry), strict=True)
+        whole = [group for group, (_, lacks) in parts if not lacks and len(group) * size < MOST_TOKENS]
         pause()
-        block = reader.read(entry.record)
+        block = reader.read(entry.record) if whole else None
         if block is not None and block.is_finite:
-            found.append((entry.record, entry.start))
-    if len(found) * size < LEAST_TOKENS:
+            seen.append(entry.record)
+            for group in whole:
+                group.append((entry.record, entry.start))
+    if min(map(len, found)) * size < LEAST_TOKENS:
         return None
-    count = max(1, len(found) // HELD_OUT)
-    held_out = tuple(record for record, _ in found[:count])
-    windows = _windows(found[count:], _blocks_in_window(layout, size))
-    return Sample(windows, held_out) if windows else None
+    held_out = tuple(seen[: max(1, min(map(len, found)) // HELD_OUT)])
+    fitted = [[block for block in group if block[0] not in held_out] for group in found]
+    groups = tuple(
+        _windows(group, _blocks_in_window(layout, size)) for group, layout in zip(fitted, layouts, strict=True)
+    )
+    return Sample(groups, held_out) if all(groups) else None
 
 
 def run(
@@ -107,22 +116,16 @@ def run(
         ValueError, ProfileError: caches of this layout are not predicted.
         What `pause` raises.
     """
-    from kvstore.calibration.predictive import fit, levels
 
     def told(what: str, done: int, total: int) -> None:
         pause()
         progress(what, done, total)
 
-    layout, size = reader.layout, reader.block_tokens
-    few = _spread(sample.windows, _table_tokens(layout) // size)
-    seen = SeenTokens.of([record for window in sample.windows for record in window], reader.read, pause)
-    dump = BlockWindows.of_blocks(layout, size, sample.windows, reader.read, pause, seen)
-    tables = BlockWindows.of_blocks(layout, size, few, reader.read, pause, seen, kept=len(few), hide=True)
-    base = fit.fit_in_passes(dump, tables, MOST_BYTES, told)
-    level = levels.fit_in_passes(dump, tables, base, LEVELS[-1], MOST_BYTES, told)
-    base |= {"seen_kv": base.pop("token_kv"), "seen_tokens": seen.tokens}
-    sections = {"lossless": base, "levels": level}
-    codec = PredictiveCodec.from_profile(Profile.new(identity, sections))
+    parts = [_fitted(reader, number, windows, pause, told) for number, windows in enumerate(sample.groups)]
+    sections = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    if not reader.layout.is_grouped:
+        (sections,) = parts
+    codec = codec_by_name("predictive", Profile.new(identity, sections))
     before = after = raw = 0
     for number, record in enumerate(sample.held_out):
         told("measuring blocks that were kept back", number, len(sample.held_out))
@@ -134,7 +137,24 @@ def run(
     if not raw:
         raise BlocksGone
     told("measuring blocks that were kept back", len(sample.held_out), len(sample.held_out))
-    return Trial(sections, before, after, raw, sum(map(len, sample.windows)), len(sample.held_out))
+    return Trial(sections, before, after, raw, sample.fitted, len(sample.held_out))
+
+
+def _fitted(
+    reader: BlockReader, number: int, windows: Windows, pause: Callable[[], None], told: Progress
+) -> dict[str, Arrays]:
+    """The sections of a group of layers."""
+    from kvstore.calibration.predictive import fit, levels
+
+    layout, size, read = reader.layouts[number], reader.block_tokens, reader.group(number)
+    few = _spread(windows, _table_tokens(layout) // size)
+    damp = _DAMP if reader.layout.is_grouped and 0 not in reader.layout.groups[number].layers else 0.0
+    seen = SeenTokens.of([record for window in windows for record in window], read, pause, damp)
+    dump = BlockWindows.of_blocks(layout, size, windows, read, pause, seen)
+    tables = BlockWindows.of_blocks(layout, size, few, read, pause, seen, kept=len(few), hide=True)
+    base = fit.fit_in_passes(dump, tables, MOST_BYTES, told)
+    level = levels.fit_in_passes(dump, tables, base, LEVELS[-1], MOST_BYTES, told)
+    return {"lossless": base | {"seen_kv": base.pop("token_kv"), "seen_tokens": seen.tokens}, "levels": level}
 
 
 def payload_bytes(codec: Codec, block: StoredWords) -> int:

@@ -19,7 +19,7 @@ from kvstore.codecs.predictive.token_table import rows_of
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import rotate
 from kvstore.learning.seen import BlocksGone, SeenTokens
-from kvstore.read.stored_block import StoredWords
+from kvstore.read.stored_block import GroupWords
 
 Layers = list[tuple[Bits, Bits]]
 
@@ -30,7 +30,7 @@ class BlockWindows(KVDump):
 
     Attributes:
         blocks: record numbers, those of each window; all windows have as many.
-        read: gives a block; None if it left.
+        read: gives the layers of a block; None if it left.
         pause: called before every step of the work.
         kept: how many windows stay in memory; the rest is read again when it is needed.
         seen: the tokens of all blocks.
@@ -38,7 +38,7 @@ class BlockWindows(KVDump):
     """
 
     blocks: tuple[tuple[int, ...], ...] = ()
-    read: Callable[[int], StoredWords | None] = lambda record: None
+    read: Callable[[int], GroupWords | None] = lambda record: None
     pause: Callable[[], None] = lambda: None
     kept: int = 1
     seen: SeenTokens | None = None
@@ -51,7 +51,7 @@ class BlockWindows(KVDump):
         layout: KVLayout,
         block_tokens: int,
         blocks: tuple[tuple[int, ...], ...],
-        read: Callable[[int], StoredWords | None],
+        read: Callable[[int], GroupWords | None],
         pause: Callable[[], None],
         seen: SeenTokens,
         kept: int = 1,
@@ -108,20 +108,20 @@ class BlockWindows(KVDump):
             block = self.read(record)
             if block is None or not block.is_finite:
                 raise BlocksGone
-            tokens.append(block.header.tokens)
-            columns.append(self._moved(block, place * block.header.count))
+            tokens.append(block.tokens)
+            columns.append(self._moved(block, place * len(block.tokens)))
         layers = [
             (np.concatenate([k for k, _ in same]), np.concatenate([v for _, v in same]))
             for same in zip(*columns, strict=True)
         ]
         return np.concatenate(tokens), layers
 
-    def _moved(self, block: StoredWords, position: int) -> Layers:
+    def _moved(self, block: GroupWords, position: int) -> Layers:
         """The layers of a block, keys rotated to where it stands in the window."""
-        shift = position - block.header.start
+        shift = position - block.start
         if not shift or self.layout.rope == "none":
             return block.layers()
-        by = np.full(block.header.count, shift)
+        by = np.full(len(block.tokens), shift)
         return [
             (nearest_bits(rotate(floats(k), shape.heads, by, self.layout.rope, 1)), v)
             for shape, (k, v) in zip(self.layout.layers, block.layers(), strict=True)

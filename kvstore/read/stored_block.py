@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs import KVView, is_delta
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.groups import GroupedView
 from kvstore.core.layout import KVLayout
 from kvstore.core.record import FLAG_PINNED, DamagedRecord, RecordHeader
+from kvstore.core.tokens import Tokens
 from kvstore.errors import CodecError, UnknownCodec
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
@@ -29,13 +32,48 @@ _INFINITE = 0x7F80  # exponent of a bf16 value that is no finite number
 
 
 @dataclass(frozen=True)
+class GroupWords:
+    """The keys and values of layers that keep the same tokens, of those tokens of a block that they have.
+
+    Attributes:
+        layout: of these layers.
+        tokens: their tokens.
+        start: position of the first of them.
+        words: 16-bit words, tensor after tensor, each `[heads, tokens, dim]`.
+    """
+
+    layout: KVLayout
+    tokens: Tokens
+    start: int
+    words: Words
+
+    def layers(self) -> list[tuple[Words, Words]]:
+        """K and V of every layer: 16-bit words `[tokens, heads * dim]`, copies."""
+        return [self.layer(number) for number in range(len(self.layout.layers))]
+
+    def layer(self, number: int) -> tuple[Words, Words]:
+        """K and V of one layer, as in `layers`."""
+        count, shape = len(self.tokens), self.layout.layers[number]
+        at = count * sum(x.heads * (x.key_dim + x.value_dim) for x in self.layout.layers[:number])
+        k, v = count * shape.heads * shape.key_dim, count * shape.heads * shape.value_dim
+        keys = self.words[at : at + k].reshape(shape.heads, count, shape.key_dim)
+        values = self.words[at + k : at + k + v].reshape(shape.heads, count, shape.value_dim)
+        return keys.transpose(1, 0, 2).reshape(count, -1), values.transpose(1, 0, 2).reshape(count, -1)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all its values, of bfloat16, are numbers."""
+        return not ((self.words & _INFINITE) == _INFINITE).any()
+
+
+@dataclass(frozen=True)
 class StoredWords:
     """A block that was read and decoded.
 
     Attributes:
         entry: where it was, when it was read.
         header: of its record.
-        buffer: its values, tensor after tensor, each `[heads, tokens, dim]`.
+        buffer: its values, group after group of layers, tensor after tensor, each `[heads, tokens, dim]`.
         layout: of these.
     """
 
@@ -47,12 +85,19 @@ class StoredWords:
     @property
     def view(self) -> KVView:
         """Its keys and values."""
-        return KVView.packed(self.layout, self.header.count, self.buffer.address, self.buffer)
+        if not self.layout.is_grouped:
+            return KVView.packed(self.layout, self.header.count, self.buffer.address, self.buffer)
+        parts, address = list[tuple[int, KVView | None]](), self.buffer.address
+        for layout, lacks in parts_of(self.layout, self.header):
+            left = self.header.count - lacks
+            parts.append((lacks, KVView.packed(layout, left, address, self.buffer) if left else None))
+            address += left * layout.bytes_per_token
+        return GroupedView(self.layout, self.header.count, parts)
 
     @property
     def info(self) -> BlockInfo:
         """What a codec must know of it."""
-        return BlockInfo(self.layout, self.header.tokens, self.header.start)
+        return BlockInfo(self.layout, self.header.tokens, self.header.start, self.header.cut)
 
     def block(self) -> Block:
         """The block, to be coded anew: with the number and the marks that the catalog has."""
@@ -70,26 +115,47 @@ class StoredWords:
             expiry=entry.expiry,
             pinned=bool(entry.flags & FLAG_PINNED),
             alone=True,
+            cut=header.cut,
         )
 
-    def layers(self) -> list[tuple[Words, Words]]:
-        """K and V of every layer: 16-bit words `[tokens, heads * dim]`, copies."""
-        return [self.layer(number) for number in range(len(self.layout.layers))]
-
-    def layer(self, number: int) -> tuple[Words, Words]:
-        """K and V of one layer, as in `layers`."""
-        words, count, shape = np.frombuffer(self.buffer.view, np.uint16), self.header.count, self.layout.layers[number]
-        at = count * sum(x.heads * (x.key_dim + x.value_dim) for x in self.layout.layers[:number])
-        k, v = count * shape.heads * shape.key_dim, count * shape.heads * shape.value_dim
-        keys = words[at : at + k].reshape(shape.heads, count, shape.key_dim)
-        values = words[at + k : at + k + v].reshape(shape.heads, count, shape.value_dim)
-        return keys.transpose(1, 0, 2).reshape(count, -1), values.transpose(1, 0, 2).reshape(count, -1)
+    def groups(self) -> list[GroupWords]:
+        """Its layers by the tokens that they keep; all together without windows."""
+        words, at, found = np.frombuffer(self.buffer.view, np.uint16), 0, []
+        for layout, lacks in parts_of(self.layout, self.header):
+            tokens = self.header.tokens[lacks:]
+            size = len(tokens) * layout.bytes_per_token // words.itemsize
+            found.append(GroupWords(layout, tokens, self.header.start + lacks, words[at : at + size]))
+            at += size
+        return found
 
     @property
     def is_finite(self) -> bool:
         """Whether all its values, of bfloat16, are numbers."""
-        words = np.frombuffer(self.buffer.view, np.uint16)
-        return not ((words & _INFINITE) == _INFINITE).any()
+        return all(group.is_finite for group in self.groups())
+
+
+class Cut(Protocol):
+    """What says which tokens a block lacks in layers with windows: its header or its entry."""
+
+    @property
+    def cut(self) -> int:
+        """See `core.record.RecordHeader`."""
+
+    @property
+    def start(self) -> int:
+        """Position of its first token."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens."""
+
+
+def parts_of(layout: KVLayout, block: Cut) -> list[tuple[KVLayout, int]]:
+    """The groups of layers of a block, as codecs are told them, and how many of its first tokens each lacks."""
+    if not layout.is_grouped:
+        return [(layout, 0)]
+    count = len(block.tokens)
+    return [(group.layout, group.missing(block.cut, block.start, count)) for group in layout.groups]
 
 
 @dataclass(frozen=True)
@@ -103,6 +169,11 @@ class BlockReader:
     layout: KVLayout
     block_tokens: int
 
+    @property
+    def layouts(self) -> list[KVLayout]:
+        """Of each group of layers, as codecs are told them."""
+        return [group.layout for group in self.layout.groups] if self.layout.is_grouped else [self.layout]
+
     def newest_first(self, below: int, pause: Callable[[], None]) -> Iterator[Entry]:
         """Yield the entries of whole blocks that stand alone, from record `below` - 1 down. `pause` is called between
         steps of some microseconds."""
@@ -114,8 +185,17 @@ class BlockReader:
                     yield entry
 
     def stands_alone(self, entry: Entry) -> bool:
-        """Whether the record can be decoded by itself, with all of its tokens."""
-        return not entry.donors and not entry.cut and not is_delta(entry.codec)
+        """Whether the record can be decoded by itself."""
+        return not entry.donors and not is_delta(entry.codec)
+
+    def group(self, number: int) -> Callable[[int], GroupWords | None]:
+        """Return what reads a group of layers of a block; it gives None as `read` does."""
+
+        def read(record: int) -> GroupWords | None:
+            block = self.read(record)
+            return None if block is None else block.groups()[number]
+
+        return read
 
     def whole(self, entry: Entry) -> HostRecord:
         """Return the record of a located entry, any that is on disk, checked. Raises as `read_whole`."""
@@ -129,9 +209,11 @@ class BlockReader:
         try:
             found = self.whole(entry)
             codec = self.profiles.decoder(found.header.codec, found.header.profile)
-            if codec is None or found.header.donors:
+            parts = parts_of(self.layout, found.header)
+            size = sum((found.header.count - lacks) * layout.bytes_per_token for layout, lacks in parts)
+            if codec is None or found.header.donors or not size:
                 return None
-            buffer = self.pool.take(found.header.count * self.layout.bytes_per_token)
+            buffer = self.pool.take(size)
             words = StoredWords(entry, found.header, buffer, self.layout)
             codec.decode(words.info, found.payload, found.header.layer_sizes, words.view)
         except UnknownCodec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def first_layer() -> np.ndarray:
     return np.random.default_rng(2).normal(size=(VOCABULARY, 2 * _WIDTH))
 
 
-def kv_of(tokens: np.ndarray, noise: float = 0.02) -> Layers:
+def kv_of(tokens: np.ndarray, noise: float = 0.02, ropes: Sequence[str] = (ROPE,) * LAYERS) -> Layers:
     """The cache of a sequence, which follows from its tokens.
 
     noise: of each layer, beside what the one before says. With 1 no layer follows from anything.
@@ -53,9 +54,9 @@ def kv_of(tokens: np.ndarray, noise: float = 0.02) -> Layers:
     rng, weights = np.random.default_rng(tokens.astype(np.int64)), np.random.default_rng(1)
     x = first_layer()[tokens] if noise < 1 else rng.normal(size=(len(tokens), 2 * _WIDTH))
     layers = []
-    for _ in range(LAYERS):
+    for rope in ropes:
         k, v = (part.astype(np.float32) for part in np.split(x, 2, 1))
-        k = rotate(k, HEADS, np.arange(len(tokens)), ROPE, 1)
+        k = rotate(k, HEADS, np.arange(len(tokens)), rope, 1)
         layers.append((_tensor(k), _tensor(v)))
         mixed = x @ weights.normal(size=(2 * _WIDTH, 2 * _WIDTH)) / np.sqrt(2 * _WIDTH)
         x = (1 - min(1.0, noise)) * mixed + noise * rng.normal(size=x.shape)

@@ -30,7 +30,7 @@ def reader_of(store: KVStore) -> BlockReader:
 
 
 def look(store: KVStore, records: range = range(1, 4)) -> SeenTokens:
-    return SeenTokens.of(records, reader_of(store).read, lambda: None)
+    return SeenTokens.of(records, reader_of(store).group(0), lambda: None)
 
 
 def test_every_token_has_the_row_that_its_blocks_show(store: KVStore) -> None:
@@ -45,7 +45,7 @@ def test_every_token_has_the_row_that_its_blocks_show(store: KVStore) -> None:
 
 def test_windows_name_rows_and_hide_those_of_tokens_that_were_seen_once(store: KVStore) -> None:
     seen, tokens = look(store), learncases.tokens_of(0)[:192]
-    given = (learncases.LAYOUT, 64, ((1, 2, 3),), reader_of(store).read, lambda: None, seen)
+    given = (learncases.LAYOUT, 64, ((1, 2, 3),), reader_of(store).group(0), lambda: None, seen)
     rows = BlockWindows.of_blocks(*given).tokens(0)
     assert np.array_equal(seen.tokens[rows], tokens)
     hidden = BlockWindows.of_blocks(*given, hide=True).tokens(0)
