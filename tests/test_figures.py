@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmodules import load
+from benchmodules import load, tool
 from figures import GIVEN, Figure, is_so, numbers, paragraphs, tables, value, without_rows
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +95,24 @@ def test_every_file_of_a_figure_has_a_command(page: str) -> None:
             files = re.findall(r"\[(\S+) ", figure.source)
             assert files or figure.source == GIVEN, f"{figure} names no row"
             assert all(f"{name.replace('*', '')}.json" in commands for name in files)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_printing_the_figures_anew_changes_nothing(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert tool("figures").anew(text) == text
+
+
+def test_figures_are_printed_anew_as_their_rows_are() -> None:
+    row = "[resume-entropy resume/512 speedup]"
+    table = "| a | b |\n|---|---|\n| 9.1 | `9.1` 9.1x; 8 |\n\n<!-- rows:\n9.1 = ROW\n8 = 1000 * ROW\n-->\n"
+    text = table.replace("ROW", row) + f"\nIt is 3 or\n9.1x.\n\n<!-- rows:\n9.1 = {row}\n-->\n"
+    anew = tool("figures").anew(text)
+    assert "| 9.1 | `9.1` 7.0x; 7,019 |" in anew
+    assert "It is 3 or\n7.0x." in anew
+    assert tool("figures").anew(anew) == anew
+    with pytest.raises(ValueError, match="no number"):
+        tool("figures").anew(text.replace("9.1x.", "9.2x."))
 
 
 def test_the_picture_of_the_readme_is_drawn_from_its_rows() -> None:

@@ -1,10 +1,11 @@
-"""Benchmarks as modules, for tests of what they compute."""
+"""Benchmarks and tools as modules, for tests of what they compute."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -23,3 +24,14 @@ def load(name: str) -> ModuleType:
         sys.modules["benchmarks"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["benchmarks"])
     return importlib.import_module(f"benchmarks.{name}")
+
+
+@cache
+def tool(name: str) -> ModuleType:
+    """A program of tools/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / f"tools/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
-_NUMBER = re.compile(r"(?<![\w.@/-])\d+(?:,\d{3})*(?:\.\d+)?(?=x\b|[^\w-]|$)")
-_TABLE = re.compile(r"((?:^\|.*\n)+)\n<!-- rows:\n((?:.+ = .+\n)+)-->", flags=re.M)
-_PROSE = re.compile(r"((?:^[^|<\n].*\n)+)\n<!-- rows:\n((?:.+ = .+\n)+)-->", flags=re.M)
+NUMBER = re.compile(r"(?<![\w.@/-])\d+(?:,\d{3})*(?:\.\d+)?(?=x\b|[^\w-]|$)")
+TABLE = re.compile(r"((?:^\|.*\n)+)\n<!-- rows:\n((?:.+ = .+\n)+)-->", flags=re.M)
+PROSE = re.compile(r"((?:^[^|<\n].*\n)+)\n<!-- rows:\n((?:.+ = .+\n)+)-->", flags=re.M)
 _WITHOUT = re.compile(r"((?:^\|.*\n)+)\n<!-- no rows: (.+) -->", flags=re.M)
+HIDDEN = re.compile(r"`[^`]*`|\]\([^)]*\)")  # code, and the targets of links
 GIVEN = "given"
 
 
@@ -48,23 +49,23 @@ def numbers(table: str) -> list[str]:
     """The numbers of a table in Markdown, but for its head and its first column."""
     found = []
     for line in table.strip().splitlines()[2:]:
-        found += [number for cell in _plain(line).split("|")[2:] for number in _NUMBER.findall(cell)]
+        found += [number for cell in _plain(line).split("|")[2:] for number in NUMBER.findall(cell)]
     return found
 
 
 def _plain(text: str) -> str:
     """Without code and the targets of links."""
-    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    return HIDDEN.sub("", text)
 
 
 def tables(text: str) -> list[tuple[list[str], list[Figure]]]:
     """For each table with rows: its numbers, and the lines of its comment."""
-    return [(numbers(table), _figures(comment)) for table, comment in _TABLE.findall(text)]
+    return [(numbers(table), _figures(comment)) for table, comment in TABLE.findall(text)]
 
 
 def paragraphs(text: str) -> list[tuple[list[str], list[Figure]]]:
     """The same for each paragraph with rows."""
-    return [(_NUMBER.findall(_plain(prose)), _figures(comment)) for prose, comment in _PROSE.findall(text)]
+    return [(NUMBER.findall(_plain(prose)), _figures(comment)) for prose, comment in PROSE.findall(text)]
 
 
 def without_rows(text: str) -> list[str]:

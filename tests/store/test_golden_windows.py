@@ -40,3 +40,7 @@ def test_new_blocks_are_coded_with_the_profile_that_the_store_keeps(tmp_path: Pa
     with KVStore(path, identity(), config()) as store:
         everything_is_there(store)
         assert store.check(deep=True).ok
+
+
+def test_the_golden_store_stays_small() -> None:
+    assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 64_000

@@ -74,6 +74,7 @@ class DiskSpace:
         self._coming = 0  # new records of the group that is written; by _write_lock
         self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
         self._moves = 0  # segments that were emptied; by _write_lock
+        self._outlasted: set[int] = set()  # segments whose readers outlasted a group that waited; by _write_lock
         self._retry_at: dict[int, int] = {}  # segments that could not be read, and until which move; by _write_lock
 
     def _settle(self, born: Iterable[Entry], died: Iterable[Entry]) -> None:

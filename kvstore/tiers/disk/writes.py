@@ -292,14 +292,17 @@ class DiskWrites(DiskErase):
 
     def _has_room(self, nbytes: int, until: float) -> bool:
         """Whether a record can be placed. Waits until then for segments that only their readers keep, at the latest
-        until `until`, of `time.monotonic`: before anything more is evicted for it."""
+        until `until`, of `time.monotonic`: before anything more is evicted for it. Waits for the same readers once."""
         while True:
             with self._lock:
                 if self.segments.has_room(nbytes):
                     return True
-                if not self.segments.lingering:
-                    return False
+                self._outlasted &= self.segments.lingering
+                hoped_for = self.segments.lingering - self._outlasted
+            if not hoped_for:
+                return False
             if time.monotonic() >= until:
+                self._outlasted |= hoped_for
                 return False
             time.sleep(0.001)
 
