@@ -32,6 +32,8 @@ from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scra
 from benchmarks.conversations import held_out_text, load_model
 from kvstore import Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB
+from kvstore.gate.gate import Gate
+from kvstore.gate.load import LoadCost
 from kvstore.integrations.transformers import cache_layers, generate
 from kvstore.integrations.transformers import prefill as prefill_module
 from kvstore.integrations.transformers.padding import LeftPadded, row_of
@@ -103,6 +105,7 @@ class Memory:
 
     def __init__(self, identity: ModelIdentity, held: dict[tuple[int, ...], Layers]) -> None:
         self.identity, self.held, self.metrics = identity, held, Metrics()
+        self.gate = Gate(False, LoadCost(bytes_per_token=1, threads=1))  # told of passes, never asked
 
     def contains(self, tokens: list[int], namespace: bytes = b"") -> int:
         return max((len(head) for head in self.held if tuple(tokens[: len(head)]) == head), default=0)
