@@ -96,3 +96,31 @@ class UnknownCodec(CodecError):
 
 class ProfileError(KVStoreError, ValueError):
     """A calibration profile is missing, damaged, or another model's; `kvstore calibrate` makes one."""
+
+
+class RemoteError(KVStoreError):
+    """Base of what goes wrong with an engine of the remote tier. The store makes a miss or a dropped write of it."""
+
+
+class RemoteTimeout(RemoteError):
+    """The call took as long as it may. A read is a miss; whether a write or a deletion happened is not known."""
+
+
+class RemoteUnavailable(RemoteError):
+    """The server cannot be reached, closed the connection, or is starting; a later call may succeed."""
+
+
+class RemoteRefused(RemoteError):
+    """The server answered that it will not: wrong password, no right, or a command that it does not have."""
+
+
+class RemoteFull(RemoteRefused):
+    """The server has no room for the value, and evicts nothing."""
+
+
+class RemoteGarbled(RemoteError):
+    """The server answered with bytes that the protocol does not allow. The connection was closed, nothing was used."""
+
+
+class RemoteTooLarge(RemoteError, ValueError):
+    """A value is larger than the buffer that was to take it, or than what the engine stores."""

@@ -245,6 +245,14 @@ def test_transformers_is_imported_by_its_integration_only(module: str) -> None:
     assert at_once == (module in users)
 
 
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_sockets_are_opened_by_the_remote_engines_only(module: str) -> None:
+    may = {"kvstore.tiers.disk.lock": {"socket"}}  # the name of this machine
+    network = ("socket", "ssl", "selectors", "socketserver", "http", "urllib.request", "obstore")
+    uses = {name for name, _ in _imports(TREES[module]) for one in network if _below(name, one)}
+    assert not uses or _below(module, "kvstore.tiers.remote.engines") or uses <= may.get(module, set())
+
+
 def _file_calls(tree: ast.Module) -> list[str]:
     """Calls that reach the file system by name: builtins' and io's open, os.*, Path methods, shutil, tempfile."""
     found = []

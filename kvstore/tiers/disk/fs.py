@@ -130,6 +130,10 @@ class FileSystem:
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name. Raises `FileExistsError` if that name is taken."""
+        os.link(source, target, follow_symlinks=False)
+
     def unlink(self, path: str) -> None:
         os.unlink(path)
 

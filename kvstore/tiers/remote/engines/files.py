@@ -1,0 +1,140 @@
+"""The files of a folder of values. Calls take as long as the file system does, and raise `OSError`."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all, write_all
+from kvstore.tiers.remote.keys import is_key
+from kvstore.tiers.remote.values import too_large
+
+_MARK = "~"  # begins the names of what is no part of a key
+_NEW = "~new"
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+class ValueFiles:
+    """Values as files: the key kvs1/ab/cdef is the file kvs1/ab/~cd/cdef. Thread-safe.
+
+    Args:
+        path: the folder; `prepare` makes it.
+        fs: file calls.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     files = ValueFiles(folder)
+        ...     files.prepare()
+        ...     files.write("kvs1/a", [memoryview(b"value")], threading.Event()), files.read("kvs1/a", limit=9)
+        (True, bytearray(b'value'))
+    """
+
+    def __init__(self, path: str, fs: FileSystem | None = None) -> None:
+        self.path = os.path.abspath(path)
+        self.has_links = False
+        self._fs = fs or FileSystem()
+        self._numbers = itertools.count()
+
+    def prepare(self) -> None:
+        """Make the folders, and find out whether files can have two names here."""
+        self._fs.mkdir(os.path.join(self.path, _NEW))
+        first, second = self._temporary(), self._temporary()
+        close_quietly(self._fs, self._fs.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            self._fs.link(first, second)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            self.has_links = True
+            self._fs.unlink(second)
+        finally:
+            self._fs.unlink(first)
+
+    def _temporary(self) -> str:
+        name = f"{os.uname().nodename}.{os.getpid()}.{id(self):x}.{next(self._numbers)}"
+        return os.path.join(self.path, _NEW, name)
+
+    def read(self, key: str, limit: int) -> bytearray | None:
+        """Return a value, or None. In memory of its own: nobody may write into the caller's once it has given up."""
+        try:
+            path = self._file(key)
+            size = self._fs.size(path)
+            if size > limit:
+                raise too_large(size, limit)
+            fd = self._fs.open(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            data = bytearray(size)
+            read_all(self._fs, fd, [memoryview(data)], 0)
+            return data
+        finally:
+            close_quietly(self._fs, fd)
+
+    def write(self, key: str, views: Sequence[memoryview], late: threading.Event) -> bool:
+        """Store a value, unless there is one or `late` is set before all is written; return whether it did."""
+        path, temporary = self._file(key), self._temporary()
+        if self.is_there(key):
+            return False
+        try:
+            fd = self._fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                write_all(self._fs, fd, views, 0)
+            finally:
+                close_quietly(self._fs, fd)
+            if late.is_set():
+                return False  # the caller may have changed the parts meanwhile
+            self._fs.mkdir(os.path.dirname(path))
+            if not self.has_links:
+                self._fs.rename(temporary, path)
+                return True
+            self._fs.link(temporary, path)
+        except FileExistsError:
+            return False
+        else:
+            return True
+        finally:
+            with suppress(FileNotFoundError):
+                self._fs.unlink(temporary)
+
+    def is_there(self, key: str) -> bool:
+        try:
+            return self._fs.kind(self._file(key)) == "a file"
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def remove(self, key: str) -> bool:
+        try:
+            self._fs.unlink(self._file(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def look(self, folder: str) -> tuple[list[str], list[str]]:
+        """(folders below, keys) of one folder; of keys kvs1/a/b that is kvs1/a."""
+        below: list[str] = []
+        keys: list[str] = []
+        for name in self._names_in(os.path.join(self.path, folder)):
+            if not name.startswith(_MARK):
+                below.append(f"{folder}/{name}".lstrip("/"))
+            elif name != _NEW:
+                inner = os.path.join(self.path, folder, name)
+                found = [(one, f"{folder}/{one}".lstrip("/")) for one in self._names_in(inner)]
+                keys += [key for one, key in found if is_key(key) and self._file(key) == os.path.join(inner, one)]
+        return below, keys
+
+    def _file(self, key: str) -> str:
+        head, _, name = key.rpartition("/")
+        return os.path.join(self.path, head, _MARK + name[:2], name)
+
+    def _names_in(self, path: str) -> list[str]:
+        try:
+            return self._fs.names(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []

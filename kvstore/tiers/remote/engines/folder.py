@@ -1,0 +1,135 @@
+"""Values as files below a folder that machines share, for example over a network."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from kvstore.errors import RemoteError, RemoteFull, RemoteGarbled, RemoteRefused, RemoteUnavailable
+from kvstore.tiers.disk.fs import FileSystem, NotAFile
+from kvstore.tiers.remote.deadline import Deadline
+from kvstore.tiers.remote.engine import RemoteLimits
+from kvstore.tiers.remote.engines.counts import Counts
+from kvstore.tiers.remote.engines.files import ValueFiles
+from kvstore.tiers.remote.engines.threads import Threads
+from kvstore.tiers.remote.keys import check_keys, check_prefix
+from kvstore.tiers.remote.values import byte_views
+
+T = TypeVar("T")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class FolderEngine:
+    """A `RemoteEngine` in a folder: `folder:///path`.
+
+    A value is written under a temporary name and then linked to its own, so readers see all of it or nothing, and of
+    two writers one wins. Nothing is locked, and nothing is synced: after a power cut a value may be short or gone.
+    Calls to the file system run in threads, since a file server that hangs cannot be interrupted; 16 of them can hang
+    before all calls are late.
+
+    Args:
+        path: made if it is missing.
+        max_value_bytes: see `RemoteLimits`.
+        timeout_s: for opening.
+        fs: file calls.
+
+    Raises:
+        RemoteError: the folder cannot be made or written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     engine = FolderEngine(folder)
+        ...     engine.put_if_absent("kvs1/a", [b"value"], timeout_s=60), list(engine.list("kvs1/", timeout_s=60))
+        (True, ['kvs1/a'])
+    """
+
+    def __init__(
+        self, path: str, *, max_value_bytes: int = 1 << 30, timeout_s: float = 5.0, fs: FileSystem | None = None
+    ) -> None:
+        self._files = ValueFiles(path, fs)
+        self._name = f"folder:{self._files.path}"
+        self._counts = Counts()
+        self._threads = Threads(self._name, most=16)
+        self._run(self._files.prepare, Deadline(timeout_s))
+        self.limits = RemoteLimits(max_value_bytes, has_put_if_absent=self._files.has_links)
+
+    def endpoint(self, key: str) -> str:
+        return self._name
+
+    def get_into(self, key: str, buffer: memoryview, timeout_s: float) -> int | None:
+        check_keys(key)
+        with self._counts.call():
+            value = self._run(lambda: self._files.read(key, buffer.nbytes), Deadline(timeout_s))
+            if value is not None:
+                buffer.cast("B")[: len(value)] = value
+                self._counts.add(bytes_read=len(value))
+            return None if value is None else len(value)
+
+    def put_if_absent(
+        self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
+    ) -> bool:
+        check_keys(key)
+        with self._counts.call():
+            deadline = Deadline(timeout_s)
+            views, size = byte_views(parts, self.limits.max_value_bytes)
+            late = threading.Event()
+            try:
+                stored = self._run(lambda: self._files.write(key, views, late), deadline)
+            finally:
+                late.set()
+            self._counts.add(bytes_written=size * stored)
+            return stored
+
+    def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
+        check_keys(*keys)
+        with self._counts.call():
+            deadline = Deadline(timeout_s)
+            return self._run(lambda: [self._files.is_there(key) for key in keys if deadline.left_s()], deadline)
+
+    def touch(self, keys: Sequence[str], ttl_s: float, timeout_s: float) -> None:
+        check_keys(*keys)
+
+    def delete(self, keys: Sequence[str], timeout_s: float) -> int:
+        check_keys(*keys)
+        with self._counts.call():
+            deadline = Deadline(timeout_s)
+            return self._run(lambda: sum(self._files.remove(key) for key in keys if deadline.left_s()), deadline)
+
+    def list(self, prefix: str, timeout_s: float) -> Iterator[str]:
+        check_prefix(prefix)
+        inner, _, _ = prefix.rpartition("/")
+        left = [inner]
+        while left:
+            folder = left.pop()
+            with self._counts.call():
+                deeper, keys = self._run(partial(self._files.look, folder), Deadline(timeout_s))
+            left += deeper
+            yield from (key for key in keys if key.startswith(prefix))
+
+    def stats(self) -> Mapping[str, float]:
+        return self._counts.values()
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _run(self, work: Callable[[], T], deadline: Deadline) -> T:
+        try:
+            return self._threads.run(work, deadline)
+        except OSError as error:
+            raise _typed(error, self._name) from error
+
+
+def _typed(error: OSError, name: str) -> RemoteError:
+    kind: type[RemoteError] = RemoteUnavailable
+    if error.errno in _FULL:
+        kind = RemoteFull
+    elif error.errno in _REFUSED:
+        kind = RemoteRefused
+    elif isinstance(error, NotAFile):
+        kind = RemoteGarbled
+    return kind(f"{name}: {error}")
