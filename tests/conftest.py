@@ -1,8 +1,10 @@
 """What every test needs: one thread per test process, so that two workers do not fight over two cores; seeds; marks;
 and an end of the run that names what was skipped."""
 
+import gc
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -31,7 +33,10 @@ settings.load_profile("kvstore")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Locks are asserted; and `make test-asan` must not pass because the ordinary build was imported."""
+    """Locks are asserted; modules are compiled once, not in every worker and every process that a test starts; and
+    `make test-asan` must not pass because the ordinary build was imported."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     from kvstore.core.guard import Guard
 
     Guard.enforced = True
@@ -65,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end: the garbage collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seeds.fix(item.name)
@@ -82,6 +93,7 @@ def _reasons(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Under xdist the workers have no reporter; the process that starts them has all reports."""
+    gc.unfreeze()
     if session.exitstatus == pytest.ExitCode.OK and skips.not_allowed(_reasons(session.config)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
