@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from valkeys import shared_valkey
+
 from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.opening import open_engine
 
@@ -31,7 +33,19 @@ def folder(folder: Path) -> AbstractContextManager[RemoteEngine]:
     return opened(f"folder://{folder}")
 
 
-ENGINES: dict[str, Callable[[Path], AbstractContextManager[RemoteEngine]]] = {"memory": memory, "folder": folder}
+@contextmanager
+def resp(folder: Path) -> Iterator[RemoteEngine]:
+    server = shared_valkey()
+    server.ask("FLUSHALL")
+    with opened(server.url) as engine:
+        yield engine
+
+
+ENGINES: dict[str, Callable[[Path], AbstractContextManager[RemoteEngine]]] = {
+    "memory": memory,
+    "folder": folder,
+    "resp": resp,
+}
 
 
 def put(engine: RemoteEngine, key: str, *parts: bytes, ttl_s: float | None = None) -> bool:

@@ -13,7 +13,7 @@ def open_engine(url: str, **settings: Any) -> RemoteEngine:
     """Open an engine.
 
     Args:
-        url: `memory:NAME` or `folder:///path`; docs/remote.md tells of each.
+        url: `memory:NAME`, `folder:///path`, `valkey://host:port` and more; docs/remote.md tells of each.
         settings: of that engine's class, see its docstring.
 
     Raises:
@@ -34,6 +34,10 @@ def open_engine(url: str, **settings: Any) -> RemoteEngine:
             from kvstore.tiers.remote.engines.folder import FolderEngine
 
             return FolderEngine(unquote(parts.path), **settings)
+        if parts.scheme in ("valkey", "redis", "valkeys", "rediss"):
+            from kvstore.tiers.remote.engines.resp.url import open_resp
+
+            return open_resp(url, **settings)
     except TypeError as error:
-        raise ConfigError(f"{url}: {error}") from error
-    raise ConfigError(f"{url!r} names no engine: expected memory:NAME or folder:///path")
+        raise ConfigError(f"{parts.scheme}: {error}") from error
+    raise ConfigError(f"{url!r} names no engine: expected memory:NAME, folder:///path or valkey://host:port")
