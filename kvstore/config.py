@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvstore.errors import ConfigError
+from kvstore.remote_config import RemoteConfig
+from kvstore.setting_checks import check_seconds, check_whole
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE_BYTES = 4096
 MIN_SEGMENT_BYTES = 16 * PAGE_BYTES
 _SESSION_SHARE = 8
-_MOST_SECONDS = 1 << 30  # decades; locks count no further than some centuries
 _MOST_RATE = 1e12
+_FLAGS = {"0": False, "false": False, "1": True, "true": True}  # in the environment
 _MOST_PINNED = 0.9  # otherwise there might be no space for anything else
 
 
@@ -63,9 +65,9 @@ class TenantConfig:
     def __post_init__(self) -> None:
         for tier in ("", "host_"):
             quota, reserved = getattr(self, f"{tier}quota_bytes"), getattr(self, f"{tier}reserved_bytes")
-            _integer(f"tenants: {tier}reserved_bytes", reserved, 0, 1 << 60)
+            check_whole(f"tenants: {tier}reserved_bytes", reserved, 0, 1 << 60)
             if quota is not None:
-                _integer(f"tenants: {tier}quota_bytes", quota, 1, 1 << 60)
+                check_whole(f"tenants: {tier}quota_bytes", quota, 1, 1 << 60)
                 if reserved > quota:
                     raise ConfigError(f"tenants: {tier}reserved_bytes: {reserved} is above {tier}quota_bytes, {quota}")
 
@@ -129,6 +131,8 @@ class StoreConfig:
         exact_recent_tokens: with a lossy codec of the disk, the last so many tokens of a sequence stay exact there, in
             whole blocks coded by "entropy"; when the sequence is put with so many tokens more, they are coded with
             loss. 128 is a good one (docs/choosing.md). 0: none. Goes with no `donor_step`.
+        remote: a tier on other machines, shared with other stores of the same identity (docs/remote.md). None: no such
+            tier.
 
     Codecs of host and disk: "raw", "splitzip" (the fastest), "entropy" (a seventh smaller, some milliseconds
     slower), "zstd"; with a profile also "predictive" (or a level of it, from fast to small: "predictive:1" to
@@ -172,28 +176,29 @@ class StoreConfig:
     prefill_tokens_per_s: float = 0.0
     pinned_share: float = 0.5
     tenants: Mapping[bytes, TenantConfig] = field(default_factory=dict, hash=False)
+    remote: RemoteConfig | None = None
 
     def __post_init__(self) -> None:
         for tier in ("device", "host", "disk"):
             value = getattr(self, tier)
             if not isinstance(value, TierConfig):
                 raise ConfigError(f"{tier}: expected a TierConfig, found {type(value).__name__}")
-            _integer(f"{tier}.bytes", value.bytes, 0, 1 << 60)
+            check_whole(f"{tier}.bytes", value.bytes, 0, 1 << 60)
             if not isinstance(value.codec, str) or not value.codec:
                 raise ConfigError(f"{tier}.codec: expected a codec's name, found {value.codec!r}")
         if self.device.codec not in ("raw", "splitzip"):
             raise ConfigError(f"device.codec: expected 'raw' or 'splitzip', found {self.device.codec!r}")
         if self.session_bytes is not None:
-            _integer("session_bytes", self.session_bytes, 0, 1 << 60)
-        _integer("block_tokens", self.block_tokens, 1, 4096)
-        _integer("state_every", self.state_every, 0, 1 << 30)
-        _integer("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
-        _integer("open_segments", self.open_segments, 1, 1 << 20)
-        _integer("group_bytes", self.group_bytes, 1, 1 << 32)
-        _integer("write_queue_bytes", self.write_queue_bytes, 1, 1 << 60)
-        _integer("threads", self.threads, 1, 256)
-        _seconds("put_timeout_s", self.put_timeout_s)
-        _seconds("slow_call_s", self.slow_call_s)
+            check_whole("session_bytes", self.session_bytes, 0, 1 << 60)
+        check_whole("block_tokens", self.block_tokens, 1, 4096)
+        check_whole("state_every", self.state_every, 0, 1 << 30)
+        check_whole("segment_bytes", self.segment_bytes, MIN_SEGMENT_BYTES, 1 << 32, multiple=PAGE_BYTES)
+        check_whole("open_segments", self.open_segments, 1, 1 << 20)
+        check_whole("group_bytes", self.group_bytes, 1, 1 << 32)
+        check_whole("write_queue_bytes", self.write_queue_bytes, 1, 1 << 60)
+        check_whole("threads", self.threads, 1, 256)
+        check_seconds("put_timeout_s", self.put_timeout_s)
+        check_seconds("slow_call_s", self.slow_call_s)
         rate = self.prefill_tokens_per_s
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= _MOST_RATE:
             raise ConfigError(f"prefill_tokens_per_s: expected 0 to {_MOST_RATE:g}, found {rate!r}")
@@ -202,7 +207,7 @@ class StoreConfig:
         share = self.pinned_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= _MOST_PINNED:
             raise ConfigError(f"pinned_share: expected 0 to {_MOST_PINNED}, found {share!r}")
-        _seconds("exit_timeout_s", self.exit_timeout_s)
+        check_seconds("exit_timeout_s", self.exit_timeout_s)
         if self.durability not in ("flush", "put"):
             raise ConfigError(f"durability: expected 'flush' or 'put', found {self.durability!r}")
         if self.learn not in ("auto", "off"):
@@ -217,7 +222,7 @@ class StoreConfig:
             number = isinstance(self.donor_step, int | float) and not isinstance(self.donor_step, bool)
             if not number or not 2**-10 <= self.donor_step <= 2**10:
                 raise ConfigError(f"donor_step: expected None or 2**-10 to 2**10, found {self.donor_step!r}")
-        _integer("exact_recent_tokens", self.exact_recent_tokens, 0, 1 << 30)
+        check_whole("exact_recent_tokens", self.exact_recent_tokens, 0, 1 << 30)
         if self.exact_recent_tokens and self.donor_step is not None:
             raise ConfigError(
                 "exact_recent_tokens: what is coded against blocks in steps would change when these are coded with "
@@ -227,6 +232,8 @@ class StoreConfig:
             raise ConfigError(f"namespaces: expected a tuple, found {self.namespaces!r}")
         object.__setattr__(self, "namespaces", tuple(_namespace("namespaces", name) for name in self.namespaces))
         object.__setattr__(self, "tenants", _checked_tenants(self))
+        if self.remote is not None and not isinstance(self.remote, RemoteConfig):
+            raise ConfigError(f"remote: expected a RemoteConfig, found {type(self.remote).__name__}")
 
     @property
     def most_session_bytes(self) -> int:
@@ -290,14 +297,14 @@ class StoreConfig:
             if not name.startswith(prefix) or name in ("KVSTORE_CPU", "KVSTORE_SANITIZE"):
                 continue
             tier, _, rest = key.partition("_")
-            if tier in ("device", "host", "disk") and rest:
+            if tier in ("device", "host", "disk", "remote") and rest:
                 table = settings.setdefault(tier, {})
                 if isinstance(table, dict):  # else the bare name of the tier was set too, which is refused below
-                    table[rest] = _number(text)
+                    table[rest] = _FLAGS.get(text.lower(), _number(text)) if rest == "read_only" else _number(text)
             elif key == "profile":
                 settings[key] = text
             elif key == "donors":
-                settings[key] = {"0": False, "false": False, "1": True, "true": True}.get(text.lower(), text)
+                settings[key] = _FLAGS.get(text.lower(), text)
             elif key == "namespaces":
                 settings[key] = [part for part in text.split(",") if part]
             elif key == "tenants":
@@ -328,6 +335,8 @@ def _merge(base: StoreConfig, settings: Mapping[str, Any]) -> StoreConfig:
             changes[key] = _tenants(value)
         elif key == "profile":
             changes[key] = Path(value) if isinstance(value, str) else value
+        elif key == "remote":
+            changes[key] = RemoteConfig.from_mapping(value, base.remote)
         else:
             changes[key] = value
     return replace(base, **changes)
@@ -389,20 +398,3 @@ def _namespace(setting: str, name: object) -> bytes:
     if not isinstance(encoded, bytes):
         raise ConfigError(f"{setting}: expected namespaces as text or bytes, found {name!r}")
     return encoded
-
-
-def _seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name}: expected seconds, found {value!r}")
-    if not 0 <= value <= _MOST_SECONDS:
-        found = value if isinstance(value, float) or value.bit_length() < 99 else "a number of many digits"
-        raise ConfigError(f"{name}: expected 0 to {_MOST_SECONDS} seconds, found {found!r}")
-
-
-def _integer(name: str, value: object, low: int, high: int, multiple: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name}: expected an integer, found {value!r}")
-    if not low <= value <= high:
-        raise ConfigError(f"{name}: expected {low} to {high}, found {value}")
-    if value % multiple:
-        raise ConfigError(f"{name}: expected a multiple of {multiple}, found {value}")

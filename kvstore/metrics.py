@@ -43,6 +43,7 @@ class Metric(StrEnum):
     GET_HIT_TOKENS_QUEUE = "get_hit_tokens_queue", "tokens returned from blocks that were not written yet"
     GET_HIT_TOKENS_HOST = "get_hit_tokens_host", "tokens returned from the host tier"
     GET_HIT_TOKENS_DISK = "get_hit_tokens_disk", "tokens returned from the disk tier"
+    GET_HIT_TOKENS_REMOTE = "get_hit_tokens_remote", "tokens returned from the remote tier"
     GET_HIT_TOKENS_DONORS = "get_hit_tokens_donors", "tokens that other sequences stood in for (approximate gets)"
     GET_HIT_TOKENS_OTHER = "get_hit_tokens_other", "tokens returned from a tier that has no counter of its own"
     GET_WITHHELD_TOKENS = (
@@ -74,6 +75,7 @@ class Metric(StrEnum):
         "gets that ended at a block that is stored, for the catalog could not be read",
     )
     SHORT_GONE = "short_gone", "gets that ended at a block that was stored once; why it left is not remembered"
+    SHORT_REMOTE = "short_remote", "gets that ended at a block that the remote tier has, and did not give in time"
     SHORT_NO_WINDOW = (
         "short_no_window",
         "gets that ended before tokens that are stored, for windows there are missing",
@@ -136,6 +138,29 @@ class Metric(StrEnum):
     CATALOG_COMPACTED = "catalog_compacted", "times that opening wrote the catalog anew, for its file had grown"
     STALE_READERS = "stale_readers", "readers that died while they read the catalog, and no longer hold its pages"
     CATALOG_LOST = "catalog_lost", "times that it could not be opened anew: nothing is written any more"
+
+    # ---- remote
+    REMOTE_READ_RECORDS = "remote_read_records", "records that came from the remote tier, and are what was asked for"
+    REMOTE_READ_BYTES = "remote_read_bytes", "bytes of those records"
+    REMOTE_GONE = "remote_gone", "blocks that were taken to be in the remote tier and were not"
+    REMOTE_LATE = "remote_late", "blocks in the remote tier that did not come before a get's deadline"
+    REMOTE_DAMAGED = "remote_damaged", "values in the remote tier that are not the record asked for; misses"
+    REMOTE_SKIPPED = "remote_skipped", "blocks not asked for in the remote tier, for it did not answer before"
+    REMOTE_READ_ERRORS = "remote_read_errors", "reads that the remote tier refused, or did not answer"
+    REMOTE_WRITE_ERRORS = "remote_write_errors", "writes that the remote tier refused, or did not answer"
+    REMOTE_BREAKS = "remote_breaks", "times that a server of the remote tier was no longer asked, for it did not answer"
+    REMOTE_MENDS = "remote_mends", "times that such a server answered again"
+    REMOTE_KEPT_RECORDS = "remote_kept_records", "records from the remote tier that this store keeps from then on"
+    REMOTE_WRITTEN_RECORDS = "remote_written_records", "values written to the remote tier"
+    REMOTE_WRITTEN_BYTES = "remote_written_bytes", "bytes of those values"
+    REMOTE_PRESENT = "remote_present", "values that were not written to the remote tier, for another store had done so"
+    REMOTE_RECODED_MEMBERS = "remote_recoded_members", "members that were coded anew to stand alone in the remote tier"
+    REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"
+    DROPPED_REMOTE_QUEUE = "dropped_remote_queue", "blocks not written to the remote tier, for too many wait for it"
+    DROPPED_REMOTE_ERROR = "dropped_remote_error", "blocks not written to the remote tier, for it refused"
+    DROPPED_REMOTE_LEFT = "dropped_remote_left", "blocks not written to the remote tier, for they left this store before"
+    DROPPED_REMOTE_CLOSE = "dropped_remote_close", "blocks not written to the remote tier, for the store was closed"
+    FALLBACK_REMOTE_LAYOUT = "fallback_remote_layout", "opens without the remote tier, for layers have windows or states"
 
     # ---- damage
     QUARANTINED_RECORDS = "quarantined_records", "records removed because they, or what they need, are damaged"
@@ -286,6 +311,15 @@ NOTICES: dict[Metric, Notice] = {
     Metric.MENDED_ENTRIES: Notice(INFO, "nothing is lost of these"),
     Metric.LOST_ENTRIES: _MISSES,
     Metric.DAMAGED_SEGMENTS: Notice(WARNING, "what can be read of them is kept; check the disk"),
+    Metric.REMOTE_DAMAGED: Notice(WARNING, "they are misses; look who else writes to the remote tier, or use a fleet key"),
+    Metric.REMOTE_READ_ERRORS: Notice(INFO, "they are misses; look at the server and the network"),
+    Metric.REMOTE_WRITE_ERRORS: Notice(INFO, "look at the server, its memory and the network"),
+    Metric.REMOTE_BREAKS: Notice(WARNING, "gets do without it until it answers; look at the server and the network"),
+    Metric.REMOTE_MENDS: Notice(INFO, "it is asked again"),
+    Metric.DROPPED_REMOTE_QUEUE: Notice(INFO, "raise remote.queue_bytes, or use a faster server"),
+    Metric.DROPPED_REMOTE_ERROR: Notice(INFO, "this store still has them; look at the server"),
+    Metric.DROPPED_REMOTE_CLOSE: Notice(INFO, "call flush(remote=True) before, or raise remote.close_timeout_s"),
+    Metric.FALLBACK_REMOTE_LAYOUT: Notice(WARNING, "such caches are kept on this machine alone"),
     Metric.DROPPED_MEMBERS: Notice(INFO, "raise disk.bytes if it happens often"),
     Metric.LOST_MEMBERS: _MISSES,
     Metric.FALLBACK_PROFILE: Notice(WARNING, "free space on the disk, or make a new profile, and open the store again"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -140,12 +141,14 @@ class Workers:
         self.start(_Promise(future, function, arguments))
         return future
 
-    def close(self, cancel: bool = False) -> None:
+    def close(self, cancel: bool = False, timeout_s: float | None = None) -> None:
         """End the threads when they have made all calls. Idempotent; a thread of these may call it itself.
 
         Args:
             cancel: make only the calls that have begun, and cancel the futures of the others.
+            timeout_s: wait no longer for them; a thread that is still in a call then ends with it.
         """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         if cancel:
             with contextlib.suppress(Empty):
                 while True:
@@ -154,7 +157,7 @@ class Workers:
             self._tasks.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
     @staticmethod
     def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -13,7 +13,7 @@ class BlockRead:
     """A stored block that a get wants, or the beginning of one.
 
     Attributes:
-        record: its number.
+        record: its number; 0 for a block from the remote tier, which is no record of this store.
         start: position of its first token in the sequence.
         tokens: the wanted token ids, the first of the record.
         parent_key: key of the block before; a record that is read from disk must prove with its own key that it

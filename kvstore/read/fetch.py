@@ -73,7 +73,7 @@ class Fetcher:
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(reads))
         # What was promoted came in any order: put the beginning of the prefix before its end again.
-        self.residency.touch([read.record for read in reads[:good]])
+        self.residency.touch([read.record for read in reads[:good] if read.record])
         tiers: dict[str, int] = {}
         for read in reads[:good]:
             tiers[read.source.tier] = tiers.get(read.source.tier, 0) + len(read.tokens)

@@ -19,6 +19,7 @@ from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.place import place_of
 from kvstore.read.placement import Placement
+from kvstore.read.remote import RemoteReader, RemoteRun
 from kvstore.read.result import OutputBuffers, allocate, check_device, is_on_cpu, to_device
 from kvstore.read.worth import Worth
 from kvstore.timing import NOWHERE, Where
@@ -94,13 +95,59 @@ class Getter:
     worth: Worth
     layout: KVLayout
     metrics: Metrics
+    remote: RemoteReader | None = None
 
     def get(self, request: GetRequest) -> Hit | None:
         """Return the cache of the longest stored prefix, as far as it is worth loading; None for nothing."""
         reads = self.lookup.reads(request.namespace, request.tokens)
         kept = self.worth.kept(reads, request.device, request.given) if request.gated else reads
         withheld = (reads[-1].end if reads else 0) - (kept[-1].end if kept else 0)
-        return self.fetch(request, kept, withheld)
+        run = None if withheld else self._begin(request, reads)
+        if run is None:
+            return self.fetch(request, kept, withheld)
+        try:
+            return self._fetch_with(run, request, reads)
+        finally:
+            run.done()
+
+    def _begin(self, request: GetRequest, reads: Sequence[BlockRead]) -> RemoteRun | None:
+        """Begins to read what follows in the remote tier, if there is one."""
+        if self.remote is None:
+            return None
+        root, local = self.lookup.root(request.namespace), reads[-1].end if reads else 0
+        try:
+            return self.remote.begin(root, request.namespace, request.tokens, local, request.device)
+        except BaseException:
+            self.fetcher.residency.release([read.source for read in reads])
+            raise
+
+    def _fetch_with(self, run: RemoteRun, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
+        """Return the cache of local blocks and of those that come behind them; None if there is none."""
+        try:
+            out = allocate(self.layout, run.end, request.reserve_behind(run.end))
+        except BaseException:
+            self.fetcher.residency.release([read.source for read in reads])
+            raise
+        good, tiers = self.fetcher.fetch(reads, out.view) if reads else (0, dict[str, int]())
+        have = list(reads[:good])
+        while good == len(reads) and (came := run.next()):
+            decoded, more = self.fetcher.fetch(came, out.view)
+            if decoded and have and have[-1].end > came[0].start:  # the beginning of this block, of another sequence
+                partial = have.pop()
+                tiers[partial.source.tier] -= len(partial.tokens)
+            have += came[:decoded]
+            tiers = {name: tiers.get(name, 0) + more.get(name, 0) for name in {**tiers, **more}}
+            if decoded < len(came):
+                run.refuse(len(came) - decoded)
+        if not have:
+            self._count_miss(request, reads, 0, run.why)
+            return None
+        end = have[-1].end
+        shown, number = (reads, good) if good < len(reads) else (have, len(have))
+        reason = self.count_short(request, shown, number, end, 0, run.why)
+        place = place_of([read.source for read in have])
+        tiers = {name: count for name, count in tiers.items() if count}
+        return self.hit(request, out, out.layers(end), end, tiers, reason, 0, place)
 
     def fetch(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> Hit | None:
         """Return the cache of blocks that were looked up, and release their sources; None if the first is lost.
@@ -137,22 +184,30 @@ class Getter:
         return hit
 
     def count_short(
-        self, request: GetRequest, reads: Sequence[BlockRead], good: int, tokens: int, withheld: int = 0
+        self,
+        request: GetRequest,
+        reads: Sequence[BlockRead],
+        good: int,
+        tokens: int,
+        withheld: int = 0,
+        known: Reason | None = None,
     ) -> Reason:
         """Return why only `tokens` tokens are returned, and count it; STORED if they are all. The first `good` of
-        `reads` were read; behind them so many tokens were withheld."""
+        `reads` were read; behind them so many tokens were withheld. known: the reason, if all of `reads` were read."""
         if tokens >= len(request.tokens):
             return Reason.STORED
         reason = Reason.NOT_WORTH
         if not withheld:
-            reason = self.lookup.why_short(request.namespace, request.tokens, reads, good)
+            reason = known if known is not None and good == len(reads) else self.lookup.why_short(request.namespace, request.tokens, reads, good)
         if reason.metric is not None:
             self.metrics.add(reason.metric)
         return reason
 
-    def _count_miss(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> None:
+    def _count_miss(
+        self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0, known: Reason | None = None
+    ) -> None:
         self.metrics.add(Metric.GET_MISSES)
-        self.count_short(request, reads, 0, 0, withheld)
+        self.count_short(request, reads, 0, 0, withheld, known)
 
     def hit(
         self,

@@ -10,7 +10,7 @@ from kvstore.gate.load import TENSORS
 from kvstore.tiers.base import Source
 from kvstore.timing import NOWHERE, Where
 
-_NEAREST = ("device", "queue", "host", "disk")  # whatever has another name is farther
+_NEAREST = ("device", "queue", "host", "disk", "remote")  # whatever has another name is farther
 
 
 def place_of(sources: Iterable[Source]) -> Where:

@@ -222,6 +222,9 @@ class Residency(DiskEviction):
         self.own.run(self._reject, record, source, why)
 
     def _reject(self, record: int, source: Source, why: Metric) -> None:
+        if not record:  # a block from the remote tier: none of this store's records
+            self.metrics.add(Metric.REMOTE_DAMAGED, because=why.meaning)
+            return
         if record not in self.index:
             self.metrics.add(Metric.STALE_READS)
             return

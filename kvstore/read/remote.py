@@ -1,0 +1,174 @@
+"""What a get reads from the remote tier: the blocks that follow those which this store has, within one deadline.
+
+The blocks are no records of this store: it has no numbers for them and its index does not name them. They are sources
+of their own, which one get decodes behind its local blocks, in the order in which they come. What is kept of them
+becomes records later, by way of the write queue, as anything that is put (`write.adopt`). So the remote tier needs no
+state in the index, and what it lies about can harm no other get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.core.explanation import Reason
+from kvstore.core.keys import chain_keys
+from kvstore.core.layout import KVLayout
+from kvstore.core.tokens import Tokens
+from kvstore.core.workers import Task
+from kvstore.gate.gate import Gate
+from kvstore.metrics import Metric, Metrics
+from kvstore.read.block_read import BlockRead
+from kvstore.read.remote_check import RemoteCheck
+from kvstore.tiers.remote.record import TIER, RemoteRecord
+from kvstore.tiers.remote.tier import Fetched, RemoteTier
+
+NO_RECORD = 0  # the number of a block that is no record of this store
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Blocks that came from the remote tier, in the order of their sequence, whole ones."""
+
+    namespace: bytes
+    tokens: Tokens
+    records: Sequence[RemoteRecord]
+
+
+@dataclass
+class RemoteReader:
+    """Begins the reading of blocks from the remote tier. Thread-safe.
+
+    Attributes:
+        exact: refuse what codecs with loss made.
+        keep: told of the blocks that a get returned; None if this store keeps none.
+    """
+
+    tier: RemoteTier
+    layout: KVLayout
+    exact: bool
+    block_tokens: int
+    gate: Gate
+    metrics: Metrics
+    keep: Callable[[Arrivals], None] | None = None
+
+    def begin(
+        self, root: bytes, namespace: bytes, tokens: Tokens, local: int, device: object
+    ) -> RemoteRun | None:
+        """Look for the blocks of `tokens` behind the first `local` ones, and begin to read them; None for nothing.
+
+        root: the key before the first block.
+        """
+        size = self.block_tokens
+        first, count = local // size, len(tokens) // size
+        if first >= count:
+            return None
+        keys = [root, *chain_keys(root, tokens[: count * size], size)]
+        begin = self.tier.clock()
+        deadline = begin + self._seconds(len(tokens), local, device)
+        there = self.tier.leading(keys[first + 1 :], deadline)
+        if not there:
+            return None
+        reads = [
+            RemoteCheck(
+                self.layout,
+                self.exact,
+                namespace,
+                keys[i + 1],
+                keys[i],
+                i * size,
+                tokens[i * size : (i + 1) * size],
+            )
+            for i in range(first, first + there)
+        ]
+        tasks = self.tier.fetch([read.key for read in reads], deadline, reads)
+        return RemoteRun(self, namespace, tokens, reads, tasks, begin, deadline)
+
+    def _seconds(self, tokens: int, local: int, device: object) -> float:
+        """How long a get may wait: computing the rest must not be sooner done."""
+        most = self.tier.config.deadline_s
+        computing = self.gate.prefill_seconds(tokens - local, start=local, device=device)
+        return most if computing is None else min(most, computing)
+
+
+@dataclass
+class RemoteRun:
+    """The blocks of one get that are on their way. For one thread.
+
+    Attributes:
+        why: why there is no further block; None as long as there may be, and where all came.
+    """
+
+    reader: RemoteReader
+    namespace: bytes
+    tokens: Tokens
+    checks: Sequence[RemoteCheck]
+    tasks: Sequence[Task[Fetched]]
+    begun: float
+    deadline: float
+    why: Reason | None = None
+    _came: list[Fetched] = field(default_factory=list)
+    _last: float = 0.0  # when the last block was here
+
+    @property
+    def start(self) -> int:
+        """Position of the first token that may come."""
+        return self.checks[0].start
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token that may come."""
+        return self.checks[-1].start + len(self.checks[-1].tokens)
+
+    def next(self) -> list[BlockRead]:
+        """Return the next blocks, as many as are here, but wait for one; [] if none comes any more."""
+        reads: list[BlockRead] = []
+        while len(self._came) < len(self.tasks) and self.why is None:
+            at = len(self._came)
+            left = 0.0 if reads else max(0.0, self.deadline - self.reader.tier.clock())
+            if not self.tasks[at].is_done(left):
+                if reads:
+                    break
+                self._stop(Reason.REMOTE_LATE)
+                break
+            fetched = self.tasks[at].result()
+            if fetched.record is None:
+                self._stop(fetched.why or Reason.REMOTE_FAILED)
+                break
+            self._came.append(fetched)
+            check = self.checks[at]
+            reads.append(BlockRead(NO_RECORD, check.start, check.tokens, check.parent, fetched.record))
+        self._last = self.reader.tier.clock() if reads else self._last
+        return reads
+
+    def refuse(self, count: int) -> None:
+        """The last `count` of the blocks that came cannot be used: nothing behind them is waited for."""
+        del self._came[len(self._came) - count :]
+        self._stop(Reason.REMOTE_REFUSED)
+
+    def done(self) -> None:
+        """Tell what was learned: the gate what reading takes, the store what it may keep. Does not raise."""
+        self._cancel()
+        reader, good = self.reader, len(self._came)
+        if not good:
+            return
+        nbytes = sum(fetched.nbytes for fetched in self._came)
+        reader.gate.observe_read(TIER, nbytes, self._last - self.begun)
+        if reader.keep is not None:
+            end = self.checks[good - 1].start + len(self.checks[good - 1].tokens)
+            records = [fetched.record for fetched in self._came if fetched.record is not None]
+            reader.keep(Arrivals(self.namespace, self.tokens[:end], records))
+
+    def _stop(self, why: Reason) -> None:
+        self.why = why
+        rest = [check.key for check in self.checks[len(self._came) :]]
+        if why is Reason.REMOTE_LATE:
+            self.reader.metrics.add(Metric.REMOTE_LATE, len(rest))
+        elif why is not Reason.REMOTE_FAILED:  # that says nothing of what is there
+            self.reader.metrics.add(Metric.REMOTE_GONE, int(why is Reason.REMOTE_GONE))
+            self.reader.tier.beliefs.lost(rest)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for task in self.tasks[len(self._came) :]:
+            task.cancel()

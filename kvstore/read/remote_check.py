@@ -1,0 +1,69 @@
+"""Whether a value of the remote tier is the record that was asked for. Whoever may write there may have written it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.codecs import is_delta
+from kvstore.core.keys import chain_key
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import Damage, DamagedRecord, check_payload, parse
+from kvstore.core.tokens import Tokens
+from kvstore.tiers.buffers import Buffer
+from kvstore.tiers.remote.record import RemoteRecord
+
+
+@dataclass(frozen=True)
+class RemoteCheck:
+    """What a block that was asked for must be.
+
+    Attributes:
+        layout: of the caches.
+        exact: only records of codecs that give back every bit.
+        namespace: its digest.
+        key, parent: of the block and of the one before it.
+        start: position of its first token.
+        tokens: all of them; it is a whole block.
+    """
+
+    layout: KVLayout
+    exact: bool
+    namespace: bytes
+    key: bytes
+    parent: bytes
+    start: int
+    tokens: Tokens
+
+    def __call__(self, buffer: Buffer) -> RemoteRecord:
+        """Return the record in `buffer`, which it fills.
+
+        Raises:
+            DamagedRecord: it is another block's, damaged, past its time, or not one that stands alone.
+        """
+        data = buffer.view
+        header = parse(data, len(data))
+        if header.record_bytes != len(data):
+            raise DamagedRecord(Damage.LENGTH, f"a record of {header.record_bytes} bytes, found {len(data)}")
+        check_payload(header, data)
+        if (
+            header.namespace != self.namespace
+            or header.parent != self.parent
+            or header.key != self.key
+            or header.start != self.start
+            or not np.array_equal(header.tokens, self.tokens)
+            or chain_key(header.parent, header.tokens) != header.key
+        ):
+            raise DamagedRecord(Damage.KEY, "another block's record")
+        if header.donors or is_delta(header.codec) or header.cut:
+            raise DamagedRecord(Damage.FIELD, "the record does not stand alone")
+        raw = self.layout.bytes_per_token * len(self.tokens)
+        if len(header.layer_sizes) != self.layout.sections or header.raw_bytes != raw:
+            raise DamagedRecord(Damage.FIELD, "a record of another layout")
+        if self.exact and header.error_bound != 0.0:
+            raise DamagedRecord(Damage.FIELD, "a record with loss, of an identity that is exact")
+        if header.expiry and not header.expiry > time.time():
+            raise DamagedRecord(Damage.FIELD, "its time to live is over")
+        return RemoteRecord(header, buffer)

@@ -1,0 +1,225 @@
+"""The remote tier: records that stores of one identity share, read within a deadline, written in the background.
+
+It is no `StorageTier`. That one is asked by record number, for blocks that the index knows; the remote tier is asked by
+key, for blocks that this store has never seen, and may take its time. So a get looks there itself (`read.remote`), and
+what it brings goes on as records in memory, checked before anybody sees them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.core.explanation import Reason
+from kvstore.core.record import DamagedRecord
+from kvstore.core.workers import Task, Workers
+from kvstore.errors import RemoteError, RemoteTimeout, RemoteTooLarge
+from kvstore.metrics import Metric, Metrics
+from kvstore.remote_config import RemoteConfig
+from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.remote.beliefs import Beliefs
+from kvstore.tiers.remote.link import RemoteLink, Skipped
+from kvstore.tiers.remote.names import RemoteNames
+from kvstore.tiers.remote.record import TIER, RemoteRecord
+from kvstore.tiers.remote.search import leading
+
+_CLOSING_S = 1.0  # see `RemoteLink`
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What came of reading one value: the record, or why there is none. nbytes: of the value."""
+
+    record: RemoteRecord | None
+    why: Reason | None = None
+    nbytes: int = 0
+
+
+Check = Callable[[Buffer], RemoteRecord]
+"""Makes a record of what was read, all of it and nothing else; raises `DamagedRecord`."""
+
+
+class RemoteTier:
+    """Reads and writes the values of one identity. Thread-safe. No call raises what a server does wrong.
+
+    Args:
+        most_bytes: of a record; a larger value is a miss.
+
+    Attributes:
+        config: the settings.
+        beliefs: which blocks are there, by key.
+    """
+
+    def __init__(
+        self,
+        config: RemoteConfig,
+        names: RemoteNames,
+        link: RemoteLink,
+        metrics: Metrics,
+        pool: BufferPool,
+        most_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.beliefs = Beliefs(config.belief_s, config.miss_s, clock)
+        self.clock = clock
+        self._names = names
+        self._link = link
+        self._metrics = metrics
+        self._pool = pool
+        self._most_bytes = most_bytes
+        self._workers = Workers(config.in_flight, "kvstore-remote")
+
+    @property
+    def name(self) -> str:
+        """What metrics and hits call the tier."""
+        return TIER
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def leading(self, keys: Sequence[bytes], deadline: float) -> int:
+        """Return how many of the first of these keys, which follow each other, seem to be there.
+
+        deadline: by `clock`; what is not known by then does not count.
+        """
+        if not self._link.is_up("read"):
+            self._metrics.add(Metric.REMOTE_SKIPPED, len(keys))
+            return 0
+        engine = self._link.engine()
+        batch = engine.limits.exist_batch if engine is not None else 1
+        return leading(keys, self.beliefs.of, lambda asked: self._exist(asked, deadline), batch)
+
+    def fetch(self, keys: Sequence[bytes], deadline: float, checks: Sequence[Check]) -> list[Task[Fetched]]:
+        """Begin to read the values of some keys, and return a task for each, in order. They never raise."""
+        tasks = [Task(self._fetch, key, deadline, check) for key, check in zip(keys, checks, strict=True)]
+        for task in tasks:
+            self._workers.start(task)
+        return tasks
+
+    def _fetch(self, key: bytes, deadline: float, check: Check) -> Fetched:
+        left = deadline - self.clock()
+        if left <= 0:
+            return Fetched(None, Reason.REMOTE_LATE)
+        buffer, name = self._pool.take(self._most_bytes), self._names.block(key)
+        try:
+            size = self._link.call("read", name, lambda e, timeout_s: e.get_into(name, buffer.view, timeout_s), left)
+        except Skipped:
+            self._metrics.add(Metric.REMOTE_SKIPPED)
+            return Fetched(None, Reason.REMOTE_FAILED)
+        except RemoteTooLarge as error:
+            self._metrics.add(Metric.REMOTE_DAMAGED, because=error)
+            return Fetched(None, Reason.REMOTE_REFUSED)
+        except RemoteError as error:
+            late = isinstance(error, RemoteTimeout)
+            self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
+            return Fetched(None, Reason.REMOTE_LATE if late else Reason.REMOTE_FAILED)
+        if size is None:
+            return Fetched(None, Reason.REMOTE_GONE)
+        try:
+            buffer.trim(size)
+            record = check(buffer)
+        except DamagedRecord as damage:
+            self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
+            return Fetched(None, Reason.REMOTE_REFUSED)
+        self._metrics.add(Metric.REMOTE_READ_RECORDS)
+        self._metrics.add(Metric.REMOTE_READ_BYTES, size)
+        return Fetched(record, nbytes=size)
+
+    def _exist(self, keys: Sequence[bytes], deadline: float) -> list[bool | None]:
+        """Whether each is there; None where that cannot be known in time. One call for each server."""
+        engine = self._link.engine()
+        if engine is None:
+            return [None] * len(keys)
+        names = [self._names.block(key) for key in keys]
+        groups: dict[str, list[int]] = {}
+        for i, name in enumerate(names):
+            groups.setdefault(engine.endpoint(name), []).append(i)
+        tasks = [
+            (which, Task(self._ask, [names[i] for i in which], deadline)) for which in groups.values()
+        ]
+        for _, task in tasks:
+            self._workers.start(task)
+        found: list[bool | None] = [None] * len(keys)
+        for which, task in tasks:
+            if not task.is_done(max(0.0, deadline - self.clock())):
+                task.cancel()
+                continue
+            for i, answer in zip(which, task.result(), strict=True):
+                found[i] = answer
+        for there in (True, False):
+            self.beliefs.note([key for key, answer in zip(keys, found, strict=True) if answer is there], there)
+        return found
+
+    def _ask(self, names: Sequence[str], deadline: float) -> Sequence[bool | None]:
+        left_s = deadline - self.clock()
+        if left_s <= 0:
+            return [None] * len(names)
+        try:
+            return self._link.call("read", names[0], lambda e, timeout_s: e.exist(names, timeout_s), left_s)
+        except Skipped:
+            self._metrics.add(Metric.REMOTE_SKIPPED, len(names))
+        except RemoteError as error:
+            self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
+        return [None] * len(names)
+
+    # ---- writing: for one thread ---------------------------------------------------------------------------------
+
+    def absent(self, keys: Sequence[bytes]) -> list[bytes] | None:
+        """Return those of the keys that are not known to be there, asking for all of them at once; None if the servers
+        may not be asked now."""
+        unknown = [key for key in keys if self.beliefs.of(key) is not True]
+        if not unknown:
+            return []
+        found = self._exist(unknown, self.clock() + self.config.write_timeout_s)
+        if None in found:
+            return None
+        return [key for key, there in zip(unknown, found, strict=True) if not there]
+
+    def write(self, key: bytes, record: memoryview, life_s: float | None = None) -> bool:
+        """Write a record, unless there is one; return whether it is there now. What fails is counted.
+
+        life_s: how long it is of use; None: for ever.
+        """
+        lives = [seconds for seconds in (self.config.ttl_s or None, life_s) if seconds is not None]
+        if not self._put(self._names.block(key), record, min(lives, default=None)):
+            return False
+        self.beliefs.note([key], True, max(self.config.belief_s, (min(lives, default=0.0)) / 2))
+        return True
+
+    def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
+        timeout_s = self.config.write_timeout_s
+        try:
+            new = self._link.call("write", name, lambda e, left: e.put_if_absent(name, [data], left, ttl_s), timeout_s)
+        except RemoteError as error:
+            self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
+            return False
+        if new:
+            self._metrics.add(Metric.REMOTE_WRITTEN_RECORDS)
+            self._metrics.add(Metric.REMOTE_WRITTEN_BYTES, len(data))
+        else:
+            self._metrics.add(Metric.REMOTE_PRESENT)
+        return True
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether a server may be written to now."""
+        return not self.config.read_only and self._link.is_up("write")
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Return plain numbers: what is believed, which breakers are open, and the counters of the engine."""
+        return {"believed": len(self.beliefs), **self._link.stats()}
+
+    def close(self) -> None:
+        """Close the engine, and end the threads that do not hang in it. Idempotent."""
+        self._link.close()
+        self._workers.close(cancel=True, timeout_s=_CLOSING_S)
+
+
+def open_tier(config: RemoteConfig, open_it: Callable[[], Any], identity: bytes, metrics: Metrics, **parts: Any) -> Any:
+    """Open the tier; the servers may be down."""
+    link = RemoteLink(open_it, metrics, config.deadline_s)
+    return RemoteTier(config, RemoteNames(identity), link, metrics, **parts)
