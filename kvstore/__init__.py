@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         UnsupportedTokens,
     )
     from kvstore.integrations.transformers.attached import Attachment, attach, detach
+    from kvstore.remote_config import RemoteConfig
     from kvstore.residency.inventory import Inventory, SequenceInfo
     from kvstore.session import Session
     from kvstore.store import KVStore
@@ -91,6 +92,7 @@ __all__ = [
     "PutResult",
     "ReadOnlyStore",
     "Reason",
+    "RemoteConfig",
     "RequestReport",
     "SequenceInfo",
     "Session",
@@ -154,6 +156,7 @@ _HOMES = {
         "UnsupportedModel",
         "UnsupportedTokens",
     ),
+    "remote_config": ("RemoteConfig",),
     "residency.inventory": ("Inventory", "SequenceInfo"),
     "session": ("Session",),
     "store": ("KVStore",),

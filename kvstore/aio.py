@@ -124,9 +124,9 @@ class AsyncKVStore:
         """See `KVStore.unpin`."""
         return await self._run(self.store.unpin, tokens, namespace=namespace)
 
-    async def flush(self) -> FlushResult:
+    async def flush(self, *, remote: bool = False) -> FlushResult:
         """See `KVStore.flush`."""
-        return await self._run(self.store.flush)
+        return await self._run(self.store.flush, remote=remote)
 
     async def compact(self, *, move: bool = True) -> CompactResult:
         """See `KVStore.compact`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from kvstore.learning.learner import Learner, status_at_open
 from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
 from kvstore.metrics import Metric, Metrics
+from kvstore.open_remote import Remote, open_remote
 from kvstore.read.decode import BlockDecoder
 from kvstore.read.explain import Explainer
 from kvstore.read.fetch import Fetcher
@@ -84,6 +85,7 @@ class Engine:
         learner: fits a profile to what is stored; None in a store that is only read, or has no disk.
         background: the thread of prefetches.
         own: threads for what an interrupt must not cut short: to close the store, for example.
+        remote: the tier on other machines; None if there is none.
     """
 
     residency: Residency
@@ -99,6 +101,7 @@ class Engine:
     learner: Learner | None
     background: Workers
     own: Workers
+    remote: Remote | None
     _opened: contextlib.ExitStack
 
     def close(self) -> FlushResult:
@@ -112,6 +115,14 @@ class Engine:
         """
         self._opened.close()
         return self.put_path.flush() if self.put_path is not None else FlushResult(0, 0)
+
+    def flush(self, put_path: PutPath, remote: bool) -> FlushResult:
+        """See `KVStore.flush`."""
+        if self.remote is not None:
+            self.remote.settle()
+        result = put_path.flush()
+        due = self.remote.flush() if remote and self.remote is not None else 0
+        return replace(result, remote_due=due)
 
     def abandon(self) -> int:
         """Write nothing any more, for time has run out; return how many blocks were not written."""
@@ -148,6 +159,7 @@ class Engine:
             "pins": residency.pin_stats(),
             "content": residency.content.stats() if residency.content is not None else {},
             **{tier.name: tier.stats() for tier in tiers},
+            **({"remote": self.remote.stats()} if self.remote is not None else {}),
             "queue": {
                 "bytes": self.put_path.queue.pending_bytes if self.put_path is not None else 0,
                 "records": residency.queued_records(),
@@ -206,10 +218,12 @@ def open_engine(
         own = Workers(2, "kvstore-own")
         opened.callback(own.close)
         base = _open_base(opened, path, identity, config, metrics, read_only, fs, own)
-        assembler = _open_reading(opened, base)
+        assembler, remote = _open_reading(opened, base)
         sessions = SessionTable(base.residency.disk, config)
         recorder = None if read_only else Recorder(base.residency)
         put_path = None if recorder is None else _open_put_path(opened, base, assembler, sessions, recorder)
+        if remote is not None and put_path is not None:
+            remote.keep_with(opened, put_path, assembler.getter.fetcher.decoder)
         learner = None if put_path is None else _open_learner(opened, base, put_path, calls)
         background = Workers(1, "kvstore-prefetch")
         opened.callback(background.close, cancel=True)
@@ -227,6 +241,7 @@ def open_engine(
             learner=learner,
             background=background,
             own=own,
+            remote=remote,
             _opened=opened.pop_all(),
         )
 
@@ -349,8 +364,8 @@ def _open_gate(
     return gate
 
 
-def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
-    """Everything that a get needs, approximate or not."""
+def _open_reading(opened: contextlib.ExitStack, base: _Base) -> tuple[Assembler, Remote | None]:
+    """Everything that a get needs, approximate or not, and the remote tier."""
     config, residency, layout = base.config, base.residency, base.identity.layout
     # A store on disk goes by the identity that it was made with: names in it may be others by now.
     digest = residency.disk.digest if residency.disk is not None else base.identity.digest
@@ -364,15 +379,13 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> Assembler:
     follower = Follower(residency, layout.is_grouped) if base.read_only else None
     worth = Worth(base.gate, residency, base.pool, executor, layout.is_grouped)
     worth.look(base.next_record, base.codecs.disk_name)
-    getter = Getter(
-        Lookup(residency, digest, config.block_tokens, follower, layout),
-        Placement(layout, base.codecs, base.profiles, base.metrics),
-        Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate),
-        worth,
-        layout,
-        base.metrics,
-    )
-    return Assembler(residency, donors, getter, ProfileEstimates(base.profiles), base.metrics)
+    lookup = Lookup(residency, digest, config.block_tokens, follower, layout)
+    fetcher = Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate)
+    remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.read_only)
+    placement = Placement(layout, base.codecs, base.profiles, base.metrics)
+    reader = None if remote is None else remote.reader
+    getter = Getter(lookup, placement, fetcher, worth, layout, base.metrics, reader)
+    return Assembler(residency, donors, getter, ProfileEstimates(base.profiles), base.metrics), remote
 
 
 def _open_put_path(

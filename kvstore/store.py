@@ -347,8 +347,12 @@ class KVStore(StoreReports):
         put_path, ids, digest = self._put_path(), as_tokens(tokens), self._digest(namespace)
         return self._calls.run(put_path.unpin, digest, ids)
 
-    def flush(self) -> FlushResult:
+    def flush(self, *, remote: bool = False) -> FlushResult:
         """Return when every put and session change made before is durable, or was dropped and counted.
+
+        Args:
+            remote: also wait until what is to be in the remote tier by now is there, but no longer than its
+                `flush_timeout_s`, nor for a server that does not answer; `FlushResult.remote_due` says what is not.
 
         Raises:
             ReadOnlyStore: the store was opened with read_only=True.
@@ -359,7 +363,7 @@ class KVStore(StoreReports):
         """
         put_path = self._put_path()
         with self._slow("flush") as call:
-            return call.returned(self._calls.run(put_path.flush))
+            return call.returned(self._calls.run(self._engine.flush, put_path, remote))
 
     def compact(self, *, move: bool = True) -> CompactResult:
         """Give space back to the file system, without evicting anything. Durable on return.

@@ -58,6 +58,7 @@ class FlushResult:
         durable_blocks: blocks written to disk since the last flush.
         dropped_blocks: blocks that could not be written (full or failing disk). They may still be in memory;
             `stats()` counts them.
+        remote_due: with remote=True, prefixes that are to be written to the remote tier and are not all there yet.
 
     Example:
         >>> FlushResult(durable_blocks=8, dropped_blocks=0).dropped_blocks
@@ -66,6 +67,7 @@ class FlushResult:
 
     durable_blocks: int
     dropped_blocks: int
+    remote_due: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)

@@ -131,10 +131,10 @@ class Getter:
         good, tiers = self.fetcher.fetch(reads, out.view) if reads else (0, dict[str, int]())
         have = list(reads[:good])
         while good == len(reads) and (came := run.next()):
-            decoded, more = self.fetcher.fetch(came, out.view)
-            if decoded and have and have[-1].end > came[0].start:  # the beginning of this block, of another sequence
+            if have and have[-1].end > came[0].start:  # the beginning of this block: its rows are written anew
                 partial = have.pop()
                 tiers[partial.source.tier] -= len(partial.tokens)
+            decoded, more = self.fetcher.fetch(came, out.view)
             have += came[:decoded]
             tiers = {name: tiers.get(name, 0) + more.get(name, 0) for name in {**tiers, **more}}
             if decoded < len(came):
@@ -147,7 +147,7 @@ class Getter:
         reason = self.count_short(request, shown, number, end, 0, run.why)
         place = place_of([read.source for read in have])
         tiers = {name: count for name, count in tiers.items() if count}
-        return self.hit(request, out, out.layers(end), end, tiers, reason, 0, place)
+        return self._count_saved(request, self.hit(request, out, out.layers(end), end, tiers, reason, 0, place))
 
     def fetch(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> Hit | None:
         """Return the cache of blocks that were looked up, and release their sources; None if the first is lost.
@@ -178,7 +178,10 @@ class Getter:
         place = place_of([read.source for read in reads[:good]])
         hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld, place)
         self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
-        computing = self.worth.gate.prefill_seconds(end, device=request.device)
+        return self._count_saved(request, hit)
+
+    def _count_saved(self, request: GetRequest, hit: Hit) -> Hit:
+        computing = self.worth.gate.prefill_seconds(hit.tokens, device=request.device)
         if computing is not None:
             self.metrics.add(Metric.GET_SAVED_S, max(0.0, computing - hit.seconds))
         return hit

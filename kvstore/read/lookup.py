@@ -132,8 +132,7 @@ class Lookup:
         records, usable = self.place(namespace, tokens, touch=True)
         if not records:
             return [], 0
-        residency.touch(records)
-        residency.use_donors_of(records)
+        residency.use(records)
         sources = residency.find(records)
         parents = [self.root(namespace), *chain_keys(self.root(namespace), tokens[: len(records) * size], size)]
         reads = []

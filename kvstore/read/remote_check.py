@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -10,10 +11,12 @@ import numpy as np
 from kvstore.codecs import is_delta
 from kvstore.core.keys import chain_key
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import Damage, DamagedRecord, check_payload, parse
+from kvstore.core.record import FLAG_PINNED, Damage, DamagedRecord, check_payload, parse
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.remote.record import RemoteRecord
+
+_MOST_BITS = 1 << 20  # of one token; hardly any has more than 50
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,15 @@ class RemoteCheck:
             or chain_key(header.parent, header.tokens) != header.key
         ):
             raise DamagedRecord(Damage.KEY, "another block's record")
-        if header.donors or is_delta(header.codec) or header.cut:
+        if header.donors or is_delta(header.codec) or header.flags & ~FLAG_PINNED:
             raise DamagedRecord(Damage.FIELD, "the record does not stand alone")
         raw = self.layout.bytes_per_token * len(self.tokens)
         if len(header.layer_sizes) != self.layout.sections or header.raw_bytes != raw:
             raise DamagedRecord(Damage.FIELD, "a record of another layout")
         if self.exact and header.error_bound != 0.0:
             raise DamagedRecord(Damage.FIELD, "a record with loss, of an identity that is exact")
-        if header.expiry and not header.expiry > time.time():
+        if not 0.0 <= header.bits <= _MOST_BITS * len(self.tokens):
+            raise DamagedRecord(Damage.FIELD, "its bits are out of range")
+        if header.expiry and not time.time() < header.expiry < math.inf:
             raise DamagedRecord(Damage.FIELD, "its time to live is over")
         return RemoteRecord(header, buffer)

@@ -46,6 +46,7 @@ class Block(TensorSource):
         pinned: a pinned sequence ends with it.
         alone: it must not be coded against others.
         cut: length of the cache that it was taken from, if layers with windows lack some of its tokens; else 0.
+        sealed_as: the record that it is written as, because it came as one; None if it is to be coded.
     """
 
     record: int
@@ -61,6 +62,7 @@ class Block(TensorSource):
     pinned: bool
     alone: bool = False
     cut: int = 0
+    sealed_as: HostRecord | None = None
 
     @property
     def end(self) -> int:

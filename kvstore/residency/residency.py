@@ -66,6 +66,8 @@ class Residency(DiskEviction):
 
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
+        self._used: tuple[Callable[[Sequence[int]], None], ...] = ()  # replaced as a whole, and so is the next
+        self._done: tuple[Callable[[Sequence[Block]], None], ...] = ()
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
         budgets, policy = self.config, POLICIES[self.config.eviction]
         self.device: DeviceTier = MemoryTier(
@@ -142,6 +144,22 @@ class Residency(DiskEviction):
         if self._disk_order is not None:
             self.own.run(self._touch_disk, records)
 
+    def use(self, records: Sequence[int]) -> None:
+        """The records of one prefix, root first, were used by somebody who put or gets it: `touch`, and with members
+        their donors. Whoever listens is told."""
+        self.touch(records)
+        self.use_donors_of(records)
+        for listener in self._used:
+            listener(records)
+
+    def on_use(self, listener: Callable[[Sequence[int]], None]) -> None:
+        """Call this from now on with the records of each prefix that is used, on any thread; it must not raise."""
+        self._used = (*self._used, listener)
+
+    def on_written(self, listener: Callable[[Sequence[Block]], None]) -> None:
+        """Call this from now on with the blocks of each put that are not queued any more; it must not raise."""
+        self._done = (*self._done, listener)
+
     def _touch_disk(self, records: Sequence[int]) -> None:
         with self._lock:
             if self._disk_order is not None:
@@ -194,6 +212,8 @@ class Residency(DiskEviction):
             if self.disk is None and record not in self.index:
                 self.metrics.add(Metric.DROPPED_NO_MEMORY)
         self.write_holes()
+        for listener in self._done:
+            listener(blocks)
         return len(lost) if self.disk is not None else 0
 
     def write_holes(self) -> None:

@@ -87,15 +87,13 @@ class Encoder:
             return None, None  # deleted or superseded since it was put
         if config.device.bytes:
             self._keep_on_device(block)
+        if block.sealed_as is not None:
+            kept = self._compact(block.sealed_as) if config.host.bytes else None
+            return kept, block.sealed_as if residency.disk is not None else None
         host, disk = (self.recent.codec(codec, block.record) for codec in (self.codecs.host, self.codecs.disk))
         record = None
         if config.host.bytes:
-            record = self._encode_with(host, block, lasting=True)
-            needed = len(record.buffer.view)
-            if record.buffer.capacity > _SLACK * needed:
-                smaller = self.pool.take(needed, lasting=True)
-                smaller.view[:] = record.buffer.view
-                record = type(record)(record.header, smaller)
+            record = self._compact(self._encode_with(host, block, lasting=True))
         if residency.disk is None:
             return record, None
         if spans and self.against is not None:
@@ -105,6 +103,15 @@ class Encoder:
         if record is not None and disk is host:
             return record, record
         return record, self._encode_with(disk, block)
+
+    def _compact(self, record: HostRecord) -> HostRecord:
+        """The same record in no more memory than it needs."""
+        needed = len(record.buffer.view)
+        if record.buffer.capacity <= _SLACK * needed:
+            return record
+        smaller = self.pool.take(needed, lasting=True)
+        smaller.view[:] = record.buffer.view
+        return HostRecord(record.header, smaller)
 
     def _keep_on_device(self, block: Block) -> None:
         residency, name = self.residency, self.residency.config.device.codec

@@ -315,8 +315,7 @@ class PutPath:
         if not inserted:  # an insertion is a use by itself
             residency.index.touch(request.namespace, request.tokens)
         records: list[int] = match.records.tolist()
-        residency.touch(records)
-        residency.use_donors_of(records)
+        residency.use(records)
         return records
 
     def _changes_lives(self, request: PutRequest, match: Match) -> bool:

@@ -1,0 +1,106 @@
+"""Opens what a store has of the remote tier: how it reads there, what it writes there, what it keeps of it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+
+from kvstore.config import StoreConfig
+from kvstore.core.identity import ModelIdentity
+from kvstore.metrics import Metric
+from kvstore.read.decode import BlockDecoder
+from kvstore.read.fetch import Fetcher
+from kvstore.read.lookup import Lookup
+from kvstore.read.remote import RemoteReader
+from kvstore.residency.block import most_bytes
+from kvstore.tiers.codecs import NewCodecs
+from kvstore.tiers.remote.opening import open_engine
+from kvstore.tiers.remote.tier import RemoteTier, open_tier
+from kvstore.write.keep import Keeper
+from kvstore.write.portable import PortableRecords
+from kvstore.write.put import PutPath
+from kvstore.write.upload import Uploader
+
+# A payload that coding made larger, and what seals it.
+_SLACK_BYTES, _SLACK_SHARE = 1 << 16, 8
+
+
+@dataclass
+class Remote:
+    """The remote side of an open store. Thread-safe.
+
+    Attributes:
+        tier: the servers.
+        reader: reads there for gets.
+        uploader: writes there; None if nothing is written.
+        keeper: keeps what gets read there; None if nothing is kept.
+    """
+
+    tier: RemoteTier
+    reader: RemoteReader
+    uploader: Uploader | None = None
+    keeper: Keeper | None = None
+
+    def settle(self) -> None:
+        """Return when what gets brought from there before is queued, as far as it is to be kept."""
+        if self.keeper is not None:
+            self.keeper.wait()
+
+    def flush(self) -> int:
+        """Return when all is there that is due; how many prefixes still are, if that takes too long."""
+        return 0 if self.uploader is None else self.uploader.flush(self.tier.config.flush_timeout_s)
+
+    def stats(self) -> dict[str, float]:
+        """Return plain numbers."""
+        return {**self.tier.stats(), **(self.uploader.stats() if self.uploader is not None else {})}
+
+    def keep_with(self, opened: contextlib.ExitStack, put_path: PutPath, decoder: BlockDecoder) -> None:
+        """Keep from now on what gets bring from there."""
+        there = self.uploader.there if self.uploader is not None else lambda records: None
+        at_once = self.tier.config.promote == "first"
+        self.keeper = Keeper(put_path.residency, put_path, decoder, put_path.pool, self.reader.layout, at_once, there)
+        opened.callback(self.keeper.close)
+        self.reader.keep = self.keeper.keep
+
+
+def open_remote(
+    opened: contextlib.ExitStack,
+    config: StoreConfig,
+    identity: ModelIdentity,
+    lookup: Lookup,
+    fetcher: Fetcher,
+    codecs: NewCodecs,
+    read_only: bool,
+) -> Remote | None:
+    """Open the remote tier of the settings; None if there is none. Its servers may be down.
+
+    Raises:
+        ConfigError: its settings do not fit.
+    """
+    residency, layout, remote = fetcher.residency, identity.layout, config.remote
+    if remote is None:
+        return None
+    if layout.is_grouped:
+        residency.metrics.add(Metric.FALLBACK_REMOTE_LAYOUT)
+        return None
+    most = most_bytes(layout, config.block_tokens)
+    most += most // _SLACK_SHARE + _SLACK_BYTES
+    open_it = partial(open_engine, remote.url, **remote.settings)
+    tier: RemoteTier = open_tier(
+        remote, open_it, lookup.digest, residency.metrics, pool=fetcher.pool, most_bytes=most
+    )
+    opened.callback(tier.close)
+    exact = identity.codec_family == "exact"
+    reader = RemoteReader(tier, layout, exact, config.block_tokens, fetcher.gate, residency.metrics)
+    if read_only or remote.read_only:
+        return Remote(tier, reader)
+    portable = PortableRecords(residency, fetcher, fetcher.pool, layout, codecs)
+    uploader = Uploader(residency, tier, portable, lookup.root, config.block_tokens * layout.bytes_per_token)
+    opened.callback(uploader.close, remote.close_timeout_s)
+    residency.listen(forgotten=uploader.forget)
+    if remote.upload == "put":
+        residency.on_written(uploader.written)
+    elif remote.upload == "second use":
+        residency.on_use(uploader.due)
+    return Remote(tier, reader, uploader)

@@ -1,0 +1,149 @@
+"""Keeps blocks that came from the remote tier: they become records of this store, coded as they came."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kvstore.codecs import KVView
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import padded, seal
+from kvstore.core.workers import Workers
+from kvstore.metrics import Metric
+from kvstore.read.block_read import BlockRead
+from kvstore.read.decode import BlockDecoder
+from kvstore.read.remote import NO_RECORD, Arrivals
+from kvstore.residency.block import Block
+from kvstore.residency.residency import Residency
+from kvstore.tiers.admission import SecondRead
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.host import HostRecord
+from kvstore.tiers.remote.record import RemoteRecord
+from kvstore.write.put import PutPath
+from kvstore.write.queue import WriteBatch
+
+_MOST_WAITING = 8  # gets, whose records stay in memory until they are queued
+_QUEUE_S = 1.0  # a store that writes more than it can keeps nothing from elsewhere beside it
+
+
+class Keeper:
+    """Puts arrived blocks into the write queue, on a thread of its own, so that no get waits for it. Thread-safe.
+
+    Each record keeps its codec, its profile and its payload, and gets a number of this store. Where a block was put
+    meanwhile, nothing is done; where a block before it left, what follows is not kept.
+
+    Args:
+        at_once: keep blocks at their first read; otherwise at their second.
+        kept: told of the records that are there and in the remote tier, too.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        put_path: PutPath,
+        decoder: BlockDecoder,
+        pool: BufferPool,
+        layout: KVLayout,
+        at_once: bool,
+        kept: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._residency = residency
+        self._put_path = put_path
+        self._decoder = decoder
+        self._pool = pool
+        self._layout = layout
+        self._seen = None if at_once else SecondRead(max(residency.config.host.bytes, 1 << 30))
+        self._kept = kept
+        self._waiting: deque[Arrivals] = deque()
+        self._worker = Workers(1, "kvstore-keep")
+
+    def keep(self, arrivals: Arrivals) -> None:
+        """Keep blocks soon; return at once. If many gets wait for that, these are not kept."""
+        if self._seen is not None:
+            again = [self._seen.again(hash(record.header.key), record.nbytes) for record in arrivals.records]
+            if not any(again):
+                return
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(arrivals)
+            self._worker.start(self._next)
+
+    def wait(self) -> None:
+        """Return when the blocks of all gets before are queued, or not to be kept."""
+        self._worker.run(int)
+
+    def close(self) -> None:
+        """Keep nothing any more, and end the thread."""
+        self._waiting.clear()
+        self._worker.close()
+
+    def _next(self) -> None:
+        try:
+            arrivals = self._waiting.popleft()
+        except IndexError:
+            return  # the store is being closed
+        nbytes = len(arrivals.records) * self._residency.config.block_tokens * self._layout.bytes_per_token
+        queue = self._put_path.queue
+        if queue.wait_for_space(nbytes, _QUEUE_S) is None:
+            return
+        with self._put_path.paused():
+            blocks = self._blocks(arrivals)
+            if not blocks:
+                return
+            self._put_path.next_record += len(blocks)
+            end, size = blocks[-1].end, len(blocks[0].tokens)
+            bits = np.zeros(end, np.float32)  # what is stored keeps its own
+            bits[blocks[0].start :] = np.repeat([block.bits / size for block in blocks], size)
+            needs = [blocks[0].parent] if blocks[0].parent else []
+            if self._residency.arrive(arrivals.tokens[:end], blocks, bits, needs=needs) is None:
+                return
+            self._kept([block.record for block in blocks])
+            queue.submit(WriteBatch(blocks))
+        queue.begin()
+        self._residency.metrics.add(Metric.REMOTE_KEPT_RECORDS, len(blocks))
+
+    def _blocks(self, arrivals: Arrivals) -> list[Block]:
+        """Those that are not stored yet and follow what is, with numbers of this store."""
+        size, first = self._residency.config.block_tokens, arrivals.records[0].header.start
+        match = self._residency.index.match(arrivals.namespace, arrivals.tokens, touch=False)
+        stored = match.usable(size) // size if len(match.records) else 0
+        if stored * size < first:
+            return []  # what they follow left meanwhile
+        blocks: list[Block] = []
+        parent = int(match.records[stored - 1]) if stored else 0
+        new = arrivals.records[stored - first // size :]
+        for record in new[: self._residency.most_new_records()]:
+            block = self._block(record, self._put_path.next_record + len(blocks), parent)
+            if block is None:
+                break
+            blocks.append(block)
+            parent = block.record
+        return blocks
+
+    def _block(self, arrived: RemoteRecord, number: int, parent: int) -> Block | None:
+        header = replace(arrived.header, record_id=number, flags=0)
+        buffer = self._pool.take(padded(header.record_bytes))
+        buffer.view[: len(arrived.buffer.view)] = arrived.buffer.view
+        seal(header, buffer.view)
+        values = self._pool.take(header.raw_bytes)
+        view = KVView.packed(self._layout, header.count, values.address, values)
+        read = BlockRead(NO_RECORD, header.start, header.tokens, header.parent, arrived)
+        if not self._decoder.decode(read, header, HostRecord(header, buffer).payload, view):
+            return None
+        return Block(
+            record=number,
+            parent=parent,
+            key=header.key,
+            parent_key=header.parent,
+            namespace=header.namespace,
+            start=header.start,
+            tokens=header.tokens.copy(),
+            view=view,
+            bits=header.bits,
+            expiry=header.expiry,
+            pinned=False,
+            alone=True,
+            sealed_as=HostRecord(header, buffer),
+        )

@@ -1,0 +1,101 @@
+"""Records as another store can read them: whole blocks that stand alone, as they are on disk but for the padding."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from kvstore.codecs import KVView
+from kvstore.core.keys import chain_key
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import DamagedRecord, seal
+from kvstore.metrics import Metric
+from kvstore.read.block_read import BlockRead
+from kvstore.read.fetch import Fetcher
+from kvstore.residency.block import Block
+from kvstore.residency.residency import Residency
+from kvstore.residency.whole_record import read_whole
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.codecs import NewCodecs
+from kvstore.tiers.host import HostRecord
+
+
+@dataclass(frozen=True)
+class PortableRecords:
+    """Gives the bytes of stored records. Thread-safe: has no state of its own. What is coded against others is coded
+    anew, standing alone, for numbers of donors mean nothing elsewhere."""
+
+    residency: Residency
+    fetcher: Fetcher
+    pool: BufferPool
+    layout: KVLayout
+    codecs: NewCodecs
+
+    def __call__(self, record: int, parent_key: bytes) -> tuple[memoryview, float | None] | None:
+        """Return the bytes of a record, and the seconds that it is of use (None: for ever); None if it is gone."""
+        member = bool(self.residency.donors_of(record))
+        found = self._alone(record, parent_key) if member else self._as_stored(record)
+        if found is None:
+            return None
+        expiry = self.residency.expiry(record)
+        if found.header.expiry != expiry:  # its life was extended since it was written
+            found = self._with_expiry(found, expiry)
+        life_s = max(1.0, expiry - time.time()) if expiry else None
+        return found.buffer.view[: found.header.record_bytes], life_s
+
+    def _as_stored(self, record: int) -> HostRecord | None:
+        disk, metrics = self.residency.disk, self.residency.metrics
+        entry = disk.locate([record])[0] if disk is not None else None
+        if disk is None or entry is None:
+            return self.residency.host.get(record)
+        try:
+            found = read_whole(disk, self.pool, entry)
+        except OSError as error:
+            metrics.add(Metric.DISK_READ_ERRORS, because=error)
+            return None
+        except DamagedRecord as damage:
+            self.residency.reject(record, entry, damage.metric)
+            return None
+        finally:
+            disk.release([entry])
+        return None if found.header.donors else found
+
+    def _alone(self, record: int, parent_key: bytes) -> HostRecord | None:
+        """A member, decoded and coded anew."""
+        path, source = self.residency.whole_path(record), self.residency.find([record])[0]
+        if path is None or source is None:
+            self.residency.release([source])
+            return None
+        namespace, tokens = path
+        size = self.residency.config.block_tokens
+        start = (len(tokens) - 1) // size * size
+        here = tokens[start:].copy()
+        buffer = self.pool.take(len(here) * self.layout.bytes_per_token)
+        view = KVView.packed(self.layout, len(here), buffer.address, buffer)
+        read = BlockRead(record, start, here, parent_key, source)
+        good, _ = self.fetcher.fetch([read], view, origin=start)
+        if not good:
+            return None
+        before = self.residency.index.match(namespace, tokens[:start], touch=False).bits
+        block = Block(
+            record=record,
+            parent=0,
+            key=chain_key(parent_key, here),
+            parent_key=parent_key,
+            namespace=namespace,
+            start=start,
+            tokens=here,
+            view=view,
+            bits=max(0.0, self.residency.index.match(namespace, tokens, touch=False).bits - before),
+            expiry=self.residency.expiry(record),
+            pinned=False,
+            alone=True,
+        )
+        self.residency.metrics.add(Metric.REMOTE_RECODED_MEMBERS)
+        return block.encode(self.codecs.disk, self.pool)
+
+    def _with_expiry(self, found: HostRecord, expiry: float) -> HostRecord:
+        header, buffer = replace(found.header, expiry=expiry), self.pool.take(found.header.record_bytes)
+        buffer.view[:] = found.buffer.view[: len(buffer.view)]
+        seal(header, buffer.view)
+        return HostRecord(header, buffer)

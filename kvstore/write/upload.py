@@ -1,0 +1,197 @@
+"""Writes records to the remote tier in the background, parents before children, each at most once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvstore.core.keys import chain_keys
+from kvstore.core.waiting import Bell
+from kvstore.core.workers import Workers
+from kvstore.metrics import Metric
+from kvstore.residency.block import Block
+from kvstore.residency.residency import Residency
+from kvstore.tiers.remote.tier import RemoteTier
+
+_LOOK_S = 0.2  # a server that was down, and a block that was not written yet, are looked at again
+_MOST_SENT = 1 << 20
+
+
+class Portable(Protocol):
+    """Gives a record as it is written to the remote tier."""
+
+    def __call__(self, record: int, parent_key: bytes) -> tuple[memoryview, float | None] | None:
+        """Return the bytes of a record that stands alone, and how long it is of use (None: for ever); None if there is
+        none any more."""
+
+
+class Uploader:
+    """A bounded queue of prefixes, and the thread that writes what the remote tier lacks of them. Thread-safe.
+
+    A prefix is named by the last of its records. Nothing of it is held in memory: it is read when its turn comes. What
+    left the store by then is counted. `_lock` guards `_due`, `_busy` and `_bytes`.
+
+    Args:
+        portable: gives the bytes of a record.
+        root: gives the key before the first block of a namespace.
+        block_bytes: raw bytes of a block, which the queue counts with.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        tier: RemoteTier,
+        portable: Portable,
+        root: Callable[[bytes], bytes],
+        block_bytes: int,
+    ) -> None:
+        self._residency = residency
+        self._tier = tier
+        self._portable = portable
+        self._root = root
+        self._block_bytes = block_bytes
+        self._due: OrderedDict[int, int] = OrderedDict()  # prefixes by their last record: bytes of what may be missing
+        self._bytes = 0
+        self._busy: int | None = None
+        self._sent: set[int] = set()  # records that are there; replaced as a whole if there are too many
+        self._closing = False
+        self._lock = threading.Lock()
+        self._changed = Bell()
+        self._worker = Workers(1, "kvstore-upload")
+        self._worker.start(self._run)
+
+    # ---- what is due ---------------------------------------------------------------------------------------------
+
+    def due(self, records: Sequence[int]) -> None:
+        """Write the records of a prefix, root first, as far as they are not there; return at once."""
+        new = [record for record in records if record and record not in self._sent]
+        if not new or self._closing:
+            return
+        nbytes = len(new) * self._block_bytes
+        with self._lock:
+            if new[-1] in self._due or new[-1] == self._busy:
+                return
+            fits = not self._due or self._bytes + nbytes <= self._tier.config.queue_bytes
+            if fits:
+                self._due[new[-1]] = nbytes
+                self._bytes += nbytes
+        if not fits:
+            self._residency.metrics.add(Metric.DROPPED_REMOTE_QUEUE, len(new))
+        self._changed.ring()
+
+    def written(self, blocks: Sequence[Block]) -> None:
+        """The blocks of a put are written: all of them are due."""
+        if blocks:
+            self.due([block.record for block in blocks])
+
+    def there(self, records: Sequence[int]) -> None:
+        """These records are in the remote tier: they came from there."""
+        if len(self._sent) > _MOST_SENT:
+            self._sent = set()
+        self._sent.update(records)
+
+    def forget(self, record: int) -> None:
+        """A record left the store."""
+        self._sent.discard(record)
+
+    @property
+    def waiting(self) -> int:
+        """How many prefixes are due."""
+        with self._lock:
+            return len(self._due) + (self._busy is not None)
+
+    def stats(self) -> dict[str, float]:
+        """Return plain numbers: what is due, and how many records are known to be there."""
+        with self._lock:
+            return {"due_prefixes": len(self._due) + (self._busy is not None), "due_bytes": self._bytes}
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until nothing is due any more, the server cannot be written to, or time is over; return how many
+        prefixes are still due."""
+        self._changed.ring()
+        self._changed.wait_for(lambda: not self.waiting or not self._tier.takes_writes, timeout_s)
+        return self.waiting
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is due, as long as that takes no longer; then end the thread. Idempotent."""
+        if not self._closing:
+            left = self.flush(timeout_s)
+            self._closing = True
+            self._residency.metrics.add(Metric.DROPPED_REMOTE_CLOSE, left)
+        self._changed.ring()
+        self._worker.close(timeout_s=self._tier.config.write_timeout_s)
+
+    # ---- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            if not (self._due and self._tier.takes_writes):
+                self._changed.wait_for(lambda: self._closing or (self._due and self._tier.takes_writes), _LOOK_S)
+                continue
+            with self._lock:
+                record, nbytes = self._due.popitem(last=False)
+                self._busy = record
+            try:
+                done = self._upload(record)
+            except Exception as error:  # nothing may end this thread
+                self._residency.metrics.add(Metric.DROPPED_REMOTE_ERROR, because=error)
+                done = True
+            with self._lock:
+                self._busy = None
+                if done or record in self._due:
+                    self._bytes -= nbytes
+                else:
+                    self._due[record] = nbytes
+            self._changed.ring()
+            if not done:
+                self._changed.wait_for(lambda: self._closing, _LOOK_S)
+
+    def _upload(self, last: int) -> bool:
+        """Write what is missing of a prefix; False if that is to be tried again later."""
+        residency, size = self._residency, self._residency.config.block_tokens
+        path = residency.whole_path(last)
+        if path is None:
+            residency.metrics.add(Metric.DROPPED_REMOTE_LEFT)
+            return True
+        namespace, tokens = path
+        tokens = tokens[: len(tokens) // size * size]  # a tail is replaced by what follows it
+        if not len(tokens):
+            return True
+        records = residency.index.match(namespace, tokens, touch=False).records.tolist()[: len(tokens) // size]
+        keys = [self._root(namespace), *chain_keys(self._root(namespace), tokens, size)]
+        missing = self._tier.absent(keys[1 : len(records) + 1])
+        if missing is None:
+            return False
+        absent = set(missing)
+        for i, record in enumerate(records):
+            if keys[i + 1] not in absent:
+                self.there([record])
+            elif self._closing:
+                return True
+            elif not record or residency.is_expired(record):
+                residency.metrics.add(Metric.DROPPED_REMOTE_LEFT, len(records) - i)
+                return True
+            elif residency.queued(record) is not None:
+                return False  # not written yet
+            else:
+                written = self._write(record, keys[i], keys[i + 1])
+                if written is None:
+                    residency.metrics.add(Metric.DROPPED_REMOTE_LEFT, len(records) - i)
+                    return True
+                if not written:
+                    if not self._tier.takes_writes:
+                        return False
+                    residency.metrics.add(Metric.DROPPED_REMOTE_ERROR, len(records) - i)
+                    return True
+                self.there([record])
+        return True
+
+    def _write(self, record: int, parent_key: bytes, key: bytes) -> bool | None:
+        found = self._portable(record, parent_key)
+        if found is None:
+            return None
+        data, life_s = found
+        return self._tier.write(key, data, life_s)

@@ -1,0 +1,102 @@
+"""Two stores share what one of them put, by way of a remote tier; nothing that goes wrong there is more than a miss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import remotecases as rc
+import small_stores as small
+from kvstore.core.explanation import Reason
+
+BLOCKS = 6
+TOKENS = small.tokens_of(1, BLOCKS * small.BLOCK + 2)
+WHOLE = BLOCKS * small.BLOCK
+
+
+@pytest.fixture(params=["memory", "folder"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory:{tmp_path.name}" if request.param == "memory" else f"folder://{tmp_path}/shared"
+
+
+def test_what_one_store_put_is_a_hit_in_another(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        hit = rc.got(store, TOKENS)
+        assert (hit.tokens, hit.tiers, hit.reason) == (WHOLE, {"remote": WHOLE}, Reason.NEVER_PUT)
+        assert rc.counters(store)["get_hit_tokens_remote"] == WHOLE
+
+
+def test_what_came_is_kept_and_survives_the_remote_tier(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        rc.got(store, TOKENS)
+        assert store.flush().durable_blocks == BLOCKS
+        assert rc.got(store, TOKENS).tiers == {"host": WHOLE}
+        assert store.check(deep=True).problems == ()
+        counts = rc.counters(store)
+        assert (counts["remote_kept_records"], counts.get("remote_written_records", 0)) == (BLOCKS, 0)
+    with small.KVStore(tmp_path / "b", small.IDENTITY, small.config()) as store:
+        assert rc.got(store, TOKENS).tiers == {"disk": WHOLE}
+
+
+def test_local_blocks_come_first_and_the_rest_from_there(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        start = TOKENS[: 2 * small.BLOCK + 1]  # two blocks, and the beginning of the third
+        small.put(store, start)
+        assert store.flush(remote=True).remote_due == 0
+        hit = rc.got(store, TOKENS)
+        assert hit.tiers == {"host": 2 * small.BLOCK, "remote": WHOLE - 2 * small.BLOCK}
+        store.flush()
+        assert store.check(deep=True).problems == ()
+
+
+def test_each_block_is_written_once_whoever_puts_it(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    longer = np.concatenate([TOKENS, small.tokens_of(2, 3 * small.BLOCK)])
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        small.put(store, longer)
+        assert store.flush(remote=True).remote_due == 0
+        assert rc.counters(store)["remote_written_records"] == len(longer) // small.BLOCK - BLOCKS
+
+
+def test_an_empty_disk_goes_on_from_there(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    sequences = [small.tokens_of(number, 5 * small.BLOCK) for number in range(1, 6)]
+    rc.filled(tmp_path / "a", remote, *sequences)
+    with rc.open_store(tmp_path / "new", remote) as store:
+        assert [small.stored(store, tokens) for tokens in sequences] == [5 * small.BLOCK] * 5
+
+
+def test_namespaces_do_not_share(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    with rc.open_store(tmp_path / "a", remote) as store:
+        small.put(store, TOKENS, b"ann")
+        store.flush(remote=True)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        assert store.get(TOKENS) is None
+        assert small.stored(store, TOKENS, b"ann") == WHOLE
+
+
+@pytest.mark.parametrize("upload", ["second use", "put"])
+def test_the_policy_says_what_is_written(tmp_path: Path, url: str, upload: str) -> None:
+    with rc.open_store(tmp_path / "a", rc.settings(url, upload=upload)) as store:
+        small.put(store, TOKENS)
+        store.flush(remote=True)
+        at_first = rc.counters(store).get("remote_written_records", 0)
+        rc.got(store, TOKENS)
+        store.flush(remote=True)
+        assert (at_first, rc.counters(store)["remote_written_records"]) == (BLOCKS * (upload == "put"), BLOCKS)
+
+
+def test_a_store_that_only_reads_there_writes_nothing(tmp_path: Path, url: str) -> None:
+    with rc.open_store(tmp_path / "a", rc.settings(url, read_only=True)) as store:
+        small.put(store, TOKENS)
+        assert store.flush(remote=True).remote_due == 0
+        assert rc.counters(store).get("remote_written_records", 0) == 0
