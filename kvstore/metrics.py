@@ -158,9 +158,15 @@ class Metric(StrEnum):
     REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"
     DROPPED_REMOTE_QUEUE = "dropped_remote_queue", "blocks not written to the remote tier, for too many wait for it"
     DROPPED_REMOTE_ERROR = "dropped_remote_error", "blocks not written to the remote tier, for it refused"
-    DROPPED_REMOTE_LEFT = "dropped_remote_left", "blocks not written to the remote tier, for they left this store before"
+    DROPPED_REMOTE_LEFT = (
+        "dropped_remote_left",
+        "blocks not written to the remote tier, for they left this store before",
+    )
     DROPPED_REMOTE_CLOSE = "dropped_remote_close", "blocks not written to the remote tier, for the store was closed"
-    FALLBACK_REMOTE_LAYOUT = "fallback_remote_layout", "opens without the remote tier, for layers have windows or states"
+    FALLBACK_REMOTE_LAYOUT = (
+        "fallback_remote_layout",
+        "opens without the remote tier, for layers have windows or states",
+    )
 
     # ---- damage
     QUARANTINED_RECORDS = "quarantined_records", "records removed because they, or what they need, are damaged"
@@ -311,7 +317,9 @@ NOTICES: dict[Metric, Notice] = {
     Metric.MENDED_ENTRIES: Notice(INFO, "nothing is lost of these"),
     Metric.LOST_ENTRIES: _MISSES,
     Metric.DAMAGED_SEGMENTS: Notice(WARNING, "what can be read of them is kept; check the disk"),
-    Metric.REMOTE_DAMAGED: Notice(WARNING, "they are misses; look who else writes to the remote tier, or use a fleet key"),
+    Metric.REMOTE_DAMAGED: Notice(
+        WARNING, "they are misses; look who else writes to the remote tier, or use a fleet key"
+    ),
     Metric.REMOTE_READ_ERRORS: Notice(INFO, "they are misses; look at the server and the network"),
     Metric.REMOTE_WRITE_ERRORS: Notice(INFO, "look at the server, its memory and the network"),
     Metric.REMOTE_BREAKS: Notice(WARNING, "gets do without it until it answers; look at the server and the network"),

@@ -15,8 +15,10 @@ from kvstore.read.lookup import Lookup
 from kvstore.read.remote import RemoteReader
 from kvstore.residency.block import most_bytes
 from kvstore.tiers.codecs import NewCodecs
+from kvstore.tiers.remote.link import RemoteLink
+from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.opening import open_engine
-from kvstore.tiers.remote.tier import RemoteTier, open_tier
+from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.keep import Keeper
 from kvstore.write.portable import PortableRecords
 from kvstore.write.put import PutPath
@@ -87,9 +89,8 @@ def open_remote(
     most = most_bytes(layout, config.block_tokens)
     most += most // _SLACK_SHARE + _SLACK_BYTES
     open_it = partial(open_engine, remote.url, **remote.settings)
-    tier: RemoteTier = open_tier(
-        remote, open_it, lookup.digest, residency.metrics, pool=fetcher.pool, most_bytes=most
-    )
+    link = RemoteLink(open_it, residency.metrics, remote.deadline_s)
+    tier = RemoteTier(remote, RemoteNames(lookup.digest), link, residency.metrics, fetcher.pool, most)
     opened.callback(tier.close)
     exact = identity.codec_family == "exact"
     reader = RemoteReader(tier, layout, exact, config.block_tokens, fetcher.gate, residency.metrics)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from kvstore.errors import ConfigError
 from kvstore.setting_checks import check_seconds, check_whole
 
-UPLOADS = ("second use", "eviction", "put")
+UPLOADS = ("second use", "put")
 PROMOTIONS = ("first", "second")
-_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,8 @@ class RemoteConfig:
         deadline_s: a get waits no longer for what the remote tier has; what is not there by then is a miss. Where the
             gate knows that computing the rest takes less, it waits no longer than that.
         ttl_s: values may be removed by the server so long after their last use; 0: when it likes.
-        upload: what is written there. "second use": blocks that are used again after they were put. "eviction":
-            blocks that the disk gives up. "put": every block, once it is on disk.
+        upload: what is written there. "second use": blocks that are used again after they were put. "put": every
+            block, once it is on disk.
         promote: blocks that came from there are kept in this store at their "first" read, or at their "second".
         read_only: write nothing there.
         queue_bytes: bytes of records that may wait to be written there; what is more is dropped, and counted.
@@ -35,9 +33,6 @@ class RemoteConfig:
         close_timeout_s: closing the store waits no longer for values that are due.
         belief_s: what was there is taken to be there for so long without asking.
         miss_s: what was not there is taken not to be there for so long.
-        key: a fleet key, 32 bytes, or the path of a file that holds them, or their 64 hex digits: records are sealed
-            with it, and what is not sealed with it is a miss. None: records as they are, which any writer of the
-            server may forge.
         settings: of the engine, by name; see docs/remote.md.
 
     Raises:
@@ -51,7 +46,7 @@ class RemoteConfig:
     url: str
     deadline_s: float = 1.0
     ttl_s: float = 7 * 86400.0
-    upload: Literal["second use", "eviction", "put"] = "second use"
+    upload: Literal["second use", "put"] = "second use"
     promote: Literal["first", "second"] = "first"
     read_only: bool = False
     queue_bytes: int = 256 << 20
@@ -61,7 +56,6 @@ class RemoteConfig:
     close_timeout_s: float = 2.0
     belief_s: float = 30.0
     miss_s: float = 2.0
-    key: bytes | Path | None = field(default=None, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -79,12 +73,6 @@ class RemoteConfig:
             raise ConfigError(f"remote.read_only: expected True or False, found {self.read_only!r}")
         check_whole("remote.queue_bytes", self.queue_bytes, 1, 1 << 60)
         check_whole("remote.in_flight", self.in_flight, 1, 256)
-        if isinstance(self.key, str):
-            object.__setattr__(self, "key", Path(self.key))
-        if not isinstance(self.key, bytes | Path | None):
-            raise ConfigError(f"remote.key: expected {_KEY_BYTES} bytes or the path of a file")
-        if isinstance(self.key, bytes) and len(self.key) != _KEY_BYTES:
-            raise ConfigError(f"remote.key: expected {_KEY_BYTES} bytes, found {len(self.key)}")
         if not isinstance(self.settings, Mapping):
             raise ConfigError(f"remote.settings: expected a table, found {self.settings!r}")
 

@@ -201,7 +201,11 @@ class Getter:
             return Reason.STORED
         reason = Reason.NOT_WORTH
         if not withheld:
-            reason = known if known is not None and good == len(reads) else self.lookup.why_short(request.namespace, request.tokens, reads, good)
+            reason = (
+                known
+                if known is not None and good == len(reads)
+                else self.lookup.why_short(request.namespace, request.tokens, reads, good)
+            )
         if reason.metric is not None:
             self.metrics.add(reason.metric)
         return reason

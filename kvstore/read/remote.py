@@ -52,9 +52,7 @@ class RemoteReader:
     metrics: Metrics
     keep: Callable[[Arrivals], None] | None = None
 
-    def begin(
-        self, root: bytes, namespace: bytes, tokens: Tokens, local: int, device: object
-    ) -> RemoteRun | None:
+    def begin(self, root: bytes, namespace: bytes, tokens: Tokens, local: int, device: object) -> RemoteRun | None:
         """Look for the blocks of `tokens` behind the first `local` ones, and begin to read them; None for nothing.
 
         root: the key before the first block.
@@ -154,6 +152,7 @@ class RemoteRun:
             return
         nbytes = sum(fetched.nbytes for fetched in self._came)
         reader.gate.observe_read(TIER, nbytes, self._last - self.begun)
+        reader.tier.renew_soon([check.key for check in self.checks[:good]])
         if reader.keep is not None:
             end = self.checks[good - 1].start + len(self.checks[good - 1].tokens)
             records = [fetched.record for fetched in self._came if fetched.record is not None]

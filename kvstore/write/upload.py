@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -56,7 +56,9 @@ class Uploader:
         self._due: OrderedDict[int, int] = OrderedDict()  # prefixes by their last record: bytes of what may be missing
         self._bytes = 0
         self._busy: int | None = None
-        self._sent: set[int] = set()  # records that are there; replaced as a whole if there are too many
+        # Records that are there, and until when that need not be looked at; replaced as a whole if there are too many.
+        self._sent: dict[int, float] = {}
+        self._sent_s = tier.config.ttl_s / 2 or math.inf
         self._closing = False
         self._lock = threading.Lock()
         self._changed = Bell()
@@ -67,7 +69,8 @@ class Uploader:
 
     def due(self, records: Sequence[int]) -> None:
         """Write the records of a prefix, root first, as far as they are not there; return at once."""
-        new = [record for record in records if record and record not in self._sent]
+        now, sent = self._tier.clock(), self._sent
+        new = [record for record in records if record and sent.get(record, 0.0) <= now]
         if not new or self._closing:
             return
         nbytes = len(new) * self._block_bytes
@@ -90,12 +93,12 @@ class Uploader:
     def there(self, records: Sequence[int]) -> None:
         """These records are in the remote tier: they came from there."""
         if len(self._sent) > _MOST_SENT:
-            self._sent = set()
-        self._sent.update(records)
+            self._sent = {}
+        self._sent.update(dict.fromkeys(records, self._tier.clock() + self._sent_s))
 
     def forget(self, record: int) -> None:
         """A record left the store."""
-        self._sent.discard(record)
+        self._sent.pop(record, None)
 
     @property
     def waiting(self) -> int:
@@ -166,6 +169,7 @@ class Uploader:
         if missing is None:
             return False
         absent = set(missing)
+        self._tier.renew([key for key in keys[1 : len(records) + 1] if key not in absent])
         for i, record in enumerate(records):
             if keys[i + 1] not in absent:
                 self.there([record])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import small_stores
+
 from kvstore import Hit, KVStore, RemoteConfig
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import remotecases as rc
+import remotestores as rc
 import small_stores as small
+
 from kvstore.core.explanation import Reason
 
 BLOCKS = 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -179,7 +180,5 @@ class RemoteLink:
             self._open()
 
     def _try(self, breaker: Breaker, endpoint: str, key: str, engine: RemoteEngine) -> None:
-        try:
+        with contextlib.suppress(RemoteError):  # the breaker knows
             self._through(breaker, endpoint, engine, lambda e, timeout_s: e.exist([key], timeout_s), _TRIAL_S)
-        except RemoteError:
-            pass  # the breaker knows

@@ -27,7 +27,7 @@ def leading(
         ...     asked.append(len(keys))
         ...     return [key in stored for key in keys]
         >>> leading([b"a", b"b", b"c", b"d", b"e", b"f"], lambda key: None, ask, batch=2), asked
-        (3, [2, 2, 1])
+        (3, [2, 1])
     """
     low, high = 0, len(keys)  # the first `low` are there; the one at `high` is not, or there is none
     while low < high and believed(keys[low]):
@@ -38,7 +38,11 @@ def leading(
             break
     while low < high:
         count, width = min(max(1, batch), high - low), high - low
-        at = [low + i for i in range(count)] if count == width else [low + (i + 1) * width // (count + 1) for i in range(count)]
+        at = (
+            [low + i for i in range(count)]
+            if count == width
+            else [low + (i + 1) * width // (count + 1) for i in range(count)]
+        )
         for i, there in zip(at, ask([keys[i] for i in at]), strict=True):
             if there is None:
                 return low

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvstore.core.explanation import Reason
 from kvstore.core.record import DamagedRecord
@@ -65,6 +64,7 @@ class RemoteTier:
         self.config = config
         self.beliefs = Beliefs(config.belief_s, config.miss_s, clock)
         self.clock = clock
+        self._fresh = Beliefs(config.ttl_s / 2, 0.0, clock)  # whose life was renewed not long ago
         self._names = names
         self._link = link
         self._metrics = metrics
@@ -136,9 +136,7 @@ class RemoteTier:
         groups: dict[str, list[int]] = {}
         for i, name in enumerate(names):
             groups.setdefault(engine.endpoint(name), []).append(i)
-        tasks = [
-            (which, Task(self._ask, [names[i] for i in which], deadline)) for which in groups.values()
-        ]
+        tasks = [(which, Task(self._ask, [names[i] for i in which], deadline)) for which in groups.values()]
         for _, task in tasks:
             self._workers.start(task)
         found: list[bool | None] = [None] * len(keys)
@@ -185,8 +183,36 @@ class RemoteTier:
         lives = [seconds for seconds in (self.config.ttl_s or None, life_s) if seconds is not None]
         if not self._put(self._names.block(key), record, min(lives, default=None)):
             return False
-        self.beliefs.note([key], True, max(self.config.belief_s, (min(lives, default=0.0)) / 2))
+        self.beliefs.note([key], True)
+        self._fresh.note([key], True)
         return True
+
+    def renew(self, keys: Sequence[bytes]) -> None:
+        """Let values that were used live on, unless that was done not long ago."""
+        engine, ttl_s = self._link.engine(), self.config.ttl_s
+        old = [key for key in keys if self._fresh.of(key) is None]
+        if not old or engine is None or not (ttl_s and engine.limits.has_ttl) or not self.takes_writes:
+            return
+        self._fresh.note(old, True)  # also where it fails: it is tried again after as long
+        groups: dict[str, list[str]] = {}
+        for name in map(self._names.block, old):
+            groups.setdefault(engine.endpoint(name), []).append(name)
+        for names in groups.values():
+            self._renew(names, ttl_s)
+
+    def renew_soon(self, keys: Sequence[bytes]) -> None:
+        """What `renew` does, on a thread of the tier."""
+        if self.config.ttl_s and not self.config.read_only and any(self._fresh.of(key) is None for key in keys):
+            self._workers.start(Task(self.renew, keys))
+
+    def _renew(self, names: Sequence[str], ttl_s: float) -> None:
+        timeout_s = self.config.write_timeout_s
+        try:
+            self._link.call("write", names[0], lambda e, left: e.touch(names, ttl_s, left), timeout_s)
+        except RemoteError as error:
+            self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
+        else:
+            self._metrics.add(Metric.REMOTE_TOUCHED, len(names))
 
     def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
         timeout_s = self.config.write_timeout_s
@@ -217,9 +243,3 @@ class RemoteTier:
         """Close the engine, and end the threads that do not hang in it. Idempotent."""
         self._link.close()
         self._workers.close(cancel=True, timeout_s=_CLOSING_S)
-
-
-def open_tier(config: RemoteConfig, open_it: Callable[[], Any], identity: bytes, metrics: Metrics, **parts: Any) -> Any:
-    """Open the tier; the servers may be down."""
-    link = RemoteLink(open_it, metrics, config.deadline_s)
-    return RemoteTier(config, RemoteNames(identity), link, metrics, **parts)
