@@ -34,6 +34,13 @@ class UnsupportedTokens(KVStoreError, ValueError):
     """Some of the tokens stand for images or sound, which token ids do not show. Nothing was stored."""
 
 
+class MalformedState(KVStoreError, ValueError):
+    """The bytes are not what they should be, a state or a file of an engine: truncated, damaged or of another format.
+
+    Nothing was stored.
+    """
+
+
 class MetadataError(KVStoreError, ValueError):
     """The metadata of a session takes too many bytes, or is of a kind that is not kept. Nothing was stored."""
 

@@ -244,6 +244,10 @@ class Metric(StrEnum):
         "prompts and answers of an attached model that the store could not take; the answers were given",
     )
     FALLBACK_MODEL_CHANGED = "fallback_model_changed", "answers not stored, for the model changed meanwhile"
+    FALLBACK_ENGINE_REFUSED = (
+        "fallback_engine_refused",
+        "caches that an engine did not take, for want of room or by other settings; it computes them",
+    )
 
 
 def hit_tokens(tier: str) -> Metric:
@@ -347,6 +351,7 @@ NOTICES: dict[Metric, Notice] = {
         WARNING, "the store is closed or its disk refuses; detach the model before the store is closed"
     ),
     Metric.FALLBACK_MODEL_CHANGED: Notice(WARNING, "change adapters and weights between calls of generate"),
+    Metric.FALLBACK_ENGINE_REFUSED: Notice(WARNING, "the engine's log says why; docs/llama_cpp.md lists its settings"),
 }
 """What is logged when a counter grows that means a loss or a fallback. The others grow while all is well."""
 

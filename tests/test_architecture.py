@@ -94,6 +94,9 @@ MAY_TOUCH_FILES = {
     "kvstore.codecs.profile": "reads and writes the profile that the caller names",
     "kvstore.calibration.calibrate": "reads the model and the text that the user names",
     "kvstore.calibration.dump": "looks into its work folder",
+    "kvstore.integrations.llama_cpp.gguf": "reads the model that the user names",
+    "kvstore.integrations.llama_cpp.library": "looks for the library; has llama.cpp write a few bytes into memory",
+    "kvstore.integrations.llama_cpp.server": "files of the server, in the folder that the user names",
     "kvstore.calibration.lossy.fit": "has scratch files in the work folder",
 }
 NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -271,7 +274,8 @@ def test_sockets_are_opened_by_the_remote_engines_only() -> None:
     network = ("socket", "ssl", "selectors", "socketserver", "http", "urllib.request", "obstore")
     users = set[str]().union(*(_users(name) for name in network))
     engines = {module for module in users if _below(module, "kvstore.tiers.remote.engines")}
-    assert users - engines == {"kvstore.tiers.disk.lock"}  # for the name of this machine
+    # for the name of this machine; requests to the server that the user names
+    assert users - engines == {"kvstore.tiers.disk.lock", "kvstore.integrations.llama_cpp.server"}
 
 
 def _file_calls(tree: ast.Module) -> list[str]:
