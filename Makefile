@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray test-remote fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -169,6 +169,13 @@ test-ray: setup
 	$(call beside,ray)
 	build/ray/bin/pip install -q -c ci/constraints.txt ray
 	build/ray/bin/python -m pytest -q -n 0 tests/integrations/test_ray.py
+
+# The engines of the remote tier, also against moto, an S3 that somebody else wrote; with its 50 packages it is installed
+# beside.
+test-remote: setup
+	$(call beside,remote)
+	build/remote/bin/pip install -q -c ci/constraints.txt "moto[server]>=5"
+	build/remote/bin/python -m pytest -q -n 0 tests/tiers/remote
 
 # The sdist, and the wheel made from it, in dist/. auditwheel names the oldest systems that the wheel runs on; if it
 # cannot, the wheel is for systems like this one, and keeps the tag that says so.

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
-from valkeys import shared_valkey
+from motos import make_bucket, shared_moto
+from s3servers import s3_server
+from valkeys import cluster_url, shared_cluster, shared_valkey
 
 from kvstore.tiers.remote.engine import RemoteEngine
+from kvstore.tiers.remote.engines.faulty import FaultPlan
 from kvstore.tiers.remote.opening import open_engine
 
 LONG_S = 60.0  # what no call takes, however loaded the machine is
+S3_KEYS = {"access_key_id": "name", "secret_access_key": "secret"}
 _numbers = itertools.count()
 
 
@@ -33,6 +39,11 @@ def folder(folder: Path) -> AbstractContextManager[RemoteEngine]:
     return opened(f"folder://{folder}")
 
 
+def faulty(folder: Path) -> AbstractContextManager[RemoteEngine]:
+    """Without any fault it is as good as the engine inside."""
+    return opened(f"memory:test-{next(_numbers)}", faults=FaultPlan())
+
+
 @contextmanager
 def resp(folder: Path) -> Iterator[RemoteEngine]:
     server = shared_valkey()
@@ -41,11 +52,43 @@ def resp(folder: Path) -> Iterator[RemoteEngine]:
         yield engine
 
 
+@contextmanager
+def resp_cluster(folder: Path) -> Iterator[RemoteEngine]:
+    servers = shared_cluster()
+    for server in servers:
+        server.ask("FLUSHALL")
+    with opened(cluster_url(servers)) as engine:
+        yield engine
+
+
+@contextmanager
+def s3(folder: Path, is_weak: bool = False) -> Iterator[RemoteEngine]:
+    with s3_server(is_weak) as server, opened(server.url, **S3_KEYS) as engine:
+        yield engine
+
+
 ENGINES: dict[str, Callable[[Path], AbstractContextManager[RemoteEngine]]] = {
     "memory": memory,
     "folder": folder,
+    "faulty": faulty,
     "resp": resp,
+    "resp_cluster": resp_cluster,
+    "s3": s3,
+    "s3_weak": partial(s3, is_weak=True),
 }
+
+
+@contextmanager
+def moto_bucket(folder: Path) -> Iterator[RemoteEngine]:
+    endpoint = shared_moto()
+    bucket = f"records-{next(_numbers)}"
+    make_bucket(endpoint, bucket)
+    with opened(f"s3://{bucket}/some/prefix?endpoint={endpoint}", **S3_KEYS) as engine:
+        yield engine
+
+
+if importlib.util.find_spec("moto") is not None:  # as `make test-remote` has it
+    ENGINES["moto"] = moto_bucket
 
 
 def put(engine: RemoteEngine, key: str, *parts: bytes, ttl_s: float | None = None) -> bool:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -143,5 +143,18 @@ def cluster(nodes: int = 3) -> Iterator[list[Valkey]]:
         yield servers
 
 
+def cluster_url(servers: Sequence[Valkey]) -> str:
+    return "valkey+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
+
+
+@cache
+def shared_cluster() -> list[Valkey]:
+    """As `shared_valkey`, of three."""
+    kept = ExitStack()
+    atexit.register(kept.close)
+    return kept.enter_context(cluster())
+
+
 def _knows_all(server: Valkey) -> bool:
-    return b"cluster_slots_assigned:%d\r\n" % _SLOTS in server.ask("CLUSTER", "INFO")
+    info = server.ask("CLUSTER", "INFO")
+    return b"cluster_state:ok" in info and b"cluster_slots_assigned:%d\r\n" % _SLOTS in info

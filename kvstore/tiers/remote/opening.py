@@ -7,13 +7,15 @@ from urllib.parse import unquote, urlsplit
 
 from kvstore.errors import ConfigError
 from kvstore.tiers.remote.engine import RemoteEngine
+from kvstore.tiers.remote.engines.faulty import FaultPlan, FaultyEngine
 
 
-def open_engine(url: str, **settings: Any) -> RemoteEngine:
+def open_engine(url: str, *, faults: FaultPlan | None = None, **settings: Any) -> RemoteEngine:
     """Open an engine.
 
     Args:
         url: `memory:NAME`, `folder:///path`, `valkey://host:port` and more; docs/remote.md tells of each.
+        faults: what shall go wrong, for tests and drills.
         settings: of that engine's class, see its docstring.
 
     Raises:
@@ -24,20 +26,31 @@ def open_engine(url: str, **settings: Any) -> RemoteEngine:
         >>> open_engine("memory:example").limits.has_put_if_absent
         True
     """
-    parts = urlsplit(url)
     try:
-        if parts.scheme == "memory" and parts.path and not parts.netloc:
-            from kvstore.tiers.remote.engines.memory import MemoryEngine
-
-            return MemoryEngine(parts.path, **settings)
-        if parts.scheme == "folder" and parts.path.startswith("/") and not parts.netloc:
-            from kvstore.tiers.remote.engines.folder import FolderEngine
-
-            return FolderEngine(unquote(parts.path), **settings)
-        if parts.scheme in ("valkey", "redis", "valkeys", "rediss"):
-            from kvstore.tiers.remote.engines.resp.url import open_resp
-
-            return open_resp(url, **settings)
+        engine = _open(url, settings)
     except TypeError as error:
-        raise ConfigError(f"{parts.scheme}: {error}") from error
-    raise ConfigError(f"{url!r} names no engine: expected memory:NAME, folder:///path or valkey://host:port")
+        raise ConfigError(f"{url.partition(':')[0]}: {error}") from error
+    return engine if faults is None else FaultyEngine(engine, faults)
+
+
+def _open(url: str, settings: dict[str, Any]) -> RemoteEngine:
+    parts = urlsplit(url)
+    if parts.scheme == "memory" and parts.path and not parts.netloc:
+        from kvstore.tiers.remote.engines.memory import MemoryEngine
+
+        return MemoryEngine(parts.path, **settings)
+    if parts.scheme == "folder" and parts.path.startswith("/") and not parts.netloc:
+        from kvstore.tiers.remote.engines.folder import FolderEngine
+
+        return FolderEngine(unquote(parts.path), **settings)
+    if parts.scheme.removesuffix("+cluster") in ("valkey", "redis", "valkeys", "rediss"):
+        from kvstore.tiers.remote.engines.resp.url import open_resp
+
+        return open_resp(url, **settings)
+    if parts.scheme == "s3":
+        from kvstore.tiers.remote.engines.s3 import open_s3
+
+        return open_s3(url, **settings)
+    raise ConfigError(
+        f"{parts.scheme!r} names no engine: expected memory:NAME, folder:///path, valkey://host:port, s3://bucket"
+    )

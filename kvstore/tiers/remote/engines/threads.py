@@ -62,9 +62,9 @@ class Threads:
 
     @staticmethod
     def wait(future: Future[T], deadline: Deadline) -> T:
-        """Return the result of a work; see `run`."""
+        """Return the result of a work; see `run`. One that is there already is returned after the deadline, too."""
         try:
-            return future.result(deadline.left_s())
+            return future.result(None if future.done() else deadline.left_s())
         except FutureTimeout:
             raise deadline.passed() from None
         finally:

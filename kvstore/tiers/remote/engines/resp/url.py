@@ -1,4 +1,4 @@
-"""What stands in the URL of a server."""
+"""What stands in the URL of a server, or of a cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from urllib.parse import unquote, urlsplit
 from kvstore.errors import ConfigError
 from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.engines.resp.address import Address
+from kvstore.tiers.remote.engines.resp.cluster import ClusterEngine
 from kvstore.tiers.remote.engines.resp.connection import Login
 from kvstore.tiers.remote.engines.resp.engine import RespEngine
 
 _PORT = 6379
+_TLS = ("valkeys", "rediss")
 
 
 def open_resp(url: str, *, tls_context: ssl.SSLContext | None = None, **settings: Any) -> RemoteEngine:
-    """Open the engine of a `valkey://`, `redis://`, `valkeys://` or `rediss://` URL.
+    """Open the engine of a `valkey://` or `redis://` URL; `valkeys://` and `rediss://` are with TLS, and `+cluster`
+    behind any of these names is a cluster, of which one or more nodes are named.
 
     Args:
         tls_context: with TLS, instead of the system's certificates.
@@ -26,14 +29,29 @@ def open_resp(url: str, *, tls_context: ssl.SSLContext | None = None, **settings
         ConfigError: something in the URL is not as it should be. The message shows no password.
     """
     scheme, _, rest = url.partition("://")
-    hidden = f"{scheme}://...{rest[rest.rfind('@') :] if '@' in rest else rest}"
+    kind, _, cluster = scheme.partition("+")
+    login, _, places = rest.rpartition("@")
+    places, _, database = places.partition("/")
+    form = f"expected {scheme}://[[USER]:PASSWORD@]HOST[:PORT]{',HOST:PORT...' if cluster else '[/DATABASE]'}"
+    if not places or (database and (cluster or not database.isdecimal())):
+        raise ConfigError(f"{form}, found {places!r} and {database!r}")
+    addresses = [_address(place, form) for place in places.split(",")]
+    user, _, password = login.partition(":")
+    known = Login(unquote(user), unquote(password), int(database or 0))
+    tls = (tls_context or ssl.create_default_context()) if kind in _TLS else None
+    if cluster:
+        return ClusterEngine(addresses, known, tls, **settings)
+    if len(addresses) != 1:
+        raise ConfigError(f"{form}, found {len(addresses)} servers; of a cluster it is {kind}+cluster://")
+    return RespEngine(addresses[0], known, tls, **settings)
+
+
+def _address(place: str, form: str) -> Address:
     try:
-        parts = urlsplit(url)
-        host, port, database = parts.hostname, parts.port or _PORT, int(parts.path.strip("/") or 0)
+        parts = urlsplit(f"//{place}")
+        host, port = parts.hostname, parts.port or _PORT
     except ValueError as error:
-        raise ConfigError(f"{hidden}: {error}") from None
-    if not host or parts.query or parts.fragment or database < 0:
-        raise ConfigError(f"{hidden}: expected {scheme}://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]")
-    login = Login(unquote(parts.username or ""), unquote(parts.password or ""), database)
-    tls = (tls_context or ssl.create_default_context()) if scheme in ("valkeys", "rediss") else None
-    return RespEngine(Address(host, port), login, tls, **settings)
+        raise ConfigError(f"{form}: {error}") from None
+    if not host or parts.query or parts.fragment or parts.path:
+        raise ConfigError(f"{form}, found {place!r}")
+    return Address(host, port)
