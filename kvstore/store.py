@@ -109,6 +109,7 @@ class KVStore(StoreReports):
         logprobs: Any = None,
         ttl: float | None = None,
         pin: bool = False,
+        start: int = 0,
     ) -> PutResult:
         """Store the cache of a sequence: the blocks of it that are not stored yet.
 
@@ -124,6 +125,8 @@ class KVStore(StoreReports):
             logprobs: natural log-probabilities of the tokens, `[n]`, for the trie.
             ttl: seconds after which the sequence is removed.
             pin: never evict the sequence, until `unpin`, `delete` or the end of its `ttl`.
+            start: `kv` holds the tokens from here on, for the blocks before are stored; best a multiple of
+                `config.block_tokens`. If one of them is not (any more), nothing is stored. No pins, windows or states.
 
         Returns:
             What was new. If the write queue stays full for `put_timeout_s`, the blocks are dropped; the result says so,
@@ -139,7 +142,7 @@ class KVStore(StoreReports):
             >>> store.put([11, 12, 13], kv).tokens
             3
         """
-        return self._put(tokens, kv, self._digest(namespace), logprobs, ttl, pin)
+        return self._put(tokens, kv, self._digest(namespace), logprobs, ttl, pin, start=start)
 
     def _put(
         self,
@@ -150,6 +153,7 @@ class KVStore(StoreReports):
         ttl: float | None,
         pin: bool,
         session: tuple[bytes, SessionRecord] | None = None,
+        start: int = 0,
     ) -> PutResult:
         put_path = self._put_path()
         if getattr(kv, "is_approximate", False):
@@ -157,8 +161,8 @@ class KVStore(StoreReports):
                 "kv: the cache is approximate, and only exact caches are stored; compute the whole sequence to store it"
             )
         layout, root = self.identity.layout, self._lookup.root(digest)
-        request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin)
-        layers, mutable = layout.layers_of(kv, len(request.tokens))
+        request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin, start)
+        layers, mutable = layout.layers_of(kv, len(request.tokens) - start)
         request = request.of_cache(layers, layout.states_of(kv))
         if session is not None:
             self._engine.sessions.check(session[1])

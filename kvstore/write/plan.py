@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvstore.codecs.device import publish
 from kvstore.codecs.groups import GroupedView, Snapshot
 from kvstore.codecs.view import KVView
-from kvstore.core.arguments import as_numbers, end_of_life
+from kvstore.core.arguments import as_numbers, check_integer, end_of_life
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.media import check_text
@@ -73,13 +73,14 @@ def view_from(request: PutRequest, layers: KVLayers, first_token: int, pool: Buf
     """Return the keys and values of a sequence from `first_token` on.
 
     Args:
-        layers: `[heads, n, dim]` views of all tokens; of layers with windows, of the last.
+        layers: `[heads, n, dim]` views of all tokens from `request.start` on; of layers with windows, of the last.
         pool: copy them into memory of this pool, because the caller may still write into them; None: reference them.
     """
     layout = request.layout
     if layout.is_grouped:
         return _windowed_view(request, layers, first_token, pool)
-    cut = [(k[:, first_token:], v[:, first_token:]) for k, v in layers] if first_token else layers
+    skip = first_token - request.start
+    cut = [(k[:, skip:], v[:, skip:]) for k, v in layers] if skip else layers
     view = KVView.of_layers(layout, cut, checked=True)
     if pool is None:
         return view
@@ -122,6 +123,7 @@ class PutRequest:
         pin: never evict the sequence.
         cut: length of the cache whose windows were applied; 0 if every layer has all tokens.
         states: the states at the end (`core.states.pack`); b"" if the layout has none.
+        start: the given keys and values are those of the tokens from here on.
     """
 
     layout: KVLayout
@@ -133,10 +135,19 @@ class PutRequest:
     pin: bool
     cut: int = 0
     states: bytes = field(default=b"", repr=False)
+    start: int = 0
 
     @classmethod
     def of(
-        cls, layout: KVLayout, root: bytes, namespace: bytes, tokens: Any, logprobs: Any, ttl: float | None, pin: bool
+        cls,
+        layout: KVLayout,
+        root: bytes,
+        namespace: bytes,
+        tokens: Any,
+        logprobs: Any,
+        ttl: float | None,
+        pin: bool,
+        start: int = 0,
     ) -> PutRequest:
         """Check the arguments of `KVStore.put`.
 
@@ -151,7 +162,11 @@ class PutRequest:
         bits: npt.NDArray[np.float32] | float = UNIFORM_BITS_PER_TOKEN
         if logprobs is not None:
             bits = bits_from_logprobs(as_numbers("logprobs", logprobs), len(ids))
-        return cls(layout, root, namespace, ids, bits, end_of_life(ttl), bool(pin))
+        check_integer("start", start, 0, len(ids) - 1)
+        if start and (pin or layout.is_grouped):
+            why = "a pin" if pin else "a layout with windows or states"
+            raise ValueError(f"start: {why} needs the cache of all tokens; leave out start and give all of it")
+        return cls(layout, root, namespace, ids, bits, end_of_life(ttl), bool(pin), start=start)
 
     def of_cache(self, layers: KVLayers, states: tuple[State, ...]) -> PutRequest:
         """Return the same for the keys and values that were given, of which layers with windows may lack the first
@@ -167,6 +182,10 @@ class PutRequest:
         except ValueError as error:
             raise UnsupportedCache(f"kv: {error}") from error
         return replace(self, cut=cut_of(self.layout, layers, len(self.tokens)), states=packed)
+
+    def within(self, missing: MissingBlocks) -> MissingBlocks:
+        """Return the missing blocks if the given keys and values have all of them; otherwise none."""
+        return missing if missing.first_token >= self.start else MissingBlocks([], len(self.tokens))
 
     def bits_between(self, start: int, end: int) -> float:
         """Return the information in tokens [start, end)."""

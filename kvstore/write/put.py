@@ -385,7 +385,7 @@ class PutPath:
         again = residency.unwritten_among(match.records.tolist())
         if request.layout.is_grouped:
             again |= improved(request, match, residency.index, residency.coverage, residency.config.block_tokens)
-        return match, missing_blocks(match, len(request.tokens), residency.config.block_tokens, again)
+        return match, request.within(missing_blocks(match, len(request.tokens), residency.config.block_tokens, again))
 
     def _may_pin(self, request: PutRequest, match: Match, missing: MissingBlocks) -> bool:
         """Whether pins may keep this sequence, too. What is not written yet may take all of its raw bytes, and so may a

@@ -69,23 +69,27 @@ def weights_fingerprint(model: Any) -> str:
     model = bare(model)
     text = model.config.get_text_config(decoder=True)
     numbers = {key: getattr(text, key, None) for key in _IN_WEIGHTS}
-    adapters = Adapters.of(model, lambda tensor: _digest([("", tensor)]))
+    adapters = Adapters.of(model, lambda tensor: sampled_digest([("", tensor)]))
     saved, added = list[tuple[str, torch.Tensor]](), list[tuple[str, torch.Tensor]]()
     for path, tensor in _tensors(model):
         name, owned = adapters.place(path)
         if name is not None:
             (added if owned else saved).append((name, tensor))
-    weights = _digest(saved, _json({k: v for k, v in numbers.items() if v is not None}))
+    weights = sampled_digest(saved, _json({k: v for k, v in numbers.items() if v is not None}))
     facts = config_facts(model.config, HARMLESS | in_layout(text))
-    config = _digest([], _json([facts, _derived(model, adapters)]))
+    config = sampled_digest([], _json([facts, _derived(model, adapters)]))
     parts = [SAMPLED + weights, "config:" + config[:_PART]]
     if added or adapters.facts:
-        parts.append("adapters:" + _digest(added, _json(adapters.facts))[:_PART])
+        parts.append("adapters:" + sampled_digest(added, _json(adapters.facts))[:_PART])
     return MORE.join(parts)
 
 
-def _digest(tensors: list[tuple[str, torch.Tensor]], text: str = "") -> str:
-    """SHA-256 over a text and over a sample of each tensor, as hexadecimal digits."""
+def sampled_digest(tensors: list[tuple[str, torch.Tensor]], text: str = "") -> str:
+    """Return SHA-256 over a text, and over name, shape, dtype and a sample of each tensor, as hexadecimal digits.
+
+    Raises:
+        UnsupportedModel: names a tensor that is not loaded.
+    """
     hasher = hashlib.sha256(text.encode())
     samples: dict[torch.device, list[torch.Tensor]] = {}
     for name, tensor in tensors:
