@@ -17,7 +17,6 @@ ALLOWED = (
     r"could not import 'ray'",  # of the extra `ray`; `make test-ray` installs it beside
     r"could not import '(peft|xllamacpp)'",  # where the extra `test` was installed before it had them
     r"vLLM is not installed here; make test-vllm installs it beside",
-    r"could not import 'peft'",  # where the extra `test` was installed before it had peft
 )
 
 

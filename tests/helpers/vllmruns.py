@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -17,8 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmodules import tool
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+JOB = ROOT / "tools" / "vllm_job.py"
 PYTHON = os.environ.get("KVSTORE_VLLM", "")
 """Python of the environment that has vLLM; "" where there is none. `make test-vllm` sets it."""
 MODEL = Path(os.environ.get("KVSTORE_VLLM_MODEL", ROOT / "build/model/SmolLM2-135M-Instruct"))
@@ -43,12 +45,12 @@ def environment(server: bool) -> dict[str, str]:
 
 
 def run(folder: Path, rounds: Sequence[dict[str, Any]], connector: dict[str, Any] | None = None, **llm: Any) -> Any:
-    """Run a job of `vllm_child`, and return its result."""
+    """Run a job of `tools/vllm_job.py`, and return its result."""
     job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     result.unlink(missing_ok=True)
     job.write_text(json.dumps({"llm": {"model": str(MODEL), **llm}, "connector": connector, "rounds": list(rounds)}))
     with log.open("w") as out:
-        command = [PYTHON, str(HERE / "vllm_child.py"), str(job), str(result)]
+        command = [PYTHON, str(JOB), str(job), str(result)]
         subprocess.run(command, env=environment(server=False), stdout=out, stderr=out, timeout=_JOB_S, check=False)
     if not result.exists():
         raise AssertionError(log.read_text()[-4000:])
@@ -59,9 +61,6 @@ class Server:
     """`vllm serve` on a port of this machine, its scheduler and its worker in processes of their own."""
 
     def __init__(self, folder: Path, connector: dict[str, Any] | None = None, *options: str) -> None:
-        sys.path.insert(0, str(HERE))
-        from vllm_child import transfer
-
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -69,7 +68,7 @@ class Server:
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16", "--max-model-len", "1024"]
         command += ["--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details", *options]
         if connector is not None:
-            command += ["--kv-transfer-config", json.dumps(transfer(connector))]
+            command += ["--kv-transfer-config", json.dumps(tool("vllm_job").transfer(connector))]
         self.log = folder / "server.txt"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(

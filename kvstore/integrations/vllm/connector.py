@@ -23,7 +23,7 @@ from kvstore.integrations.vllm.stores import close_written, open_index, open_wri
 from kvstore.integrations.vllm.worker import WorkerSide
 
 
-class KVStoreConnector(KVConnectorBase_V1):
+class KVStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # mypy has no vLLM
     """Keeps the prefix caches of a vLLM server in a `KVStore`, and takes them from there.
 
     Raises:

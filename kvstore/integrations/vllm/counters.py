@@ -46,13 +46,13 @@ class Counters:
             self._sums[name] = self._sums.get(name, 0) + count
 
     def log(self, what: str, error: BaseException) -> None:
-        """Log an error that the engine does not see; each that differs once."""
+        """Log an error that the engine does not see: each that differs once, and not more than a hundred."""
         line = f"{what} failed: {type(error).__name__}: {error}"
         with self._lock:
-            known = line in self._logged
-            if len(self._logged) < _MOST_LINES:
+            is_new = line not in self._logged and len(self._logged) < _MOST_LINES
+            if is_new:
                 self._logged.add(line)
-        if not known:
+        if is_new:
             _log.warning("%s", line)
 
     def take(self) -> dict[str, float]:

@@ -41,6 +41,10 @@ def check_supported(config: Any, groups: Sequence[Any]) -> None:
             raise ConfigError(f"vLLM's {name} is {getattr(parallel, name)}: the store serves one worker; run one a GPU")
     if config.speculative_config is not None:
         raise ConfigError("vLLM's speculative_config: layers of draft models are not stored; run without it")
+    if config.kv_transfer_config.kv_role != "kv_both":
+        raise ConfigError(
+            f"kv_role is {config.kv_transfer_config.kv_role!r}: set it to 'kv_both', which loads and saves"
+        )
     if config.kv_transfer_config.kv_load_failure_policy != "recompute":
         raise ConfigError(
             "kv_load_failure_policy: set it to 'recompute': a block that left the store is computed again, and is no "

@@ -195,6 +195,15 @@ class PagedCache:
         if device.type == "cuda":  # the caller says that they are there
             torch.cuda.current_stream(device).synchronize()
 
+    def mark(self) -> Callable[[], None]:
+        """Return what waits, in any thread, until the copies that this thread asked for so far are made."""
+        device = self.layers[0].cache.device
+        if device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return event.synchronize
+
     @property
     def bytes_per_token(self) -> int:
         """Of all layers, keys and values."""

@@ -56,16 +56,17 @@ class SchedulerSide:
         self._unit = unit
         self._least = least
         self._counters = counters
-        self._tracked: dict[str, Tracked] = {}
+        self._tracked: dict[str, Tracked | None] = {}  # None: is not served
         self._loads: list[Load] = []
 
     def match(self, request: Any, computed: int) -> int:
         """Return how many tokens behind the first `computed` can be loaded: whole blocks, never the last token."""
-        tracked = self._tracked.get(request.request_id)
+        name = request.request_id
+        if name not in self._tracked:
+            self._tracked[name] = Tracked(request, request.cache_salt or "") if self._is_served(request) else None
+        tracked = self._tracked[name]
         if tracked is None:
-            if not self._is_served(request):
-                return 0
-            tracked = self._tracked[request.request_id] = Tracked(request, request.cache_salt or "")
+            return 0
         try:
             tokens = as_tokens(list(request.all_token_ids))
             stored = self._index.contains(tokens, namespace=tracked.namespace)

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from kvstore.integrations.vllm.counters import NAMES
 
 
-class KVStoreStats(KVConnectorStats):
+class KVStoreStats(KVConnectorStats):  # type: ignore[misc]  # mypy has no vLLM
     """Sums of `counters.NAMES` since the last look."""
 
     def reset(self) -> None:
@@ -27,16 +27,17 @@ class KVStoreStats(KVConnectorStats):
         return not self.data
 
 
-class KVStoreMetrics(KVConnectorPromMetrics):
+class KVStoreMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """The same sums as counters of Prometheus."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], values: dict[int, list[object]]):
         super().__init__(vllm_config, metric_types, labelnames, values)
-        self._counters = {
-            name: self._counter_cls(f"vllm:kvstore_{name}", f"KVStore: {text}.", labelnames)
-            for name, text in NAMES.items()
-        }
+        self._counters = {}
+        for name, text in NAMES.items():
+            counter = self._counter_cls(f"vllm:kvstore_{name}", f"KVStore: {text}.", labelnames)
+            for engine, labels in values.items():
+                self._counters[name, engine] = counter.labels(*labels)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, value in transfer_stats_data.items():
-            self._counters[name].labels(*self.per_engine_labelvalues[engine_idx]).inc(value)
+            self._counters[name, engine_idx].inc(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kvstore.integrations.vllm.counters import Counters
@@ -106,13 +107,15 @@ class WorkerSide:
                 continue
             layers = self._cache.read(save.blocks, save.start, len(save.tokens))
             self._counters.add("saved_tokens", count)
-            self._saver.submit(self._put, save, layers, nbytes)
+            self._saver.submit(self._put, save, layers, self._cache.mark(), nbytes)
         if step.saves:
             self._counters.add("save_seconds", time.perf_counter() - begin)
 
-    def _put(self, save: Save, layers: list[Pair], nbytes: int) -> None:
+    def _put(self, save: Save, layers: list[Pair], copied: Callable[[], None], nbytes: int) -> None:
         try:
-            done = self.store.put(save.tokens, layers, namespace=save.namespace, start=save.start)
+            copied()
+            kv = [(keys.cpu(), values.cpu()) for keys, values in layers]
+            done = self.store.put(save.tokens, kv, namespace=save.namespace, start=save.start)
             self._counters.add("stored_tokens", done.new_tokens)
             if self.store.contains(save.tokens, namespace=save.namespace) < len(save.tokens):
                 self._counters.add("lost_saves")

@@ -48,7 +48,7 @@ def config(folder: Path, **changes: Any) -> Any:
         ),
         load_config=SimpleNamespace(load_format="auto", download_dir=None),
         parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
-        kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute"),
+        kv_transfer_config=SimpleNamespace(kv_load_failure_policy="recompute", kv_role="kv_both"),
         device_config=SimpleNamespace(device_type="cpu"),
         speculative_config=None,
     )
@@ -116,6 +116,7 @@ def test_layers_are_in_the_order_of_their_numbers() -> None:
         (("parallel_config", "world_size", 2), "world_size is 2"),
         (("parallel_config", "data_parallel_size", 2), "data_parallel_size is 2"),
         (("load_config", "load_format", "dummy"), "load_format is 'dummy'"),
+        (("kv_transfer_config", "kv_role", "kv_consumer"), "kv_role is 'kv_consumer'"),
         (("kv_transfer_config", "kv_load_failure_policy", "fail"), "kv_load_failure_policy"),
     ],
 )

@@ -1,8 +1,10 @@
-"""Runs vLLM in a process of its own, with vLLM's Python: `vllm_child.py JOB RESULT`, both files of JSON.
+"""Runs vLLM in a process of its own, with vLLM's Python: `vllm_job.py JOB RESULT`, both files of JSON.
 
-A job has `llm`, arguments of vllm.LLM; `connector`, settings of the connector or none; and `rounds`: prompts that are
-sent at once, as token ids, each with a number of new tokens. The result has what came of each, and vLLM's counters.
+A job has `llm`, arguments of vllm.LLM; `connector`, settings of the connector, or none; and `rounds`: prompts that are
+sent at once, as token ids, with a number of new tokens. The result has what came of each, and vLLM's counters.
 """
+
+from __future__ import annotations
 
 import faulthandler
 import json
@@ -10,9 +12,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
-def transfer(settings):
+def transfer(settings: dict[str, Any]) -> dict[str, Any]:
+    """The `--kv-transfer-config` of a server that keeps its caches in a store."""
     return {
         "kv_connector": "KVStoreConnector",
         "kv_connector_module_path": "kvstore.integrations.vllm.connector",
@@ -22,7 +26,7 @@ def transfer(settings):
     }
 
 
-def run(job):
+def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     given = {"dtype": "bfloat16", "max_model_len": 1024, "max_num_seqs": 8, "enforce_eager": True, **job["llm"]}
@@ -30,7 +34,7 @@ def run(job):
         given["kv_transfer_config"] = transfer(job["connector"])
     begin = time.perf_counter()
     llm = LLM(disable_log_stats=False, **given)
-    result = {"rounds": [], "start_s": time.perf_counter() - begin}
+    result: dict[str, Any] = {"rounds": [], "start_s": time.perf_counter() - begin}
     for one in job["rounds"]:
         if one.get("forget"):  # vLLM's own prefix cache
             assert llm.reset_prefix_cache()
