@@ -98,6 +98,7 @@ MAY_TOUCH_FILES = {
     "kvstore.integrations.llama_cpp.library": "looks for the library; has llama.cpp write a few bytes into memory",
     "kvstore.integrations.llama_cpp.server": "files of the server, in the folder that the user names",
     "kvstore.calibration.lossy.fit": "has scratch files in the work folder",
+    "kvstore.integrations.vllm.checkpoint": "reads the checkpoint that vLLM loaded",
 }
 NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FOLDERS = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}

@@ -85,7 +85,7 @@ class Server:
             time.sleep(0.2)
         raise AssertionError(self.log.read_text()[-4000:])
 
-    def complete(self, ids: Sequence[int], new: int = 8) -> tuple[str, int]:
+    def complete(self, ids: Sequence[int], new: int) -> tuple[str, int]:
         """Return the text that continues a prompt, and how many tokens of that were in a cache."""
         body = {"model": "model", "prompt": list(ids), "max_tokens": new, "temperature": 0}
         asked = urllib.request.Request(

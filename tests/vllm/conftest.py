@@ -35,6 +35,6 @@ def hundred(prompt: list[int]) -> list[list[int]]:
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory, prompt: list[int], hundred: list[list[int]]) -> Any:
     """What vLLM says without a store: to the prompt, and to the hundred."""
-    rounds = [{"prompts": [prompt], "new": 60}, {"prompts": hundred, "new": 8}]
+    rounds = [{"prompts": [prompt], "new": 60}, {"prompts": hundred, "new": 4}]
     done = vllmruns.run(tmp_path_factory.mktemp("plain"), rounds)
     return [[one["text"] for one in answers] for answers in done["rounds"]]

@@ -23,10 +23,10 @@ def damage(path: Path, first_page: int) -> None:
 
 
 def test_blocks_of_other_sizes_chunks_and_preemption(tmp_path: Path, prompt: list[int], plain: Any) -> None:
-    """Blocks of 32 tokens in vLLM and of 48 in the store, chunks of 200 tokens, and memory for two and a half requests:
-    of four requests some are preempted, and come back from the store."""
+    """Blocks of 32 tokens in vLLM and of 48 in the store, chunks of 200 tokens, and memory that two requests outgrow:
+    of four requests some are preempted, and go on from the store."""
     settings = {"path": str(tmp_path / "store"), "config": {**STORE, "block_tokens": 48}}
-    small = {"block_size": 32, "max_num_batched_tokens": 200, "num_gpu_blocks_override": 52, "max_num_seqs": 4}
+    small = {"block_size": 32, "max_num_batched_tokens": 200, "num_gpu_blocks_override": 40, "max_num_seqs": 4}
     others = [[prompt[i], *prompt] for i in (10, 20, 30)]  # another first token: nothing is shared
     rounds = [
         {"prompts": [prompt], "new": 60, "rest_s": 1},
@@ -37,8 +37,7 @@ def test_blocks_of_other_sizes_chunks_and_preemption(tmp_path: Path, prompt: lis
     first, again, crowd = done["rounds"]
     assert first[0]["text"] == again[0]["text"] == crowd[0]["text"] == plain[0][0]
     assert (first[0]["cached"], again[0]["cached"]) == (0, 576)  # 12 blocks of 48 are 18 of 32
-    assert len({one["text"] for one in crowd}) >= 1
-    assert all(one["text"] for one in crowd)
+    assert all(one["text"].startswith("8 has the colour blue. Item 69 has") for one in crowd)
     assert done["metrics"]["num_preemptions"] > 0
     assert done["metrics"].get("kvstore_failed_blocks", 0) == 0
 

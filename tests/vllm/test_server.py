@@ -39,7 +39,7 @@ def test_a_killed_server_goes_on_where_it_was(
         assert text == plain[0][0]
         assert cached >= 512
         with ThreadPoolExecutor(100) as threads:
-            answers = list(threads.map(second.complete, hundred))
+            answers = list(threads.map(lambda ids: second.complete(ids, 4), hundred))
         counted = second.metrics()
     assert [text for text, _ in answers] == plain[1]
     assert min(cached for _, cached in answers) >= 384

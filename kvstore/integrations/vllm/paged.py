@@ -60,10 +60,10 @@ class PageOrder:
     def read(self, pages: torch.Tensor, rows: int, dim: int) -> torch.Tensor:
         """Return `[..., rows, dim]` of `[..., rows * dim]`; a view unless the order is "any"."""
         if self.kind == "columns":
-            return pages.unflatten(-1, (dim, rows)).transpose(-1, -2)
+            return pages.view(*pages.shape[:-1], dim, rows).transpose(-1, -2)
         if self.places is not None:
-            return pages.index_select(-1, self.places).unflatten(-1, (rows, dim))
-        return pages.unflatten(-1, (rows, dim))
+            pages = pages.index_select(-1, self.places)
+        return pages.view(*pages.shape[:-1], rows, dim)
 
     def write(self, pages: torch.Tensor, numbers: torch.Tensor) -> None:
         """Write `[..., rows, dim]` into `[..., rows * dim]`."""
@@ -139,7 +139,10 @@ class PagedLayer:
     def write(self, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write K and V, `[heads, tokens, dim]`, of as many tokens as these blocks have rows for."""
         rows = self.cache.shape[2]
-        parts = [part.unflatten(1, (-1, rows)).transpose(0, 1).to(self.cache.device) for part in (keys, values)]
+        parts = [
+            part.reshape(part.shape[0], -1, rows, part.shape[2]).transpose(0, 1).to(self.cache.device)
+            for part in (keys, values)
+        ]
         if self.orders is None:
             pages = torch.cat(parts, dim=-1)
         else:
@@ -200,7 +203,7 @@ class PagedCache:
         device = self.layers[0].cache.device
         if device.type != "cuda":
             return lambda: None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return event.synchronize
 

@@ -13,7 +13,7 @@ class KVStoreStats(KVConnectorStats):  # type: ignore[misc]  # mypy has no vLLM
     """Sums of `counters.NAMES` since the last look."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, float] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, value in other.data.items():
