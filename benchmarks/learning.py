@@ -7,7 +7,9 @@ A store with default settings holds conversations; nothing else is given to it.
   everything, once cold records are recoded. `profile_bytes`, `cpu_s`, and `memory_bytes`: how much the process grew.
 - slower: `slower/put`, `slower/get`: seconds of a call that comes while the learner works, against the same while it is
   held still (`peer`), interleaved, medians.
-- dedup: `dedup/WORKLOAD`: the workloads of `benchmarks.dedup` with the most to find, at a store that has learned.
+- dedup: `dedup/WORKLOAD`: the workloads of `benchmarks.dedup` with the most to find, at a store that has learned from
+  as many tokens of other text (that for calibration). `members/WORKLOAD`: at that store when it has also held, and
+  learned from, members (`members/held`): passages of other text behind two beginnings, of which no workload has one.
 
 Every sequence is compared bit for bit at the end; the program ends with status 1 if one differed.
 """
@@ -24,10 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.common import Rows, arguments, scratch
-from benchmarks.conversations import load_model, measured_text
+from benchmarks.conversations import calibration_text, load_model, measured_text
 from benchmarks.dedup import WORKLOADS
 from benchmarks.workloads.caches import computed, digest, digest_of, held, put
 from benchmarks.workloads.ledger import Ledger
@@ -41,6 +45,13 @@ DUPLICATES = ("near-synonym", "other-instruction", "retrieval")
 TEXT = 16_384  # tokens of running text, more than any workload takes
 WINDOW = 1024
 WINDOWS, LATER = 40, 4  # put before it learns, and afterwards
+PASSAGES, PASSAGES_QUICK = 28, 8  # windows that are put behind two beginnings
+CONTEXT = 384  # tokens of another text before every third of them
+FIRST, *OTHERS = (
+    "You answer letters for a small school.",
+    "You answer mail for a small school.",
+    "List what is promised, and to whom, one promise a line.",
+)
 ROUNDS, ROUNDS_QUICK = 100, 20
 BEGIN_S = 35.0  # until a store that was opened begins to learn
 PAUSE_S = 0.4  # before each timed call, so that the learner has begun a step
@@ -183,26 +194,75 @@ def _calls(store: KVStore, tokens: Any, layers: Any, turn: int) -> dict[str, Cal
 
 
 def dedup(bench: Bench) -> bool:
-    """Rows of workloads of `benchmarks.dedup` at a store that has learned; whether every sequence came back."""
-    base, exact = _filled(bench, "dedup"), True
+    """Rows of workloads of `benchmarks.dedup` at a store that has learned, before and after it held members; whether
+    every sequence came back."""
+    base = bench.folder / "dedup"
+    exact = fill(bench, base) and workloads(bench, base, "dedup")
+    exact &= hold_members(bench, base) and workloads(bench, base, "members")
+    bench.rows.add("dedup", "exact", int(exact), "1 = yes")
+    return exact
+
+
+def fill(bench: Bench, base: Path) -> bool:
+    """Makes a store that has learned from other text than workloads are of; whether it adopted what it learned."""
+    text = _other_text(bench, bench.windows * WINDOW)
     with KVStore(base, bench.identity, StoreConfig(learn="off")) as store:
-        bench.rows.add("dedup", "adopted", int(store.learn().state == "adopted"), "1 = yes")
-    width = bench.identity.layout.bytes_per_token
+        for tokens in text.reshape(-1, WINDOW):
+            put(store, tokens, computed(bench.model, store, tokens))
+        return store.learn().state == "adopted"
+
+
+def hold_members(bench: Bench, base: Path) -> bool:
+    """Puts passages behind two beginnings each, and learns again; whether every row of theirs counts."""
+    passages = PASSAGES_QUICK if bench.quick else PASSAGES
+    text, prompts = Text(bench.tokenizer, bench.text, 0), [FIRST, *OTHERS]
+    windows = _other_text(bench, (bench.windows + passages) * WINDOW)[-passages * WINDOW :].reshape(-1, WINDOW)
+    with KVStore(base, bench.identity, StoreConfig(learn="off")) as store:
+        for number, window in enumerate(windows):
+            heads = [text.system(prompts[0]), text.system(prompts[1 + number % 2])]
+            if number % 3 == 2:
+                heads[1] = windows[number - 1, :CONTEXT].tolist()
+            for head in heads:
+                tokens = np.array(head + window.tolist(), np.uint32)
+                put(store, tokens, computed(bench.model, store, tokens))
+        held_members = store.stats()["counters"]["member_records"]
+        learned = store.learn().state == "adopted"
+        profile = store.learning.profile_bytes
+    bench.rows.add("members", "held", held_members, "records")
+    bench.rows.add("members", "profile_bytes", profile, "bytes")
+    return learned and held_members > 0
+
+
+def workloads(bench: Bench, base: Path, case: str) -> bool:
+    """Rows of workloads at copies of a store; whether every sequence came back."""
+    width, exact = bench.identity.layout.bytes_per_token, True
     for name in DUPLICATES[:1] if bench.quick else DUPLICATES:
         text, ledger, arrived = Text(bench.tokenizer, bench.text, TEXT), Ledger(), list[tuple[Any, bytes]]()
-        shutil.copytree(base, bench.folder / name)
-        with KVStore(bench.folder / name, bench.identity, StoreConfig(learn="off")) as store:
+        folder = bench.folder / f"{case}-{name}"
+        shutil.copytree(base, folder)
+        with KVStore(folder, bench.identity, StoreConfig(learn="off")) as store:
             for arrival in WORKLOADS[name](text, bench.quick):
                 layers = computed(bench.model, store, arrival.tokens)
                 size, new = put(store, arrival.tokens, layers)
                 ledger.arrive(len(arrival.tokens) * width, new, arrival.counterpart, {"learned": size, "prefix": new})
                 arrived.append((arrival.tokens, digest(layers)))
-        with KVStore(bench.folder / name, bench.identity, StoreConfig(learn="off")) as store:
+        with KVStore(folder, bench.identity, StoreConfig(learn="off")) as store:
             exact &= all(digest_of(store, tokens) == want for tokens, want in arrived)
+        shutil.rmtree(folder)
         for metric, value in ledger.ratios("learned").items():
-            bench.rows.add(f"dedup/{name}", metric, value, "raw bytes / stored bytes")
-    bench.rows.add("dedup", "exact", int(exact), "1 = yes")
+            bench.rows.add(f"{case}/{name}", metric, value, "raw bytes / stored bytes")
     return exact
+
+
+def _other_text(bench: Bench, count: int) -> npt.NDArray[np.uint32]:
+    """So many tokens of text that no workload is of: that for calibration, or of the file what follows theirs."""
+    words, begin = calibration_text(count * CHARACTERS), 0
+    if bench.text is not None:
+        words, begin = bench.text.read_text(errors="replace"), TEXT
+    ids = np.array(bench.tokenizer(words, verbose=False).input_ids[begin : begin + count], np.uint32)
+    if len(ids) < count:
+        raise SystemExit(f"the text has {len(ids)} tokens besides those of the workloads: too few, {count} are needed")
+    return ids
 
 
 def _filled(bench: Bench, name: str) -> Path:
