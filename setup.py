@@ -100,7 +100,8 @@ setup(
         extension("kvstore.codecs.rans._rans", "bindings/rans.cc", *RANS),
         extension(
             "kvstore.codecs.predictive._predict",
-            *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc", "predictive/wide.cc"),
+            *("bindings/predict.cc", "predictive/predictive.cc", "predictive/sections.cc"),
+            *("predictive/float8/float8.cc", "predictive/wide.cc"),
             *MODEL,
         ),
         extension(

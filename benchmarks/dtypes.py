@@ -4,7 +4,8 @@ Keys and values of real text: of the model in float32, and cast to float16, floa
 scaled to its range, as engines do; of the model in bfloat16, and the same held as float32 ("upcast"). Every codec codes
 blocks of 64 tokens, all layers, as the store does, one thread; nothing is timed that does not give back every bit.
 
-Predictive codes bf16, fp32 and fp16, all with the arrays that `calibrate` fits to the model in float32.
+Predictive codes bf16, fp32 and fp16 with the arrays that `calibrate` fits to the model in float32, and each float8, as
+it is, with those that it fits to caches of it (`kv_dtype`).
 
 `ideal` is the code length of the entropy codec's symbols where every channel of a block has the best of the 16 shipped
 distributions, with the bits that are kept and the byte a channel: what a perfect coder without headers would take.
@@ -30,8 +31,8 @@ from benchmarks.profile import profile_of
 from kvstore.codecs import codec_by_name
 from kvstore.codecs.entropy import tables
 from kvstore.codecs.entropy.reference import FORMS, words_of
-from kvstore.codecs.predictive.codec import EXACT_MODES
 from kvstore.codecs.profile import Profile
+from kvstore.codecs.words import FLOAT8
 from kvstore.core.identity import ModelIdentity
 from tools.make_entropy_tables import cluster, frequencies, histograms, symbols_of
 
@@ -41,6 +42,8 @@ WINDOWS = 24  # of calibration
 KEPT = {"bfloat16": 5, "float32": 21, "float16": 8, "float8_e5m2": 0, "float8_e4m3fn": 1}
 UPCAST = "float32-upcast"
 SCALED = "float8_e4m3fn-scaled"
+WIDE = "float32"
+DTYPES = ("bfloat16", UPCAST, WIDE, "float16", *FLOAT8, SCALED)
 SAMPLE = 20_000  # channels of a kind that are fitted to, and as many that are coded
 LARGEST = 240.0  # of an E4M3, with room for what the next tokens bring
 
@@ -49,22 +52,33 @@ def main() -> None:
     parser = arguments("Ratio and speed of the codecs for every dtype of a cache.")
     parser.add_argument("--mib", type=int, default=64, help="keys and values in bfloat16 (64)")
     parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="of the model in float32 (default: made in build/)"
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="of the model in float32 (default: made in build/; so are those of float8)",
     )
     parser.add_argument("--only", nargs="+", choices=CODECS, default=CODECS, help="codecs to run (all)")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="caches to code (all)")
     args = parser.parse_args()
     rows = Rows("dtypes", args.json)
     keep_memory()
     rounds = 5 if args.quick else 15
     model, tokenizer = load_model(args.model, stored=False)
     small = real_kv(args.mib * MIB, model, tokenizer, args.text)
+    profiles: dict[str, Profile | None] = {}
+    if "predictive" in args.only:
+        profiles = {
+            dtype: profile_of(rows, model, tokenizer, None, WINDOWS, dtype) for dtype in args.dtypes if dtype in FLOAT8
+        }
     model = model.float()
     wide = real_kv(2 * args.mib * MIB, model, tokenizer, args.text)
-    profile = None
-    if "predictive" in args.only:
-        profile = profile_of(rows, model, tokenizer, args.profile, WINDOWS)
+    if "predictive" in args.only and not set(args.dtypes) <= {*FLOAT8, SCALED}:
+        profiles[WIDE] = profile_of(rows, model, tokenizer, args.profile, WINDOWS)
     del model
     for name, kv in caches(small, wide):
+        if name not in args.dtypes:
+            continue
+        profile = None if name == SCALED else profiles.get(name if name in FLOAT8 else WIDE)
         measure(rows, cases(name, kv, args.only, profile), {1: None}, rounds, "/tiled" if kv.tiled else "")
         if name != UPCAST and "entropy" in args.only:
             ideal(rows, name, kv)
@@ -89,7 +103,7 @@ def cases(name: str, kv: RealKV, only: Sequence[str], profile: Profile | None) -
     target = np.full_like(kv.values, 1)
     blocks, targets = kv.blocks(kv.values), kv.blocks(target)
     codecs = {codec: codec_by_name(codec) for codec in only if codec != "predictive"}
-    if profile is not None and kv.layout.dtype in EXACT_MODES:
+    if profile is not None:
         facts = profile.identity
         identity = ModelIdentity(facts["model"], facts["revision"], facts["weights"], facts["tokenizer"], kv.layout)
         codecs["predictive"] = codec_by_name("predictive", Profile.new(identity, {SECTION: profile.section(SECTION)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,15 @@ def profile_path(
     text: str | None = None,
     parts: Sequence[str] = PARTS,
     length: int = LENGTH,
+    kv_dtype: str | None = None,
 ) -> Path:
     """`given`, or the file that calibration makes, minutes at first. text: by default conversations not for tests.
-    parts: the sections."""
+    parts: the sections. kv_dtype: see `calibrate`."""
     if given is not None:
         return given
     identity = ModelIdentity.from_transformers(model, tokenizer)
+    if kv_dtype is not None:
+        identity = replace(identity, layout=replace(identity.layout, dtype=kv_dtype))
     characters = windows * length * CHARACTERS
     words = calibration_text(characters) if text is None else text[:characters]
     key = hashlib.sha256(identity.digest + " ".join(parts).encode() + words.encode()).hexdigest()[:16]
@@ -48,16 +52,21 @@ def profile_path(
         Profile.load(path, identity)
     except ProfileError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        calibrate(model, tokenizer, words, path, windows=windows, length=length, parts=parts)
+        calibrate(model, tokenizer, words, path, windows=windows, length=length, parts=parts, kv_dtype=kv_dtype)
     return path
 
 
 def profile_of(
-    rows: Rows, model: Any, tokenizer: Any, given: Path | None = None, windows: int = WINDOWS
+    rows: Rows,
+    model: Any,
+    tokenizer: Any,
+    given: Path | None = None,
+    windows: int = WINDOWS,
+    kv_dtype: str | None = None,
 ) -> Profile | None:
     """The profile of `profile_path`, loaded; None, and a row `missing`, if none can be fitted to this model."""
     try:
-        return Profile.load(profile_path(model, tokenizer, given, windows))
+        return Profile.load(profile_path(model, tokenizer, given, windows, kv_dtype=kv_dtype))
     except (ProfileError, UnsupportedModel) as error:
         print(f"predictive: {error}", file=sys.stderr, flush=True)
         rows.add("predictive/lossless/KV", "missing", 1, "profile")

@@ -2,12 +2,12 @@
 
 Several modes write it, and the first layer of a payload says which did. The exact mode (exact.py) gives back every bit;
 so do its levels 1 to 3 (levels/), which also predict inside a layer, on the CPU. The lossy mode (lossy.py) codes with
-steps, in whose units every error costs the same. All predict with the 8-bit weights of a profile. Blocks of fp32 and
-fp16 are coded exactly, by their words (codecs/words.py), if the profile is of such a model. Blocks that no mode makes
-smaller or can predict, and those of other layouts than the profile's, are coded as by `entropy`.
+steps, in whose units every error costs the same. All predict with the 8-bit weights of a profile. Blocks of fp32, fp16
+and float8 are coded exactly, by their words (codecs/words.py), if the profile is of such caches. Blocks that no mode
+makes smaller or can predict, and those of other layouts than the profile's, are coded as by `entropy`.
 
-reference.py, wide_reference.py, levels/reference.py and lossy_reference.py are the modes as plain programs, FORMAT.md
-says what is written, docs/codecs/predictive.md why.
+reference.py, wide_reference.py, float8_reference.py, levels/reference.py and lossy_reference.py are the modes as plain
+programs, FORMAT.md says what is written, docs/codecs/predictive.md why.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ if TYPE_CHECKING:
     from kvstore.codecs.predictive.lossy_model import LossyModel
 
 MODE, LOSSY_MODE = 4, 5
-EXACT_MODES = {"bfloat16": MODE, "float32": 12, "float16": 13}
+EXACT_MODES = {"bfloat16": MODE, "float32": 12, "float16": 13, "float8_e5m2": 14, "float8_e4m3fn": 15}
 LEVEL_MODES = {21: 1, 22: 2, 23: 3}
 _MODE = struct.Struct("<I")
 _KEPT = 0xFF00  # the byte of a wide layer's mode that says how much of its values it keeps
 # What exact blocks are expected to come to, rather less than more.
-_RATIOS = {"bfloat16": 1.7, "float32": 1.25, "float16": 1.3}
+_RATIOS = {"bfloat16": 1.7, "float32": 1.25, "float16": 1.3, "float8_e5m2": 1.7, "float8_e4m3fn": 1.6}
 
 
 class PredictiveCodec(Codec):
-    """Makes exact bf16 caches of the profile's model about 2 times smaller, fp16 1.40, fp32 1.31. Thread-safe.
+    """Makes exact bf16 caches of the profile's model about 2 times smaller, float8 1.8, fp16 1.4, fp32 1.3.
+
+    Thread-safe.
 
     A codec encodes in one mode, exact or lossy, and decodes all. The exact modes of bf16 differ in ratio and speed:
     levels 1 to 3, if the profile has them, and the first mode, which GPUs code. Without a level, the CPU codes in the

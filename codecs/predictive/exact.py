@@ -1,7 +1,8 @@
 """The exact mode of the predictive codec: blocks coded by csrc/predictive/predictive.h, or by the GPU that holds them.
 
-The words of fp32 and fp16 (codecs/words.py) are coded as bf16 is, by csrc/predictive/wide.h, on the CPU. Kernels code
-for a device (kernels/blocks.py) once it has shown that it writes the CPU's bytes.
+The words of fp32 and fp16 (codecs/words.py) are coded as bf16 is, by csrc/predictive/wide.h, on the CPU; so are those
+of float8, by csrc/predictive/float8/float8.h, but that bins are codes. Kernels code for a device (kernels/blocks.py)
+once it has shown that it writes the CPU's bytes.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/model.h"
+#include "predictive/float8/float8.h"
 #include "predictive/predictive.h"
 #include "predictive/wide.h"
 
@@ -52,28 +53,51 @@ struct Call {
   Call& operator=(const Call&) = delete;
 };
 
-// None for blocks of bf16.
-std::optional<predict::Wide> wide_of(const std::string& dtype) {
-  if (dtype == "bfloat16") return std::nullopt;
-  if (dtype == "float32") return predict::Wide::float32;
-  if (dtype == "float16") return predict::Wide::float16;
-  kChecks.refuse("dtype: expected bfloat16, float32 or float16, found '" + dtype + "'");
-}
+// What codes blocks of a dtype.
+struct Coder {
+  std::optional<predict::Wide> wide;
+  std::optional<predict::Float8> float8;
+
+  explicit Coder(const std::string& dtype) {
+    if (dtype == "float32") {
+      wide = predict::Wide::float32;
+    } else if (dtype == "float16") {
+      wide = predict::Wide::float16;
+    } else if (dtype == "float8_e5m2") {
+      float8 = predict::Float8::e5m2;
+    } else if (dtype == "float8_e4m3fn") {
+      float8 = predict::Float8::e4m3;
+    } else if (dtype != "bfloat16") {
+      kChecks.refuse("dtype: expected bfloat16, float32, float16, float8_e5m2 or float8_e4m3fn, found '" + dtype + "'");
+    }
+  }
+
+  int encode(const predict::Model& model, const predict::Block& block, const Memory& out, std::size_t limit,
+             std::uint64_t* sizes, Level level) const {
+    if (wide) return predict::encode_wide(model, block, *wide, out.data(), out.size(), limit, sizes, level);
+    if (float8) return predict::encode_float8(model, block, *float8, out.data(), out.size(), limit, sizes, level);
+    return predict::encode(model, block, out.data(), out.size(), limit, sizes, level);
+  }
+
+  const char* decode(const predict::Model& model, const predict::Block& block, const Memory& payload,
+                     const std::uint64_t* sizes, std::size_t wanted, Level level) const {
+    const std::uint8_t* const from = payload.data();
+    if (wide) return predict::decode_wide(model, block, *wide, from, payload.size(), sizes, wanted, level);
+    if (float8) return predict::decode_float8(model, block, *float8, from, payload.size(), sizes, wanted, level);
+    return predict::decode(model, block, from, payload.size(), sizes, wanted, level);
+  }
+};
 
 // The bytes of each layer; None if `out` is too short; FALL_BACK.
 py::object encode(const predict::Model& model, const py::array& tokens, std::int64_t start, const py::array& rows,
                   const py::buffer& out, const std::optional<std::size_t>& limit, const MaybeLevel& level,
                   const std::string& dtype) {
-  const auto wide = wide_of(dtype);
+  const Coder coder(dtype);
   const Call call(model, tokens, start, rows, true, level);
   const Memory memory(out, true);
   std::vector<std::uint64_t> sizes(model.parts().size() / 2);
-  const int result = unlocked([&] {
-    const std::size_t most = limit.value_or(SIZE_MAX);
-    return wide ? predict::encode_wide(model, call.block, *wide, memory.data(), memory.size(), most, sizes.data(),
-                                       call.twin)
-                : predict::encode(model, call.block, memory.data(), memory.size(), most, sizes.data(), call.twin);
-  });
+  const int result = unlocked(
+      [&] { return coder.encode(model, call.block, memory, limit.value_or(SIZE_MAX), sizes.data(), call.twin); });
   if (result == predict::kFallBack) return py::int_(static_cast<int>(predict::kFallBack));
   return sizes_if(result == 0, sizes);
 }
@@ -83,16 +107,14 @@ std::optional<std::string> decode(const predict::Model& model, const py::array& 
                                   std::size_t count, const py::buffer& payload,
                                   const std::vector<std::uint64_t>& sizes, const py::array& rows, std::size_t wanted,
                                   const MaybeLevel& level, const std::string& dtype) {
-  const auto wide = wide_of(dtype);
+  const Coder coder(dtype);
   const Call call(model, tokens, start, rows, true, level);
   if (call.block.count != count) throw py::value_error("tokens: expected as many as the block has");
   check_layers(sizes, model.parts().size() / 2);
   if (wanted > count) throw py::value_error("wanted: more tokens than there are");
   const Memory memory(payload, false);
   return damage("predictive", unlocked([&] {
-    return wide ? predict::decode_wide(model, call.block, *wide, memory.data(), memory.size(), sizes.data(), wanted,
-                                       call.twin)
-                : predict::decode(model, call.block, memory.data(), memory.size(), sizes.data(), wanted, call.twin);
+    return coder.decode(model, call.block, memory, sizes.data(), wanted, call.twin);
   }));
 }
 

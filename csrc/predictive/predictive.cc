@@ -94,6 +94,15 @@ class Walk {
   InputRows inputs_;
 };
 
+Kernels kernels_of(const Axis& axis, Level level) {
+  Kernels run = kernels(level);
+  if (axis.classes == nullptr) return run;
+  run.classes = axis.classes;
+  run.split = axis.split;
+  run.join = axis.join;
+  return run;
+}
+
 }  // namespace
 
 bool predictable(const Model& model, const Block& block) {
@@ -102,12 +111,12 @@ bool predictable(const Model& model, const Block& block) {
 }
 
 int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_t capacity, std::size_t limit,
-           std::uint64_t* sizes, Level level) {
+           std::uint64_t* sizes, Level level, const Axis& axis) {
   if (!predictable(model, block)) return kFallBack;
   const PlainFloats floats;
-  const Kernels& run = kernels(level);
+  const Kernels run = kernels_of(axis, level);
   Walk walk(model, block, run);
-  SectionsOut sections(model, block.count, kMode);
+  SectionsOut sections(model, block.count, axis.mode);
   for (std::size_t number = 0; number < model.parts().size(); ++number) {
     const Predicted predicted = walk.predict(number);
     walk.gather(number);
@@ -123,12 +132,12 @@ int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_
 }
 
 const char* decode(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
-                   const std::uint64_t* sizes, std::size_t wanted, Level level) {
+                   const std::uint64_t* sizes, std::size_t wanted, Level level, const Axis& axis) {
   if (!predictable(model, block)) return "the profile does not know these positions";
-  SectionsIn sections(model, block.count, kMode);
+  SectionsIn sections(model, block.count, axis.mode);
   if (const char* const wrong = sections.cut(payload, nbytes, sizes)) return wrong;
   const PlainFloats floats;
-  const Kernels& run = kernels(level);
+  const Kernels run = kernels_of(axis, level);
   Walk walk(model, block, run);
   sections.begin();
   for (std::size_t number = 0; number < model.parts().size(); ++number) {

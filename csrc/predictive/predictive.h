@@ -7,6 +7,7 @@
 
 #include "common/cpu.h"
 #include "common/rows.h"
+#include "predictive/kernels.h"
 #include "predictive/model.h"
 
 namespace kvstore::predict {
@@ -28,18 +29,26 @@ struct Block {
   const Rows* rows;
 };
 
+// What dtypes have of their own: the number of the mode, and loops of `Kernels`; null: those of bf16.
+struct Axis {
+  std::uint32_t mode = kMode;
+  decltype(Kernels::classes) classes = nullptr;
+  decltype(Kernels::split) split = nullptr;
+  decltype(Kernels::join) join = nullptr;
+};
+
 // Whether the block has tokens and the model knows their positions.
 bool predictable(const Model& model, const Block& block);
 
 // Writes the layers one after the other to out and their sizes to sizes [layers]; 0, or a Result. All of out may be
 // overwritten. The model must have frequencies and be `codable`. Throws std::bad_alloc only.
 int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_t capacity, std::size_t limit,
-           std::uint64_t* sizes, Level level);
+           std::uint64_t* sizes, Level level, const Axis& axis = {});
 
 // Writes the first `wanted` tokens to block.rows; null, or what is damaged. Any payload is safe to give; what rows hold
 // after damage is undefined. sizes: [layers].
 const char* decode(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
-                   const std::uint64_t* sizes, std::size_t wanted, Level level);
+                   const std::uint64_t* sizes, std::size_t wanted, Level level, const Axis& axis = {});
 
 // What encode would hand to rANS, part after part: symbols and classes [count * C], and the offset of each row's scale
 // in quarter octaves [count]. Needs no frequencies. False: not predictable.

@@ -6,6 +6,7 @@
 
 #include "common/words.h"
 #include "predictive/buffer.h"
+#include "predictive/word_rows.h"
 
 namespace kvstore::predict {
 namespace {
@@ -26,45 +27,6 @@ std::size_t bytes_before(const Model& model, std::size_t layer, std::size_t coun
   for (std::size_t number = 2 * layer; number < 2 * layer + 2; ++number)
     found += kept_bytes(dtype, lower, count * model.parts()[number].width);
   return found;
-}
-
-// The words of a block, each part as rows of its heads one after the other.
-class Words {
- public:
-  Words(const Model& model, const Block& block) : words_(total(model, block.count)), rows_(model.parts().size()) {
-    std::size_t at = 0;
-    for (std::size_t number = 0; number < rows_.size(); ++number) {
-      const Part& part = model.parts()[number];
-      rows_[number] = {reinterpret_cast<std::uint64_t>(words_.get() + at), static_cast<std::int64_t>(2 * part.dim),
-                       static_cast<std::int64_t>(2 * part.width)};
-      at += block.count * part.width;
-    }
-  }
-
-  std::uint16_t* part(std::size_t number) const { return reinterpret_cast<std::uint16_t*>(rows_[number].address); }
-  const Rows* rows() const { return rows_.data(); }
-
- private:
-  static std::size_t total(const Model& model, std::size_t count) {
-    std::size_t width = 0;
-    for (const Part& part : model.parts()) width += part.width;
-    return count * width;
-  }
-
-  Buffer<std::uint16_t> words_;
-  std::vector<Rows> rows_;
-};
-
-// Calls visit(a head's values of one token in memory, their place in the part) for `count` tokens of a part.
-template <class Visit>
-void each_head(const Part& part, const Rows& rows, std::size_t count, Visit visit) {
-  for (std::size_t t = 0; t < count; ++t) {
-    std::uint64_t address = rows.address + static_cast<std::uint64_t>(rows.token_stride * static_cast<std::int64_t>(t));
-    for (std::size_t head = 0; head < part.heads; ++head) {
-      visit(reinterpret_cast<std::uint8_t*>(address), t * part.width + head * part.dim);
-      address += static_cast<std::uint64_t>(rows.head_stride);
-    }
-  }
 }
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
@@ -170,7 +132,7 @@ const char* cut(const Model& model, const Block& block, Wide dtype, const std::u
 int encode_wide(const Model& model, const Block& block, Wide dtype, std::uint8_t* out, std::size_t capacity,
                 std::size_t limit, std::uint64_t* sizes, Level level) {
   if (!predictable(model, block)) return kFallBack;
-  const Words words(model, block);
+  const WordRows words(model, block.count);
   const std::size_t layers = model.parts().size() / 2;
   std::vector<std::size_t> lower(layers), before(layers);  // bytes of lower halves; of all that is before words
   std::size_t total = 0;
@@ -216,7 +178,7 @@ const char* decode_wide(const Model& model, const Block& block, Wide dtype, cons
   std::vector<std::uint64_t> inner_sizes;
   if (const char* const wrong = cut(model, block, dtype, payload, nbytes, sizes, kept, inner, inner_sizes))
     return wrong;
-  const Words words(model, block);
+  const WordRows words(model, block.count);
   const Block target{block.tokens, block.count, block.start, words.rows()};
   if (const char* const wrong = decode(model, target, inner.data(), inner.size(), inner_sizes.data(), wanted, level))
     return wrong;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from kvstore.calibration.donor.passages import check_passages
 from kvstore.calibration.dump import KVDump, Progress, check_sizes, silent
 from kvstore.calibration.sections import DEFAULT, NAMES, Arrays, FitTask, ProfileSection, section
 from kvstore.codecs.profile import Profile
+from kvstore.codecs.words import FLOAT8
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import ConfigError
@@ -33,6 +35,7 @@ def calibrate(
     work: Path | None = None,
     parts: Sequence[str] = DEFAULT,
     regime: str = SHORT,
+    kv_dtype: str | None = None,
     progress: Progress = silent,
 ) -> Profile:
     """Make the profile of a model and write it to `out`, whole or not at all.
@@ -44,14 +47,15 @@ def calibrate(
         text: text like what will be stored. Its first `windows` windows of `length` tokens are used, an eighth of
             them for the report alone.
         out: the file to write. It is made durable before it gets this name.
-        windows: how many windows, at least 2.
-        length: tokens in a window, at least 8.
+        windows, length: how many windows, at least 2, and the tokens of each, at least 8.
         work: a folder for the raw caches of all windows. What an interrupted run left there is used again. The
             default is `out` with ".work" added, removed at the end.
         parts: the sections to fit, some of `sections.NAMES`. A section that this version lacks, or that is for
             models in bfloat16 without latents or windows alone (all but "lossless", and "levels" with windows), is left
             out and `progress` is told.
         regime: of the model's identity, see `ModelIdentity.from_transformers`; windows must be as long as it says.
+        kv_dtype: "float8_e5m2" or "float8_e4m3fn" if caches of a model in bfloat16 are kept so, rounded to the nearest,
+            without a scale; the profile's identity has such a layout. The default is that of the model.
         progress: called with what is being done, how much of it is done, and how much there is.
 
     Returns:
@@ -64,7 +68,7 @@ def calibrate(
         OSError: a file cannot be read or written.
     """
     chosen = _chosen(parts)
-    identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime)
+    identity = _identity(model, tokenizer, regime, kv_dtype)
     if "donor" in chosen:
         check_passages(identity.layout, length)
     if "approximate" in chosen:
@@ -80,6 +84,18 @@ def calibrate(
     if work is None:
         dump.remove()
     return profile
+
+
+def _identity(model: Any, tokenizer: Any, regime: str, kv_dtype: str | None) -> ModelIdentity:
+    identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime)
+    if kv_dtype is None:
+        return identity
+    if kv_dtype not in FLOAT8 or identity.layout.dtype != "bfloat16":
+        raise ConfigError(
+            f"kv_dtype: expected one of {', '.join(FLOAT8)} for a model in bfloat16, found {kv_dtype!r} for one in "
+            f"{identity.layout.dtype}"
+        )
+    return replace(identity, layout=replace(identity.layout, dtype=kv_dtype))
 
 
 def _chosen(names: Sequence[str]) -> dict[str, ProfileSection | None]:
@@ -103,7 +119,7 @@ def _fit_all(
         if fitted is None:
             progress(f"{name}: not in this version of kvstore, left out", 0, 0)
         elif dump.dtype != "bfloat16" and name != "lossless":
-            progress(f"{name}: for models in bfloat16 alone, left out", 0, 0)
+            progress(f"{name}: for caches in bfloat16 alone, left out", 0, 0)
         elif dump.layout.is_latent and name != "lossless":
             progress(f"{name}: not for latents, left out", 0, 0)
         elif dump.layout.is_grouped and name not in ("lossless", "levels"):

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.codecs.predictive.linear_model import rotates
+from kvstore.codecs.words import FLOAT8, words_of
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length, in_pairs, regime_of
@@ -69,7 +70,8 @@ class KVDump:
     """A finished work folder. Reads map files and keep nothing in memory; thread-safe.
 
     layout: of what is in the files: the words of the model's values (codecs/words.py), which are bf16; values that are
-    not have the dtype that `dtype` says. Layers with windows stand there with all tokens.
+    not have the dtype that `dtype` says: that of the model, or a float8 that its bf16 values were rounded to. Layers
+    with windows stand there with all tokens.
     windows: how many there are, each `length` tokens prefilled at once from position 0. limit: of the windows to fit
     only the first so many are to be used (see `first`). group: numbers of the layers of `layout` in `whole`, the layout
     of what is in the files; None where it is that (see `groups`).
@@ -119,7 +121,8 @@ class KVDump:
     ) -> KVDump:
         """Runs the model over the first `windows` windows of `length` tokens of the text, fewer where it is shorter.
 
-        model: a transformers model like Llama, with latents or with windows, in bfloat16, float32 or float16. Continues
+        model: a transformers model like Llama, with latents or with windows, in bfloat16, float32 or float16. identity:
+        of its caches; if they are of float8, values are rounded to the nearest ones, at most the largest. Continues
         what was begun in `folder` with the same model, text and numbers; anything else that is there from an earlier
         run is removed, which `progress` is told.
         Raises `UnsupportedModel` naming what the model lacks, `UnsupportedLength` where keys depend on the length and
@@ -155,6 +158,11 @@ class KVDump:
         return dump
 
     # ---- windows -------------------------------------------------------------------------------------------------
+
+    @property
+    def coded_layout(self) -> KVLayout:
+        """Of what `tensors` gives: of words, or of float8."""
+        return replace(self.layout, dtype=self.dtype) if self.dtype in FLOAT8 else self.layout
 
     @property
     def fit_windows(self) -> range:
@@ -194,7 +202,7 @@ class KVDump:
         return in_pairs(keys, self.layout.rope, self.layout.layers[layer].key_dim), values
 
     def tensors(self, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """K and V of every layer, as cached: bfloat16 `[heads, length, dim]`, copies."""
+        """K and V of every layer, as cached: bfloat16, or float8 if they are, `[heads, length, dim]`, copies."""
         import torch
 
         found = []
@@ -203,6 +211,8 @@ class KVDump:
                 torch.from_numpy(np.array(bits)).view(torch.bfloat16).view(len(bits), shape.heads, -1).transpose(0, 1)
                 for bits in self.layer(number, window)
             )
+            if self.dtype in FLOAT8:
+                k, v = (x.to(getattr(torch, self.dtype)) for x in (k, v))
             found.append((k, v))
         return found
 
@@ -275,8 +285,18 @@ class KVDump:
         if window == 0:
             self._check_first_layer(tokens, *layers[0])
         _save(fs, self._path(f"{window:05d}.npy"), statistics)
-        parts = [tokens.astype("<i8").tobytes(), *(part.tobytes() for pair in layers for part in pair)]
+        parts = [tokens.astype("<i8").tobytes(), *(self._kept(part).tobytes() for pair in layers for part in pair)]
         write_file(fs, self._path(f"{window:05d}.kv"), b"".join(parts))
+
+    def _kept(self, part: Bits) -> Bits:
+        """Of bf16 values, where caches are of float8, the words of what they are rounded to."""
+        if self.dtype not in FLOAT8:
+            return part
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        most = torch.finfo(dtype).max
+        return words_of(torch.from_numpy(floats(part)).clamp(-most, most).to(dtype))
 
     def _check_first_layer(self, tokens: npt.NDArray[np.int64], keys: Bits, values: Bits) -> None:
         """Whether what is not rotated of the first layer, its values or its latents, is what its weights alone say:

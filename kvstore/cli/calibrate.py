@@ -24,6 +24,9 @@ def calibrate(
         "lossless,levels,lossy"
     ),
     regime: Annotated[str, typer.Option(help="Of rope type longrope: short or long sequences.")] = "short",
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Of caches: float8_e5m2 or float8_e4m3fn; default: the model's.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model's profile: what codecs need to make its caches smaller.
@@ -53,6 +56,7 @@ def calibrate(
                 work=work,
                 parts=names,
                 regime=regime,
+                kv_dtype=kv_dtype,
                 progress=progress,
             )
         if as_json:

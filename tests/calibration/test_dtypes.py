@@ -1,7 +1,8 @@
-"""Calibration of models in float32 and float16, and what their profiles make of their caches."""
+"""Calibration of models in float32 and float16, and of caches in float8, and what profiles make of such caches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import calibrated
@@ -10,26 +11,38 @@ import pytest
 import torch
 from kvcases import same_kv
 
+from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.calibration.calibrate import calibrate
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
 from kvstore.codecs.entropy.codec import EntropyCodec
 from kvstore.codecs.predictive import wide_reference
 from kvstore.codecs.predictive.codec import EXACT_MODES
-from kvstore.codecs.words import KEPT_BITS, words_of
+from kvstore.codecs.words import FLOAT8, KEPT_BITS, words_of
 from kvstore.core.layout import ITEM_BYTES
-from kvstore.errors import ProfileError
+from kvstore.errors import ConfigError, ProfileError
+
+MIB = 1 << 20
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_profile_of_a_model_in_another_dtype_predicts_its_caches(tmp_path: Path, dtype: str) -> None:
-    model, tokenizer = calibrated.model().to(getattr(torch, dtype)), calibrated.tokenizer()
+@pytest.mark.parametrize("dtype", ["float32", "float16", *FLOAT8])
+def test_a_profile_of_caches_in_another_dtype_predicts_them(tmp_path: Path, dtype: str) -> None:
+    model, tokenizer = calibrated.model(), calibrated.tokenizer()
+    kv_dtype = dtype if dtype in FLOAT8 else None
+    if kv_dtype is None:
+        model = model.to(getattr(torch, dtype))
     told: list[str] = []
     sizes = {"windows": calibrated.WINDOWS, "length": calibrated.LENGTH}
     profile = calibrate(
-        model, tokenizer, calibrated.text(), tmp_path / "p", **sizes, progress=lambda what, _a, _b: told.append(what)
+        model,
+        tokenizer,
+        calibrated.text(),
+        tmp_path / "p",
+        **sizes,
+        kv_dtype=kv_dtype,
+        progress=lambda what, _a, _b: told.append(what),
     )
     assert profile.sections == ("lossless",)
-    assert "lossy: for models in bfloat16 alone, left out" in told
+    assert "lossy: for caches in bfloat16 alone, left out" in told
     report = profile.report["parts"]["lossless"]
     assert report["ratio"] == pytest.approx(8 * ITEM_BYTES[dtype] / report["bits_per_value"])
     assert report["bits_per_value"] > KEPT_BITS[dtype]
@@ -38,7 +51,7 @@ def test_a_profile_of_a_model_in_another_dtype_predicts_its_caches(tmp_path: Pat
     tokens = np.array(tokenizer(calibrated.text()).input_ids[100:140], np.uint32)
     with torch.inference_mode():
         cache = model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=True).past_key_values
-    kv = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+    kv = [tuple(x[0].to(getattr(torch, dtype)) for x in (layer.keys, layer.values)) for layer in cache.layers]
     info, view = BlockInfo(profile.layout, tokens, 0), KVView.of_layers(profile.layout, kv)
     found = []
     for each in (codec, EntropyCodec()):
@@ -54,6 +67,29 @@ def test_a_profile_of_a_model_in_another_dtype_predicts_its_caches(tmp_path: Pat
     assert found[0] < found[1]
     with pytest.raises(ProfileError, match="lossy"):
         codec_by_name("predictive@2", profile)
+    identity = replace(ModelIdentity.from_transformers(model, tokenizer), layout=profile.layout)
+    tiers = {"host": TierConfig(0), "disk": TierConfig(16 * MIB, "predictive")}
+    config = StoreConfig(**tiers, segment_bytes=MIB, block_tokens=32, profile=tmp_path / "p")
+    layers = [(k[None], v[None]) for k, v in kv]
+    with KVStore(tmp_path / "store", identity, config) as store:
+        store.put(tokens, layers)
+    with KVStore(tmp_path / "store", identity, config) as store:
+        hit = store.get(tokens)
+        assert hit is not None
+        assert hit.tokens == len(tokens)
+        assert same_kv([(k[0], v[0]) for k, v in hit.layers], kv)
+        assert "fallback_raw_chunks" not in store.stats()["counters"]
+
+
+def test_only_caches_of_bf16_are_rounded_to_float8(tmp_path: Path) -> None:
+    sizes = {"windows": calibrated.WINDOWS, "length": calibrated.LENGTH}
+    for model, kv_dtype in ((calibrated.model().half(), "float8_e5m2"), (calibrated.model(), "float16")):
+        with pytest.raises(ConfigError, match="kv_dtype"):
+            calibrate(
+                model, calibrated.tokenizer(), calibrated.text(), tmp_path / "p", **sizes, parts=("lossless",),
+                kv_dtype=kv_dtype,
+            )  # fmt: skip
+    assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])

@@ -54,7 +54,9 @@ NATIVE = {
     "rans": Native("rans.cc", RANS),
     "splitzip": Native("blocks.cc", ("splitzip/splitzip.cc", "common/cpu.cc")),
     "entropy": Native("blocks.cc", ("splitzip/splitzip.cc", "entropy/entropy.cc", *RANS), "-DENTROPY"),
-    "predictive": Native("predictive.cc", ("predictive/predictive.cc", "predictive/sections.cc", *MODEL)),
+    "predictive": Native(
+        "predictive.cc", ("predictive/predictive.cc", "predictive/float8/float8.cc", "predictive/sections.cc", *MODEL)
+    ),
     "levels": Native(
         "levels.cc",
         ("levels/levels.cc", "levels/tiles.cc", "levels/model.cc", "predictive/sections.cc", *MODEL),

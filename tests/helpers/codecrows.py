@@ -23,6 +23,7 @@ from kvstore.codecs.donor.codec import DonorCodec, DonorRows
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.profile import Profile
+from kvstore.codecs.words import FLOAT8
 
 DTYPES = tuple(INTEGERS)
 _BF16 = ("bfloat16",)
@@ -133,7 +134,9 @@ def _predictive(name: str, *sections: str) -> Callable[[KVLayout, Profile | None
 
 
 def _profile(layout: KVLayout, *sections: str) -> Profile:
-    return profile_of(replace(layout, dtype="bfloat16"), *sections)
+    """Of bf16, for which all sections are, so that other dtypes are coded as by entropy; of float8, of the layout."""
+    dtype = layout.dtype if layout.dtype in FLOAT8 and sections == ("lossless",) else "bfloat16"
+    return profile_of(replace(layout, dtype=dtype), *sections)
 
 
 def _aqua(bits: int) -> Callable[[KVLayout, Profile | None], Coder]:
@@ -146,9 +149,11 @@ def _aqua(bits: int) -> Callable[[KVLayout, Profile | None], Coder]:
 
 
 def _predictable(layout: KVLayout, count: int) -> Layers:
-    if layout.dtype != "bfloat16":
+    if layout.dtype not in ("bfloat16", *FLOAT8):
         return random_kv(count, layout)
-    return predicted_kv(profile_of(layout, "lossless"), np.arange(count, dtype=np.uint32), 0)
+    profile = profile_of(replace(layout, dtype="bfloat16"), "lossless")
+    found = predicted_kv(profile, np.arange(count, dtype=np.uint32), 0)
+    return [(k.to(getattr(torch, layout.dtype)), v.to(getattr(torch, layout.dtype))) for k, v in found]
 
 
 def _level(level: int) -> Callable[[KVLayout, Profile | None], Coder]:

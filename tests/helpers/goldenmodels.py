@@ -26,6 +26,7 @@ from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import BlockInfo, KVView, codec_by_id, codec_names
 from kvstore.codecs.pairs import order_of
 from kvstore.codecs.profile import NO_PROFILE, Profile
+from kvstore.codecs.words import FLOAT8
 from kvstore.core.keys import chain_key
 from kvstore.core.record import Donor, RecordHeader, check_payload, parse, payload_of, payload_offset, seal
 
@@ -37,6 +38,8 @@ LAYOUTS = {
     "unequal": KVLayout((LayerLayout(2, 8, 4), LayerLayout(1, 8, 12)), "bfloat16"),
     "float32": KVLayout.uniform(3, 1, 8, "float32", ROPE),
     "float16": KVLayout.uniform(3, 1, 8, "float16", ROPE),
+    "float8_e5m2": KVLayout.uniform(3, 1, 8, "float8_e5m2", ROPE),
+    "float8_e4m3fn": KVLayout.uniform(3, 1, 8, "float8_e4m3fn", ROPE),
     "partial": KVLayout.uniform(2, 2, 12, rope='{"partial_rotary_factor": 0.5, "rope_theta": 100.0}'),
     "levels": KVLayout((LayerLayout(2, 12, 12), LayerLayout(1, 12, 4), LayerLayout(1, 12, 20)), "bfloat16", ROPE),
 }
@@ -48,8 +51,8 @@ _DONOR_RECORDS = 900  # of which on donors are numbered
 @dataclass(frozen=True)
 class ModelCase:
     """One block. like: "alike" to its donors, "predicted" by the profile, by a level of it, as "level-2", or "noise",
-    all bits; of other dtypes than bf16 "wide" for what is near the prediction, "upcast" for bf16 that is. special: with
-    NaN, infinity, subnormals in it."""
+    all bits; of other dtypes than bf16 "wide" for what is near the prediction, "upcast" for bf16 that is. special:
+    with NaN, infinity, subnormals in it."""
 
     layout: str
     like: str
@@ -76,7 +79,11 @@ class ModelCase:
             kv = [(self._wide(k), self._wide(v)) for k, v in _near(info, self.start)]
         if self.like == "noise":
             kv = random_kv(self.count, info.layout)
-        if self.special:
+        if self.special and info.layout.dtype in FLOAT8:
+            codes = torch.tensor([0x7F, 0xFF, 0x7E, 0xFC, 0x01, 0x87, 0x00, 0x80], dtype=torch.uint8)
+            for part in (kv[1][0], kv[2][1]):
+                part.view(torch.uint8)[0, 9, :8] = codes
+        elif self.special:
             bits = torch.from_numpy(np.array(_SPECIAL, np.uint16).view(np.int16)).view(torch.bfloat16)
             kv = [(k.clone(), v.clone()) for k, v in kv]
             kv[1][0][0, 9, :8] = bits
@@ -124,6 +131,9 @@ MODEL_CASES = {
     **{f"level-{i}-special": ModelCase("levels", f"level-{i}", 20, special=True) for i in (1, 2, 3)},
     "groups-alike": ModelCase("levels", "alike", 20),
     "groups-special": ModelCase("levels", "alike", 20, special=True),
+    "float8_e5m2-near": ModelCase("float8_e5m2", "upcast", 21),
+    "float8_e4m3fn-near": ModelCase("float8_e4m3fn", "upcast", 21, start=40),
+    "float8_e4m3fn-odd": ModelCase("float8_e4m3fn", "upcast", 64, special=True),
 }
 RECORDS = [(row, name) for row in ROWS for name, case in MODEL_CASES.items() if case.takes(row)]
 

@@ -25,6 +25,8 @@ WORDS: dict[str, tuple[torch.dtype, Any]] = {
     "bfloat16": (torch.int16, np.uint16),
     "float16": (torch.int16, np.uint16),
     "float32": (torch.int32, np.uint32),
+    "float8_e5m2": (torch.uint8, np.uint8),
+    "float8_e4m3fn": (torch.uint8, np.uint8),
 }
 Block = list[tuple[np.ndarray, np.ndarray]]
 

@@ -39,8 +39,8 @@ def over_groups(dump: KVDump, bits: Callable[[KVDump, int], float]) -> float:
 
 
 def bits_per_value(dump: KVDump, arrays: Arrays, windows: Sequence[int], block: int = 64) -> float:
-    """What the codec makes of the words of these windows, all-in but for records: payload bits a value."""
-    return _bits(PredictiveCodec(PredictiveModel.from_arrays(dump.layout, arrays)), dump, windows, block)
+    """What the codec makes of these windows, of words or float8, all-in but for records: payload bits a value."""
+    return _bits(PredictiveCodec(PredictiveModel.from_arrays(dump.coded_layout, arrays)), dump, windows, block)
 
 
 def level_bits(
@@ -58,9 +58,9 @@ def _bits(codec: PredictiveCodec, dump: KVDump, windows: Sequence[int], block: i
     for window in windows:
         tokens, pairs = dump.tokens(window).astype(np.uint32), dump.tensors(window)
         values += sum(x.numel() for pair in pairs for x in pair)
-        view = KVView.of_layers(dump.layout, pairs)
+        view = KVView.of_layers(dump.coded_layout, pairs)
         for start in range(0, len(tokens), block):
-            info = BlockInfo(dump.layout, tokens[start : start + block], start)
+            info = BlockInfo(dump.coded_layout, tokens[start : start + block], start)
             room = memoryview(bytearray(codec.bound(info)))
             sizes = codec.encode(info, view.narrow(start, info.count), room)
             assert sizes is not None  # it fits by the meaning of bound

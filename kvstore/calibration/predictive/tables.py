@@ -9,9 +9,10 @@ import torch
 
 from kvstore.calibration.dump import KVDump, Progress
 from kvstore.calibration.predictive.inputs import Wiring, inputs_of
-from kvstore.codecs.predictive import reference
+from kvstore.codecs.predictive import float8_reference, reference
 from kvstore.codecs.predictive.model import CLASSES, MAX_ADAPT, MAX_SCALE, SYMBOLS, Part
 from kvstore.codecs.rans.coder import quantise
+from kvstore.codecs.words import FLOAT8
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
@@ -50,16 +51,23 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
             mu = reference.predict(part, total, turn)
             arrays[prefix + "scale"] = spread(bits, mu)
             part = _part(prefix, arrays)
-            still = reference.residuals(part, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
+            still = _residuals(dump.dtype, part, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
             adapt = adaptation(still.fits, fits)
             arrays[prefix + "adapt"] = adapt if wiring.adapt else np.zeros_like(adapt)
             part = _part(prefix, arrays)
-            coded = reference.residuals(part, which, bits, mu, reference.offsets(part, fits, len(bits)))
+            coded = _residuals(dump.dtype, part, which, bits, mu, reference.offsets(part, fits, len(bits)))
             fits.append(coded.fits)
             index = coded.classes * SYMBOLS + coded.symbols
             counts += torch.bincount(index.flatten(), minlength=counts.size).numpy().reshape(counts.shape)
     progress("lossless: tables", layers, layers)
     arrays["freqs"] = quantise(smoothed(counts), 12, floor=True)
+
+
+def _residuals(dtype: str, part: Part, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> reference.Coded:
+    """As caches of this dtype are coded. bits: their words."""
+    if dtype in FLOAT8:
+        return float8_reference.residuals(float8_reference.Axis(dtype), part, which, bits, mu, offset)
+    return reference.residuals(part, which, bits, mu, offset)
 
 
 def _part(prefix: str, arrays: Arrays) -> Part:

@@ -8,9 +8,10 @@
 namespace fuzz {
 
 // encode(block, payload, twin) fills bytes and sizes, which are large enough, and is 0 if it did; decode(block, payload,
-// wanted, twin) says what is damaged.
+// wanted, twin) says what is damaged. item: bytes of a value.
 template <class Model, class Encode, class Decode>
-void check_exact(Profile& profile, const Model& model, const Encode& encode, const Decode& decode) {
+void check_exact(Profile& profile, const Model& model, const Encode& encode, const Decode& decode,
+                 std::size_t item = 2) {
   using namespace kvstore;
   Input& input = profile.input();
   const std::size_t count = 1 + input.below(70), wanted = input.below(count + 1);
@@ -21,9 +22,9 @@ void check_exact(Profile& profile, const Model& model, const Encode& encode, con
   Tensors source, scalar, best;
   const bool by_token = input.flag();
   for (const auto& part : model.parts()) {
-    source.add(part.heads, count, 2 * part.dim, by_token);
-    scalar.add(part.heads, wanted, 2 * part.dim, by_token);
-    best.add(part.heads, wanted, 2 * part.dim, by_token);
+    source.add(part.heads, count, item * part.dim, by_token);
+    scalar.add(part.heads, wanted, item * part.dim, by_token);
+    best.add(part.heads, wanted, item * part.dim, by_token);
   }
   Payload payload;
   const std::size_t layers = model.parts().size() / 2;
