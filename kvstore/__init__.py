@@ -55,11 +55,13 @@ if TYPE_CHECKING:
         UnsupportedLength,
         UnsupportedModel,
         UnsupportedTokens,
+        WriterSilent,
     )
     from kvstore.integrations.transformers.attached import Attachment, attach, detach
     from kvstore.remote_config import RemoteConfig
     from kvstore.residency.inventory import Inventory, SequenceInfo
     from kvstore.session import Session
+    from kvstore.shared.store import SharedKVStore
     from kvstore.store import KVStore
     from kvstore.stored import stored_identity
 
@@ -99,6 +101,7 @@ __all__ = [
     "SequenceInfo",
     "Session",
     "SessionInfo",
+    "SharedKVStore",
     "StoreBusy",
     "StoreClosed",
     "StoreConfig",
@@ -112,6 +115,7 @@ __all__ = [
     "UnsupportedLength",
     "UnsupportedModel",
     "UnsupportedTokens",
+    "WriterSilent",
     "attach",
     "detach",
     "stored_identity",
@@ -158,10 +162,12 @@ _HOMES = {
         "UnsupportedLength",
         "UnsupportedModel",
         "UnsupportedTokens",
+        "WriterSilent",
     ),
     "remote_config": ("RemoteConfig",),
     "residency.inventory": ("Inventory", "SequenceInfo"),
     "session": ("Session",),
+    "shared.store": ("SharedKVStore",),
     "store": ("KVStore",),
     "stored": ("stored_identity",),
     "integrations.transformers.attached": ("Attachment", "attach", "detach"),

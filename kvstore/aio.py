@@ -104,6 +104,10 @@ class AsyncKVStore:
         future = await self._run(self.store.prefetch, tokens, namespace=namespace)
         return await asyncio.wrap_future(future)
 
+    async def touch(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
+        """See `KVStore.touch`."""
+        return await self._run(self.store.touch, tokens, namespace=namespace)
+
     @overload
     async def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: Literal[False] = False) -> int: ...
 

@@ -65,6 +65,10 @@ class StoreBusy(KVStoreError):
     """A signal handler called the store while it interrupted another call of it in the same thread."""
 
 
+class WriterSilent(KVStoreError):
+    """The process that writes a shared store does not answer; it may be stopped. Gets go on working."""
+
+
 class BlocksLost(KVStoreError):
     """The store was closed, and blocks that were put could not be written; the message says how many, and why."""
 

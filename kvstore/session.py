@@ -227,6 +227,17 @@ class Session:
             self._store.use(self._key)
         return self._store.get(record.tokens, record.namespace, max_tokens, device, reserve)
 
+    def touch(self) -> None:
+        """Count a use of the session, as `resume` does, and read nothing. Durable after `flush()`.
+
+        Raises:
+            ReadOnlyStore: the store was opened with read_only=True.
+
+        Example:
+            >>> session.touch()
+        """
+        self._store.use(self._key)
+
     def fork(self, new_id: str) -> Session:
         """Make another session that starts from the same tokens, which it shares, and the stored blocks with them.
 

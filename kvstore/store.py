@@ -13,10 +13,11 @@ from kvstore.core.arguments import as_folder
 from kvstore.core.ending import check_may_open
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.opening import Opening, wait_for_given_up
+from kvstore.core.prepared import PreparedCache
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
-from kvstore.errors import ConfigError, ReadOnlyStore, UnsupportedCache
+from kvstore.errors import ConfigError, ReadOnlyStore
 from kvstore.learning.learner import silent
 from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
@@ -156,18 +157,14 @@ class KVStore(StoreReports):
         start: int = 0,
     ) -> PutResult:
         put_path = self._put_path()
-        if getattr(kv, "is_approximate", False):
-            raise UnsupportedCache(
-                "kv: the cache is approximate, and only exact caches are stored; compute the whole sequence to store it"
-            )
         layout, root = self.identity.layout, self._lookup.root(digest)
         request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin, start)
-        layers, mutable = layout.layers_of(kv, len(request.tokens) - start)
-        request = request.of_cache(layers, layout.states_of(kv))
+        cache = PreparedCache.of(layout, kv, len(request.tokens) - start)
+        request = request.of_cache(cache.layers, cache.states)
         if session is not None:
             self._engine.sessions.check(session[1])
         with self._slow("put") as call:
-            return call.returned(self._calls.run(put_path.put, request, layers, mutable, session))
+            return call.returned(self._calls.run(put_path.put, request, cache.layers, cache.mutable, session))
 
     def get(
         self,
@@ -262,6 +259,19 @@ class KVStore(StoreReports):
         self._calls.check()
         ids, digest = as_tokens(tokens).copy(), self._digest(namespace)
         return self._calls.run(self._engine.background.submit, self._engine.getter.prefetch, digest, ids)
+
+    def touch(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
+        """Count the stored prefix as used, as a get does, and read nothing. Returns how many tokens it has.
+
+        Raises:
+            ValueError: tokens or namespace are malformed.
+
+        Example:
+            >>> store.touch([11, 12, 13, 14])
+            3
+        """
+        ids, digest = as_tokens(tokens), self._digest(namespace)
+        return self._calls.run(self._lookup.use, digest, ids)
 
     @overload
     def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: Literal[False] = False) -> int: ...

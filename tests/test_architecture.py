@@ -58,6 +58,7 @@ LAYERS = [
     {"kvstore.open"},
     {"kvstore.reports", "kvstore.stored"},
     {"kvstore.store"},
+    {"kvstore.shared"},
     {"kvstore.transfer", "kvstore.aio", "kvstore.exporter", "kvstore.tracing", "kvstore.report"},
     {"kvstore.integrations"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
@@ -74,8 +75,9 @@ DATA = (
 # `arrows_between_folders`: 59 when 13 folders became layers; 12 more of `transfer` and `cli`, which see all, and 9 of
 # `learning`; calibration fits what approximate estimates with; `report` reads an
 # open store: 5; 7 of `gate`; a warm-up in parts is merged by `transfer`; archives of sequences hold what a codec makes
-# of a model's passes, and fit what their predictors miss: 2. An order of 18 folders allows 153.
-MOST_ARROWS = 96
+# of a model's passes, and fit what their predictors miss: 2; `shared` has the calls of a store for other processes, and
+# what they return: 8. An order of 18 folders allows 153.
+MOST_ARROWS = 104
 FILE_CALLS = {
     *("open", "read", "readv", "pread", "preadv", "write", "writev", "pwrite", "pwritev", "sendfile", "ftruncate"),
     *("truncate", "fsync", "fdatasync", "posix_fallocate", "posix_fadvise", "lseek", "rename", "replace", "unlink"),
@@ -99,6 +101,8 @@ MAY_TOUCH_FILES = {
     "kvstore.integrations.llama_cpp.server": "files of the server, in the folder that the user names",
     "kvstore.calibration.lossy.fit": "has scratch files in the work folder",
     "kvstore.integrations.vllm.checkpoint": "reads the checkpoint that vLLM loaded",
+    "kvstore.shared.shipment": "memory without a name",
+    "kvstore.shared.owner": "the socket in the folder of the store",
 }
 NEVER = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FOLDERS = {"kvstore": "kvstore", "trie": "kvstore.trie", "codecs": "kvstore.codecs"}
@@ -271,12 +275,14 @@ def test_transformers_is_imported_by_its_integration_only() -> None:
     assert _users("transformers", at_once=True) == {f"kvstore.integrations.transformers.{name}" for name in names}
 
 
-def test_sockets_are_opened_by_the_remote_engines_only() -> None:
+def test_sockets_are_opened_by_remote_engines_and_shared_stores_only() -> None:
     network = ("socket", "ssl", "selectors", "socketserver", "http", "urllib.request", "obstore")
     users = set[str]().union(*(_users(name) for name in network))
     engines = {module for module in users if _below(module, "kvstore.tiers.remote.engines")}
     # for the name of this machine; requests to the server that the user names
     assert users - engines == {"kvstore.tiers.disk.lock", "kvstore.integrations.llama_cpp.server"}
+    shared = {f"kvstore.shared.{name}" for name in ("wire", "link", "owner")}  # UNIX sockets, for processes of one user
+    assert users - engines == {"kvstore.tiers.disk.lock", *shared}  # the lock: for the name of this machine
 
 
 def _file_calls(tree: ast.Module) -> list[str]:

@@ -109,6 +109,12 @@ class Lookup:
                 failed.add(cut)
         return 0
 
+    def use(self, namespace: bytes, tokens: Tokens) -> int:
+        """Count the stored prefix as used, and return how many tokens it has."""
+        reads = self.reads(namespace, tokens)
+        self.residency.release([read.source for read in reads])
+        return reads[-1].end if reads else 0
+
     def reads(self, namespace: bytes, tokens: Tokens) -> list[BlockRead]:
         """Return the blocks of the stored prefix with their sources, up to the first that is nowhere.
 

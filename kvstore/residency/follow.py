@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.record import FLAG_STATES
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 from kvstore.residency.block import StoredBlock
 from kvstore.residency.residency import Residency
+from kvstore.residency.sparing import stored_end
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
@@ -35,6 +37,21 @@ class Follower:
         disk = self.residency.disk
         if disk is not None and disk.has_news():
             self.residency.own.run(self._follow, disk)
+
+    def forget(self, namespace: bytes, tokens: Tokens | None) -> None:
+        """A sequence that the writer removed is found here no more; None: everything of the namespace."""
+        self.follow()
+        self.residency.own.run(self._forget, namespace, tokens)
+
+    def _forget(self, namespace: bytes, tokens: Tokens | None) -> None:
+        residency = self.residency
+        with self._lock:
+            if tokens is None:
+                records = residency.erase_namespace(namespace)
+            else:
+                end = stored_end(residency.index, namespace, tokens)
+                records = residency.erase(namespace, tokens[:end]) if end else []
+            residency.forget(records, Reason.DELETED)
 
     def _follow(self, disk: DiskTier) -> None:
         residency = self.residency

@@ -1,0 +1,283 @@
+"""Several processes put to one store through its owner; each reads by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from shared_child import children, owner_of
+from small_stores import IDENTITY, config, kv_of, stored, tokens_of
+from threadruns import run_together
+
+from kvstore import (
+    ConfigError,
+    KVStore,
+    LayoutMismatch,
+    MetadataError,
+    SharedKVStore,
+    StoreClosed,
+    StoreLocked,
+)
+from kvstore.shared.shipment import Shipment
+
+
+def shared(path: Path, **changes: object) -> SharedKVStore:
+    return SharedKVStore(path, IDENTITY, config(**changes))  # type: ignore[arg-type]
+
+
+def test_a_client_does_what_a_store_does(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 10)
+    with children(tmp_path, 1) as [child]:
+        with shared(tmp_path) as store:
+            assert not store.owns
+            assert store.stats()["shared"]["owner"] == 0
+            done = store.put(tokens, kv_of(tokens), pin=True, ttl=1000, logprobs=np.full(10, -1.0))
+            assert (done.tokens, done.new_blocks, done.pinned) == (10, 3, True)
+            assert store.flush().dropped_blocks == 0
+            assert stored(store, tokens) == child.ask("get", 1, 10) == store.contains(tokens) == 10  # type: ignore[arg-type]
+            assert tokens in store
+            assert len(store) == 3
+            assert store.inventory().sequences
+            assert store.unpin(tokens)
+            assert not store.unpin(tokens)
+            assert store.touch(tokens_of(1, 10)) == 10
+            assert store.explain(tokens).tokens == 10
+            assert store.prefetch(tokens).result() == 10
+            assert store.compact().moved_records == 0
+            assert store.check(True).problems == ()
+            assert store.delete(tokens) == 3
+            assert store.get(tokens) is None
+            assert store.contains(tokens) == 0
+        with pytest.raises(StoreClosed):
+            store.put(tokens, kv_of(tokens))
+
+
+def test_namespaces_are_text_or_bytes_in_every_process(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 9)
+    with children(tmp_path, 1), shared(tmp_path) as store:
+        store.put(tokens, kv_of(tokens, b"a"), namespace="a")
+        store.flush()
+        assert stored(store, tokens, b"a") == 9
+        assert store.get(tokens) is None
+        digest = store.inventory().sequences[0].namespace
+        assert store.contains(tokens, namespace=digest) == 9
+        assert store.delete(tokens, namespace=digest, erase=True).removed_blocks == 3
+        store.put(tokens, kv_of(tokens, b"a"), namespace=b"a")
+        store.flush()
+        assert store.delete_namespace("a") == 3
+        assert store.contains(tokens, namespace="a") == 0
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_puts_by_either_way_are_the_same(tmp_path: Path, readable: bool) -> None:
+    """The owner reads the memory of the other, or gets sealed memory; also after larger puts used the same buffers."""
+    with children(tmp_path, 1) as [child], shared(tmp_path) as store:
+        assert store._role.link is not None
+        assert store._role.link.is_readable, "this machine keeps processes of one user from reading each other"
+        store._role.link.is_readable = readable
+        for number, count in ((1, 40), (2, 9), (3, 33), (4, 1)):
+            tokens = tokens_of(number, count)
+            store.put(tokens, kv_of(tokens))
+        store.flush()
+        assert [child.ask("get", n, count) for n, count in ((1, 40), (2, 9), (3, 33), (4, 1))] == [40, 9, 33, 1]
+
+
+def test_a_growing_sequence_sends_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[int]()
+    of = Shipment.of
+    monkeypatch.setattr(Shipment, "of", lambda cache, first: sent.append(first) or of(cache, first))
+    tokens = tokens_of(1, 42)
+    with children(tmp_path, 1) as [child], shared(tmp_path) as store:
+        store.put(tokens[:18], kv_of(tokens[:18]))
+        store.flush()
+        store.put(tokens, kv_of(tokens))
+        store.put(tokens[:42], kv_of(tokens))
+        store.flush()
+        assert sent[0] == 0
+        assert sent[1] == 16
+        assert child.ask("get", 1, 42) == 42 == stored(store, tokens)  # type: ignore[arg-type]
+
+
+def test_a_put_sends_more_where_the_owner_lost_what_came_before(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 20)
+    with children(tmp_path, 1) as [child], shared(tmp_path) as store:
+        store.put(tokens[:16], kv_of(tokens[:16]))
+        store.flush()
+        assert store.contains(tokens) == 16
+        assert child.ask("delete", 1, 16) == 4
+        assert store.contains(tokens) == 16  # the reader believes it until it looks for a record
+        assert store.put(tokens, kv_of(tokens)).new_blocks == 5
+        store.flush()
+        assert stored(store, tokens) == 20  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_cache_alone_is_stored_where_what_comes_before_is(tmp_path: Path) -> None:
+    tokens, other = tokens_of(1, 20), tokens_of(2, 20)
+    ends = {number: [(k[:, 8:], v[:, 8:]) for k, v in kv_of(ids)] for number, ids in ((1, tokens), (2, other))}
+    with children(tmp_path, 1), shared(tmp_path) as client:
+        client.put(tokens[:12], kv_of(tokens[:12]))
+        client.flush()
+        assert client.put(tokens, ends[1], start=8).new_blocks == 2
+        assert client.put(other, ends[2], start=8).new_blocks == 0
+        client.flush()
+        assert (stored(client, tokens), client.contains(other)) == (20, 0)
+    with shared(tmp_path) as owner:
+        assert owner.put(other, ends[2], start=8).new_blocks == 0
+        assert owner.delete(tokens) == 5
+
+
+def test_a_session_that_grows_sends_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[int]()
+    of = Shipment.of
+    monkeypatch.setattr(Shipment, "of", lambda cache, first: sent.append(first) or of(cache, first))
+    tokens = tokens_of(1, 30)
+    with children(tmp_path, 1), shared(tmp_path) as store:
+        session = store.session("a")
+        session.save(tokens[:17], kv_of(tokens[:17]), metadata={"turn": 1})
+        store.flush()
+        assert session.save(tokens, kv_of(tokens)).new_blocks == 4
+        store.flush()
+        assert sent == [0, 16]
+        assert (len(session.tokens), session.metadata) == (30, {"turn": 1})
+        hit = session.resume()
+        assert hit is not None
+        assert hit.tokens == 30
+
+
+def test_sessions(tmp_path: Path) -> None:
+    tokens = tokens_of(3, 11)
+    with children(tmp_path, 1), shared(tmp_path) as store:
+        session = store.session("ann", namespace="n")
+        assert not session.exists
+        assert len(session.tokens) == 0
+        assert session.metadata == {}
+        assert session.resume() is None
+        session.save(tokens, kv_of(tokens, b"n"), metadata={"": 1, "user": "ann"})
+        store.flush()
+        assert session.exists
+        assert session.metadata == {"": 1, "user": "ann"}
+        assert session.tokens.tolist() == tokens.tolist()
+        hit = session.resume(max_tokens=6)
+        assert hit is not None
+        assert hit.tokens == 6
+        fork = session.fork("bob")
+        assert fork.exists
+        assert fork.point_to(tokens[:5], metadata={"x": b"y"}) == 5
+        assert fork.metadata == {"x": b"y"}
+        with pytest.raises(KeyError, match="does not exist"):
+            store.session("nobody").fork("x")
+        with pytest.raises(MetadataError):
+            session.save(tokens, kv_of(tokens, b"n"), metadata={"user": "x" * 5000})
+        assert session.delete(blocks=True, erase=True).sessions == ()
+        assert fork.delete()
+        assert not fork.exists
+        assert not fork.delete()
+        store.flush()
+        assert [row.id for row in store.sessions()] == []
+
+
+def test_arguments_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 4)
+    with children(tmp_path, 1) as [child], shared(tmp_path) as store:
+        with pytest.raises(LayoutMismatch):
+            store.put(tokens, kv_of(tokens)[:1])
+        for wrong in ({"ttl": -1}, {"namespace": 5}, {"logprobs": [0.0]}, {"logprobs": "x"}):
+            with pytest.raises(ValueError):
+                store.put(tokens, kv_of(tokens), **wrong)
+        with pytest.raises(ValueError):
+            store.put([-1], kv_of(tokens[:1]))
+        assert len(store) == 0
+        assert child.ask("check") == ()
+
+
+def test_a_store_without_a_disk_is_not_shared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"disk\.bytes"):
+        shared(tmp_path, disk=0)
+
+
+def test_a_store_that_a_program_does_not_share_is_locked(tmp_path: Path) -> None:
+    with KVStore(tmp_path, IDENTITY, config()), pytest.raises(StoreLocked, match="SharedKVStore"):
+        SharedKVStore(tmp_path, IDENTITY, config(), wait_s=0.0)
+
+
+def test_an_owner_may_be_the_only_one(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 10)
+    with shared(tmp_path) as store:
+        assert store.owns
+        assert store.put(tokens, kv_of(tokens)).new_blocks == 3
+        session = store.session("a")
+        session.save(tokens, kv_of(tokens), metadata={"a": 1})
+        assert session.metadata == {"a": 1}
+        assert stored(store, tokens) == 10
+        assert store.close().dropped_blocks == 0 == store.close().dropped_blocks
+    with open_store_again(tmp_path) as again:
+        assert again.contains(tokens) == 10
+        assert [row.id for row in again.sessions()] == ["a"]
+
+
+def open_store_again(path: Path) -> KVStore:
+    return KVStore(path, IDENTITY, config())
+
+
+def test_threads_of_one_process_put_and_get_at_once(tmp_path: Path) -> None:
+    with children(tmp_path, 1), shared(tmp_path) as store:
+
+        def work(number: int) -> None:
+            for i in range(5):
+                tokens = tokens_of(10 * number + i, 12)
+                store.put(tokens, kv_of(tokens))
+                assert stored(store, tokens) in (0, 12)  # type: ignore[arg-type]
+
+        run_together(*(lambda number=number: work(number) for number in range(4)))  # type: ignore[misc]
+        assert store.flush().dropped_blocks == 0
+        assert all(stored(store, tokens_of(10 * number + i, 12)) == 12 for number in range(4) for i in range(5))  # type: ignore[arg-type]
+
+
+def test_processes_put_and_get_at_once(tmp_path: Path) -> None:
+    with children(tmp_path, 3) as found:
+        owner_of(found)
+        for round_ in range(4):
+            for number, child in enumerate(found):
+                child.begin("put", 100 * number + round_, 10)
+            assert [child.answer() for child in found] == [3] * 3
+        assert [child.ask("flush") for child in found] == [0] * 3
+        for child in found:
+            assert [child.ask("get", 100 * number + i, 10) for number in range(3) for i in range(4)] == [10] * 12
+        assert [child.ask("check") for child in found] == [()] * 3
+
+
+def test_tensors_of_a_larger_cache_with_reserved_space_and_states_are_sent(tmp_path: Path) -> None:
+    """Heads that do not lie behind each other, as in a cache that grows in reserved space."""
+    tokens = tokens_of(5, 10)
+    wide = [tuple(torch.cat([x, torch.full_like(x, 7.0)], 1)[:, :10] for x in pair) for pair in kv_of(tokens)]
+    with children(tmp_path, 1) as [child], shared(tmp_path) as store:
+        store.put(tokens, wide)
+        store.flush()
+        assert child.ask("get", 5, 10) == 10
+
+
+def test_a_forked_child_opens_it_anew(tmp_path: Path) -> None:
+    with children(tmp_path, 2) as [owner, other]:
+        for child in (owner, other):
+            assert child.ask("fork") == "StoreForked"
+            assert child.ask("put", 1, 10) + child.ask("put", 2, 10) in (6, 0)  # the parent goes on
+        assert owner.ask("owns")
+        assert other.ask("flush") == 0
+        assert other.ask("get", 2, 10) == 10
+
+
+def test_a_child_that_lives_on_keeps_nobody_from_owning_the_store(tmp_path: Path) -> None:
+    """It has the descriptors of its parent, who is killed."""
+    with children(tmp_path, 2) as [owner, other]:
+        assert other.ask("put", 1, 10) == 3
+        pid = owner.ask("fork and stay")
+        try:
+            owner.kill()
+            assert other.ask("put", 2, 10) == 3
+            assert other.ask("owns")
+        finally:
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,114 @@
+"""The owner of a shared store ends, is killed, or is stopped: another process takes its place, and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import seeds
+from shared_child import Child, children, owner_of
+from small_stores import IDENTITY, config, kv_of, stored, tokens_of
+
+from kvstore import SharedKVStore, WriterSilent
+from kvstore.shared.promised import Promised
+
+KILLS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 4
+
+
+@pytest.mark.faults
+def test_owners_that_are_killed_lose_nothing_that_was_flushed(tmp_path: Path) -> None:
+    chance = random.Random(seeds.SEED)
+    flushed, number = list[int](), 0
+    with children(tmp_path, 3) as found:
+        for _ in range(KILLS):
+            owner = owner_of(found)
+            begun = list[Child]()
+            for child in found:
+                number += 1
+                child.ask("put", number, 10)
+                assert child.ask("flush") == 0
+                flushed.append(number)
+                if child is not owner and chance.random() < 0.7:
+                    number += 1
+                    child.begin("put", number, 30)
+                    begun.append(child)
+            owner.kill()
+            for child in begun:
+                assert child.answer() in (0, 8)  # 0: the old owner wrote it, and died before it said so
+            found.remove(owner)
+            owner.end()
+            # Whoever changes something next is the owner.
+            found[chance.randrange(2)].ask("put", number + 1000, 5)
+            owner_of(found)
+            for child in found:
+                assert [n for n in flushed[-12:] if child.ask("get", n, 10) != 10] == []
+            found.append(Child(tmp_path, {}))
+        assert all(found[-1].ask("get", n, 10) == 10 for n in flushed)
+        assert [child.ask("check") for child in found] == [()] * 3
+
+
+def test_an_owner_that_closes_hands_over(tmp_path: Path) -> None:
+    with children(tmp_path, 2) as [owner, other]:
+        owner.ask("put", 1, 10)
+        assert owner.ask("close") == 0
+        assert other.ask("get", 1, 10) == 10
+        assert not other.ask("owns")
+        assert other.ask("put", 2, 10) == 3
+        assert other.ask("owns")
+
+
+def test_a_flush_says_what_an_owner_lost(tmp_path: Path) -> None:
+    """The owner is stopped before it can write, and killed."""
+    with children(tmp_path, 1, group_bytes=1 << 20) as [owner], SharedKVStore(tmp_path, IDENTITY, config()) as store:
+        kept, lost = tokens_of(1, 10), tokens_of(2, 10)
+        store.put(kept, kv_of(kept))
+        assert store.flush().dropped_blocks == 0
+        store._promised.add(lost, b"", 3)  # as a put that the owner answered, and did not write
+        owner.kill()
+        assert store.flush().dropped_blocks == 3
+        assert store.owns
+        assert store.flush().dropped_blocks == 0
+        assert stored(store, kept) == 10
+        assert store.contains(lost) == 0
+
+
+def test_an_owner_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 10)
+    with children(tmp_path, 1) as [owner], SharedKVStore(tmp_path, IDENTITY, config()) as store:
+        store.put(tokens, kv_of(tokens))
+        store.flush()
+        link = store._role.link
+        assert link is not None
+        link._timeout_s = 0.2
+        owner.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(WriterSilent, match="did not answer a put"):
+                store.put(tokens_of(2, 10), kv_of(tokens_of(2, 10)))
+            assert stored(store, tokens) == 10  # type: ignore[arg-type]
+        finally:
+            owner.signal(signal.SIGCONT)
+        assert store.put(tokens_of(3, 10), kv_of(tokens_of(3, 10))).new_blocks == 3
+        assert not store.owns
+
+
+def test_promises_are_forgotten_by_a_flush_that_began_after_them() -> None:
+    promised = Promised()
+    for number in range(1500):
+        promised.add(tokens_of(number, 2), b"", 1)
+    last = promised.last
+    promised.add(tokens_of(9999, 2), b"", 5)
+    promised.flushed(last)
+    promised.owner_died(lambda tokens, namespace: 0)
+    assert (promised.take_lost(), promised.take_lost()) == (5, 0)
+
+
+def test_more_promises_than_are_remembered_count_as_lost() -> None:
+    promised = Promised()
+    for number in range(1500):
+        promised.add(tokens_of(number, 2), b"", 1)
+    promised.flushed(100)  # of puts that are forgotten by now, and others are, too
+    promised.owner_died(lambda tokens, namespace: len(tokens))
+    assert promised.take_lost() == 476
