@@ -275,14 +275,13 @@ def test_transformers_is_imported_by_its_integration_only() -> None:
     assert _users("transformers", at_once=True) == {f"kvstore.integrations.transformers.{name}" for name in names}
 
 
-def test_sockets_are_opened_by_remote_engines_and_shared_stores_only() -> None:
+def test_sockets_are_opened_by_few_modules_only() -> None:
     network = ("socket", "ssl", "selectors", "socketserver", "http", "urllib.request", "obstore")
     users = set[str]().union(*(_users(name) for name in network))
     engines = {module for module in users if _below(module, "kvstore.tiers.remote.engines")}
-    # for the name of this machine; requests to the server that the user names
-    assert users - engines == {"kvstore.tiers.disk.lock", "kvstore.integrations.llama_cpp.server"}
     shared = {f"kvstore.shared.{name}" for name in ("wire", "link", "owner")}  # UNIX sockets, for processes of one user
-    assert users - engines == {"kvstore.tiers.disk.lock", *shared}  # the lock: for the name of this machine
+    # for the name of this machine; requests to the server that the user names
+    assert users - engines - shared == {"kvstore.tiers.disk.lock", "kvstore.integrations.llama_cpp.server"}
 
 
 def _file_calls(tree: ast.Module) -> list[str]:

@@ -297,7 +297,7 @@ class SharedKVStore:
         """See `KVStore.touch`."""
         return int(self._change("touch", tokens=as_tokens(tokens), namespace=namespace))
 
-    def flush(self) -> FlushResult:
+    def flush(self, *, remote: bool = False) -> FlushResult:
         """See `KVStore.flush`; everything that any process put before is durable on return.
 
         Returns:
@@ -305,7 +305,7 @@ class SharedKVStore:
             dropped.
         """
         last = self._promised.last
-        done: FlushResult = self._change("flush", 0)
+        done: FlushResult = self._change("flush", 0, remote=remote)
         self._promised.flushed(last)
         return replace(done, dropped_blocks=done.dropped_blocks + self._promised.take_lost())
 
