@@ -73,8 +73,6 @@ def measure(rows: Rows, args: Any, folder: Path, length: int, pieces: list[list[
         equal = sum(one[0]["text"] == text for one, text in zip(rounds, texts, strict=True))
         rows.add(f"{name}/{length}", "equal_texts", equal / count, "share")
         same &= equal == count
-    save_s, steps = filled["metrics"]["kvstore_save_seconds"], filled["metrics"]["kvstore_saved_tokens"]
-    rows.add(f"save/{length}", "step_s_per_1000_tokens", 1000 * save_s / steps, "s")
     return same
 
 
