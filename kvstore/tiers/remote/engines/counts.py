@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from kvstore.errors import RemoteError, RemoteTimeout
+
+_ALWAYS = ("calls", "failures", "timeouts", "bytes_read", "bytes_written")
 
 
 class Counts:
@@ -23,22 +24,26 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values = Counter({"calls": 0, "failures": 0, "timeouts": 0, "bytes_read": 0, "bytes_written": 0})
+        self._values: Counter[str] = Counter(dict.fromkeys(_ALWAYS, 0))
 
     def add(self, **more: int) -> None:
         """Add to counters by name."""
         with self._lock:
-            self._values.update(more)
+            for name, count in more.items():
+                self._values[name] += count
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Count a call, and how it fails."""
-        self.add(calls=1)
-        try:
-            yield
-        except RemoteError as error:
-            self.add(failures=1, timeouts=int(isinstance(error, RemoteTimeout)))
-            raise
+    def call(self) -> Counts:
+        """Count what is done within `with` as a call, and how it fails."""
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        with self._lock:
+            self._values["calls"] += 1
+            self._values["failures"] += isinstance(error, RemoteError)
+            self._values["timeouts"] += isinstance(error, RemoteTimeout)
 
     def values(self) -> Mapping[str, float]:
         """Return a copy of all counters."""

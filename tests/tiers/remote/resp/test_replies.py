@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,13 +22,19 @@ class Pieces:
         self._text = text
         self._sizes = sizes
 
-    def receive(self, buffer: memoryview, deadline: Deadline, fill: bool) -> int:
-        most = buffer.nbytes if fill else min(buffer.nbytes, self._sizes.pop(0) if self._sizes else 1)
-        if not self._text or (fill and len(self._text) < most):
+    def receive(self, most: int, deadline: Deadline) -> bytes:
+        piece = self._text[: min(most, self._sizes.pop(0) if self._sizes else 1)]
+        if not piece:
             raise RemoteUnavailable("the end")
-        piece, self._text = self._text[:most], self._text[most:]
-        buffer[: len(piece)] = piece
-        return len(piece)
+        self._text = self._text[len(piece) :]
+        return piece
+
+    def fill(self, buffers: Sequence[memoryview], deadline: Deadline) -> None:
+        for buffer in buffers:
+            if len(self._text) < len(buffer):
+                raise RemoteUnavailable("the end")
+            buffer[:] = self._text[: len(buffer)]
+            self._text = self._text[len(buffer) :]
 
     def send(self, parts: object, deadline: Deadline) -> None:
         raise AssertionError
@@ -68,7 +76,7 @@ sizes = st.lists(st.integers(1, 50), max_size=50)
 @given(st.lists(replies, max_size=5), sizes)
 def test_replies_come_out_as_they_went_in(said: list[object], sizes: list[int]) -> None:
     reader = Replies(Pieces(b"".join(map(encoded, said)), sizes))
-    assert [reader.next(FOREVER) for _ in said] == said
+    assert reader.many(len(said), FOREVER) == said
     assert reader.is_idle
 
 
@@ -78,7 +86,7 @@ def test_values_go_into_the_buffer(value: bytes, more: int, sizes: list[int], af
     buffer = bytearray(b"." * (len(value) + more))
     assert reader.value_into(memoryview(buffer), FOREVER) == len(value)
     assert buffer == value + b"." * more
-    assert reader.next(FOREVER) == after
+    assert reader.many(1, FOREVER) == [after]
 
 
 @given(st.text("$*:+-_#%>\r\n0123456789ax", max_size=40), st.booleans(), sizes)
@@ -88,7 +96,7 @@ def test_whatever_comes_is_a_reply_or_a_typed_error(text: str, is_value: bool, s
         if is_value:
             reader.value_into(memoryview(bytearray(64)), FOREVER)
         else:
-            reader.next(FOREVER)
+            reader.many(2, FOREVER)
     except RemoteError:
         pass
 
@@ -110,4 +118,4 @@ def test_whatever_comes_is_a_reply_or_a_typed_error(text: str, is_value: bool, s
     ],
 )
 def test_every_kind_of_reply(said: bytes, reply: object) -> None:
-    assert Replies(Pieces(said, [])).next(FOREVER) == reply
+    assert Replies(Pieces(said, [])).many(1, FOREVER) == [reply]

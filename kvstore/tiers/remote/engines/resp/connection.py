@@ -73,19 +73,19 @@ class Connection:
 
     def ask(self, commands: Sequence[bytes], deadline: Deadline) -> list[Reply]:
         """Send commands together; return their replies."""
-        self.send(commands, len(commands), deadline)
-        return [self.reply(deadline) for _ in commands]
+        self.send([b"".join(commands)], len(commands), deadline)
+        return self.replies(len(commands), deadline)
 
     def send(self, parts: Sequence[memoryview | bytes], replies: int, deadline: Deadline) -> None:
         """Send commands that will have so many replies."""
         self._due += replies
         self._stream.send(parts, deadline)
 
-    def reply(self, deadline: Deadline) -> Reply:
-        """Read the next reply."""
-        reply = self._replies.next(deadline)
-        self._due -= 1
-        return reply
+    def replies(self, count: int, deadline: Deadline) -> list[Reply]:
+        """Read the next replies."""
+        replies = self._replies.many(count, deadline)
+        self._due -= count
+        return replies
 
     def value_into(self, buffer: memoryview, deadline: Deadline) -> int | ErrorReply | None:
         """Read the next reply, which is a value. Raises `RemoteTooLarge` if it does not fit."""

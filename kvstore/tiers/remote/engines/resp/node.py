@@ -34,8 +34,7 @@ class Node:
         """See `RemoteEngine.get_into`."""
         with self.pool.connection(deadline) as connection:
             connection.send([_ASKING * asking + command("GET", key)], 1 + asking, deadline)
-            if asking:
-                connection.reply(deadline)
+            connection.replies(int(asking), deadline)
             reply = connection.value_into(buffer, deadline)
         if isinstance(reply, ErrorReply):
             refuse(reply)
@@ -51,9 +50,7 @@ class Node:
         tail = b"\r\n" + command(*options)[4:]
         with self.pool.connection(deadline) as connection:
             connection.send([_ASKING * asking + head, *views, tail], 1 + asking, deadline)
-            if asking:
-                connection.reply(deadline)
-            reply = connection.reply(deadline)
+            reply = connection.replies(1 + asking, deadline)[-1]
         refuse(reply)
         if reply not in (b"OK", None):
             raise RemoteGarbled(f"expected the reply to SET, found {str(reply)[:60]}")
@@ -67,12 +64,8 @@ class Node:
         with self.pool.connection(deadline) as connection:
             for begin in range(0, len(keys), _AT_ONCE):
                 some = keys[begin : begin + _AT_ONCE]
-                commands = [_ASKING * asking + command(verb, key, *options) for key in some]
-                connection.send([b"".join(commands)], len(some) * (1 + asking), deadline)
-                for _ in some:
-                    if asking:
-                        connection.reply(deadline)
-                    replies.append(connection.reply(deadline))
+                found = connection.ask(_commands(verb, some, options, asking), deadline)
+                replies += found[1::2] if asking else found
         return replies
 
     def ask(self, words: Sequence[str], deadline: Deadline) -> Reply:
@@ -93,3 +86,11 @@ class Node:
             raise RemoteGarbled(f"expected the reply to SCAN, found {str(reply)[:60]}")
         names = [name.decode("ascii", "replace") for name in found if isinstance(name, bytes) and len(name) <= MAX_KEY]
         return cursor_bytes[:20].decode(), [name for name in names if name.startswith(prefix) and is_key(name)]
+
+
+def _commands(verb: str, keys: Sequence[str], options: Sequence[str], asking: bool) -> list[bytes]:
+    """As `command` of each, in less time."""
+    head = b"*%d\r\n" % (2 + len(options)) + command(verb)[4:]
+    tail = command(*options)[4:] if options else b""
+    commands = [b"%b$%d\r\n%b\r\n%b" % (head, len(key), key.encode(), tail) for key in keys]
+    return [part for one in commands for part in (_ASKING, one)] if asking else commands

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kvstore.errors import RemoteUnavailable
 from kvstore.tiers.remote.deadline import Deadline
@@ -26,11 +26,12 @@ class Pool:
         self.address = address
         self._dialer = dialer
         self._login = login
-        self._places = threading.Semaphore(most)
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []  # guarded by _lock, the last used is last
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()  # of the connections that are not lent out
+        for _ in range(most):
+            self._places.put(None)
+        self._idle: list[Connection] = []  # the last used is last; `append` and `pop` are each one step
         self._closed = False
-        self.opened = 0  # guarded by _lock
+        self.opened = 0
 
     @contextmanager
     def connection(self, deadline: Deadline) -> Iterator[Connection]:
@@ -40,8 +41,10 @@ class Pool:
             RemoteTimeout: all are lent out, or the server does not answer.
             RemoteError: a new one cannot be opened.
         """
-        if not self._places.acquire(timeout=deadline.left_s()):
-            raise deadline.passed()
+        try:
+            self._places.get(timeout=deadline.left_s())
+        except queue.Empty:
+            raise deadline.passed() from None
         try:
             connection = self._take() or self._open(deadline)
             try:
@@ -49,37 +52,37 @@ class Pool:
             finally:
                 self._give_back(connection)
         finally:
-            self._places.release()
+            self._places.put(None)
 
     def close(self) -> None:
         """Close the connections that are not lent out, and each that is as it comes back."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._closed = True
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.pop().close()
 
     def _take(self) -> Connection | None:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise RemoteUnavailable(f"the connections to {self.address} were closed")
-                if not self._idle:
-                    return None
+        """An open connection, if there is one."""
+        while self._idle and not self._closed:
+            try:
                 connection = self._idle.pop()
+            except IndexError:
+                return None
             if not connection.is_stale:
                 return connection
             connection.close()
+        return None
 
     def _open(self, deadline: Deadline) -> Connection:
-        with self._lock:
-            self.opened += 1
+        if self._closed:
+            raise RemoteUnavailable(f"the connections to {self.address} were closed")
+        self.opened += 1
         return Connection(self._dialer, self.address, self._login, deadline)
 
     def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            keep = not self._closed and connection.is_done
-            if keep:
-                self._idle.append(connection)
-        if not keep:
+        if connection.is_done and not self._closed:
+            self._idle.append(connection)
+            if self._closed:  # meanwhile
+                self.close()
+        else:
             connection.close()

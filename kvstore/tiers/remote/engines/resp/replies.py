@@ -14,7 +14,7 @@ from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engines.resp.stream import Stream
 from kvstore.tiers.remote.values import too_large
 
-_SCRATCH = 16 << 10
+_ASKED = 16 << 10
 _LINE = 4096  # longer lines are garbage
 _TEXT = 1 << 20  # so are longer texts that are no values
 _ITEMS = 1 << 17
@@ -22,6 +22,8 @@ _DEPTH = 8
 _HEAD = 32  # enough for the line before a value; what comes behind it is copied, so no more is asked for
 _INT64_DIGITS = 19
 _END = b"\r\n"
+_NUMBERS = (b":0", b":1")
+_ZERO = ord("0")
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,14 @@ class Replies:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._scratch = memoryview(bytearray(_SCRATCH))
-        self._begin = self._end = 0  # what was received and not used yet
+        self._held = b""  # what was received and not used yet, from `_at` on
+        self._at = 0
+        self._end = memoryview(bytearray(len(_END)))
 
     @property
     def is_idle(self) -> bool:
         """Whether all that was received has been used."""
-        return self._begin == self._end
+        return self._at == len(self._held)
 
     def value_into(self, buffer: memoryview, deadline: Deadline) -> int | ErrorReply | None:
         """Read the reply to GET: a value, straight into `buffer`. Return its size, or None if there is none.
@@ -74,19 +77,25 @@ class Replies:
         if kind != b"$":
             raise RemoteGarbled(f"expected a value, found {line[:40]!r}")
         size = _number(rest, least=0)
-        if size > buffer.nbytes:
-            raise too_large(size, buffer.nbytes)
+        if size > len(buffer):
+            raise too_large(size, len(buffer))
         self._take(buffer[:size], deadline)
-        self._end_of_text(deadline)
         return size
 
-    def next(self, deadline: Deadline) -> Reply:
-        """Read one reply that is small."""
-        return self._next(deadline, 0, [_ITEMS, _TEXT])
+    def many(self, count: int, deadline: Deadline) -> list[Reply]:
+        """Read replies that are small."""
+        replies: list[Reply] = []
+        while len(replies) < count:
+            if self._held.startswith(_NUMBERS, self._at) and self._held.startswith(_END, self._at + 2):
+                replies.append(self._held[self._at + 1] - _ZERO)  # :0 or :1, as most are
+                self._at += 4
+            else:
+                replies.append(self._next(deadline, 0, [_ITEMS, _TEXT]))
+        return replies
 
     def _next(self, deadline: Deadline, depth: int, room: list[int]) -> Reply:
         """`room`: how many items and how many bytes there may still be."""
-        line = self._line(deadline, _SCRATCH)
+        line = self._line(deadline, _ASKED)
         kind, rest = line[:1], line[1:]
         room[0] -= 1
         if kind in (b"+", b","):
@@ -116,46 +125,30 @@ class Replies:
             raise RemoteGarbled(f"a text of {size} bytes where none is so long")
         text = bytearray(size)
         self._take(memoryview(text), deadline)
-        self._end_of_text(deadline)
         return bytes(text)
 
     def _line(self, deadline: Deadline, ask: int) -> bytes:
         """The bytes up to the next line's end, received in steps of at most `ask`."""
-        searched = self._begin
-        while True:
-            at = bytes(self._scratch[searched : self._end]).find(_END)
-            if at >= 0:
-                line = bytes(self._scratch[self._begin : searched + at])
-                self._begin = searched + at + len(_END)
-                return line
-            searched = max(self._begin, self._end - 1)
-            if self._end - self._begin > _LINE:
+        while (end := self._held.find(_END, self._at)) < 0:
+            held = self._held[self._at :]
+            if len(held) > _LINE:
                 raise RemoteGarbled(f"a line of more than {_LINE} bytes")
-            moved = self._begin
-            self._receive(deadline, ask)
-            searched -= moved - self._begin
-
-    def _receive(self, deadline: Deadline, ask: int) -> None:
-        if self._begin:
-            held = bytes(self._scratch[self._begin : self._end])
-            self._begin, self._end = 0, len(held)
-            self._scratch[: self._end] = held
-        room = self._scratch[self._end : min(self._end + ask, _SCRATCH)]
-        self._end += self._stream.receive(room, deadline, fill=False)
+            self._held, self._at = held + self._stream.receive(ask, deadline), 0
+        line = self._held[self._at : end]
+        self._at = end + len(_END)
+        return line
 
     def _take(self, target: memoryview, deadline: Deadline) -> None:
-        """Fill `target` with what was received, then from the stream."""
-        had = min(self._end - self._begin, target.nbytes)
-        target[:had] = self._scratch[self._begin : self._begin + had]
-        self._begin += had
-        if had < target.nbytes:
-            self._stream.receive(target[had:], deadline, fill=True)
-
-    def _end_of_text(self, deadline: Deadline) -> None:
-        end = bytearray(len(_END))
-        self._take(memoryview(end), deadline)
-        if end != _END:
-            raise RemoteGarbled(f"a text ends with {bytes(end)!r}")
+        """Fill `target` with a text: from what is held, then from the stream; its end has to follow."""
+        held = self._held[self._at : self._at + len(target)]
+        target[: len(held)] = held
+        self._at += len(held)
+        end = self._held[self._at : self._at + len(_END)]
+        self._at += len(end)
+        self._end[: len(end)] = end
+        self._stream.fill([target[len(held) :], self._end[len(end) :]], deadline)
+        if self._end != _END:
+            raise RemoteGarbled(f"a text ends with {bytes(self._end)!r}")
 
 
 def _number(digits: bytes, least: int) -> int:
