@@ -11,6 +11,7 @@ from pathlib import Path
 
 from motos import make_bucket, shared_moto
 from s3servers import s3_server
+from tlsproxy import tls_in_front_of, trusting
 from valkeys import cluster_url, shared_cluster, shared_valkey
 
 from kvstore.tiers.remote.engine import RemoteEngine
@@ -53,6 +54,15 @@ def resp(folder: Path) -> Iterator[RemoteEngine]:
 
 
 @contextmanager
+def resp_tls(folder: Path) -> Iterator[RemoteEngine]:
+    server = shared_valkey()
+    server.ask("FLUSHALL")
+    with tls_in_front_of(server.port, folder) as port:
+        with opened(f"valkeys://localhost:{port}", tls_context=trusting(folder)) as engine:
+            yield engine
+
+
+@contextmanager
 def resp_cluster(folder: Path) -> Iterator[RemoteEngine]:
     servers = shared_cluster()
     for server in servers:
@@ -72,6 +82,7 @@ ENGINES: dict[str, Callable[[Path], AbstractContextManager[RemoteEngine]]] = {
     "folder": folder,
     "faulty": faulty,
     "resp": resp,
+    "resp_tls": resp_tls,
     "resp_cluster": resp_cluster,
     "s3": s3,
     "s3_weak": partial(s3, is_weak=True),

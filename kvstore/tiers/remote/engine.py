@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,4 +109,23 @@ class RemoteEngine(Protocol):
 
     def close(self) -> None:
         """Give back connections and threads. Calls from now on raise `RemoteUnavailable`. Can be called again."""
+        ...
+
+
+class ChangingEngine(RemoteEngine, Protocol):
+    """An engine whose server tells of changes: `limits.has_change_feed` is True."""
+
+    def changes(self, prefix: str, callback: Callable[[Sequence[str] | None], None]) -> Callable[[], None]:
+        """Be told of keys that start with `prefix` and were written, removed, evicted or have expired, by whomever.
+
+        Which of these it was is not told: ask `exist`. While the connection is lost nothing is told.
+
+        Args:
+            callback: gets keys, or None when anything may have changed: everything was removed, or the connection was
+                lost and is there again. It runs in a thread of the engine, one call after the other, and should return
+                soon; what it raises ends the feed.
+
+        Returns:
+            A function that ends it; `close` does so, too.
+        """
         ...

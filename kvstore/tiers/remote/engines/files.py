@@ -37,6 +37,7 @@ class ValueFiles:
     def __init__(self, path: str, fs: FileSystem | None = None) -> None:
         self.path = os.path.abspath(path)
         self.has_links = False
+        self._is_prepared = False
         self._fs = fs or FileSystem()
         self._numbers = itertools.count()
 
@@ -55,6 +56,7 @@ class ValueFiles:
             self._fs.unlink(second)
         finally:
             self._fs.unlink(first)
+        self._is_prepared = True
 
     def _temporary(self) -> str:
         name = f"{os.uname().nodename}.{os.getpid()}.{id(self):x}.{next(self._numbers)}"
@@ -79,9 +81,11 @@ class ValueFiles:
 
     def write(self, key: str, views: Sequence[memoryview], late: threading.Event) -> bool:
         """Store a value, unless there is one or `late` is set before all is written; return whether it did."""
-        path, temporary = self._file(key), self._temporary()
+        if not self._is_prepared:
+            self.prepare()
         if self.is_there(key):
             return False
+        path, temporary = self._file(key), self._temporary()
         try:
             fd = self._fs.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:

@@ -32,13 +32,10 @@ class FolderEngine:
     before all calls are late.
 
     Args:
-        path: made if it is missing.
+        path: made if it is missing, at opening or, if that fails, with the next write.
         max_value_bytes: see `RemoteLimits`.
         timeout_s: for opening.
         fs: file calls.
-
-    Raises:
-        RemoteError: the folder cannot be made or written.
 
     Example:
         >>> import tempfile
@@ -55,8 +52,15 @@ class FolderEngine:
         self._name = f"folder:{self._files.path}"
         self._counts = Counts()
         self._threads = Threads(self._name, most=16)
-        self._run(self._files.prepare, Deadline(timeout_s))
-        self.limits = RemoteLimits(max_value_bytes, has_put_if_absent=self._files.has_links)
+        self._max_value_bytes = max_value_bytes
+        try:
+            self._run(self._files.prepare, Deadline(timeout_s))
+        except RemoteError:
+            self._counts.add(probes_failed=1)
+
+    @property
+    def limits(self) -> RemoteLimits:
+        return RemoteLimits(self._max_value_bytes, has_put_if_absent=self._files.has_links)
 
     def endpoint(self, key: str) -> str:
         return self._name
@@ -76,7 +80,7 @@ class FolderEngine:
         check_keys(key)
         with self._counts.call():
             deadline = Deadline(timeout_s)
-            views, size = byte_views(parts, self.limits.max_value_bytes)
+            views, size = byte_views(parts, self._max_value_bytes)
             late = threading.Event()
             try:
                 stored = self._run(lambda: self._files.write(key, views, late), deadline)

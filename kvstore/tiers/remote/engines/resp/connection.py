@@ -87,6 +87,14 @@ class Connection:
         self._due -= count
         return replies
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the server says something, asked or not, or closes the connection; return whether it did."""
+        return not self._replies.is_idle or self._stream.wait(timeout_s)
+
+    def hear(self, deadline: Deadline) -> Reply:
+        """Read what the server says next, asked or not."""
+        return self._replies.many(1, deadline)[0]
+
     def value_into(self, buffer: memoryview, deadline: Deadline) -> int | ErrorReply | None:
         """Read the next reply, which is a value. Raises `RemoteTooLarge` if it does not fit."""
         reply = self._replies.value_into(buffer, deadline)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engine import RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 from kvstore.tiers.remote.engines.resp.address import Address, Dialer
-from kvstore.tiers.remote.engines.resp.connection import Login, number_of
+from kvstore.tiers.remote.engines.resp.connection import Connection, Login, number_of
+from kvstore.tiers.remote.engines.resp.feed import ChangeFeed
 from kvstore.tiers.remote.engines.resp.node import Node
 from kvstore.tiers.remote.engines.resp.pool import Pool
 from kvstore.tiers.remote.keys import check_keys, check_prefix
@@ -52,7 +53,10 @@ class RespEngine:
         self._name = f"resp:{address}"
         self._counts = Counts()
         self._dialer = Dialer(tls)
-        self._pool = Pool(self._dialer, address, login or Login(), connections)
+        self._address = address
+        self._login = login or Login()
+        self._feeds: list[ChangeFeed] = []
+        self._pool = Pool(self._dialer, address, self._login, connections)
         self._node = Node(self._pool)
 
     def endpoint(self, key: str) -> str:
@@ -95,10 +99,25 @@ class RespEngine:
             if cursor == "0":
                 return
 
+    def changes(self, prefix: str, callback: Callable[[Sequence[str] | None], None]) -> Callable[[], None]:
+        """See `ChangingEngine.changes`. Needs a server of version 6 or later."""
+        check_prefix(prefix)
+        feed = ChangeFeed(
+            lambda deadline: Connection(self._dialer, self._address, self._login, deadline), prefix, callback
+        )
+        self._feeds.append(feed)
+        return feed.end
+
     def stats(self) -> Mapping[str, float]:
-        return {**self._counts.values(), "connections_opened": self._pool.opened}
+        feeds = {
+            "feed_keys": sum(feed.keys for feed in self._feeds),
+            "feed_losses": sum(feed.losses for feed in self._feeds),
+        }
+        return {**self._counts.values(), "connections_opened": self._pool.opened, **feeds}
 
     def close(self) -> None:
+        for feed in self._feeds:
+            feed.end()
         self._pool.close()
         self._dialer.close()
 

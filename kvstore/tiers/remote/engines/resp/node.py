@@ -33,7 +33,8 @@ class Node:
     def get_into(self, key: str, buffer: memoryview, deadline: Deadline, asking: bool = False) -> int | None:
         """See `RemoteEngine.get_into`."""
         with self.pool.connection(deadline) as connection:
-            connection.send([_ASKING * asking + command("GET", key)], 1 + asking, deadline)
+            ask = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key.encode())
+            connection.send([_ASKING * asking + ask], 1 + asking, deadline)
             connection.replies(int(asking), deadline)
             reply = connection.value_into(buffer, deadline)
         if isinstance(reply, ErrorReply):

@@ -80,9 +80,9 @@ class Pool:
         return Connection(self._dialer, self.address, self._login, deadline)
 
     def _give_back(self, connection: Connection) -> None:
-        if connection.is_done and not self._closed:
+        if connection.is_done:
             self._idle.append(connection)
-            if self._closed:  # meanwhile
-                self.close()
         else:
             connection.close()
+        if self._closed:
+            self.close()

@@ -39,6 +39,10 @@ class Stream(Protocol):
         """Return whether the server closed it, or said something that nobody asked for."""
         ...
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for something to receive, or for the end; return whether it came."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -84,7 +88,7 @@ class PlainStream:
         while left:
             self._wait_at_most(socket.SO_RCVTIMEO, deadline)
             try:
-                size = self._socket.recvmsg_into(left, 0, socket.MSG_WAITALL)[0]  # type: ignore[arg-type]
+                size = self._socket.recvmsg_into(left, 0, socket.MSG_WAITALL)[0]
             except OSError as error:
                 _raise(error, deadline)
             else:
@@ -93,7 +97,10 @@ class PlainStream:
                 left = _behind(left, size)
 
     def is_stale(self) -> bool:
-        return bool(self._readable.poll(0))
+        return self.wait(0)
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self._readable.poll(timeout_s * 1000))
 
     def close(self) -> None:
         with suppress(OSError):
@@ -144,6 +151,9 @@ class TlsStream:
         except OSError:
             return True
         return True
+
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self._socket.pending() or select.select([self._socket], [], [], timeout_s)[0])
 
     def close(self) -> None:
         with suppress(OSError):
