@@ -9,9 +9,9 @@ Against servers of this machine, over loopback, that it starts itself, from the 
 - `late`: by how much a call of 0.1 s returned too late, the most of all, with a server that is stopped, one that never
   answers, one that says a byte at a time, and none. `wrong`: calls that did not raise a `RemoteError`.
 
-All of one case run in turns, on connections that are opened anew for every round, since two connections alike can
-differ by half. A peer that is not installed is a row `missing`. Values are medians of calls; `cpu` is this process's
-time.
+Each peer runs in turns with ours and nothing else, on connections that are opened anew for every round, since two
+connections alike can differ by half. A peer that is not installed is a row `missing`. Values are medians of calls:
+seconds, and processor time of this process.
 """
 
 from __future__ import annotations
@@ -61,23 +61,9 @@ def main() -> None:
 
 def resp(rows: Rows, rounds: int, calls: int) -> None:
     """Rows get, put and exist."""
-    found: dict[str, Samples] = {case: {} for case in CASES}
     with valkey() as server:
-        for number in range(rounds):
-            with contextlib.ExitStack() as stack:
-                clients = {"ours": _kept(stack, lambda: Ours(open_engine(f"valkey://127.0.0.1:{server.port}")))}
-                for name, make in PEERS.items():
-                    with contextlib.suppress(ImportError):
-                        clients[name] = _kept(stack, partial(make, server.port))
-                if not number:
-                    for key in KEYS:
-                        clients["ours"].put(key, VALUE)
-                for case, samples in found.items():
-                    _in_turns(clients, CASES[case], calls, samples)
-    for case, samples in found.items():
-        _report(rows, case, samples, 0 if case == "exist" else MIB)
-        for name in PEERS.keys() - samples.keys():
-            rows.add(f"remote/{case}/{name}", "missing", 1, "")
+        clients: dict[str, Callable[[], Client]] = {name: partial(make, server.port) for name, make in PEERS.items()}
+        _pairs(rows, "", lambda: Ours(open_engine(f"valkey://127.0.0.1:{server.port}")), clients, rounds, calls)
 
 
 def s3(rows: Rows, rounds: int, calls: int) -> None:
@@ -87,19 +73,9 @@ def s3(rows: Rows, rounds: int, calls: int) -> None:
             rows.add("remote/s3/moto", "missing", 1, "")
             return
         endpoint = f"http://127.0.0.1:{server.port}"
-        found: dict[str, Samples] = {"get": {}, "put": {}}
-        for number in range(rounds):
-            with contextlib.ExitStack() as stack:
-                clients = {
-                    "ours": _kept(stack, lambda: Ours(open_engine(f"s3://records?endpoint={endpoint}", **S3_KEYS))),
-                    "obstore": _kept(stack, lambda: Obstore(endpoint, **S3_KEYS)),
-                }
-                if not number:
-                    clients["ours"].put(KEYS[0], VALUE)
-                for case, samples in found.items():
-                    _in_turns(clients, CASES[case], calls, samples)
-    for case, samples in found.items():
-        _report(rows, f"s3/{case}", samples, MIB)
+        url = f"s3://records?endpoint={endpoint}"
+        clients: dict[str, Callable[[], Client]] = {"obstore": lambda: Obstore(endpoint, **S3_KEYS)}
+        _pairs(rows, "s3/", lambda: Ours(open_engine(url, **S3_KEYS)), clients, rounds, calls)
 
 
 def late(rows: Rows, calls: int) -> None:
@@ -152,10 +128,28 @@ def _lateness(rows: Rows, case: str, engine: RemoteEngine, calls: int) -> None:
     rows.add(f"remote/late/{case}", "wrong", wrong, "")
 
 
-def _kept(stack: contextlib.ExitStack, make: Callable[[], Client]) -> Client:
-    client = make()
-    stack.callback(client.close)
-    return client
+def _pairs(
+    rows: Rows, group: str, ours: Callable[[], Client], peers: dict[str, Callable[[], Client]], rounds: int, calls: int
+) -> None:
+    """Each peer in turns with ours, and with nothing else."""
+    with contextlib.closing(ours()) as client:
+        for key in KEYS:
+            client.put(key, VALUE)
+    for name, peer in peers.items():
+        found: dict[str, Samples] = {case: {} for case in CASES if not group or case != "exist"}
+        for _ in range(rounds):
+            try:
+                other = peer()
+            except ImportError:
+                break
+            with contextlib.closing(ours()) as client, contextlib.closing(other):
+                for case, samples in found.items():
+                    _in_turns({"ours": client, name: other}, CASES[case], calls, samples)
+        for case, samples in found.items():
+            if samples:
+                _report(rows, f"{group}{case}/{name}", samples, 0 if case == "exist" else MIB)
+            else:
+                rows.add(f"remote/{group}{case}/{name}", "missing", 1, "")
 
 
 def _get(client: Client) -> tuple[float, float]:
@@ -196,14 +190,13 @@ def _in_turns(
 
 
 def _report(rows: Rows, case: str, samples: Samples, nbytes: int) -> None:
-    seconds = {name: statistics.median(one for one, _ in found) for name, found in samples.items()}
-    for name, found in samples.items():
-        rows.add(f"remote/{case}/{name}", "seconds", seconds[name], "s")
-        rows.add(f"remote/{case}/{name}", "cpu", statistics.median(one for _, one in found), "s")
-        if nbytes:
-            rows.add(f"remote/{case}/{name}", "rate", nbytes / seconds[name], "B/s")
-        if name != "ours":  # how many times as fast as it we are
-            rows.add(f"remote/{case}", "speed", 1 / seconds["ours"], "1/s", name, seconds[name] / seconds["ours"])
+    (_, ours), (peer, theirs) = samples.items() if next(iter(samples)) == "ours" else [*samples.items()][::-1]
+    for name, found in (("ours", ours), ("theirs", theirs)):
+        rows.add(f"remote/{case}", f"{name}_s", statistics.median(one for one, _ in found), "s")
+        rows.add(f"remote/{case}", f"{name}_cpu_s", statistics.median(one for _, one in found), "s")
+    seconds, other = (statistics.median(one for one, _ in found) for found in (ours, theirs))
+    value, unit = (nbytes / seconds, "B/s") if nbytes else (1 / seconds, "1/s")
+    rows.add(f"remote/{case}", "speed", value, unit, peer, other / seconds)
 
 
 if __name__ == "__main__":
