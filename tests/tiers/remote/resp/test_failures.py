@@ -144,6 +144,9 @@ def test_values_expire_and_a_touch_lets_them_live_longer(server: Valkey) -> None
         "redis://:secret@h/x",
         "redis://:secret@h?a=1",
         "redis://h:99999",
+        "redis://:secret",
+        "redis://h,secret",
+        "redis+cluster://:secret@h/1",
     ],
 )
 def test_urls_that_name_no_server(url: str) -> None:

@@ -32,9 +32,10 @@ def open_resp(url: str, *, tls_context: ssl.SSLContext | None = None, **settings
     kind, _, cluster = scheme.partition("+")
     login, _, places = rest.rpartition("@")
     places, _, database = places.partition("/")
+    # What was found is not shown: it may have a password in the wrong place.
     form = f"expected {scheme}://[[USER]:PASSWORD@]HOST[:PORT]{',HOST:PORT...' if cluster else '[/DATABASE]'}"
     if not places or (database and (cluster or not database.isdecimal())):
-        raise ConfigError(f"{form}, found {places!r} and {database!r}")
+        raise ConfigError(form)
     addresses = [_address(place, form) for place in places.split(",")]
     user, _, password = login.partition(":")
     known = Login(unquote(user), unquote(password), int(database or 0))
@@ -50,8 +51,8 @@ def _address(place: str, form: str) -> Address:
     try:
         parts = urlsplit(f"//{place}")
         host, port = parts.hostname, parts.port or _PORT
-    except ValueError as error:
-        raise ConfigError(f"{form}: {error}") from None
+    except ValueError:
+        raise ConfigError(form) from None
     if not host or parts.query or parts.fragment or parts.path:
-        raise ConfigError(f"{form}, found {place!r}")
+        raise ConfigError(form)
     return Address(host, port)
