@@ -46,10 +46,6 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = 1 << 16  # an answer in one piece: no wait of 40 ms between its head and its body
     server: S3Server
 
-    def handle_one_request(self) -> None:
-        super().handle_one_request()
-        self.server.requests += 1
-
     def do_GET(self) -> None:
         path, query = self._read()
         with self.server.lock:
@@ -89,6 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read(self) -> tuple[str, dict[str, list[str]]]:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with self.server.lock:
+            self.server.requests += 1
         self.server.goes_on.wait(HANGS_S)
         parts = urlsplit(self.path)
         return unquote(parts.path), parse_qs(parts.query, keep_blank_values=True)

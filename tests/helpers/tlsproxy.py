@@ -65,8 +65,9 @@ def tls_in_front_of(port: int, folder: Path) -> Iterator[int]:
 
 def _pass_on(front: ssl.SSLSocket, behind: socket.socket) -> None:
     """One thread for both ways, since a TLS connection is not for two."""
-    front.setblocking(False)
-    behind.setblocking(False)
+    for one in (front, behind):
+        one.setblocking(False)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     waiting = {front: b"", behind: b""}  # what is to be sent to each
     while True:
         ready = [front] if front.pending() else []
