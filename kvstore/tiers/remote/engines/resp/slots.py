@@ -32,6 +32,7 @@ class SlotMap:
 
     def __init__(self) -> None:
         self._owners: list[Address | None] = [None] * SLOTS
+        self._nodes: dict[Address, None] = {}  # in the order in which they came
 
     @classmethod
     def parse(cls, reply: Reply, asked: Address) -> SlotMap:
@@ -47,10 +48,11 @@ class SlotMap:
                     name = (host or b"").decode("ascii", "replace")
                     owner = Address(name if name not in ("", "?") else asked.host, port)
                     found._owners[first : last + 1] = [owner] * (last + 1 - first)
+                    found._nodes[owner] = None
                 case _:
                     raise RemoteGarbled(f"expected a run of slots, found {str(run)[:60]}")
-        if len(found.nodes()) > _MAX_NODES:
-            raise RemoteGarbled(f"a cluster of {len(found.nodes())} nodes")
+        if len(found._nodes) > _MAX_NODES:
+            raise RemoteGarbled(f"a cluster of {len(found._nodes)} nodes")
         return found
 
     def owner(self, key: str) -> Address | None:
@@ -60,7 +62,8 @@ class SlotMap:
     def move(self, key: str, owner: Address) -> None:
         """Note that a key's slot is elsewhere now."""
         self._owners[slot_of(key)] = owner
+        self._nodes[owner] = None
 
     def nodes(self) -> list[Address]:
-        """Return every node that has a slot, in the order of their first slots."""
-        return list(dict.fromkeys(owner for owner in self._owners if owner is not None))
+        """Return every node that has slots, or had them when this map was made."""
+        return list(self._nodes)
