@@ -48,7 +48,7 @@ _RATIOS = {"bfloat16": 1.7, "float32": 1.25, "float16": 1.3, "float8_e5m2": 1.7,
 
 
 class PredictiveCodec(Codec):
-    """Makes exact bf16 caches of the profile's model about 2 times smaller, float8 1.8, fp16 1.4, fp32 1.3.
+    """Makes exact bf16 caches of the profile's model about 2 times smaller, float8 1.7, fp16 1.4, fp32 1.3.
 
     Thread-safe.
 
