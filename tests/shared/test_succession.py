@@ -22,7 +22,7 @@ KILLS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 4
 def test_owners_that_are_killed_lose_nothing_that_was_flushed(tmp_path: Path) -> None:
     chance = random.Random(seeds.SEED)
     flushed, number = list[int](), 0
-    with children(tmp_path, 3) as found:
+    with children(tmp_path, 3, disk=32 << 20) as found:  # nothing is evicted
         for _ in range(KILLS):
             owner = owner_of(found)
             begun = list[Child]()
@@ -45,7 +45,7 @@ def test_owners_that_are_killed_lose_nothing_that_was_flushed(tmp_path: Path) ->
             owner_of(found)
             for child in found:
                 assert [n for n in flushed[-12:] if child.ask("get", n, 10) != 10] == []
-            found.append(Child(tmp_path, {}))
+            found.append(Child(tmp_path, {"disk": 32 << 20}))
         assert all(found[-1].ask("get", n, 10) == 10 for n in flushed)
         assert [child.ask("check") for child in found] == [()] * 3
 
