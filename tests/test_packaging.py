@@ -90,13 +90,13 @@ def dist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _quickly(folder: Path) -> dict[str, str]:
-    """An environment whose compiler optimises less than setup.py wants, in two thirds of the time; the checkout's own
+    """An environment whose compiler optimises nothing, whatever setup.py wants, in half of the time; the checkout's own
     modules are built as setup.py says."""
     if os.environ.get("KVSTORE_FAULTS") == "full":
         return dict(os.environ)
     compiler = folder / "compiler"
     real = os.environ.get("CXX") or sysconfig.get_config_var("CXX")
-    compiler.write_text(f'#!/bin/sh\nexec {real} "$@" -O1\n')
+    compiler.write_text(f'#!/bin/sh\nexec {real} "$@" -O0\n')
     compiler.chmod(0o755)
     return {**os.environ, "CC": str(compiler), "CXX": str(compiler)}
 

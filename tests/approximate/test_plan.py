@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.approximate.plan import SPREAD, WORTH, Plan, plan, sharpened
 from kvstore.core.approximate import Approximate, Candidate, Estimates
@@ -169,7 +170,7 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, list[Candidate]]:
     return exact, at + draw(st.integers(0, 50)), spans
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part(200), deadline=None)
 @given(prompts(), st.floats(0.001, 0.5), st.none() | st.integers(0, 400))
 def test_every_position_of_a_plan_is_exact_reused_or_recomputed(prompt: Any, max_kl: float, most: int | None) -> None:
     exact, total, spans = prompt

@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from safetensors import safe_open
 from safetensors.numpy import save
 
@@ -245,7 +246,7 @@ def test_a_missing_section_is_named() -> None:
         make().section("lossy")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=part(400), deadline=None)
 @given(st.data())
 def test_flipped_bytes_give_a_profile_or_an_error(data: st.DataObject) -> None:
     damaged = bytearray(make().data)

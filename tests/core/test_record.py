@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.record import (
@@ -258,7 +259,7 @@ def test_every_flipped_bit_of_the_payload_is_noticed() -> None:
     read(record)
 
 
-@settings(max_examples=200)
+@settings(max_examples=part(200))
 @given(headers, st.data())
 def test_any_bytes_written_over_the_header_are_noticed(header: RecordHeader, data: st.DataObject) -> None:
     record = sealed(header)

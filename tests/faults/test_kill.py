@@ -18,9 +18,9 @@ import trials
 from teller import MOMENTS
 
 CASES = Path(__file__).with_name("kill_trials.py")
-KILLS = 5  # of one store
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
-LIVES = int(os.environ.get("KVSTORE_LIVES") or (8 if FULL else 2))  # of each phase
+KILLS = 5 if FULL else 4  # of one store
+LIVES = int(os.environ.get("KVSTORE_LIVES") or (8 if FULL else 1))  # of each phase
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 

@@ -1,11 +1,12 @@
 """One damaged byte, or one damaged file, per trial: what is lost, and above all what is not. Run by helpers/trials.py.
 
-Every trial builds the same small store, closes it, damages it, opens it and holds it against what was put.
+Every trial copies one of two small stores, damages the copy, opens it and holds it against what was put.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import shutil
 import struct
@@ -101,11 +102,21 @@ def build(path: Path, seed: int) -> Built:
     return built
 
 
-def many(kind: str, seeds: int) -> dict[str, int]:
-    """One trial per seed, of a bit (`flip`) or of a shape. Counts what became of the store."""
+def built_once(folder: Path) -> list[Built]:
+    """The stores to copy: the first trial that comes builds them for all."""
+    kept = folder / "built"
+    if not kept.exists():
+        kept.write_bytes(pickle.dumps([build(folder / f"template{i}", i) for i in range(2)]))
+    found: list[Built] = pickle.loads(kept.read_bytes())
+    return found
+
+
+def many(kind: str, seeds: int, shared: str) -> dict[str, int]:
+    """One trial per seed, of a bit (`flip`) or of a shape. Counts what became of the store. shared: a folder for what
+    all kinds need."""
     outcomes: dict[str, int] = {}
+    templates = built_once(Path(shared))
     with small_stores.scratch() as folder:
-        templates = [build(folder / f"template{i}", i) for i in range(2)]
         for seed in range(seeds):
             template = templates[seed % 2]
             copy = replace(template, path=folder / "store", lengths=dict(template.lengths))

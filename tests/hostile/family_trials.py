@@ -5,6 +5,7 @@ Every trial copies the same small store of two families, damages it, opens it an
 
 from __future__ import annotations
 
+import pickle
 import random
 import shutil
 import struct
@@ -41,13 +42,16 @@ def build(path: Path) -> list[Any]:
         return small_stores.catalog_entries(store)
 
 
-def many(kind: str, seeds: int) -> dict[str, int]:
-    """One trial per seed. Counts what became of the store."""
+def many(kind: str, seeds: int, shared: str) -> dict[str, int]:
+    """One trial per seed. Counts what became of the store. shared: a folder for what all kinds need."""
     outcomes: dict[str, int] = {}
+    template, kept = Path(shared, "template"), Path(shared, "built")
+    if not kept.exists():
+        kept.write_bytes(pickle.dumps(build(template)))
+    entries = pickle.loads(kept.read_bytes())
     with small_stores.scratch() as folder:
-        entries = build(folder / "template")
         for seed in range(seeds):
-            shutil.copytree(folder / "template", folder / "store")
+            shutil.copytree(template, folder / "store")
             try:
                 outcome = flip(folder / "store", entries, kind, seed)
             except Exception as error:

@@ -28,7 +28,7 @@ FS = FileSystem()
 PAGE = 4096
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 WHO = ("writer", "reader", "reader-beside-a-writer", "reader-beside-another")
-PAGES = (*range(1, 7), 9)
+PAGES = (*range(1, 7), 9) if FULL else (1, 2, 4, 9)
 
 
 def test_a_catalog_that_lost_its_last_pages_kills_nobody() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from kvstore.core.layout import KVLayout
@@ -61,7 +62,7 @@ def held(cache: Any) -> list[torch.Tensor]:
     return [t for layer in cache.layers if layer.get_seq_length() for t in (layer.keys, layer.values)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part(150), deadline=None)
 @given(st.integers(1, 40), st.sampled_from([0, 1, 64]), operations, st.booleans())
 def test_it_holds_what_a_dynamic_cache_holds(tokens: int, room: int, steps: Any, inference: bool) -> None:
     growing, plain, source = restored(tokens, room)

@@ -203,7 +203,7 @@ class StoreMachine(HistoryMachine):
 
 TestStoreModel = pytest.mark.slow(StoreMachine.TestCase)
 TestStoreModel.settings = settings(
-    max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 100,
+    max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 50,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, UNIFORM_LOGPROB, TrieIndex, bits_from_logprobs, mixture_bits
 from kvstore.trie import _trie as native
@@ -188,7 +189,7 @@ def test_the_concentration_is_how_much_the_model_weighs() -> None:
 # ---- geometry ----
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part(150), deadline=None)
 @given(
     st.lists(st.tuples(PATHS.filter(bool), st.sampled_from([0.0, 0.5, 3.0, 16.0])), max_size=12),
     st.lists(PATHS, max_size=6),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.trie._content import ContentIndex as Native
 from kvstore.trie.content import ContentIndex
@@ -39,7 +40,7 @@ TEXT = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part(200), deadline=None)
 @given(
     blocks=st.lists(TEXT, min_size=1, max_size=3),
     parts=st.lists(
@@ -64,11 +65,11 @@ def test_every_long_enough_run_is_found(
     for record, block in enumerate(blocks, 1):
         index.insert(0, record, 0, np.array(block, np.uint32))
     query: list[int] = []
-    for part in parts:
-        if isinstance(part, tuple):
-            query += blocks[part[0] % len(blocks)][part[1] : part[1] + part[2]]
+    for one in parts:
+        if isinstance(one, tuple):
+            query += blocks[one[0] % len(blocks)][one[1] : one[1] + one[2]]
         else:
-            query += part
+            query += one
     first = min(first, len(query))
     starts, lengths, *_ = index.find(0, np.array(query, np.uint32), first, NONE)
     taken = np.zeros(len(query) + 1, bool)
@@ -126,7 +127,7 @@ def aligned(index: ContentIndex, query: np.ndarray, text: np.ndarray) -> int:
     return total
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     edits=st.lists(
         st.tuples(st.sampled_from(["replace", "insert", "delete"]), st.integers(0, 1279), st.integers(1, 40)),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.trie._trie import Trie
 from kvstore.trie.reference.trie import ReferenceTrie
@@ -154,7 +155,7 @@ wild = st.one_of(small, st.integers(0, 2**32 - 1))
 wilder = st.one_of(small, st.integers(0, 2**64 - 1))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300), deadline=None)
 @given(
     st.lists(
         st.tuples(

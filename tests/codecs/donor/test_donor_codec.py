@@ -14,6 +14,7 @@ from donorblocks import apart, decode, encode, info_of, wholes
 from donorcases import Case, case_of, layout_of, model_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from predictcases import same
 
 from kvstore.codecs import BlockInfo, KVView
@@ -34,7 +35,7 @@ def floats(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from([SHAPES, [(1, 4, 6), (3, 4, 5)], [(1, 64, 64)] * 2]), st.booleans(), st.booleans(),
     st.sampled_from(["near", "same", "random", "special"]), st.integers(1, 100), st.integers(0, 1 << 20),

@@ -15,6 +15,7 @@ from donorcases import Shapes, case_of, expected
 from groupcases import decoded, encoded, model_of, referred, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from predictcases import same
 
 from kvstore.codecs.donor import _donor_groups
@@ -34,7 +35,7 @@ SHAPES: tuple[Shapes, ...] = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from(SHAPES), st.sampled_from([1, 2, 3]), st.booleans(), st.sampled_from(KINDS),
     st.sampled_from([1, 2, 5, 64, 130]), st.sampled_from([0.3, 3.0]), st.integers(0, 1 << 20),
@@ -80,12 +81,12 @@ def test_damage_is_found_and_harms_nothing(kind: str) -> None:
     layers = encoded(coder, case, CPUS[-1])
     assert layers is not None
     found_out = 0
-    for turn in range(750):
+    for turn in range(part(750)):
         bad = damaged(layers, turn, rng, 6)
         if bad != layers:
             decode = partial(decoded, coder, case, bad)
             found_out += levels_agree(CPUS, decode, lambda found: same(found, expected(case)))
-    assert found_out > 600
+    assert found_out > part(600)
 
 
 def test_every_truncation_is_found() -> None:

@@ -16,6 +16,7 @@ from damaged_layers import changed_word, damaged, levels_agree
 from donorcases import Shapes, case_of, coder_of, decoded, encoded, expected, model_of, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from predictcases import same
 
 from kvstore.codecs.donor import _donor
@@ -37,7 +38,7 @@ SHAPES: tuple[Shapes, ...] = (
 ODD: tuple[Shapes, ...] = ([(3, 5, 7), (1, 3, 33)], [(1, 1, 1)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from(SHAPES + ODD), st.booleans(), st.booleans(), st.sampled_from(KINDS),
     st.sampled_from([1, 2, 5, 64, 130]), st.sampled_from([0.3, 1.0, 8.0]), st.integers(0, 1 << 20),
@@ -91,12 +92,12 @@ def test_damage_is_found_and_harms_nothing(kind: str, propagated: bool) -> None:
     layers = encoded(coder, case, LEVELS[-1])
     assert layers is not None
     found_out = 0
-    for turn in range(750):
+    for turn in range(part(750)):
         bad = damaged(layers, turn, rng, 6)
         if bad != layers:
             decode = partial(decoded, coder, case, bad)
             found_out += levels_agree(LEVELS, decode, lambda found: same(found, expected(case)))
-    assert found_out > 600
+    assert found_out > part(600)
 
 
 def test_every_truncation_is_found() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.codecs.donor import steps_reference as reference
 from kvstore.codecs.donor import steps_tables as tables
@@ -139,7 +140,7 @@ def test_rows_that_differ_more_take_wider_tables() -> None:
 
 
 @given(st.floats(allow_nan=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 def test_steps_are_checked(step: float) -> None:
     if step == math.inf or 2.0**-50 <= step <= 2.0**50:
         assert reference.quarters_of(step) == reference.NOTHING or abs(reference.quarters_of(step)) <= 200

@@ -15,6 +15,7 @@ import torch
 from cpulevels import cpu_levels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.codecs import KVView
 from kvstore.codecs.donor import steps as donor_steps
@@ -168,7 +169,7 @@ def test_native_is_the_plain_program(shapes: Shapes, runs: Sequence[tuple[int, .
     st.integers(0, 1 << 30),
 )
 @example(SHAPES[1], RUNS[1], True, 0.3, 1.0, 2.0**-50, 0)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part(40), deadline=None)
 def test_any_values_and_steps(
     shapes: Shapes, runs: Sequence[tuple[int, ...]], rope: bool, noise: float, wild: float, step: float, seed: int
 ) -> None:

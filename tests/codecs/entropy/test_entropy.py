@@ -11,6 +11,7 @@ from codeccontract import special_of
 from cpulevels import cpu_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.codecs import KVView, _native
 from kvstore.codecs.base import BlockInfo
@@ -118,7 +119,7 @@ def same(found: list[Any], want: list[Any], tokens: int) -> bool:
     )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=part(250), deadline=None)
 @given(
     st.sampled_from(DTYPES), st.sampled_from(KINDS), st.integers(1, 3), st.integers(1, 150),
     st.sampled_from([1, 3, 16, 64, 80]), st.sampled_from([1, 16, 64, 300]), st.integers(0, 1 << 20),
@@ -247,7 +248,7 @@ def test_headers_that_claim_other_bytes_than_there_are_are_refused(dtype: str) -
             entropy_reference.decode_layer(bytes(hostile), (2, 48, 2, 64), 50, dtype)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=part(400), deadline=None)
 @given(st.sampled_from(DTYPES), st.sampled_from(["channels", "outliers"]), st.data())
 def test_damaged_layers_are_refused_or_decode_to_something(dtype: str, kind: str, data: st.DataObject) -> None:
     info, view, _ = block(kind, (2, 48, 2, 64), 50, dtype=dtype)

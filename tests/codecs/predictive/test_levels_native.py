@@ -13,6 +13,7 @@ from cpulevels import cpu_levels
 from damaged_layers import changed_word, damage_is_named, damaged, levels_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from levelcases import block_of, decoded, encoded, model_of, same
 from predictcases import VOCABULARY, as_bits, longs, view_of
 
@@ -35,7 +36,7 @@ SHAPES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from(SHAPES), st.sampled_from(LEVELS), st.booleans(), st.sampled_from(KINDS),
     st.sampled_from([1, 5, 64, 123]), st.sampled_from([0, 5000]), st.sampled_from([0.3, 3.0]), st.integers(0, 1 << 20),

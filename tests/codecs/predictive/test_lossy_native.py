@@ -16,6 +16,7 @@ import torch
 from cpulevels import cpu_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.calibration.lossy.tables import laplace
 from kvstore.codecs import KVView
@@ -177,7 +178,7 @@ def assert_close(case: Case, found: list[torch.Tensor], want: list[torch.Tensor]
         assert torch.equal(b[: case.exact], c[: case.exact])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part(40), deadline=None)
 @given(
     st.sampled_from(SHAPES), st.booleans(), st.sampled_from([1, 5, 64, 123]), st.sampled_from([0, 2, 5000]),
     st.sampled_from([(0.02, 0.05), (0.2, 0.1), (1.5, 3.0)]), st.integers(0, 1 << 20),
@@ -222,7 +223,7 @@ def encoded(case: Case, level: str, room: int = 1 << 22, limit: int | None = Non
     return [bytes(out[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part(40), deadline=None)
 @given(
     st.sampled_from(SHAPES), st.booleans(), st.sampled_from([1, 5, 64, 123]), st.sampled_from([0, 2, 5000]),
     st.sampled_from([(0.02, 0.05), (0.2, 0.1), (1.5, 3.0), (40.0, 90.0)]), st.integers(0, 1 << 20),

@@ -14,6 +14,7 @@ from cpulevels import cpu_levels
 from damaged_layers import damage_is_named, damaged, levels_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from predictcases import VOCABULARY, block_of, decoded, encoded, longs, model_of, native, same, view_of
 
 from kvstore.codecs.predictive import _predict
@@ -32,7 +33,7 @@ SHAPES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from(SHAPES), st.booleans(), st.sampled_from(KINDS), st.sampled_from([1, 5, 64, 123]),
     st.sampled_from([0, 5000]), st.sampled_from([0.3, 1.0, 8.0]), st.integers(0, 1 << 20),
@@ -50,9 +51,9 @@ def test_twins_give_the_bytes_of_the_reference(
     for level in LEVELS:
         found = _predict.residuals(coder, tokens, start, view.rows, level)
         assert found is not None
-        for (symbols, classes, _), part in zip(found, coded, strict=True):
-            assert np.array_equal(symbols, part.symbols.numpy())
-            assert np.array_equal(classes, part.classes.numpy())
+        for (symbols, classes, _), layer in zip(found, coded, strict=True):
+            assert np.array_equal(symbols, layer.symbols.numpy())
+            assert np.array_equal(classes, layer.classes.numpy())
         assert encoded(coder, tokens, start, view, level) == want
         assert same(decoded(model, coder, tokens, start, want, level), block)
         wanted = 1 + seed % n

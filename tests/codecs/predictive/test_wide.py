@@ -15,6 +15,7 @@ from damaged_layers import damaged, levels_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvcases import random_kv, same_kv
+from length import part
 from predictcases import WORDS, Block, decoded, encoded, longs
 from profilecases import predicted_kv, profile_of
 
@@ -70,7 +71,7 @@ def view_of(model: PredictiveModel, dtype: str, block: Block) -> KVView:
     return KVView.of_layers(replace(model.layout, dtype=dtype), layers)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.booleans(),
     st.sampled_from(["predicted", "upcast", "alike", "random", "special", "zeros"]), st.sampled_from([1, 5, 64]),

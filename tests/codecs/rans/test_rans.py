@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from ranscases import HAVE, case
 
 from kvstore.codecs.rans import reference as rans_reference
@@ -70,7 +71,7 @@ def test_every_length_up_to_200(bits: int) -> None:
         check(*case(n, n, (1, 3, 32, 50, max(n, 1))[n % 5], 5, bits), bits, HAVE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     n=st.integers(0, 3000),
@@ -198,7 +199,7 @@ def test_bit_flips_are_noticed_or_change_the_message_as_in_the_reference(twin: s
     assert noticed > 7.9 * len(stream)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part(150), deadline=None)
 @given(data=st.binary(max_size=600), n=st.integers(0, 400), seed=st.integers(0, 99), valid=st.booleans())
 def test_random_bytes_do_what_the_reference_does(data: bytes, n: int, seed: int, valid: bool) -> None:
     freqs, _, classes = case(seed, 0, 13, 6, 11)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 from ranscases import HAVE, U8, Freqs, random_freqs, random_symbols
 
 from kvstore.codecs.rans import _rans
@@ -97,7 +98,7 @@ def check(case: Case) -> None:
         decoder.finish()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=part(80), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     parts=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 500)), max_size=8),
@@ -186,7 +187,7 @@ def test_bit_flips_do_what_the_reference_does(twin: str) -> None:
     assert noticed > 7.5 * len(stream)  # the others are streams of other symbols
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part(100), deadline=None)
 @given(data=st.binary(max_size=600), lengths=st.lists(st.integers(0, 150), max_size=4), valid=st.booleans())
 def test_random_bytes_do_what_the_reference_does(data: bytes, lengths: list[int], valid: bool) -> None:
     case = make(7, lengths, bits=11)

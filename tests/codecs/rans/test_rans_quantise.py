@@ -8,11 +8,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.codecs.rans.coder import PROB_BITS, RansTables, quantise
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part(100), deadline=None)
 @given(
     rows=st.lists(st.lists(st.integers(0, 2**31), min_size=256, max_size=256), min_size=1, max_size=2),
     symbols=st.integers(1, 256),

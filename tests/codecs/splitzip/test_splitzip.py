@@ -10,6 +10,7 @@ import torch
 from cpulevels import cpu_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length import part
 
 from kvstore.codecs import KVView, _native
 from kvstore.codecs.base import BlockInfo
@@ -115,7 +116,7 @@ def test_every_e5m2_pattern_comes_back() -> None:
     check(np.random.default_rng(3).permutation(np.arange(256, dtype=np.uint8).repeat(33)), "float8_e5m2")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300), deadline=None)
 @given(
     st.sampled_from(list(DTYPES)),
     st.integers(0, 9000),
@@ -207,7 +208,7 @@ def test_too_little_room_is_said_and_the_usual_is_enough_for_ordinary_values() -
 # ---- hostile streams ----
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300), deadline=None)
 @given(st.sampled_from(list(DTYPES)), st.sampled_from([1, 31, 64, 700, 5000]), st.data())
 def test_damaged_streams_are_refused_or_decode_to_something(dtype: str, count: int, data: st.DataObject) -> None:
     values = values_of("escapes", count, dtype)
