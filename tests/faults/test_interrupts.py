@@ -15,6 +15,7 @@ import pytest
 import seeds
 from interrupts import Boom, Interrupt
 from small_stores import config, identity, kv_of, put, scratch, stored, tokens_of
+from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.guard import Guard
@@ -132,8 +133,15 @@ def test_an_interrupt_leaves_a_healthy_store(life: int, monkeypatch: pytest.Monk
         assert interrupted >= A_LIFE // 3
 
 
-def _own() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kvstore"))
+def _own() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("kvstore")}
+
+
+def _left(before: set[threading.Thread]) -> list[str]:
+    """Threads of stores beyond those before. One that has opened or closed a store says so a moment before it ends."""
+    for thread in _own() - before:
+        thread.join(HANGS_S)
+    return sorted(thread.name for thread in _own() - before)
 
 
 def _descriptors(path: Path) -> list[str]:
@@ -173,6 +181,6 @@ def test_an_interrupt_of_the_opening_leaves_nothing_open(inside: bool, monkeypat
                 if inside:
                     again()
             again()
-            assert (_own(), _descriptors(path)) == (before, []), interrupt.where
+            assert (_left(before), _descriptors(path)) == ([], []), interrupt.where
         assert at > 40
         assert interrupt.where == ""  # every place was reached
