@@ -8,7 +8,7 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
-BENCHMARKS := $(filter-out __init__ common conversations demo gpu profile vllm,$(notdir $(basename $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ common conversations demo gpu lmcache_l2 profile vllm,$(notdir $(basename $(wildcard benchmarks/*.py))))
 
 # Stamps carry a hash of what they were made from, so that `make setup` does nothing when nothing changed, whatever
 # the modification times of a fresh checkout say.
@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray test-remote test-vllm fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray test-lmcache test-remote test-sglang test-vllm fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -187,6 +187,20 @@ $(VLLM):
 test-vllm: setup | $(VLLM)
 	test -d $(MODEL) || $(PY) -c "from benchmarks import conversations; conversations.load_model()"
 	KVSTORE_VLLM=$(abspath $(VLLM)) KVSTORE_VLLM_MODEL=$(abspath $(MODEL)) $(PYTEST) -q -n 0 tests/vllm
+
+# LMCache, installed beside without what needs a GPU, with the contract of its L2 storage that our plugin has to keep.
+test-lmcache: setup
+	$(call beside,lmcache)
+	build/lmcache/bin/pip install -q --no-deps lmcache==0.5.6
+	build/lmcache/bin/pip install -q -c ci/constraints.txt aiofile aiofiles aiohttp blake3 cachetools cryptography fastapi \
+	  httptools msgspec numba nvtx opentelemetry-exporter-prometheus psutil py-cpuinfo pyzmq redis sortedcontainers uvicorn
+	build/lmcache/bin/python -m pytest -q -n 0 -W ignore tests/integrations/lmcache
+
+# SGLang's storage interface and its factory, for the contract of HiCache's backends; the rest of it needs CUDA.
+test-sglang: setup
+	$(call beside,sglang)
+	build/sglang/bin/pip install -q --no-deps sglang==0.5.23
+	build/sglang/bin/python -m pytest -q -n 0 -W ignore tests/integrations/sglang
 
 # The sdist, and the wheel made from it, in dist/. auditwheel names the oldest systems that the wheel runs on; if it
 # cannot, the wheel is for systems like this one, and keeps the tag that says so.

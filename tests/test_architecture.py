@@ -96,6 +96,7 @@ MAY_TOUCH_FILES = {
     "kvstore.codecs.profile": "reads and writes the profile that the caller names",
     "kvstore.calibration.calibrate": "reads the model and the text that the user names",
     "kvstore.calibration.dump": "looks into its work folder",
+    "kvstore.integrations.chunks.stores": "looks for the folders of its stores",
     "kvstore.integrations.llama_cpp.gguf": "reads the model that the user names",
     "kvstore.integrations.llama_cpp.library": "looks for the library; has llama.cpp write a few bytes into memory",
     "kvstore.integrations.llama_cpp.server": "files of the server, in the folder that the user names",

@@ -72,8 +72,8 @@ class LlamaCache:
         ids = as_tokens(tokens)
         self._check(sequence)
         most = most_tokens(ids, max_tokens, self._library.room(self._context))
-        self._library.clear(self._context, sequence)
         hit = self._store.get(ids, namespace=namespace, max_tokens=most, reserve=0) if most else None
+        self._library.clear(self._context, sequence)
         if hit is None:
             return 0
         head = struct.pack("<Ii", _STATE_MAGIC, sequence)
