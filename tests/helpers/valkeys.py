@@ -83,16 +83,22 @@ def server_program() -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and below the ports that connections are given."""
+    """A port that nobody listens on, nor 10,000 above it, where a cluster's nodes talk to each other; both are below
+    the ports that connections are given."""
     while True:
-        port = 20_000 + (os.getpid() * 31 + next(_ports)) % 10_000
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        port = 10_000 + (os.getpid() * 31 + next(_ports)) % 10_000
+        if _is_free(port) and _is_free(port + 10_000):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _count() -> Iterator[int]:
