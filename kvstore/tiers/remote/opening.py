@@ -48,8 +48,10 @@ def _open(url: str, settings: dict[str, Any]) -> RemoteEngine:
 
         return open_resp(url, **settings)
     if parts.scheme == "s3":
-        from kvstore.tiers.remote.engines.s3 import open_s3
-
+        try:
+            from kvstore.tiers.remote.engines.s3 import open_s3
+        except ImportError as error:
+            raise ConfigError(f"s3:// needs the extra `remote`, pip install kvstore-lm[remote]: {error}") from error
         return open_s3(url, **settings)
     raise ConfigError(
         f"{parts.scheme!r} names no engine: expected memory:NAME, folder:///path, valkey://host:port, s3://bucket"
