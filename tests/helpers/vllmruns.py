@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -27,9 +26,9 @@ MODEL = Path(os.environ.get("KVSTORE_VLLM_MODEL", ROOT / "build/model/SmolLM2-13
 _START_S, _JOB_S = 300, 300
 
 
-def environment(server: bool) -> dict[str, str]:
+def environment(folder: Path, server: bool) -> dict[str, str]:
     """Of a process with vLLM: this tree's package, a small cache, and no threads bound to cores."""
-    link = Path(tempfile.gettempdir()) / f"kvstore-vllm-{os.getpid()}"
+    link = folder / "path"
     link.mkdir(exist_ok=True)
     if not (link / "kvstore").exists():
         (link / "kvstore").symlink_to(ROOT / "kvstore")
@@ -51,7 +50,9 @@ def run(folder: Path, rounds: Sequence[dict[str, Any]], connector: dict[str, Any
     job.write_text(json.dumps({"llm": {"model": str(MODEL), **llm}, "connector": connector, "rounds": list(rounds)}))
     with log.open("w") as out:
         command = [PYTHON, str(JOB), str(job), str(result)]
-        subprocess.run(command, env=environment(server=False), stdout=out, stderr=out, timeout=_JOB_S, check=False)
+        subprocess.run(
+            command, env=environment(folder, server=False), stdout=out, stderr=out, timeout=_JOB_S, check=False
+        )
     if not result.exists():
         raise AssertionError(log.read_text()[-4000:])
     return json.loads(result.read_text())
@@ -74,7 +75,7 @@ class Server:
         self.log = folder / "server.txt"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
-                command, env=environment(server=True), stdout=out, stderr=out, start_new_session=True
+                command, env=environment(folder, server=True), stdout=out, stderr=out, start_new_session=True
             )
 
     def wait(self) -> None:
