@@ -142,6 +142,7 @@ class Metric(StrEnum):
     # ---- remote
     REMOTE_READ_RECORDS = "remote_read_records", "records that came from the remote tier, and are what was asked for"
     REMOTE_READ_BYTES = "remote_read_bytes", "bytes of those records"
+    REMOTE_READ_PROFILES = "remote_read_profiles", "profiles that came from the remote tier"
     REMOTE_GONE = "remote_gone", "blocks that were taken to be in the remote tier and were not"
     REMOTE_LATE = "remote_late", "blocks in the remote tier that did not come before a get's deadline"
     REMOTE_DAMAGED = "remote_damaged", "values in the remote tier that are not the record asked for; misses"
@@ -153,6 +154,7 @@ class Metric(StrEnum):
     REMOTE_KEPT_RECORDS = "remote_kept_records", "records from the remote tier that this store keeps from then on"
     REMOTE_WRITTEN_RECORDS = "remote_written_records", "values written to the remote tier"
     REMOTE_WRITTEN_BYTES = "remote_written_bytes", "bytes of those values"
+    REMOTE_WRITTEN_PROFILES = "remote_written_profiles", "profiles written to the remote tier"
     REMOTE_PRESENT = "remote_present", "values that were not written to the remote tier, for another store had done so"
     REMOTE_RECODED_MEMBERS = "remote_recoded_members", "members that were coded anew to stand alone in the remote tier"
     REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"

@@ -295,7 +295,7 @@ def _open_base(
 ) -> _Base:
     """Opens the tiers, and fills the index from the catalog."""
     given = None if config.profile is None else ProfileFile.open(config.profile, identity)
-    profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given)
+    profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given, read_only)
     codecs = LateCodecs(config, identity, profiles, metrics)
     pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=torch.cuda.is_available())
 
@@ -381,7 +381,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> tuple[Assembler,
     worth.look(base.next_record, base.codecs.disk_name)
     lookup = Lookup(residency, digest, config.block_tokens, follower, layout)
     fetcher = Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate)
-    remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.read_only)
+    remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.profiles, base.read_only)
     placement = Placement(layout, base.codecs, base.profiles, base.metrics)
     reader = None if remote is None else remote.reader
     getter = Getter(lookup, placement, fetcher, worth, layout, base.metrics, reader)

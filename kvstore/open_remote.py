@@ -15,9 +15,11 @@ from kvstore.read.lookup import Lookup
 from kvstore.read.remote import RemoteReader
 from kvstore.residency.block import most_bytes
 from kvstore.tiers.codecs import NewCodecs
+from kvstore.tiers.profiles import Profiles
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.opening import open_engine
+from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.keep import Keeper
 from kvstore.write.portable import PortableRecords
@@ -73,6 +75,7 @@ def open_remote(
     lookup: Lookup,
     fetcher: Fetcher,
     codecs: NewCodecs,
+    profiles: Profiles,
     read_only: bool,
 ) -> Remote | None:
     """Open the remote tier of the settings; None if there is none. Its servers may be down.
@@ -90,7 +93,9 @@ def open_remote(
     most += most // _SLACK_SHARE + _SLACK_BYTES
     open_it = partial(open_engine, remote.url, **remote.settings)
     link = RemoteLink(open_it, residency.metrics, remote.deadline_s)
-    tier = RemoteTier(remote, RemoteNames(lookup.digest), link, residency.metrics, fetcher.pool, most)
+    names, metrics = RemoteNames(lookup.digest), residency.metrics
+    travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s)
+    tier = RemoteTier(remote, names, link, metrics, fetcher.pool, travelling, most)
     opened.callback(tier.close)
     exact = identity.codec_family == "exact"
     reader = RemoteReader(tier, layout, exact, config.block_tokens, fetcher.gate, residency.metrics)

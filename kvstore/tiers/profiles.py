@@ -47,6 +47,7 @@ class Profiles:
         identity: of the store; profiles of another one are refused.
         metrics: where missing and damaged profiles are counted.
         given: the profile that the caller named, read or not; None for the newest of the store's own.
+        read_only: whether no copy may be made.
 
     Example:
         >>> from kvstore import KVLayout
@@ -63,6 +64,7 @@ class Profiles:
         identity: ModelIdentity,
         metrics: Metrics,
         given: Profile | ProfileFile | None,
+        read_only: bool = False,
     ) -> None:
         self._fs = fs
         self._path = path
@@ -75,6 +77,7 @@ class Profiles:
         self._decoders: dict[tuple[int, bytes], Codec | None] = {}  # None: what it needs is not in the profile
         self._delta_decoders: dict[tuple[int, bytes], DeltaCodec | None] = {}
         self._given = given
+        self._takes_copies = not read_only
         self._described: tuple[Described | None] | None = None  # (described,) once it is known
         self._current: Profile | None = None
         self._given_is_damaged = False
@@ -227,15 +230,55 @@ class Profiles:
             self._own = profile.id, profile.head
             return True
 
+    def data(self, profile_id: bytes) -> bytes | memoryview | None:
+        """Return the bytes of a profile; None if it is not here, or damaged."""
+        profile = self._load(profile_id)
+        return None if profile is None else profile.data
+
+    def take_in(self, profile_id: bytes, data: bytes) -> bool:
+        """Know a profile of another store from now on, and keep a copy, if this one is open for writing.
+
+        Returns:
+            False if the bytes are not this profile, or not of this identity.
+        """
+        try:
+            profile = Profile.from_bytes(data, self._identity)
+        except ProfileError:
+            return False
+        if profile.id != profile_id:
+            return False
+        with self._lock:
+            self._loaded[profile_id] = profile
+            self._damaged.discard(profile_id)
+            for made in (self._decoders, self._delta_decoders):
+                for key in [key for key in made if key[1] == profile_id]:
+                    del made[key]  # type: ignore[attr-defined]
+            if self._takes_copies:
+                self._copy(profile)
+        return True
+
+    def _copy(self, profile: Profile) -> bool:
+        """Copies a profile into the store, without a note of it."""
+        if self._folder is None or self._path is None:
+            return True
+        try:
+            self._fs.mkdir(self._folder)
+            if not self._holds(profile):
+                write_file(self._fs, self._file(profile.id), profile.data)
+                self._fs.sync_directory(self._path)
+        except OSError as error:
+            self._metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+            return False
+        return True
+
     def _keep(self, profile: Profile, is_new: bool) -> bool:
         """Copies the profile into the store, unless it is no new one, and notes it as the newest."""
         if self._folder is None or self._path is None:
             return True
         try:
             self._fs.mkdir(self._folder)
-            if is_new and not self._holds(profile):
-                write_file(self._fs, self._file(profile.id), profile.data)
-                self._fs.sync_directory(self._path)
+            if is_new and not self._copy(profile):
+                return False
             if self._newest_id() != profile.id:
                 write_file(self._fs, os.path.join(self._folder, _NEWEST), profile.id.hex().encode() + b"\n")
         except OSError as error:

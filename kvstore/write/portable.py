@@ -21,6 +21,21 @@ from kvstore.tiers.host import HostRecord
 
 
 @dataclass(frozen=True)
+class Portable:
+    """A record for other stores.
+
+    Attributes:
+        data: its bytes.
+        profile: id of the profile that it needs; zeros for none.
+        life_s: how long it is of use; None: for ever.
+    """
+
+    data: memoryview
+    profile: bytes
+    life_s: float | None
+
+
+@dataclass(frozen=True)
 class PortableRecords:
     """Gives the bytes of stored records. Thread-safe: has no state of its own. What is coded against others is coded
     anew, standing alone, for numbers of donors mean nothing elsewhere."""
@@ -31,8 +46,8 @@ class PortableRecords:
     layout: KVLayout
     codecs: NewCodecs
 
-    def __call__(self, record: int, parent_key: bytes) -> tuple[memoryview, float | None] | None:
-        """Return the bytes of a record, and the seconds that it is of use (None: for ever); None if it is gone."""
+    def __call__(self, record: int, parent_key: bytes) -> Portable | None:
+        """Return a record; None if it is gone, or cannot be read. parent_key: key of the block before it."""
         member = bool(self.residency.donors_of(record))
         found = self._alone(record, parent_key) if member else self._as_stored(record)
         if found is None:
@@ -41,7 +56,7 @@ class PortableRecords:
         if found.header.expiry != expiry:  # its life was extended since it was written
             found = self._with_expiry(found, expiry)
         life_s = max(1.0, expiry - time.time()) if expiry else None
-        return found.buffer.view[: found.header.record_bytes], life_s
+        return Portable(found.buffer.view[: found.header.record_bytes], found.header.profile, life_s)
 
     def _as_stored(self, record: int) -> HostRecord | None:
         disk, metrics = self.residency.disk, self.residency.metrics

@@ -6,7 +6,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from kvstore.core.keys import chain_keys
 from kvstore.core.waiting import Bell
@@ -15,17 +14,10 @@ from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.tiers.remote.tier import RemoteTier
+from kvstore.write.portable import PortableRecords
 
 _LOOK_S = 0.2  # a server that was down, and a block that was not written yet, are looked at again
 _MOST_SENT = 1 << 20
-
-
-class Portable(Protocol):
-    """Gives a record as it is written to the remote tier."""
-
-    def __call__(self, record: int, parent_key: bytes) -> tuple[memoryview, float | None] | None:
-        """Return the bytes of a record that stands alone, and how long it is of use (None: for ever); None if there is
-        none any more."""
 
 
 class Uploader:
@@ -44,7 +36,7 @@ class Uploader:
         self,
         residency: Residency,
         tier: RemoteTier,
-        portable: Portable,
+        portable: PortableRecords,
         root: Callable[[bytes], bytes],
         block_bytes: int,
     ) -> None:
@@ -197,5 +189,4 @@ class Uploader:
         found = self._portable(record, parent_key)
         if found is None:
             return None
-        data, life_s = found
-        return self._tier.write(key, data, life_s)
+        return self._tier.write(key, found.data, found.profile, found.life_s)

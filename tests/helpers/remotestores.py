@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +40,11 @@ def got(store: KVStore, tokens: Any) -> Hit:
     assert hit is not None
     assert small_stores.is_exact(hit, tokens)
     return hit
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Return as soon as another thread of a store has made it so; fail if it never does."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.02)

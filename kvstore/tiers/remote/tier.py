@@ -21,6 +21,7 @@ from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.remote.beliefs import Beliefs
 from kvstore.tiers.remote.link import RemoteLink, Skipped
 from kvstore.tiers.remote.names import RemoteNames
+from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.record import TIER, RemoteRecord
 from kvstore.tiers.remote.search import leading
 
@@ -48,6 +49,7 @@ class RemoteTier:
 
     Attributes:
         config: the settings.
+        profiles: what records are coded with.
         beliefs: which blocks are there, by key.
     """
 
@@ -58,10 +60,12 @@ class RemoteTier:
         link: RemoteLink,
         metrics: Metrics,
         pool: BufferPool,
+        profiles: RemoteProfiles,
         most_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self.profiles = profiles
         self.beliefs = Beliefs(config.belief_s, config.miss_s, clock)
         self.clock = clock
         self._fresh = Beliefs(config.ttl_s / 2, 0.0, clock)  # whose life was renewed not long ago
@@ -123,6 +127,9 @@ class RemoteTier:
         except DamagedRecord as damage:
             self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
             return Fetched(None, Reason.REMOTE_REFUSED)
+        if not self.profiles.bring(record.header.codec, record.header.profile, deadline):
+            self._metrics.add(Metric.UNKNOWN_PROFILE)
+            return Fetched(None, Reason.REMOTE_LATE)
         self._metrics.add(Metric.REMOTE_READ_RECORDS)
         self._metrics.add(Metric.REMOTE_READ_BYTES, size)
         return Fetched(record, nbytes=size)
@@ -175,11 +182,14 @@ class RemoteTier:
             return None
         return [key for key, there in zip(unknown, found, strict=True) if not there]
 
-    def write(self, key: bytes, record: memoryview, life_s: float | None = None) -> bool:
+    def write(self, key: bytes, record: memoryview, profile: bytes, life_s: float | None = None) -> bool:
         """Write a record, unless there is one; return whether it is there now. What fails is counted.
 
+        profile: what it needs; it is written first.
         life_s: how long it is of use; None: for ever.
         """
+        if not self.profiles.send(profile):
+            return False
         lives = [seconds for seconds in (self.config.ttl_s or None, life_s) if seconds is not None]
         if not self._put(self._names.block(key), record, min(lives, default=None)):
             return False
@@ -243,3 +253,4 @@ class RemoteTier:
         """Close the engine, and end the threads that do not hang in it. Idempotent."""
         self._link.close()
         self._workers.close(cancel=True, timeout_s=_CLOSING_S)
+        self.profiles.close()

@@ -1,0 +1,136 @@
+"""Servers that are down, die, hang, lie or are full: no call of the store fails, waits or answers wrongly for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import remotestores as rs
+import small_stores as small
+from kvstore.tiers.remote.engines.faulty import FaultPlan, FaultyEngine
+
+import kvstore.open_remote
+from kvstore import KVStore
+from kvstore.core.explanation import Reason
+from kvstore.tiers.remote.engines.memory import MemoryEngine
+
+TOKENS = small.tokens_of(1, 6 * small.BLOCK)
+SHORT_S = 0.05
+
+
+def _engine(store: KVStore) -> Any:
+    remote = store._engine.remote
+    assert remote is not None
+    return remote.tier._link.engine()
+
+
+def _faulty(name: str, plan: FaultPlan | None = None, **remote: Any) -> Any:
+    return rs.settings(f"memory:{name}", settings={"faults": plan or FaultPlan()}, **remote)
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def test_a_store_works_with_a_server_that_is_down(tmp_path: Path, closed_port: int) -> None:
+    remote = rs.settings(f"resp://127.0.0.1:{closed_port}", deadline_s=SHORT_S)
+    with rs.open_store(tmp_path / "a", remote) as store:
+        for number in range(1, 4):
+            small.put(store, small.tokens_of(number, 9))
+            assert store.get(small.tokens_of(number + 10, 9)) is None
+        assert store.flush(remote=True).remote_due > 0
+        assert [small.stored(store, small.tokens_of(number, 9)) for number in range(1, 4)] == [9, 9, 9]
+        store.check()
+        counts = rs.counters(store)
+    assert counts["remote_skipped"] + counts.get("remote_read_errors", 0) > 0
+
+
+def test_a_server_that_dies_and_comes_back_is_asked_again(tmp_path: Path) -> None:
+    rs.filled(tmp_path / "a", _faulty(tmp_path.name), TOKENS)
+    with rs.open_store(tmp_path / "b", _faulty(tmp_path.name)) as store:
+        _engine(store).plan = FaultPlan(failing=1.0)
+        for _ in range(4):
+            assert store.get(TOKENS) is None
+        assert rs.counters(store)["remote_breaks"] >= 1
+        _engine(store).plan = FaultPlan()
+        rs.until(lambda: not store.stats()["remote"]["read_open"])
+        assert rs.got(store, TOKENS).tiers == {"remote": len(TOKENS)}
+        assert rs.counters(store)["remote_mends"] >= 1
+
+
+def test_a_server_that_dies_while_writes_are_due_gets_them_later(tmp_path: Path) -> None:
+    with rs.open_store(tmp_path / "a", _faulty(tmp_path.name, flush_timeout_s=60.0)) as store:
+        _engine(store).plan = FaultPlan(failing=1.0)
+        small.put(store, TOKENS)
+        store.flush()
+        rs.until(lambda: rs.counters(store).get("remote_read_errors", 0) >= 1)
+        _engine(store).plan = FaultPlan()
+        rs.until(lambda: store.flush(remote=True).remote_due == 0)
+        assert rs.counters(store)["remote_written_records"] == 6
+    with rs.open_store(tmp_path / "b", _faulty(tmp_path.name)) as store:
+        assert small.stored(store, TOKENS) == len(TOKENS)
+
+
+class _Stuck(MemoryEngine):
+    """Its calls do not return before they are let go, whatever time they were given."""
+
+    go = threading.Event()
+
+    def get_into(self, key: str, buffer: memoryview, timeout_s: float) -> int | None:
+        self.go.wait()
+        return super().get_into(key, buffer, timeout_s)
+
+
+def test_no_get_waits_for_an_engine_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rs.filled(tmp_path / "a", rs.settings(f"memory:{tmp_path.name}"), TOKENS)
+    monkeypatch.setattr(kvstore.open_remote, "open_engine", lambda url: _Stuck(tmp_path.name))
+    with rs.open_store(tmp_path / "b", rs.settings("memory:x", deadline_s=SHORT_S)) as store:
+        small.put(store, TOKENS[: small.BLOCK])
+        hit = rs.got(store, TOKENS)  # would hang here
+        assert (hit.tokens, hit.reason) == (small.BLOCK, Reason.REMOTE_LATE)
+        assert rs.counters(store)["remote_late"] == 5
+        _Stuck.go.set()
+
+
+def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
+    plan = FaultPlan(failing=1.0)
+    with rs.open_store(tmp_path / "a", _faulty(tmp_path.name, plan, queue_bytes=1, close_timeout_s=0.0)) as store:
+        for number in range(1, 6):
+            small.put(store, small.tokens_of(number, 8))
+            store.flush()
+        counts = rs.counters(store)
+        assert counts["dropped_remote_queue"] >= 6
+        assert store.stats()["remote"]["due_prefixes"] <= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_fails_no_get_is_wrong(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bad = FaultPlan(
+        seed, failing=0.1, full=0.1, missing=0.1, ghosts=0.1, truncated=0.1, flipped=0.1, swapped=0.2, hanging=0.02
+    )
+    remote = _faulty(tmp_path.name, bad, deadline_s=0.2, write_timeout_s=0.2, belief_s=0.5, close_timeout_s=0.1)
+    stems = [small.tokens_of(number, 5 * small.BLOCK) for number in range(1, 5)]
+    with rs.open_store(tmp_path / "a", remote) as one, rs.open_store(tmp_path / "b", remote) as other:
+        for _ in range(60):
+            stem = stems[rng.integers(len(stems))]
+            tokens = np.concatenate([stem[: rng.integers(1, len(stem) + 1)], rng.integers(0, 3, 6).astype(np.uint32)])
+            store = (one, other)[rng.integers(2)]
+            if rng.random() < 0.4:
+                small.put(store, tokens)
+            else:
+                small.stored(store, tokens)  # fails where one bit is wrong
+            if rng.random() < 0.1:
+                store.delete(tokens)
+        for store in (one, other):
+            store.flush()
+            assert store.check(deep=True).problems == ()
+        assert rs.counters(one)["remote_read_records"] + rs.counters(other)["remote_read_records"] > 0
+        assert isinstance(_engine(one), FaultyEngine)
