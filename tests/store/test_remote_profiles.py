@@ -9,7 +9,6 @@ import numpy as np
 import profile_stores as stores
 import remotestores as rs
 import small_stores as small
-import torch
 
 from kvstore import KVStore, RemoteConfig
 from kvstore.tiers.remote.opening import open_engine
@@ -32,28 +31,18 @@ def _fill(tmp_path: Path, remote: RemoteConfig) -> None:
         assert (counts["remote_written_profiles"], counts["remote_written_records"]) == (1, 3)
 
 
-def _is_whole(store: KVStore) -> bool:
-    hit = store.get(TOKENS)
-    if hit is None or hit.tokens < len(TOKENS):
-        return False
-    for pair, expected in zip(hit.layers, stores.kv_of(TOKENS), strict=True):
-        for a, b in zip(pair, expected, strict=True):
-            assert torch.equal(a[0].view(torch.int16), b.view(torch.int16))
-    return True
-
-
 def test_a_profile_comes_with_the_first_record_that_needs_it_and_stays(tmp_path: Path) -> None:
     remote = rs.settings(f"memory:{tmp_path.name}", deadline_s=60.0)
     _fill(tmp_path, remote)
     with _open(tmp_path / "b", remote) as store:
-        assert _is_whole(store)
+        assert stores.stored(store, TOKENS) == len(TOKENS)
         assert rs.counters(store)["remote_read_profiles"] == 1
         assert store.flush().durable_blocks == 3
         assert store.check(deep=True).problems == ()
     with _open(tmp_path / "b", None) as store:
-        assert _is_whole(store)
+        assert stores.stored(store, TOKENS) == len(TOKENS)
         assert store.blocks().labels.tolist() == ["predictive"]
-        store.put(np.arange(5), small.kv_of(range(5)))  # new records are coded as before
+        small.put(store, np.arange(5, dtype=np.uint32))  # new records are coded as before
         store.flush()
         assert sorted(store.blocks().labels.tolist()) == ["entropy", "predictive"]
 
@@ -66,7 +55,7 @@ def test_a_profile_that_is_another_is_refused(tmp_path: Path) -> None:
     engine.delete([name], LONG_S)
     engine.put_if_absent(name, [stores.save(1, tmp_path).read_bytes()], LONG_S)
     with _open(tmp_path / "b", remote) as store:
-        assert not _is_whole(store)
+        assert stores.stored(store, TOKENS) == 0
         counts = rs.counters(store)
         assert (counts["remote_damaged"], counts["unknown_profile"] > 0) == (1, True)
         assert not list((tmp_path / "b").glob("profiles/*.safetensors"))
