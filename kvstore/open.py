@@ -218,7 +218,7 @@ def open_engine(
         own = Workers(2, "kvstore-own")
         opened.callback(own.close)
         base = _open_base(opened, path, identity, config, metrics, read_only, fs, own)
-        assembler, remote = _open_reading(opened, base)
+        assembler, remote = _open_reading(opened, base, fs)
         sessions = SessionTable(base.residency.disk, config)
         recorder = None if read_only else Recorder(base.residency)
         put_path = None if recorder is None else _open_put_path(opened, base, assembler, sessions, recorder)
@@ -364,7 +364,7 @@ def _open_gate(
     return gate
 
 
-def _open_reading(opened: contextlib.ExitStack, base: _Base) -> tuple[Assembler, Remote | None]:
+def _open_reading(opened: contextlib.ExitStack, base: _Base, fs: FileSystem) -> tuple[Assembler, Remote | None]:
     """Everything that a get needs, approximate or not, and the remote tier."""
     config, residency, layout = base.config, base.residency, base.identity.layout
     # A store on disk goes by the identity that it was made with: names in it may be others by now.
@@ -381,7 +381,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base) -> tuple[Assembler,
     worth.look(base.next_record, base.codecs.disk_name)
     lookup = Lookup(residency, digest, config.block_tokens, follower, layout)
     fetcher = Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate)
-    remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.profiles, base.read_only)
+    remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.profiles, base.read_only, fs)
     placement = Placement(layout, base.codecs, base.profiles, base.metrics)
     reader = None if remote is None else remote.reader
     getter = Getter(lookup, placement, fetcher, worth, layout, base.metrics, reader)

@@ -8,18 +8,22 @@ from functools import partial
 
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
+from kvstore.errors import ConfigError
 from kvstore.metrics import Metric
 from kvstore.read.decode import BlockDecoder
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.remote import RemoteReader
+from kvstore.remote_config import RemoteConfig
 from kvstore.residency.block import most_bytes
 from kvstore.tiers.codecs import NewCodecs
+from kvstore.tiers.disk.fs import FileSystem, read_file
 from kvstore.tiers.profiles import Profiles
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.profiles import RemoteProfiles
+from kvstore.tiers.remote.sealing import Sealer, key_from
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.keep import Keeper
 from kvstore.write.portable import PortableRecords
@@ -28,6 +32,7 @@ from kvstore.write.upload import Uploader
 
 # A payload that coding made larger, and what seals it.
 _SLACK_BYTES, _SLACK_SHARE = 1 << 16, 8
+_KEY_FILE_BYTES = 1 << 10
 
 
 @dataclass
@@ -77,6 +82,7 @@ def open_remote(
     codecs: NewCodecs,
     profiles: Profiles,
     read_only: bool,
+    fs: FileSystem,
 ) -> Remote | None:
     """Open the remote tier of the settings; None if there is none. Its servers may be down.
 
@@ -92,10 +98,11 @@ def open_remote(
     most = most_bytes(layout, config.block_tokens)
     most += most // _SLACK_SHARE + _SLACK_BYTES
     open_it = partial(open_engine, remote.url, **remote.settings)
+    sealer = _sealer(fs, remote)
     link = RemoteLink(open_it, residency.metrics, remote.deadline_s)
     names, metrics = RemoteNames(lookup.digest), residency.metrics
-    travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s)
-    tier = RemoteTier(remote, names, link, metrics, fetcher.pool, travelling, most)
+    travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s, sealer)
+    tier = RemoteTier(remote, names, link, metrics, fetcher.pool, travelling, most, sealer)
     opened.callback(tier.close)
     exact = identity.codec_family == "exact"
     reader = RemoteReader(tier, layout, exact, config.block_tokens, fetcher.gate, residency.metrics)
@@ -110,3 +117,15 @@ def open_remote(
     elif remote.upload == "second use":
         residency.on_use(uploader.due)
     return Remote(tier, reader, uploader)
+
+
+def _sealer(fs: FileSystem, remote: RemoteConfig) -> Sealer | None:
+    """What seals values, if the settings name a fleet key."""
+    if remote.key is None:
+        return None
+    if isinstance(remote.key, bytes):
+        return Sealer(remote.key)
+    try:
+        return Sealer(key_from(read_file(fs, str(remote.key), _KEY_FILE_BYTES)))
+    except OSError as error:
+        raise ConfigError(f"remote.key: {remote.key} cannot be read: {error.strerror}") from error

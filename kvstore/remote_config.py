@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from kvstore.errors import ConfigError
@@ -18,7 +19,7 @@ class RemoteConfig:
     """A tier on other machines, which stores of the same identity share (docs/remote.md). Immutable.
 
     Attributes:
-        url: which server, and how to reach it: "resp://host:6379", "s3://bucket/prefix", "folder:/path", ...
+        url: which server, and how to reach it: "valkey://host:6379", "s3://bucket", "folder:///path".
         deadline_s: a get waits no longer for what the remote tier has; what is not there by then is a miss. Where the
             gate knows that computing the rest takes less, it waits no longer than that.
         ttl_s: values may be removed by the server so long after their last use; 0: when it likes.
@@ -33,13 +34,15 @@ class RemoteConfig:
         close_timeout_s: closing the store waits no longer for values that are due.
         belief_s: what was there is taken to be there for so long without asking.
         miss_s: what was not there is taken not to be there for so long.
+        key: a fleet key: 32 bytes, or the path of a file that holds them or their 64 hex digits. Values are sealed with
+            it, and what is not is a miss. None: records as they are, which whoever may write to the server may forge.
         settings: of the engine, by name; see docs/remote.md.
 
     Raises:
         ConfigError: a setting is out of range or has the wrong type.
 
     Example:
-        >>> RemoteConfig("folder:/mnt/shared", deadline_s=0.5).upload
+        >>> RemoteConfig("folder:///mnt/shared", deadline_s=0.5).upload
         'second use'
     """
 
@@ -56,11 +59,12 @@ class RemoteConfig:
     close_timeout_s: float = 2.0
     belief_s: float = 30.0
     miss_s: float = 2.0
+    key: bytes | Path | None = field(default=None, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or ":" not in self.url:
-            raise ConfigError(f"remote.url: expected a URL such as 'resp://host:6379', found {self.url!r}")
+            raise ConfigError(f"remote.url: expected a URL such as 'valkey://host:6379', found {self.url!r}")
         for name in ("deadline_s", "write_timeout_s"):
             check_seconds(f"remote.{name}", getattr(self, name), above=True)
         for name in ("ttl_s", "flush_timeout_s", "close_timeout_s", "belief_s", "miss_s"):
@@ -73,6 +77,11 @@ class RemoteConfig:
             raise ConfigError(f"remote.read_only: expected True or False, found {self.read_only!r}")
         check_whole("remote.queue_bytes", self.queue_bytes, 1, 1 << 60)
         check_whole("remote.in_flight", self.in_flight, 1, 256)
+        if isinstance(self.key, str):
+            object.__setattr__(self, "key", Path(self.key))
+        given: object = self.key
+        if not isinstance(given, bytes | Path | None):
+            raise ConfigError(f"remote.key: expected bytes or the path of a file, found {type(given).__name__}")
         if not isinstance(self.settings, Mapping):
             raise ConfigError(f"remote.settings: expected a table, found {self.settings!r}")
 
@@ -91,5 +100,5 @@ class RemoteConfig:
         if unknown := set(table) - known:
             raise ConfigError(f"remote.{min(unknown)}: unknown setting; known are {', '.join(sorted(known))}")
         if base is None and "url" not in table:
-            raise ConfigError("remote.url: missing; it says which server, such as 'resp://host:6379'")
+            raise ConfigError("remote.url: missing; it says which server, such as 'valkey://host:6379'")
         return cls(**table) if base is None else replace(base, **table)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, report, sessions, space, warmup
+from kvstore.cli import bench, calibrate, doctor, health, learn, look, move, remote, report, sessions, space, warmup
 from kvstore.cli.usage import Commands
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -36,3 +36,4 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(_command)
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(remote.app, name="remote")

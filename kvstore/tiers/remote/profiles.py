@@ -6,6 +6,7 @@ import threading
 import time
 
 from kvstore.codecs.profile import NO_PROFILE
+from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Task, Workers
 from kvstore.errors import RemoteError
 from kvstore.metrics import Metric, Metrics
@@ -13,6 +14,7 @@ from kvstore.tiers.profiles import Profiles
 from kvstore.tiers.remote.beliefs import Beliefs
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.names import RemoteNames
+from kvstore.tiers.remote.sealing import Sealer
 
 _MOST_BYTES = 1 << 28
 _TIMES = 6  # a profile may take so much longer than a record
@@ -26,10 +28,18 @@ class RemoteProfiles:
     Args:
         timeout_s: what a record may take.
         ttl_s: values may be removed so long after their last use; 0: when the server likes.
+        sealer: seals values; None: they are files as they are.
     """
 
     def __init__(
-        self, link: RemoteLink, names: RemoteNames, profiles: Profiles, metrics: Metrics, timeout_s: float, ttl_s: float
+        self,
+        link: RemoteLink,
+        names: RemoteNames,
+        profiles: Profiles,
+        metrics: Metrics,
+        timeout_s: float,
+        ttl_s: float,
+        sealer: Sealer | None,
     ) -> None:
         self._link = link
         self._names = names
@@ -37,6 +47,7 @@ class RemoteProfiles:
         self._metrics = metrics
         self._timeout_s = _TIMES * timeout_s
         self._ttl_s = ttl_s
+        self._sealer = sealer
         self._there = Beliefs(ttl_s / 2 if ttl_s else 1e9, 0.0)
         self._tasks: dict[bytes, tuple[Task[bool], float]] = {}  # profiles that are asked for, or were in vain
         self._lock = threading.Lock()  # guards _tasks
@@ -67,7 +78,13 @@ class RemoteProfiles:
             return False
         if size is None:
             return False
-        if not self._profiles.take_in(profile, bytes(memoryview(buffer)[:size])):
+        value = memoryview(buffer)[:size]
+        try:
+            data = bytes(value) if self._sealer is None else self._sealer.opened(name, value)
+        except DamagedRecord as damage:
+            self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
+            return False
+        if not self._profiles.take_in(profile, data):
             self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name} is not this profile")
             return False
         self._metrics.add(Metric.REMOTE_READ_PROFILES)
@@ -81,12 +98,13 @@ class RemoteProfiles:
         if data is None:
             return False
         name, ttl_s = self._names.profile(profile), self._ttl_s or None
+        parts = [data] if self._sealer is None else self._sealer.seal(name, data)
         try:
             if self._link.call("write", name, lambda e, left: e.exist([name], left), self._timeout_s)[0]:
                 if ttl_s is not None:
                     self._link.call("write", name, lambda e, left: e.touch([name], ttl_s, left), self._timeout_s)
             elif self._link.call(
-                "write", name, lambda e, left: e.put_if_absent(name, [data], left, ttl_s), self._timeout_s
+                "write", name, lambda e, left: e.put_if_absent(name, parts, left, ttl_s), self._timeout_s
             ):
                 self._metrics.add(Metric.REMOTE_WRITTEN_PROFILES)
         except RemoteError as error:

@@ -23,6 +23,7 @@ from kvstore.tiers.remote.link import RemoteLink, Skipped
 from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.record import TIER, RemoteRecord
+from kvstore.tiers.remote.sealing import Sealer
 from kvstore.tiers.remote.search import leading
 
 _CLOSING_S = 1.0  # see `RemoteLink`
@@ -45,7 +46,8 @@ class RemoteTier:
     """Reads and writes the values of one identity. Thread-safe. No call raises what a server does wrong.
 
     Args:
-        most_bytes: of a record; a larger value is a miss.
+        most_bytes: of a value; a larger one is a miss.
+        sealer: seals values; None: they are records as they are.
 
     Attributes:
         config: the settings.
@@ -62,6 +64,7 @@ class RemoteTier:
         pool: BufferPool,
         profiles: RemoteProfiles,
         most_bytes: int,
+        sealer: Sealer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -74,6 +77,7 @@ class RemoteTier:
         self._metrics = metrics
         self._pool = pool
         self._most_bytes = most_bytes
+        self._sealer = sealer
         self._workers = Workers(config.in_flight, "kvstore-remote")
 
     @property
@@ -122,6 +126,10 @@ class RemoteTier:
         if size is None:
             return Fetched(None, Reason.REMOTE_GONE)
         try:
+            if self._sealer is not None:
+                data = self._sealer.opened(name, buffer.view[:size])
+                size = len(data)
+                buffer.view[:size] = data
             buffer.trim(size)
             record = check(buffer)
         except DamagedRecord as damage:
@@ -225,9 +233,11 @@ class RemoteTier:
             self._metrics.add(Metric.REMOTE_TOUCHED, len(names))
 
     def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
-        timeout_s = self.config.write_timeout_s
+        timeout_s, parts = self.config.write_timeout_s, [data]
+        if self._sealer is not None:
+            parts = [memoryview(part) for part in self._sealer.seal(name, data)]
         try:
-            new = self._link.call("write", name, lambda e, left: e.put_if_absent(name, [data], left, ttl_s), timeout_s)
+            new = self._link.call("write", name, lambda e, left: e.put_if_absent(name, parts, left, ttl_s), timeout_s)
         except RemoteError as error:
             self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
             return False

@@ -1,0 +1,104 @@
+"""`remote stats`, `verify` and `gc`: what lies in a remote tier. They read it whole, and need no store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.errors import DAMAGED, OK, leave, told
+from kvstore.cli.output import AsJson, line, parse_size, print_json, size, table
+from kvstore.cli.space import Really
+from kvstore.tiers.remote.engine import RemoteEngine
+from kvstore.tiers.remote.opening import open_engine
+from kvstore.tiers.remote.survey import Value, batches, orphans, survey, to_remove
+
+app = typer.Typer(
+    no_args_is_help=True, help="A remote tier: what it holds, whether that is whole, and giving space back."
+)
+Url = Annotated[str, typer.Argument(help="As of RemoteConfig.", show_default=False)]
+Identity = Annotated[str, typer.Option(help="Only that of one identity: its 16 hex digits, as stats shows them.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that one call of the server may take.")]
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[RemoteEngine]:
+    engine = open_engine(url)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@app.command("stats")
+def stats(url: Url, identity: Identity = "", timeout: Timeout = 10.0, as_json: AsJson = False) -> None:
+    """Count records, profiles, tokens and bytes by identity."""
+    with told(as_json), _opened(url) as engine:
+        values = survey(engine, timeout, identity)
+        lost = orphans(values)
+    rows = [
+        _row(name, [v for v in values if v.identity == name], lost) for name in sorted({v.identity for v in values})
+    ]
+    if as_json:
+        print_json({"identities": rows})
+        return
+    if rows:
+        table(tuple(rows[0]), [(*list(row.values())[:-1], size(row["bytes"])) for row in rows])
+    line(f"{len(values)} values, {size(sum(value.nbytes for value in values))}")
+
+
+def _row(identity: str, values: list[Value], lost: set[str]) -> dict[str, Any]:
+    good = [value for value in values if not (value.problem or value.is_profile)]
+    return {
+        "identity": identity,
+        "records": len(good),
+        "tokens": sum(value.tokens for value in good),
+        "profiles": sum(value.is_profile for value in values),
+        "unreachable": sum(value.name in lost for value in values),
+        "damaged": sum(bool(value.problem) for value in values),
+        "bytes": sum(value.nbytes for value in values),
+    }
+
+
+@app.command("verify")
+def verify(url: Url, identity: Identity = "", timeout: Timeout = 10.0, as_json: AsJson = False) -> None:
+    """Read every value and compare checksums and keys. Repairs nothing."""
+    with told(as_json), _opened(url) as engine:
+        values = survey(engine, timeout, identity)
+    problems = [f"{value.name}: {value.problem}" for value in values if value.problem]
+    unreachable, code = len(orphans(values)), DAMAGED if problems else OK
+    if as_json:
+        found = {"values": len(values), "unreachable": unreachable, "problems": problems}
+        print_json({**found, "ok": not problems, "exit_code": code})
+    else:
+        for problem in problems:
+            line(problem)
+        line(f"{len(problems)} problems; {len(values)} values read, {unreachable} of them unreachable")
+    leave(code)
+
+
+@app.command("gc")
+def gc(
+    url: Url,
+    to: Annotated[str | None, typer.Option(help="What all may take afterwards, such as 400GiB.")] = None,
+    identity: Identity = "",
+    timeout: Timeout = 10.0,
+    yes: Really = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove values that are damaged or that no get reaches, and with --to also ends of sequences, until the rest fits.
+
+    A block never goes before those that continue it.
+    """
+    with told(as_json), _opened(url) as engine:
+        values = survey(engine, timeout, identity)
+        going = to_remove(values, None if to is None else parse_size(to))
+        removed = sum(engine.delete(names, timeout) for names in batches(going)) if yes else 0
+    freed, before = sum(value.nbytes for value in going), sum(value.nbytes for value in values)
+    if as_json:
+        print_json({"before": before, "after": before - freed * yes, "due": len(going), "removed": removed})
+        return
+    what = f"{removed} values removed" if yes else f"{len(going)} values would be removed; --yes removes them"
+    line(f"{what}, {size(freed)}; {size(before)} before")

@@ -1,0 +1,88 @@
+"""`kvstore remote`: what lies in a remote tier is counted, verified and removed, ends before what they continue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import remotestores as rs
+import small_stores as small
+from typer.testing import CliRunner
+
+from kvstore.cli import app
+from kvstore.tiers.remote.engines.folder import FolderEngine
+from kvstore.tiers.remote.opening import open_engine
+from kvstore.tiers.remote.survey import survey
+
+STEM = small.tokens_of(1, 4 * small.BLOCK)
+FORKS = [np.concatenate([STEM, small.tokens_of(number, 3 * small.BLOCK)]) for number in (7, 8)]
+RECORDS = 4 + 2 * 3
+LONG_S = 60.0
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"folder://{tmp_path}/shared"
+    rs.filled(tmp_path / "a", rs.settings(url), *FORKS)
+    return url
+
+
+def _run(code: int, *arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["remote", *arguments, "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.output)
+
+
+def _stored(tmp_path: Path, url: str, name: str) -> list[int]:
+    with rs.open_store(tmp_path / name, rs.settings(url, promote="second")) as store:
+        return [small.stored(store, tokens) for tokens in FORKS]
+
+
+def test_stats_counts_by_identity(url: str) -> None:
+    (row,) = _run(0, "stats", url)["identities"]
+    assert (row["records"], row["tokens"], row["damaged"], row["unreachable"]) == (RECORDS, 4 * RECORDS, 0, 0)
+
+
+def test_verify_names_what_is_damaged_and_gc_removes_it_with_what_it_cuts_off(tmp_path: Path, url: str) -> None:
+    engine = open_engine(url)
+    value = next(value for value in survey(engine, LONG_S) if value.depth == 4 * small.BLOCK)
+    engine.delete([value.name], LONG_S)
+    engine.put_if_absent(value.name, [b"x" * 400], LONG_S)
+    found = _run(3, "verify", url)
+    assert (len(found["problems"]), found["unreachable"], value.name in found["problems"][0]) == (1, 2, True)
+    assert _run(0, "gc", url)["removed"] == 0  # without --yes
+    assert _run(0, "gc", url, "--yes")["removed"] == 3
+    assert _run(0, "verify", url)["values"] == RECORDS - 3
+    assert sorted(_stored(tmp_path, url, "b")) == [len(STEM), len(FORKS[0])]
+
+
+def test_gc_to_a_budget_takes_ends_before_what_they_continue(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, gone = open_engine(url), list[str]()
+    delete = FolderEngine.delete
+
+    def look(self: FolderEngine, keys: Any, timeout_s: float) -> int:
+        done = delete(self, keys, timeout_s)
+        gone.extend(keys)
+        parents = {value.parent for value in survey(engine, LONG_S)}
+        assert not parents.intersection(gone)
+        return done
+
+    monkeypatch.setattr(FolderEngine, "delete", look)
+    values = survey(engine, LONG_S)
+    budget = sum(value.nbytes for value in values) // 2
+    done = _run(0, "gc", url, "--to", str(budget), "--yes")
+    assert done["after"] <= budget < done["before"]
+    assert done["removed"] == len(gone) > 0
+    assert _run(0, "verify", url)["unreachable"] == 0
+    assert max(_stored(tmp_path, url, "b")) >= len(STEM)
+
+
+def test_mistakes_are_told_in_one_line() -> None:
+    done = CliRunner().invoke(app, ["remote", "stats", "nowhere:x"])
+    assert done.exit_code == 1
+    assert done.output.startswith("error: ")
