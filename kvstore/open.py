@@ -231,7 +231,9 @@ def open_engine(
             residency=base.residency,
             pool=base.pool,
             getter=assembler.getter,
-            explainer=Explainer(assembler.getter.lookup, base.profiles, base.pool, assembler.getter.worth),
+            explainer=Explainer(
+                assembler.getter.lookup, base.profiles, base.pool, assembler.getter.worth, assembler.getter.remote
+            ),
             assembler=assembler,
             gate=base.gate,
             put_path=put_path,

@@ -26,6 +26,7 @@ from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.sealing import Sealer, key_from
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.keep import Keeper
+from kvstore.write.leaving import LeavingRecords
 from kvstore.write.portable import PortableRecords
 from kvstore.write.put import PutPath
 from kvstore.write.upload import Uploader
@@ -109,13 +110,17 @@ def open_remote(
     if read_only or remote.read_only:
         return Remote(tier, reader)
     portable = PortableRecords(residency, fetcher, fetcher.pool, layout, codecs)
-    uploader = Uploader(residency, tier, portable, lookup.root, config.block_tokens * layout.bytes_per_token)
+    leaving = LeavingRecords(residency, fetcher.pool, remote.queue_bytes)
+    block_bytes = config.block_tokens * layout.bytes_per_token
+    uploader = Uploader(residency, tier, portable, lookup.root, block_bytes, leaving)
     opened.callback(uploader.close, remote.close_timeout_s)
     residency.listen(forgotten=uploader.forget)
     if remote.upload == "put":
         residency.on_written(uploader.written)
     elif remote.upload == "second use":
         residency.on_use(uploader.due)
+    else:
+        residency.on_evicted(uploader.evicted)
     return Remote(tier, reader, uploader)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kvstore.errors import ConfigError
 from kvstore.setting_checks import check_seconds, check_whole
 
-UPLOADS = ("second use", "put")
+UPLOADS = ("second use", "eviction", "put")
 PROMOTIONS = ("first", "second")
 
 
@@ -23,8 +23,8 @@ class RemoteConfig:
         deadline_s: a get waits no longer for what the remote tier has; what is not there by then is a miss. Where the
             gate knows that computing the rest takes less, it waits no longer than that.
         ttl_s: values may be removed by the server so long after their last use; 0: when it likes.
-        upload: what is written there. "second use": blocks that are used again after they were put. "put": every
-            block, once it is on disk.
+        upload: what is written there. "second use": blocks that are used again after they were put. "eviction":
+            blocks that the disk gives up. "put": every block, once it is on disk.
         promote: blocks that came from there are kept in this store at their "first" read, or at their "second".
         read_only: write nothing there.
         queue_bytes: bytes of records that may wait to be written there; what is more is dropped, and counted.
@@ -49,7 +49,7 @@ class RemoteConfig:
     url: str
     deadline_s: float = 1.0
     ttl_s: float = 7 * 86400.0
-    upload: Literal["second use", "put"] = "second use"
+    upload: Literal["second use", "eviction", "put"] = "second use"
     promote: Literal["first", "second"] = "first"
     read_only: bool = False
     queue_bytes: int = 256 << 20

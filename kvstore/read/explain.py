@@ -15,10 +15,12 @@ from kvstore.core.keys import chain_keys
 from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, padded, parse
 from kvstore.core.tokens import Tokens
 from kvstore.read.lookup import Lookup
+from kvstore.read.remote import RemoteReader, RemoteRequest
 from kvstore.read.worth import Worth
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.profiles import Profiles
+from kvstore.tiers.remote.record import TIER
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Explainer:
     profiles: Profiles
     pool: BufferPool
     worth: Worth
+    remote: RemoteReader | None = None
 
     def explain(self, namespace: bytes, tokens: Tokens) -> Explanation:
         """See `KVStore.explain`. namespace: its digest."""
@@ -49,6 +52,9 @@ class Explainer:
         end = self.worth.end(rows, stored, len(tokens))
         if end < stored:
             rows = list(_cut_at(rows, end, Reason.NOT_WORTH))
+        elif self.remote is not None and stored < len(tokens):
+            wanted = RemoteRequest(self.lookup.root(namespace), namespace, tokens, stored, len(tokens))
+            rows = _with_remote(rows, stored // query.size * query.size, self.remote.end(wanted), query.size)
         return Explanation.of(len(tokens), rows)
 
     def _known(self, query: _Query, index: int, end: int, copies: Sequence[Source]) -> BlockExplanation:
@@ -148,6 +154,15 @@ def _cut_at(rows: Sequence[BlockExplanation], end: int, reason: Reason) -> Itera
         if row.start < end:
             yield replace(row, end=end)
         yield replace(row, start=max(row.start, end), reason=reason)
+
+
+def _with_remote(rows: Sequence[BlockExplanation], start: int, end: int, size: int) -> list[BlockExplanation]:
+    """The same rows; whole blocks from `start` to `end` are in the remote tier, which a get goes on with."""
+    if end <= start:
+        return list(rows)
+    first, last = [row for row in rows if row.end <= start], [row for row in rows if row.start >= end]
+    there = [BlockExplanation(at, at + size, Reason.STORED, tiers=(TIER,)) for at in range(start, end, size)]
+    return [*first, *there, *_cut_at(last, end, Reason.GONE)]
 
 
 class _Query:

@@ -19,7 +19,7 @@ from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.place import place_of
 from kvstore.read.placement import Placement
-from kvstore.read.remote import RemoteReader, RemoteRun
+from kvstore.read.remote import RemoteReader, RemoteRequest, RemoteRun
 from kvstore.read.result import OutputBuffers, allocate, check_device, is_on_cpu, to_device
 from kvstore.read.worth import Worth
 from kvstore.timing import NOWHERE, Where
@@ -114,9 +114,19 @@ class Getter:
         """Begins to read what follows in the remote tier, if there is one."""
         if self.remote is None:
             return None
-        root, local = self.lookup.root(request.namespace), reads[-1].end if reads else 0
         try:
-            return self.remote.begin(root, request.namespace, request.tokens, local, request.device)
+            gated = request.gated and self.worth.gate.knows(request.device)
+            wanted = RemoteRequest(
+                self.lookup.root(request.namespace),
+                request.namespace,
+                request.tokens,
+                reads[-1].end if reads else 0,
+                request.given,
+                request.device,
+                gated,
+                self.worth.parts(reads) if gated else (),
+            )
+            return self.remote.begin(wanted)
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])
             raise

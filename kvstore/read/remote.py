@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvstore.codecs.registry import codec_label
 from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayout
 from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Task
 from kvstore.gate.gate import Gate
+from kvstore.gate.load import Part
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.remote_check import RemoteCheck
@@ -35,6 +37,30 @@ class Arrivals:
     records: Sequence[RemoteRecord]
 
 
+@dataclass(frozen=True)
+class RemoteRequest:
+    """What a get wants of the remote tier.
+
+    Attributes:
+        root: the key before the first block.
+        namespace: its digest.
+        tokens: that it wants, and how many of them are `local`.
+        given: how many tokens the caller's sequence has.
+        device: where the result is wanted.
+        gated: whether to leave out what is computed sooner than loaded.
+        parts: what the gate must know of the local blocks.
+    """
+
+    root: bytes
+    namespace: bytes
+    tokens: Tokens
+    local: int
+    given: int
+    device: object = None
+    gated: bool = False
+    parts: Sequence[Part] = ()
+
+
 @dataclass
 class RemoteReader:
     """Begins the reading of blocks from the remote tier. Thread-safe.
@@ -42,6 +68,7 @@ class RemoteReader:
     Attributes:
         exact: refuse what codecs with loss made.
         keep: told of the blocks that a get returned; None if this store keeps none.
+        typical: bytes and codec of a record that came; replaced as a whole.
     """
 
     tier: RemoteTier
@@ -51,41 +78,64 @@ class RemoteReader:
     gate: Gate
     metrics: Metrics
     keep: Callable[[Arrivals], None] | None = None
+    typical: tuple[int, str] = (0, "")
 
-    def begin(self, root: bytes, namespace: bytes, tokens: Tokens, local: int, device: object) -> RemoteRun | None:
-        """Look for the blocks of `tokens` behind the first `local` ones, and begin to read them; None for nothing.
-
-        root: the key before the first block.
-        """
-        size = self.block_tokens
-        first, count = local // size, len(tokens) // size
-        if first >= count:
+    def begin(self, request: RemoteRequest) -> RemoteRun | None:
+        """Look for the blocks behind those that are here, and begin to read them; None for nothing."""
+        keys, first = self._keys(request)
+        if len(keys) < 2:
             return None
-        keys = [root, *chain_keys(root, tokens[: count * size], size)]
-        begin = self.tier.clock()
-        deadline = begin + self._seconds(len(tokens), local, device)
-        there = self.tier.leading(keys[first + 1 :], deadline)
+        begin, size = self.tier.clock(), self.block_tokens
+        deadline = begin + self._seconds(request)
+        there = self.tier.leading(keys[1:], deadline)
+        there = self._worth_loading(request, there) if there and request.gated else there
         if not there:
             return None
-        reads = [
+        checks = [
             RemoteCheck(
                 self.layout,
                 self.exact,
-                namespace,
+                request.namespace,
                 keys[i + 1],
                 keys[i],
-                i * size,
-                tokens[i * size : (i + 1) * size],
+                (first + i) * size,
+                request.tokens[(first + i) * size : (first + i + 1) * size],
             )
-            for i in range(first, first + there)
+            for i in range(there)
         ]
-        tasks = self.tier.fetch([read.key for read in reads], deadline, reads)
-        return RemoteRun(self, namespace, tokens, reads, tasks, begin, deadline)
+        tasks = self.tier.fetch([check.key for check in checks], deadline, checks)
+        return RemoteRun(self, request, checks, tasks, begin, deadline)
 
-    def _seconds(self, tokens: int, local: int, device: object) -> float:
+    def end(self, request: RemoteRequest) -> int:
+        """Return where the blocks end that the remote tier seems to have behind those that are here; asks it, and reads
+        none."""
+        keys, first = self._keys(request)
+        there = self.tier.leading(keys[1:], self.tier.clock() + self.tier.config.deadline_s) if len(keys) > 1 else 0
+        return (first + there) * self.block_tokens if there else request.local
+
+    def _keys(self, request: RemoteRequest) -> tuple[list[bytes], int]:
+        """The keys of the whole blocks that are not here, behind that of the one before; the number of the first."""
+        size, count = self.block_tokens, len(request.tokens) // self.block_tokens
+        first = request.local // size
+        keys = [request.root, *chain_keys(request.root, request.tokens[: count * size], size)]
+        return keys[first:], first
+
+    def _worth_loading(self, request: RemoteRequest, there: int) -> int:
+        """How many blocks are loaded sooner than computed, by what was seen of the server so far."""
+        nbytes, codec = self.typical
+        if not nbytes:
+            return there
+        here = list(request.parts)
+        parts = [*here, *[Part(TIER, codec, nbytes, self.block_tokens)] * there]
+        count = max(0, self.gate.decide(parts, request.device, total=request.given).parts - len(here))
+        self.gate.note(request.local + there * self.block_tokens, count < there)
+        self.metrics.add(Metric.GET_WITHHELD_TOKENS, (there - count) * self.block_tokens)
+        return count
+
+    def _seconds(self, request: RemoteRequest) -> float:
         """How long a get may wait: computing the rest must not be sooner done."""
-        most = self.tier.config.deadline_s
-        computing = self.gate.prefill_seconds(tokens - local, start=local, device=device)
+        most, rest = self.tier.config.deadline_s, len(request.tokens) - request.local
+        computing = self.gate.prefill_seconds(rest, start=request.local, device=request.device)
         return most if computing is None else min(most, computing)
 
 
@@ -98,8 +148,7 @@ class RemoteRun:
     """
 
     reader: RemoteReader
-    namespace: bytes
-    tokens: Tokens
+    request: RemoteRequest
     checks: Sequence[RemoteCheck]
     tasks: Sequence[Task[Fetched]]
     begun: float
@@ -150,13 +199,15 @@ class RemoteRun:
         reader, good = self.reader, len(self._came)
         if not good:
             return
-        nbytes = sum(fetched.nbytes for fetched in self._came)
+        nbytes, last = sum(fetched.nbytes for fetched in self._came), self._came[-1].record
+        if last is not None:
+            reader.typical = nbytes // good, codec_label(last.header.codec)
         reader.gate.observe_read(TIER, nbytes, self._last - self.begun)
         reader.tier.renew_soon([check.key for check in self.checks[:good]])
         if reader.keep is not None:
             end = self.checks[good - 1].start + len(self.checks[good - 1].tokens)
             records = [fetched.record for fetched in self._came if fetched.record is not None]
-            reader.keep(Arrivals(self.namespace, self.tokens[:end], records))
+            reader.keep(Arrivals(self.request.namespace, self.request.tokens[:end], records))
 
     def _stop(self, why: Reason) -> None:
         self.why = why

@@ -42,10 +42,7 @@ class Worth:
         the others are released."""
         if not reads or not self.gate.knows(device):
             return reads
-        parts = [
-            self._part(read.source.tier, codec_of(read.source.codec_id), read.source.nbytes, read.tokens)
-            for read in reads
-        ]
+        parts = self.parts(reads)
         for tier in {part.tier for part in parts if part.tier is not None}:
             if self.gate.lacks(tier):
                 self.gate.check(tier, self._timed(tier, next(r.source for r in reads if r.source.tier == tier)))
@@ -56,6 +53,13 @@ class Worth:
             self.residency.metrics.add(Metric.GET_WITHHELD_TOKENS, sum(len(read.tokens) for read in refused))
             self._leave([read.source for read in refused])
         return reads[:count]
+
+    def parts(self, reads: Sequence[BlockRead]) -> list[Part]:
+        """Return what the gate must know of blocks."""
+        return [
+            self._part(read.source.tier, codec_of(read.source.codec_id), read.source.nbytes, read.tokens)
+            for read in reads
+        ]
 
     def look(self, newest: int, codec: str) -> None:
         """Time a short read from each storage, and say if the disk's codec is what a get waits for.

@@ -82,9 +82,10 @@ class Departures:
             while len(self._expected) > self._most_blocks:
                 del self._expected[next(iter(self._expected))]
 
-    def expects(self, record: int) -> bool:
-        """Whether `found` is wanted for the record."""
-        return record in self._expected
+    def expects(self, record: int, reason: Reason | None = None) -> bool:
+        """Whether `found` is wanted for the record, which left for this reason, or for any."""
+        found = self._expected.get(record)
+        return found is not None and reason in (None, found)
 
     def found(self, names: Iterable[tuple[int, BlockName]]) -> None:
         """Which blocks expected records were."""

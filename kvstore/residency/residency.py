@@ -66,7 +66,8 @@ class Residency(DiskEviction):
 
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
-        self._used: tuple[Callable[[Sequence[int]], None], ...] = ()  # replaced as a whole, and so is the next
+        self._used: tuple[Callable[[Sequence[int]], None], ...] = ()  # replaced as a whole, and so are the next
+        self._evicted: tuple[Callable[[Sequence[Entry]], None], ...] = ()
         self._done: tuple[Callable[[Sequence[Block]], None], ...] = ()
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
         budgets, policy = self.config, POLICIES[self.config.eviction]
@@ -159,6 +160,11 @@ class Residency(DiskEviction):
     def on_written(self, listener: Callable[[Sequence[Block]], None]) -> None:
         """Call this from now on with the blocks of each put that are not queued any more; it must not raise."""
         self._done = (*self._done, listener)
+
+    def on_evicted(self, listener: Callable[[Sequence[Entry]], None]) -> None:
+        """Call this from now on with what the disk evicts, before anything is written in its place, on a thread that
+        holds the disk's write lock; it must not raise."""
+        self._evicted = (*self._evicted, listener)
 
     def _touch_disk(self, records: Sequence[int]) -> None:
         with self._lock:
@@ -324,6 +330,9 @@ class Residency(DiskEviction):
     def entries_leave(self, entries: Sequence[Entry]) -> None:
         """The catalog gives up the entries of records that were forgotten: they say which blocks those were."""
         found = [entry for entry in entries if self.departures.expects(entry.record)]
+        evicted = [entry for entry in found if self.departures.expects(entry.record, Reason.EVICTED)]
+        for listener in self._evicted if evicted else ():
+            listener(evicted)
         if self.disk is None or not found:
             return
         if not all(entry.namespace in self._digests for entry in found):

@@ -13,7 +13,9 @@ from kvstore.core.workers import Workers
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
+from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.remote.tier import RemoteTier
+from kvstore.write.leaving import LeavingRecord, LeavingRecords
 from kvstore.write.portable import PortableRecords
 
 _LOOK_S = 0.2  # a server that was down, and a block that was not written yet, are looked at again
@@ -30,6 +32,7 @@ class Uploader:
         portable: gives the bytes of a record.
         root: gives the key before the first block of a namespace.
         block_bytes: raw bytes of a block, which the queue counts with.
+        leaving: the records that the disk gave up.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class Uploader:
         portable: PortableRecords,
         root: Callable[[bytes], bytes],
         block_bytes: int,
+        leaving: LeavingRecords,
     ) -> None:
         self._residency = residency
         self._tier = tier
         self._portable = portable
         self._root = root
         self._block_bytes = block_bytes
+        self._leaving = leaving
         self._due: OrderedDict[int, int] = OrderedDict()  # prefixes by their last record: bytes of what may be missing
         self._bytes = 0
         self._busy: int | None = None
@@ -82,6 +87,12 @@ class Uploader:
         if blocks:
             self.due([block.record for block in blocks])
 
+    def evicted(self, entries: Sequence[Entry]) -> None:
+        """The disk gives up records: they are due, and read now."""
+        for entry in entries:
+            if not self._closing and self._leaving.take(entry):
+                self._changed.ring()
+
     def there(self, records: Sequence[int]) -> None:
         """These records are in the remote tier: they came from there."""
         if len(self._sent) > _MOST_SENT:
@@ -94,14 +105,13 @@ class Uploader:
 
     @property
     def waiting(self) -> int:
-        """How many prefixes are due."""
+        """How many prefixes, and records that the disk gave up, are due."""
         with self._lock:
-            return len(self._due) + (self._busy is not None)
+            return len(self._due) + (self._busy is not None) + len(self._leaving)
 
     def stats(self) -> dict[str, float]:
         """Return plain numbers: what is due, and how many records are known to be there."""
-        with self._lock:
-            return {"due_prefixes": len(self._due) + (self._busy is not None), "due_bytes": self._bytes}
+        return {"due": self.waiting, "due_bytes": self._bytes + self._leaving.nbytes}
 
     def flush(self, timeout_s: float) -> int:
         """Wait until nothing is due any more, the server cannot be written to, or time is over; return how many
@@ -123,8 +133,13 @@ class Uploader:
 
     def _run(self) -> None:
         while not self._closing:
-            if not (self._due and self._tier.takes_writes):
-                self._changed.wait_for(lambda: self._closing or (self._due and self._tier.takes_writes), _LOOK_S)
+            if not (self._has_work and self._tier.takes_writes):
+                self._changed.wait_for(lambda: self._closing or (self._has_work and self._tier.takes_writes), _LOOK_S)
+                continue
+            if len(self._leaving) and not self._write_leaving(self._leaving.next()):
+                self._changed.wait_for(lambda: self._closing, _LOOK_S)
+            if not self._due:
+                self._changed.ring()
                 continue
             with self._lock:
                 record, nbytes = self._due.popitem(last=False)
@@ -143,6 +158,33 @@ class Uploader:
             self._changed.ring()
             if not done:
                 self._changed.wait_for(lambda: self._closing, _LOOK_S)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._due or len(self._leaving))
+
+    def _write_leaving(self, chain: Sequence[LeavingRecord]) -> bool:
+        """Write records that the disk gave up, after what stands before them; False to try again later."""
+        first = chain[0].record.header
+        if first.start and self._tier.absent([first.parent]) != []:
+            self._upload(chain[0].parent)  # it is on disk still, or leaves before it could be written
+        for i, leaving in enumerate(chain):
+            header = leaving.record.header
+            absent = self._tier.absent([header.key] if not header.start else [header.parent, header.key])
+            if absent is None:
+                return False
+            if header.parent in absent:
+                self._residency.metrics.add(Metric.DROPPED_REMOTE_LEFT, len(chain) - i)
+                for each in chain[i:]:
+                    self._leaving.done(each)
+                return True
+            data = leaving.record.buffer.view[: header.record_bytes]
+            if absent and not self._tier.write(header.key, data, header.profile, leaving.life_s):
+                if not self._tier.takes_writes:
+                    return False
+                self._residency.metrics.add(Metric.DROPPED_REMOTE_ERROR)
+            self._leaving.done(leaving)
+        return True
 
     def _upload(self, last: int) -> bool:
         """Write what is missing of a prefix; False if that is to be tried again later."""

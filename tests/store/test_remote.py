@@ -101,3 +101,45 @@ def test_a_store_that_only_reads_there_writes_nothing(tmp_path: Path, url: str) 
         small.put(store, TOKENS)
         assert store.flush(remote=True).remote_due == 0
         assert rc.counters(store).get("remote_written_records", 0) == 0
+
+
+def test_what_the_disk_gives_up_is_found_there(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url, upload="eviction", queue_bytes=1 << 26, flush_timeout_s=60.0)
+    sequences = [small.tokens_of(number, 8 * small.BLOCK) for number in range(1, 40)]
+    with rc.open_store(tmp_path / "a", remote, host=0, disk=6 * small.SEGMENT) as store:
+        for tokens in sequences:
+            small.put(store, tokens)
+            store.flush()
+        assert store.flush(remote=True).remote_due == 0
+        counts = rc.counters(store)
+        assert counts["disk_evicted_records"] > 50
+        assert counts["remote_written_records"] >= counts["disk_evicted_records"] - counts.get("dropped_remote_left", 0)
+        assert [small.stored(store, tokens) for tokens in sequences] == [8 * small.BLOCK] * len(sequences)
+        assert store.flush(remote=True).remote_due == 0
+        assert store.check(deep=True).problems == ()
+
+
+def test_explain_names_what_is_there(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url)
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        small.put(store, TOKENS[: small.BLOCK])
+        store.flush()
+        found = store.explain(TOKENS)
+        assert found.tokens == WHOLE
+        assert [block.tiers[0] for block in found.blocks if block.tiers] == ["host"] + ["remote"] * (BLOCKS - 1)
+
+
+@pytest.mark.parametrize("computing_s", [1e-6, 1e6])
+def test_the_gate_leaves_out_what_is_computed_sooner(tmp_path: Path, url: str, computing_s: float) -> None:
+    remote = rc.settings(url, promote="second")
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote) as store:
+        rc.got(store, TOKENS)  # nothing is known of computing
+        gate = store._engine.gate
+        for _ in range(8):
+            gate.observe_read("remote", 4096, 1e-3)
+            gate.observe_prefill(1 << 20, 2.0)
+            gate.observe_prefill(len(TOKENS), computing_s)
+        hit = store.get(TOKENS)
+        assert (hit is None) == (computing_s < 1)

@@ -107,7 +107,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
             store.flush()
         counts = rs.counters(store)
         assert counts["dropped_remote_queue"] >= 6
-        assert store.stats()["remote"]["due_prefixes"] <= 2
+        assert store.stats()["remote"]["due"] <= 2
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,91 @@
+"""Records that the disk gives up, on their way to the remote tier."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvstore.core.record import DamagedRecord
+from kvstore.metrics import Metric
+from kvstore.residency.residency import Residency
+from kvstore.residency.whole_record import read_whole
+from kvstore.tiers.buffers import BufferPool
+from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.host import HostRecord
+
+
+@dataclass(frozen=True)
+class LeavingRecord:
+    """A record that the catalog forgets. parent: number of the one before it, 0 for none."""
+
+    record: HostRecord
+    parent: int
+
+    @property
+    def life_s(self) -> float | None:
+        """How long it is of use; None: for ever."""
+        expiry = self.record.header.expiry
+        return max(1.0, expiry - time.time()) if expiry else None
+
+
+class LeavingRecords:
+    """A bounded queue of them, by key. Thread-safe: `_lock` guards all fields.
+
+    They are read while the disk makes room, by the thread that writes, before anything takes their place: the end of a
+    sequence first, as evictions go. Whoever writes them takes a record after those before it.
+    """
+
+    def __init__(self, residency: Residency, pool: BufferPool, most_bytes: int) -> None:
+        self._residency = residency
+        self._pool = pool
+        self._most_bytes = most_bytes
+        self._records: OrderedDict[bytes, LeavingRecord] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, entry: Entry) -> bool:
+        """Read a record that the disk evicts; False, which is counted, if it cannot be kept."""
+        disk, metrics = self._residency.disk, self._residency.metrics
+        if disk is None or len(entry.tokens) != self._residency.config.block_tokens:
+            return False  # tails are replaced by what follows them
+        if entry.donors:
+            metrics.add(Metric.DROPPED_REMOTE_LEFT)  # what it is coded against goes, too
+            return False
+        if self._bytes + entry.nbytes > self._most_bytes:
+            metrics.add(Metric.DROPPED_REMOTE_QUEUE)
+            return False
+        try:
+            record = read_whole(disk, self._pool, entry)
+        except (OSError, DamagedRecord) as error:
+            metrics.add(Metric.DROPPED_REMOTE_LEFT, because=error)
+            return False
+        with self._lock:
+            self._records[record.header.key] = LeavingRecord(record, entry.parent)
+            self._bytes += record.nbytes
+        return True
+
+    def next(self) -> list[LeavingRecord]:
+        """Return a record and those of its sequence that leave before it, root first; [] if none waits."""
+        with self._lock:
+            chain: list[LeavingRecord] = []
+            key = next(iter(self._records), None)
+            while key is not None and key in self._records:
+                chain.append(self._records[key])
+                key = chain[-1].record.header.parent
+            return chain[::-1]
+
+    def done(self, leaving: LeavingRecord) -> None:
+        """The record is written, or given up."""
+        with self._lock:
+            if self._records.pop(leaving.record.header.key, None) is not None:
+                self._bytes -= leaving.record.nbytes
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        return self._bytes

@@ -1,0 +1,36 @@
+"""A prompt that one process put is a hit in another, by way of a real server, and of a folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import remotestores as rs
+import small_stores as small
+from child_writer import environment
+from threadruns import HANGS_S
+from valkeys import shared_valkey
+
+TOKENS = small.tokens_of(3, 8 * small.BLOCK)
+CHILD = """
+import sys
+import remotestores as rs, small_stores as small
+from pathlib import Path
+rs.filled(Path(sys.argv[1]), rs.settings(sys.argv[2]), small.tokens_of(3, 8 * small.BLOCK))
+print("put")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("server", ["folder", "valkey"])
+def test_what_another_process_put_is_a_hit(tmp_path: Path, server: str) -> None:
+    url = f"folder://{tmp_path}/shared" if server == "folder" else shared_valkey().url
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "a"), url]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANGS_S, check=False)
+    assert done.stdout.strip() == "put", done.stderr
+    with rs.open_store(tmp_path / "b", rs.settings(url)) as store:
+        assert rs.got(store, TOKENS).tiers == {"remote": len(TOKENS)}
+    with rs.open_store(tmp_path / "c", rs.settings(url)) as store:  # an empty disk
+        assert rs.got(store, TOKENS).tokens == len(TOKENS)
