@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,15 +12,19 @@ import typer
 from kvstore.cli.errors import DAMAGED, OK, leave, told
 from kvstore.cli.output import AsJson, line, parse_size, print_json, size, table
 from kvstore.cli.space import Really
+from kvstore.tiers.disk.fs import FileSystem, read_file
 from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.opening import open_engine
+from kvstore.tiers.remote.sealing import Sealer, key_from
 from kvstore.tiers.remote.survey import Value, batches, orphans, survey, to_remove
 
 app = typer.Typer(
     no_args_is_help=True, help="A remote tier: what it holds, whether that is whole, and giving space back."
 )
+_KEY_FILE_BYTES = 1 << 10
 Url = Annotated[str, typer.Argument(help="As of RemoteConfig.", show_default=False)]
 Identity = Annotated[str, typer.Option(help="Only that of one identity: its 16 hex digits, as stats shows them.")]
+KeyFile = Annotated[Path | None, typer.Option("--key", help="The file of the fleet key, if values are sealed.")]
 Timeout = Annotated[float, typer.Option(help="Seconds that one call of the server may take.")]
 
 
@@ -32,11 +37,17 @@ def _opened(url: str) -> Iterator[RemoteEngine]:
         engine.close()
 
 
+def _sealer(key: Path | None) -> Sealer | None:
+    return None if key is None else Sealer(key_from(read_file(FileSystem(), str(key), _KEY_FILE_BYTES)))
+
+
 @app.command("stats")
-def stats(url: Url, identity: Identity = "", timeout: Timeout = 10.0, as_json: AsJson = False) -> None:
+def stats(
+    url: Url, identity: Identity = "", key: KeyFile = None, timeout: Timeout = 10.0, as_json: AsJson = False
+) -> None:
     """Count records, profiles, tokens and bytes by identity."""
     with told(as_json), _opened(url) as engine:
-        values = survey(engine, timeout, identity)
+        values = survey(engine, timeout, identity, _sealer(key))
         lost = orphans(values)
     rows = [
         _row(name, [v for v in values if v.identity == name], lost) for name in sorted({v.identity for v in values})
@@ -50,12 +61,13 @@ def stats(url: Url, identity: Identity = "", timeout: Timeout = 10.0, as_json: A
 
 
 def _row(identity: str, values: list[Value], lost: set[str]) -> dict[str, Any]:
-    good = [value for value in values if not (value.problem or value.is_profile)]
+    good = [value for value in values if not (value.problem or value.is_profile or value.is_sealed)]
     return {
         "identity": identity,
         "records": len(good),
         "tokens": sum(value.tokens for value in good),
         "profiles": sum(value.is_profile for value in values),
+        "sealed": sum(value.is_sealed for value in values),
         "unreachable": sum(value.name in lost for value in values),
         "damaged": sum(bool(value.problem) for value in values),
         "bytes": sum(value.nbytes for value in values),
@@ -63,10 +75,12 @@ def _row(identity: str, values: list[Value], lost: set[str]) -> dict[str, Any]:
 
 
 @app.command("verify")
-def verify(url: Url, identity: Identity = "", timeout: Timeout = 10.0, as_json: AsJson = False) -> None:
+def verify(
+    url: Url, identity: Identity = "", key: KeyFile = None, timeout: Timeout = 10.0, as_json: AsJson = False
+) -> None:
     """Read every value and compare checksums and keys. Repairs nothing."""
     with told(as_json), _opened(url) as engine:
-        values = survey(engine, timeout, identity)
+        values = survey(engine, timeout, identity, _sealer(key))
     problems = [f"{value.name}: {value.problem}" for value in values if value.problem]
     unreachable, code = len(orphans(values)), DAMAGED if problems else OK
     if as_json:
@@ -84,6 +98,7 @@ def gc(
     url: Url,
     to: Annotated[str | None, typer.Option(help="What all may take afterwards, such as 400GiB.")] = None,
     identity: Identity = "",
+    key: KeyFile = None,
     timeout: Timeout = 10.0,
     yes: Really = False,
     as_json: AsJson = False,
@@ -93,7 +108,7 @@ def gc(
     A block never goes before those that continue it.
     """
     with told(as_json), _opened(url) as engine:
-        values = survey(engine, timeout, identity)
+        values = survey(engine, timeout, identity, _sealer(key))
         going = to_remove(values, None if to is None else parse_size(to))
         removed = sum(engine.delete(names, timeout) for names in batches(going)) if yes else 0
     freed, before = sum(value.nbytes for value in going), sum(value.nbytes for value in values)

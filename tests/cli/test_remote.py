@@ -82,6 +82,18 @@ def test_gc_to_a_budget_takes_ends_before_what_they_continue(
     assert max(_stored(tmp_path, url, "b")) >= len(STEM)
 
 
+def test_sealed_values_stay_where_the_key_is_not_known(tmp_path: Path) -> None:
+    url, file = f"folder://{tmp_path}/sealed", tmp_path / "fleet.key"
+    file.write_bytes(b"k" * 32)
+    rs.filled(tmp_path / "s", rs.settings(url, key=file), *FORKS)
+    (row,) = _run(0, "stats", url)["identities"]
+    assert (row["sealed"], row["records"], row["damaged"]) == (RECORDS, 0, 0)
+    assert _run(0, "gc", url, "--to", "0", "--yes")["removed"] == 0
+    (row,) = _run(0, "stats", url, "--key", str(file))["identities"]
+    assert (row["sealed"], row["records"], row["damaged"]) == (0, RECORDS, 0)
+    assert _run(0, "gc", url, "--to", "0", "--yes", "--key", str(file))["removed"] == RECORDS
+
+
 def test_mistakes_are_told_in_one_line() -> None:
     done = CliRunner().invoke(app, ["remote", "stats", "nowhere:x"])
     assert done.exit_code == 1

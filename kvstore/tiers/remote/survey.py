@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -17,6 +17,7 @@ from kvstore.core.keys import chain_key
 from kvstore.core.record import DamagedRecord, check_payload, parse
 from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.names import PREFIX
+from kvstore.tiers.remote.sealing import MAGIC, Sealer
 
 _THREADS = 8
 _MOST_BYTES = 1 << 28  # of a value; memory that is not written is not taken
@@ -34,6 +35,7 @@ class Value:
         parent: the name of the block before it; "" for none, and of profiles.
         depth: tokens before it.
         tokens: how many it has.
+        is_sealed: nothing is known of it without the fleet key.
 
     Example:
         >>> Value("kvs1/00/profile/11", 8).is_profile
@@ -46,6 +48,7 @@ class Value:
     parent: str = ""
     depth: int = 0
     tokens: int = 0
+    is_sealed: bool = False
 
     @property
     def is_profile(self) -> bool:
@@ -58,8 +61,12 @@ class Value:
         return self.name.split("/")[1] if "/" in self.name else ""
 
 
-def survey(engine: RemoteEngine, timeout_s: float, identity: str = "") -> list[Value]:
+def survey(engine: RemoteEngine, timeout_s: float, identity: str = "", sealer: Sealer | None = None) -> list[Value]:
     """Read and check every value of an identity (its 16 hex digits), or of all.
+
+    Args:
+        timeout_s: of each call.
+        sealer: opens sealed values.
 
     Raises:
         RemoteError: the server failed.
@@ -67,17 +74,29 @@ def survey(engine: RemoteEngine, timeout_s: float, identity: str = "") -> list[V
     names = sorted(set(engine.list(f"{PREFIX}/{identity}" + "/" * bool(identity), timeout_s)))
     here = threading.local()
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = threads.map(partial(_look, engine, here, timeout_s), names)
+        found = threads.map(partial(_look, engine, here, timeout_s, sealer), names)
         return [value for value in found if value is not None]
 
 
-def _look(engine: RemoteEngine, here: threading.local, timeout_s: float, name: str) -> Value | None:
+def _look(
+    engine: RemoteEngine, here: threading.local, timeout_s: float, sealer: Sealer | None, name: str
+) -> Value | None:
     """A value; None if it left meanwhile."""
     if not hasattr(here, "buffer"):
         here.buffer = bytearray(_MOST_BYTES)
     view = memoryview(here.buffer)
     size = engine.get_into(name, view, timeout_s)
-    return None if size is None else _checked(name, view[:size])
+    if size is None:
+        return None
+    data = view[:size]
+    if sealer is not None:
+        try:
+            data = memoryview(sealer.opened(name, data))
+        except DamagedRecord as damage:
+            return Value(name, size, str(damage))
+    elif data[: len(MAGIC)] == MAGIC:
+        return Value(name, size, is_sealed=True)
+    return replace(_checked(name, data), nbytes=size)
 
 
 def _checked(name: str, data: memoryview) -> Value:
@@ -106,7 +125,7 @@ def _checked(name: str, data: memoryview) -> Value:
 
 def orphans(values: Sequence[Value]) -> set[str]:
     """Return the names of good records that no get reaches, for a block before them is missing or damaged."""
-    good = {value.name for value in values if not value.problem and not value.is_profile}
+    good = {value.name for value in values if not (value.problem or value.is_profile or value.is_sealed)}
     lost = set[str]()
     for value in sorted(values, key=lambda value: value.depth):
         if value.name in good and value.parent and (value.parent not in good or value.parent in lost):
@@ -117,6 +136,7 @@ def orphans(values: Sequence[Value]) -> set[str]:
 def to_remove(values: Sequence[Value], budget: int | None) -> list[Value]:
     """Return what is to go, in this order: what is of no use, and then ends of sequences, the farthest from their
     beginning first, until the rest takes no more than `budget`. A block never comes before those that continue it.
+    Profiles stay, and so does what is sealed with a key that is not known.
 
     Example:
         >>> root = Value("kvs1/i/a", 10)
@@ -129,7 +149,7 @@ def to_remove(values: Sequence[Value], budget: int | None) -> list[Value]:
     going = sorted(useless, key=lambda value: -value.depth)
     if budget is None:
         return going
-    rest = [value for value in values if not (value.problem or value.name in lost or value.is_profile)]
+    rest = [v for v in values if not (v.problem or v.name in lost or v.is_profile or v.is_sealed)]
     total = sum(value.nbytes for value in values) - sum(value.nbytes for value in useless)
     children = Counter(value.parent for value in rest)
     by_name = {value.name: value for value in rest}
