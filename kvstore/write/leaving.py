@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from kvstore.core.record import DamagedRecord
@@ -14,6 +14,8 @@ from kvstore.residency.whole_record import read_whole
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.host import HostRecord
+
+_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class LeavingRecords:
         self._pool = pool
         self._most_bytes = most_bytes
         self._records: OrderedDict[bytes, LeavingRecord] = OrderedDict()
+        self._tries: Counter[bytes] = Counter()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -76,11 +79,19 @@ class LeavingRecords:
                 key = chain[-1].record.header.parent
             return chain[::-1]
 
+    def may_come(self, key: bytes) -> bool:
+        """Whether what a record follows may still come: the record waits for it, some times."""
+        with self._lock:
+            self._tries[key] += 1
+            self._records.move_to_end(key)
+            return self._tries[key] < _TRIES
+
     def done(self, leaving: LeavingRecord) -> None:
         """The record is written, or given up."""
         with self._lock:
             if self._records.pop(leaving.record.header.key, None) is not None:
                 self._bytes -= leaving.record.nbytes
+            self._tries.pop(leaving.record.header.key, None)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -166,14 +166,16 @@ class Uploader:
     def _write_leaving(self, chain: Sequence[LeavingRecord]) -> bool:
         """Write records that the disk gave up, after what stands before them; False to try again later."""
         first = chain[0].record.header
-        if first.start and self._tier.absent([first.parent]) != []:
-            self._upload(chain[0].parent)  # it is on disk still, or leaves before it could be written
+        if first.start and self._tier.absent([first.parent]) != [] and chain[0].parent in self._residency.index:
+            self._upload(chain[0].parent)
         for i, leaving in enumerate(chain):
             header = leaving.record.header
             absent = self._tier.absent([header.key] if not header.start else [header.parent, header.key])
             if absent is None:
                 return False
             if header.parent in absent:
+                if self._leaving.may_come(header.key):
+                    return False  # what it follows may be leaving, too, and not be read yet
                 self._residency.metrics.add(Metric.DROPPED_REMOTE_LEFT, len(chain) - i)
                 for each in chain[i:]:
                     self._leaving.done(each)

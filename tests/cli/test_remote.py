@@ -88,10 +88,10 @@ def test_sealed_values_stay_where_the_key_is_not_known(tmp_path: Path) -> None:
     rs.filled(tmp_path / "s", rs.settings(url, key=file), *FORKS)
     (row,) = _run(0, "stats", url)["identities"]
     assert (row["sealed"], row["records"], row["damaged"]) == (RECORDS, 0, 0)
-    assert _run(0, "gc", url, "--to", "0", "--yes")["removed"] == 0
+    assert _run(0, "gc", url, "--to", "1", "--yes")["removed"] == 0
     (row,) = _run(0, "stats", url, "--key", str(file))["identities"]
     assert (row["sealed"], row["records"], row["damaged"]) == (0, RECORDS, 0)
-    assert _run(0, "gc", url, "--to", "0", "--yes", "--key", str(file))["removed"] == RECORDS
+    assert _run(0, "gc", url, "--to", "1", "--yes", "--key", str(file))["removed"] == RECORDS
 
 
 def test_mistakes_are_told_in_one_line() -> None:

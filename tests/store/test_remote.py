@@ -114,8 +114,9 @@ def test_what_the_disk_gives_up_is_found_there(tmp_path: Path, url: str) -> None
         counts = rc.counters(store)
         assert counts["disk_evicted_records"] > 50
         assert counts["remote_written_records"] >= counts["disk_evicted_records"] - counts.get("dropped_remote_left", 0)
-        assert [small.stored(store, tokens) for tokens in sequences] == [8 * small.BLOCK] * len(sequences)
-        assert store.flush(remote=True).remote_due == 0
+        for tokens in sequences:  # what comes drives out others
+            assert small.stored(store, tokens) == 8 * small.BLOCK
+            assert store.flush(remote=True).remote_due == 0
         assert store.check(deep=True).problems == ()
 
 
@@ -130,16 +131,14 @@ def test_explain_names_what_is_there(tmp_path: Path, url: str) -> None:
         assert [block.tiers[0] for block in found.blocks if block.tiers] == ["host"] + ["remote"] * (BLOCKS - 1)
 
 
-@pytest.mark.parametrize("computing_s", [1e-6, 1e6])
-def test_the_gate_leaves_out_what_is_computed_sooner(tmp_path: Path, url: str, computing_s: float) -> None:
+@pytest.mark.parametrize("reading_s", [1e-3, 100.0])
+def test_the_gate_leaves_out_what_is_computed_sooner(tmp_path: Path, url: str, reading_s: float) -> None:
     remote = rc.settings(url, promote="second")
     rc.filled(tmp_path / "a", remote, TOKENS)
-    with rc.open_store(tmp_path / "b", remote) as store:
-        rc.got(store, TOKENS)  # nothing is known of computing
-        gate = store._engine.gate
-        for _ in range(8):
-            gate.observe_read("remote", 4096, 1e-3)
-            gate.observe_prefill(1 << 20, 2.0)
-            gate.observe_prefill(len(TOKENS), computing_s)
+    with rc.open_store(tmp_path / "b", remote, prefill_tokens_per_s=1.0) as store:
+        rc.got(store, TOKENS)  # nothing is known of reading
+        for _ in range(20):
+            store._engine.gate.observe_read("remote", 4096, reading_s)
         hit = store.get(TOKENS)
-        assert (hit is None) == (computing_s < 1)
+        assert (hit is None) == (reading_s > 1)
+        assert rc.counters(store).get("get_withheld_tokens", 0) == (WHOLE if hit is None else 0)
