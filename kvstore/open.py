@@ -185,7 +185,7 @@ class Engine:
             if calls.inside > 1:
                 return False
             self.background.run(int)  # prefetches come one after the other: all before this one are done
-            return calls.inside == 1
+            return calls.inside == 1 and not (self.remote is not None and self.remote.is_busy)
 
         residency = self.residency
         records = RecordCheck(self.pool, self.getter.lookup.root, residency.whole_path, residency.config.block_tokens)

@@ -57,6 +57,11 @@ class Remote:
         if self.keeper is not None:
             self.keeper.wait()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether records are being read to be written there."""
+        return self.uploader is not None and self.uploader.waiting > 0
+
     def flush(self) -> int:
         """Return when all is there that is due; how many prefixes still are, if that takes too long."""
         return 0 if self.uploader is None else self.uploader.flush(self.tier.config.flush_timeout_s)

@@ -77,9 +77,10 @@ class RemoteConfig:
             raise ConfigError(f"remote.read_only: expected True or False, found {self.read_only!r}")
         check_whole("remote.queue_bytes", self.queue_bytes, 1, 1 << 60)
         check_whole("remote.in_flight", self.in_flight, 1, 256)
-        if isinstance(self.key, str):
-            object.__setattr__(self, "key", Path(self.key))
         given: object = self.key
+        if isinstance(given, str):
+            given = Path(given)
+            object.__setattr__(self, "key", given)
         if not isinstance(given, bytes | Path | None):
             raise ConfigError(f"remote.key: expected bytes or the path of a file, found {type(given).__name__}")
         if not isinstance(self.settings, Mapping):

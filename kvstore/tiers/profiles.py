@@ -252,7 +252,7 @@ class Profiles:
             self._damaged.discard(profile_id)
             for made in (self._decoders, self._delta_decoders):
                 for key in [key for key in made if key[1] == profile_id]:
-                    del made[key]  # type: ignore[attr-defined]
+                    del made[key]
             if self._takes_copies:
                 self._copy(profile)
         return True
