@@ -55,7 +55,7 @@ def test_a_setting_that_does_not_fit_is_named(settings: dict[str, Any], name: st
 
 def test_a_table_without_a_url_is_refused() -> None:
     for bad in ({}, "valkey://cache", 7):
-        with pytest.raises(ConfigError, match="^remote"):
+        with pytest.raises(ConfigError, match=r"^remote"):
             StoreConfig.from_mapping({"remote": bad})
 
 
