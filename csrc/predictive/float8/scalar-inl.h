@@ -49,7 +49,7 @@ struct Form {
   }
   // How far the code `i` lies from a place, in eighths of the scale, at most 255. i: below 0 on the other side of 0.
   KVSTORE_INLINE static int distance(int i, int place, int rise) {
-    const int away = ((i - (i >> 31)) << kBelow) - place;
+    const int away = (i - (i >> 31)) * (1 << kBelow) - place;
     const int ratio = 0x6c5b4c40 >> 8 * (rise & 3) & 255;  // 64 * 2^(quarter / 4)
     const int size = (away < 0 ? -away : away) * ratio, up = (rise >> 2) - kBelow - 3;
     const int scaled = up > 0 ? size << clamped(up, 0, 8) : size >> clamped(-up, 0, 24);
