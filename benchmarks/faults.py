@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ def main() -> None:
         _kills(rows, phase, found)
     kinds = trials.load(damage)
     names = (*kinds.RECORD_KINDS, *kinds.HARMLESS_KINDS, *kinds.CATALOG_KINDS, *kinds.SHAPES)
-    for row in trials.run(damage, "many", [{"kind": kind, "seeds": flips} for kind in names]):
+    with tempfile.TemporaryDirectory() as shared:
+        cases = [{"kind": kind, "seeds": flips, "shared": shared} for kind in names]
+        damaged = trials.run(damage, "many", cases)
+    for row in damaged:
         kind = row["case"]["kind"]
         rows.add(f"damage/{kind}", "trials", flips, "count")
         rows.add(f"damage/{kind}", "failed", int("result" not in row), "count")
