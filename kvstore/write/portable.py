@@ -25,14 +25,22 @@ class Portable:
     """A record for other stores.
 
     Attributes:
-        data: its bytes.
-        profile: id of the profile that it needs; zeros for none.
+        record: it, and the memory that it is in.
         life_s: how long it is of use; None: for ever.
     """
 
-    data: memoryview
-    profile: bytes
+    record: HostRecord
     life_s: float | None
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes; good as long as this object is referred to."""
+        return self.record.buffer.view[: self.record.header.record_bytes]
+
+    @property
+    def profile(self) -> bytes:
+        """Id of the profile that it needs; zeros for none."""
+        return self.record.header.profile
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class PortableRecords:
         if found.header.expiry != expiry:  # its life was extended since it was written
             found = self._with_expiry(found, expiry)
         life_s = max(1.0, expiry - time.time()) if expiry else None
-        return Portable(found.buffer.view[: found.header.record_bytes], found.header.profile, life_s)
+        return Portable(found, life_s)
 
     def _as_stored(self, record: int) -> HostRecord | None:
         disk, metrics = self.residency.disk, self.residency.metrics
