@@ -236,6 +236,10 @@ class AsyncSession:
         """See `Session.resume`."""
         return await self._store._run(self._session.resume, **options)
 
+    async def touch(self) -> None:
+        """See `Session.touch`."""
+        await self._store._run(self._session.touch)
+
     async def fork(self, new_id: str) -> AsyncSession:
         """See `Session.fork`."""
         return AsyncSession(self._store, await self._store._run(self._session.fork, new_id))

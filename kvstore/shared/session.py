@@ -74,6 +74,10 @@ class SharedSession:
         options = {"max_tokens": max_tokens, "device": device, "reserve": reserve}
         return self._get(found["tokens"], namespace=self._namespace, gate=False, **options)
 
+    def touch(self) -> None:
+        """See `Session.touch`."""
+        self._found(use=True)
+
     def fork(self, new_id: str) -> SharedSession:
         """See `Session.fork`."""
         self._session("fork", new_id=new_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 from pathlib import Path
@@ -22,6 +23,8 @@ from kvstore import (
     StoreClosed,
     StoreLocked,
 )
+from kvstore.session import Session
+from kvstore.shared.session import SharedSession
 from kvstore.shared.shipment import Shipment
 
 
@@ -146,6 +149,18 @@ def test_a_session_that_grows_sends_what_is_new(tmp_path: Path, monkeypatch: pyt
         hit = session.resume()
         assert hit is not None
         assert hit.tokens == 30
+
+
+def test_every_call_of_a_store_is_there() -> None:
+    """But `learn` and `clusters`, which want the whole store."""
+    for ours, theirs, left in (
+        (SharedKVStore, KVStore, {"learn", "learning", "clusters"}),
+        (SharedSession, Session, set()),
+    ):
+        assert {name for name in dir(theirs) if name[0] != "_"} - {name for name in dir(ours) if name[0] != "_"} == left
+    for name in ("put", "get", "contains", "delete", "flush", "touch", "session"):
+        wanted = inspect.signature(getattr(KVStore, name)).parameters
+        assert list(inspect.signature(getattr(SharedKVStore, name)).parameters) == list(wanted)
 
 
 def test_sessions(tmp_path: Path) -> None:
