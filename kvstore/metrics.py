@@ -332,6 +332,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.REMOTE_MENDS: Notice(INFO, "it is asked again"),
     Metric.DROPPED_REMOTE_QUEUE: Notice(INFO, "raise remote.queue_bytes, or use a faster server"),
     Metric.DROPPED_REMOTE_ERROR: Notice(INFO, "this store still has them; look at the server"),
+    Metric.DROPPED_REMOTE_LEFT: Notice(INFO, "give the disk more, or use a faster server"),
     Metric.DROPPED_REMOTE_CLOSE: Notice(INFO, "call flush(remote=True) before, or raise remote.close_timeout_s"),
     Metric.FALLBACK_REMOTE_LAYOUT: Notice(WARNING, "such caches are kept on this machine alone"),
     Metric.DROPPED_MEMBERS: Notice(INFO, "raise disk.bytes if it happens often"),

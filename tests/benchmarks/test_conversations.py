@@ -10,8 +10,8 @@ import pytest
 from benchmodules import ROOT, load
 
 conversations = load("conversations")
-# Those that fit something: to the text that they name "calibration" themselves.
-FIT = {"profile.py", "approximate.py", "peers/quality/data.py"}
+# Those that fit something, or have a store learn: from the text that they name "calibration" themselves.
+FIT = {"profile.py", "approximate.py", "learning.py", "peers/quality/data.py"}
 
 
 def talk(number: int, turns: int = 3, length: int = 10) -> dict[str, object]:

@@ -264,9 +264,9 @@ def test_answers_are_scored_row_by_row(store: KVStore, llama: Any, monkeypatch: 
     given: list[tuple[list[int], np.ndarray]] = []
     put = store._put
 
-    def record(tokens: Any, kv: Any, digest: bytes, logprobs: Any, *rest: Any) -> Any:
+    def record(tokens: Any, kv: Any, digest: bytes, logprobs: Any, *rest: Any, **more: Any) -> Any:
         given.append((tokens, logprobs))
-        return put(tokens, kv, digest, logprobs, *rest)
+        return put(tokens, kv, digest, logprobs, *rest, **more)
 
     monkeypatch.setattr(store, "_put", record)
     rows = _rows((30, 12))

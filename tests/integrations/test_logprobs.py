@@ -42,9 +42,9 @@ def handed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     given: list[np.ndarray] = []
     put = store._put
 
-    def record(tokens: Any, kv: Any, digest: bytes, logprobs: Any, *rest: Any) -> Any:
+    def record(tokens: Any, kv: Any, digest: bytes, logprobs: Any, *rest: Any, **more: Any) -> Any:
         given.append(logprobs)
-        return put(tokens, kv, digest, logprobs, *rest)
+        return put(tokens, kv, digest, logprobs, *rest, **more)
 
     monkeypatch.setattr(store, "_put", record)
     return given

@@ -40,7 +40,7 @@ def closed_port() -> int:
 
 
 def test_a_store_works_with_a_server_that_is_down(tmp_path: Path, closed_port: int) -> None:
-    remote = rs.settings(f"valkey://127.0.0.1:{closed_port}", deadline_s=SHORT_S)
+    remote = rs.settings(f"valkey://127.0.0.1:{closed_port}", deadline_s=SHORT_S, flush_timeout_s=SHORT_S)
     with rs.open_store(tmp_path / "a", remote) as store:
         for number in range(1, 4):
             small.put(store, small.tokens_of(number, 9))
