@@ -7,6 +7,7 @@ encodes from there.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -35,11 +36,14 @@ class Shipment:
 
     Attributes:
         told: what the other process has to know.
-        parts: (offset, bytes) of each run, the offsets rising.
+        places: offset, address and bytes of each run, the offsets rising: for `fetch` in another process while this one
+            waits.
+        kept: what the addresses lie in.
     """
 
     told: dict[str, Any]
-    parts: list[tuple[int, memoryview]]
+    places: list[list[int]]
+    kept: list[Any]
 
     @classmethod
     def of(cls, cache: PreparedCache, first: int) -> Shipment:
@@ -48,23 +52,22 @@ class Shipment:
         Raises:
             UnsupportedCache: a state has a dtype that is not stored.
         """
-        tensors, parts, end = list[Any](), list[tuple[int, memoryview]](), 0
+        tensors, places, kept, end = list[Any](), list[list[int]](), list[Any](), 0
         for tensor in (x for pair in cache.layers for x in pair):
-            kept = tensor[:, first:].to("cpu")
-            tensors.append([str(kept.dtype).removeprefix("torch."), list(kept.shape), end])
-            begin = end
-            for rows in kept if kept.numel() else ():
-                parts.append((begin, memoryview(rows.contiguous().view(torch.uint8).numpy()).cast("B")))
-                begin += rows.nbytes
-            end = -(-begin // _ALIGNMENT) * _ALIGNMENT
-        states = memoryview(pack(cache.states)) if cache.states else memoryview(b"")
+            rows = _rows_behind_each_other(tensor[:, first:] if first else tensor)
+            heads, count, dim = rows.shape
+            nbytes, step = count * dim * rows.element_size(), rows.stride(0) * rows.element_size()
+            tensors.append([str(rows.dtype).removeprefix("torch."), [heads, count, dim], end])
+            runs = ((0, heads * nbytes),) if step == nbytes else tuple((head, nbytes) for head in range(heads))
+            address = rows.data_ptr()
+            places += [[end + head * nbytes, address + head * step, size] for head, size in runs if size]
+            kept.append(rows)
+            end = -(-(end + heads * nbytes) // _ALIGNMENT) * _ALIGNMENT
+        states = np.frombuffer(pack(cache.states), np.uint8) if cache.states else np.zeros(0, np.uint8)
         if len(states):
-            parts.append((end, states))
-        return cls({"tensors": tensors, "states": [end, len(states)], "size": end + len(states)}, parts)
-
-    def places(self) -> list[list[int]]:
-        """Return offset, address and bytes of each run, for `fetch` in another process while this one waits."""
-        return [[offset, np.frombuffer(data, np.uint8).ctypes.data, len(data)] for offset, data in self.parts]
+            places.append([end, int(states.ctypes.data), len(states)])
+        told = {"tensors": tensors, "states": [end, len(states)], "size": end + len(states)}
+        return cls(told, places, [*kept, states])
 
     def sealed(self) -> int:
         """Return the descriptor of sealed memory that holds it, which the caller has to close.
@@ -75,12 +78,22 @@ class Shipment:
         fd = os.memfd_create("kvstore-put", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, self.told["size"])
-            _write(fd, self.parts)
+            _write(fd, [(offset, _bytes_at(address, nbytes)) for offset, address, nbytes in self.places])
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
         except BaseException:
             os.close(fd)
             raise
         return fd
+
+
+def _rows_behind_each_other(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, the tokens of each head one behind the other; a copy only where they are not."""
+    rows = tensor.cpu()
+    return rows if rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] else rows.contiguous()
+
+
+def _bytes_at(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
 def _write(fd: int, parts: list[tuple[int, memoryview]]) -> None:

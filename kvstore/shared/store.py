@@ -234,7 +234,7 @@ class SharedKVStore:
         shipment = Shipment.of(cache, skipped)
         arguments = {**arguments, "shipment": shipment.told}
         if link.is_readable:
-            arguments["shipment"] = {**shipment.told, "places": shipment.places()}
+            arguments["shipment"] = {**shipment.told, "places": shipment.places}
             done: PutResult = link.call(call, arguments)
             return done
         fd = shipment.sealed()

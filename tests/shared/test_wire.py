@@ -115,7 +115,7 @@ POOL = BufferPool(1 << 20)
 
 
 def by_memory(shipment: Shipment, told: dict[str, Any]) -> Any:
-    return fetch(os.getpid(), {"places": shipment.places(), **told}, LAYOUT, 10, POOL.take)
+    return fetch(os.getpid(), {"places": shipment.places, **told}, LAYOUT, 10, POOL.take)
 
 
 def by_descriptor(shipment: Shipment, told: dict[str, Any]) -> Any:
@@ -177,10 +177,23 @@ def test_a_shipment_that_says_something_else_is_refused(change: Any, way: Any) -
 )
 def test_places_that_do_not_fit_are_refused(change: Any, error: type[Exception]) -> None:
     shipment = Shipment.of(_cache(), 0)
-    rows = shipment.places()
+    rows = [list(row) for row in shipment.places]
     change(rows)
     with pytest.raises(error):
         by_memory(shipment, {**shipment.told, "places": rows})
+
+
+def test_tensors_whose_heads_or_tokens_lie_apart_arrive_whole() -> None:
+    """A cache in reserved space, one with the heads behind the tokens, and one token of a larger one."""
+    made = torch.arange(2 * 40 * 4, dtype=torch.int16).view(torch.bfloat16)
+    apart = made.view(2, 40, 4)[:, 3:13]
+    swapped = made.view(40, 2, 4).transpose(0, 1)[:, :10]
+    cache = PreparedCache(((apart, swapped), (swapped[:, 4:5], apart[:, 2:3])))
+    for way in (by_descriptor, lambda s, told: fetch(os.getpid(), {"places": s.places, **told}, LAYOUT, 99, POOL.take)):
+        shipment = Shipment.of(cache, 0)
+        layers, _ = way(shipment, shipment.told)
+        for got, want in zip(layers, cache.layers, strict=True):
+            assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(got, want, strict=True))
 
 
 def test_a_process_that_cannot_be_read_is_noticed() -> None:
