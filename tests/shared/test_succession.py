@@ -11,6 +11,7 @@ import pytest
 import seeds
 from shared_child import Child, children, owner_of
 from small_stores import IDENTITY, config, kv_of, stored, tokens_of
+from threadruns import HANGS_S
 
 from kvstore import SharedKVStore, WriterSilent
 from kvstore.shared.promised import Promised
@@ -23,13 +24,15 @@ def test_owners_that_are_killed_lose_nothing_that_was_flushed(tmp_path: Path) ->
     chance = random.Random(seeds.SEED)
     flushed, number = list[int](), 0
     with children(tmp_path, 3, disk=32 << 20) as found:  # nothing is evicted
+        begun = list[Child]()
         for _ in range(KILLS):
             owner = owner_of(found)
-            begun = list[Child]()
+            before, begun = begun, list[Child]()
             for child in found:
                 number += 1
                 child.ask("put", number, 10)
-                assert child.ask("flush") == 0
+                # 8: the owner that was killed took what this child had begun to put, and did not write it
+                assert child.ask("flush") in (0, 8 if child in before else 0)
                 flushed.append(number)
                 if child is not owner and chance.random() < 0.7:
                     number += 1
@@ -90,6 +93,7 @@ def test_an_owner_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path) 
             assert stored(store, tokens) == 10  # type: ignore[arg-type]
         finally:
             owner.signal(signal.SIGCONT)
+        link._timeout_s = HANGS_S
         assert store.put(tokens_of(3, 10), kv_of(tokens_of(3, 10))).new_blocks == 3
         assert not store.owns
 
