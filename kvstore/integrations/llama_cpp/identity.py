@@ -85,6 +85,8 @@ def identity_from_gguf(
     architecture = head.metadata.get("general.architecture")
     facts = _Facts(head, architecture if isinstance(architecture, str) else "")
     layers = _layers(facts)
+    if not layers:
+        raise ConfigError(f"{os.fspath(path)}: the file names no layers; it is damaged, or holds no language model")
     paired = facts.rotated(layers[0].key_dim) if architecture in _NEIGHBOURS else 0
     parts = [SAMPLED + head.computes.hexdigest(), StateForm(state_version, bool(flash_attention), paired).text]
     if computed_with:

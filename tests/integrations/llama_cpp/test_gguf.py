@@ -129,3 +129,12 @@ def test_files_that_are_none_are_refused(gguf_path: Path, tmp_path: Path) -> Non
         path.write_bytes(data)
         with pytest.raises(ConfigError, match="GGUF"):
             identity_from_gguf(path)
+
+
+def test_a_file_without_layers_is_refused(gguf_path: Path, tmp_path: Path) -> None:
+    data, path = bytearray(gguf_path.read_bytes()), tmp_path / "bad.gguf"
+    at = data.index(b".block_count") + len(b".block_count") + 4  # behind the type of the number
+    data[at : at + 4] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="no layers"):
+        identity_from_gguf(path)
