@@ -32,6 +32,7 @@ class S3Server(ThreadingHTTPServer):
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.requests = 0
+        self.answered = 0  # what clients that gave up had asked for too
 
     @property
     def url(self) -> str:
@@ -110,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"x"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        with self.server.lock:
+            self.server.answered += 1
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

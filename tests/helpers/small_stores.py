@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
 
 from kvstore import Hit, KVLayout, KVStore, ModelIdentity, Session, StoreConfig, TierConfig
 from kvstore.config import KIB
 from kvstore.tiers.disk.budget import BESIDE_BYTES
+from kvstore.tiers.disk.entry import Entry
 
 BLOCK = 4
 SEGMENT = 64 * KIB
@@ -153,6 +155,16 @@ def catalog_entries(store: KVStore) -> list[Any]:
     assert disk is not None
     records = disk.catalog.scan().entries["record"].tolist()
     return [entry for entry in disk.catalog.get(records) if entry is not None]
+
+
+def keep_entries(file: Path, entries: list[Any]) -> None:
+    """Writes entries to a file, as the catalog holds them."""
+    file.write_bytes(msgpack.packb([entry.pack() for entry in entries]))
+
+
+def kept_entries(file: Path) -> list[Any]:
+    """What `keep_entries` wrote."""
+    return [Entry.unpack(packed) for packed in msgpack.unpackb(file.read_bytes())]
 
 
 def flip(file: Path, offset: int, mask: int) -> None:

@@ -6,7 +6,6 @@ Every trial copies one of two small stores, damages the copy, opens it and holds
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import shutil
 import struct
@@ -15,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import seeds
 import small_stores
 
-from kvstore import KVStore
+from kvstore import KVStore, StoreConfig
 from kvstore.errors import CorruptStore
 
 # Fields of a record's header: name -> (first byte, last byte + 1). See FORMAT.md.
@@ -75,7 +75,7 @@ class Built:
 
 def build(path: Path, seed: int) -> Built:
     """Two lives of a store, with deletes, growth and sessions, so that there is old data beside the live."""
-    built = Built(path, small_stores.config(host=1 << 20, codec=("raw", "splitzip", "entropy", "zstd")[seed % 4]))
+    built = Built(path, _config(seed))
     for first, sessions in ((0, _SESSIONS[:2]), (12, _SESSIONS[1:])):
         with KVStore(path, small_stores.IDENTITY, built.config) as store:
             for number in range(first, first + 12):
@@ -102,20 +102,33 @@ def build(path: Path, seed: int) -> Built:
     return built
 
 
-def built_once(folder: Path) -> list[Built]:
-    """The stores to copy: the first trial that comes builds them for all."""
-    kept = folder / "built"
+def _config(seed: int) -> StoreConfig:
+    return small_stores.config(host=1 << 20, codec=("raw", "splitzip", "entropy", "zstd")[seed % 4])
+
+
+def built_once(folder: Path, seed: int) -> Built:
+    """A store to copy: the first trial that comes builds it for all."""
+    path, kept = folder / f"template{seed}", folder / f"built{seed}"
     if not kept.exists():
-        kept.write_bytes(pickle.dumps([build(folder / f"template{i}", i) for i in range(2)]))
-    found: list[Built] = pickle.loads(kept.read_bytes())
-    return found
+        made = build(path, seed)
+        small_stores.keep_entries(folder / f"entries{seed}", made.entries)
+        lengths = [(namespace, number, length) for (namespace, number), length in made.lengths.items()]
+        kept.write_bytes(msgpack.packb([lengths, made.sessions]))
+    lengths, sessions = msgpack.unpackb(kept.read_bytes())
+    return Built(
+        path,
+        _config(seed),
+        {(namespace, number): length for namespace, number, length in lengths},
+        sessions,
+        small_stores.kept_entries(folder / f"entries{seed}"),
+    )
 
 
 def many(kind: str, seeds: int, shared: str) -> dict[str, int]:
     """One trial per seed, of a bit (`flip`) or of a shape. Counts what became of the store. shared: a folder for what
     all kinds need."""
     outcomes: dict[str, int] = {}
-    templates = built_once(Path(shared))
+    templates = [built_once(Path(shared), seed) for seed in range(2)]
     with small_stores.scratch() as folder:
         for seed in range(seeds):
             template = templates[seed % 2]

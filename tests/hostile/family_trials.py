@@ -5,7 +5,6 @@ Every trial copies the same small store of two families, damages it, opens it an
 
 from __future__ import annotations
 
-import pickle
 import random
 import shutil
 import struct
@@ -47,8 +46,8 @@ def many(kind: str, seeds: int, shared: str) -> dict[str, int]:
     outcomes: dict[str, int] = {}
     template, kept = Path(shared, "template"), Path(shared, "built")
     if not kept.exists():
-        kept.write_bytes(pickle.dumps(build(template)))
-    entries = pickle.loads(kept.read_bytes())
+        small_stores.keep_entries(kept, build(template))
+    entries = small_stores.kept_entries(kept)
     with small_stores.scratch() as folder:
         for seed in range(seeds):
             shutil.copytree(template, folder / "store")

@@ -128,7 +128,7 @@ def test_what_cannot_be_predicted_is_coded_as_by_entropy_and_counted(codec: Code
 def test_other_dtypes_are_coded_as_by_entropy(codec: Codec) -> None:
     layout = KVLayout.uniform(2, 2, 16, "float16")
     info = BlockInfo(layout, np.arange(9, dtype=np.uint32), 0)
-    kv = kv_of(9, layout)
+    kv = kv_of(range(9), layout)
     payload, _ = encode(codec, info, kv)
     assert payload == encode(EntropyCodec(), info, kv)[0]
 

@@ -85,6 +85,7 @@ class S3Engine:
         self._counts = Counts()
         self._loop = LoopThread(f"kvstore-{self._name}")
         self._is_probed = False
+        self._probe_key = f"{_PROBE}{uuid.uuid4().hex}"  # one for all probes: each removes what one given up may leave
         self._limits = RemoteLimits(max_value_bytes, has_put_if_absent=False, parallel=64)
         try:
             self._probe(Deadline(timeout_s))
@@ -204,7 +205,7 @@ class S3Engine:
 
     def _probe(self, deadline: Deadline) -> None:
         """Find out whether the server refuses to replace a value."""
-        is_honoured = self._run(lambda: self._try_twice(f"{_PROBE}{uuid.uuid4().hex}"), deadline)
+        is_honoured = self._run(lambda: self._try_twice(self._probe_key), deadline)
         self._limits = replace(self._limits, has_put_if_absent=is_honoured)
         self._is_probed = True
 
