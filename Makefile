@@ -8,7 +8,7 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
-BENCHMARKS := $(filter-out __init__ common conversations demo gpu lmcache_l2 profile vllm,$(notdir $(basename $(wildcard benchmarks/*.py))))
+BENCHMARKS := published $(filter-out __init__ common conversations demo gpu lmcache_l2 profile vllm,$(notdir $(basename $(wildcard benchmarks/*.py))))
 
 # Stamps carry a hash of what they were made from, so that `make setup` does nothing when nothing changed, whatever
 # the modification times of a fresh checkout say.
