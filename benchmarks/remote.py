@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from benchmarks.common import MIB, Rows, arguments
+from benchmarks.common import MIB, Rows, arguments, scratch
+from benchmarks.drills.deadline import TROUBLES, Found, drill, partitioned, troubles
 from benchmarks.peers.clients import Client, Glide, Obstore, Ours, PlainSocket, redis_py, valkey_py
 from benchmarks.peers.servers import free_port, moto, scripted, valkey
 from kvstore.errors import RemoteError
@@ -42,11 +43,12 @@ PEERS: dict[str, Callable[[int], Client]] = {
 S3_KEYS = {"access_key_id": "name", "secret_access_key": "secret"}
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 TIMEOUT_S = 0.1
+PARTS = ("resp", "s3", "late", "deadline")
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--only", nargs="+", choices=("resp", "s3", "late"), default=("resp", "s3", "late"))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     args = parser.parse_args()
     rows = Rows("remote", args.json)
     rounds, calls = (3, 10) if args.quick else (12, 25)
@@ -56,7 +58,8 @@ def main() -> None:
         s3(rows, rounds, max(2, calls // 5))
     if "late" in args.only:
         late(rows, 3 if args.quick else 20)
-    rows.main_exit(True)
+    ok = deadline(rows, 1.0 if args.quick else 3.0) if "deadline" in args.only else True
+    rows.main_exit(ok)
 
 
 def resp(rows: Rows, rounds: int, calls: int) -> None:
@@ -97,6 +100,27 @@ def late(rows: Rows, calls: int) -> None:
         engine = open_engine(f"s3://records?endpoint=http://127.0.0.1:{port}", timeout_s=TIMEOUT_S, **S3_KEYS)
         _lateness(rows, "s3-never-answers", engine, calls)
         engine.close()
+
+
+def deadline(rows: Rows, seconds: float) -> bool:
+    """Rows deadline/TROUBLE; whether nothing was wrong."""
+    found: dict[str, Found | None] = {}
+    with scratch("deadline") as folder:
+        with troubles() as known:
+            for name, trouble in known.items():
+                found[name] = drill(folder / name, trouble, seconds)
+        found["partitioned"] = partitioned(folder / "partitioned", seconds)
+    for name in TROUBLES:
+        drilled = found.get(name)
+        case = f"remote/deadline/{name}"
+        if drilled is None:
+            rows.add(case, "missing", 1, "")
+            continue
+        rows.add(case, "late", max(0.0, drilled.late_s) * 1e3, "ms")
+        rows.add(case, "mended", drilled.mended_s, "s")
+        for metric in ("gets", "served", "breaks", "wrong"):
+            rows.add(case, metric, getattr(drilled, metric), "")
+    return not any(drilled.wrong for drilled in found.values() if drilled is not None)
 
 
 @contextlib.contextmanager

