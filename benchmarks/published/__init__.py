@@ -8,6 +8,7 @@ were published, what they count, and what differs here. A row with the peer `pap
 from __future__ import annotations
 
 PAPERS = {
+    "splitzip": "SplitZip, arXiv 2605.01708, 2026",
     "tsc": "Temporal state compression, technical reports I to IV, Solstice EIM, 2026",
 }
 """What the files of this folder measure, by their names: only ever added to."""
