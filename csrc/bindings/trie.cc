@@ -196,6 +196,16 @@ void def_changes(py::class_<Trie>& trie) {
       .def("compact", [](Trie& trie) { unlocked([&] { trie.compact(); }); });
 }
 
+template <class T, auto twin>
+uint32_t count_shared(py::handle a, py::handle b, const std::string& name) {
+  const auto x = view<T>(a, "a");
+  const auto y = view<uint32_t>(b, "b");
+  same_size(y.size, x.size, "b");
+  if (x.size > 0x7fffffff) throw py::value_error("a: more than 2^31 - 1 tokens");
+  const auto run = twin(level_of(name));
+  return unlocked([&] { return run(x.data, y.data, static_cast<uint32_t>(x.size)); });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_trie, m) {
@@ -211,14 +221,7 @@ PYBIND11_MODULE(_trie, m) {
   m.attr("UNIFORM_BITS") = kUniformBits;
   m.def("level", [] { return level_name(level()); });
   m.def("machine_level", [] { return level_name(machine_level()); });
-  m.def("common_prefix",
-        [](py::handle a, py::handle b, const std::string& name) {
-          const auto x = view<uint32_t>(a, "a");
-          const auto y = view<uint32_t>(b, "b");
-          same_size(y.size, x.size, "b");
-          if (x.size > 0x7fffffff) throw py::value_error("a: more than 2^31 - 1 tokens");
-          const PrefixFn run = common_prefix(level_of(name));
-          return unlocked([&] { return run(x.data, y.data, static_cast<uint32_t>(x.size)); });
-        },
-        py::arg("a"), py::arg("b"), py::arg("level"));
+  m.def("common_prefix", &count_shared<uint32_t, common_prefix>, py::arg("a"), py::arg("b"), py::arg("level"));
+  m.def("common_narrow_prefix", &count_shared<uint16_t, common_narrow_prefix>, py::arg("a"), py::arg("b"),
+        py::arg("level"));
 }

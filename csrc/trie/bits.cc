@@ -75,14 +75,14 @@ double Trie::bits(uint32_t root, const uint32_t* tokens, size_t count) const {
 }
 
 double Trie::shared_bits(uint32_t root, const uint32_t* p, size_t p_count, const uint32_t* q, size_t q_count) const {
-  const uint32_t shared = prefix_(p, q, std::min(checked_tokens(p_count), checked_tokens(q_count)));
+  const uint32_t shared = arena_.shared(p, q, std::min(checked_tokens(p_count), checked_tokens(q_count)));
   FairLock::Shared guard(lock_);
   return path_bits(root, p, shared, 0);
 }
 
 double Trie::distance(uint32_t root, const uint32_t* p, size_t p_count, const uint32_t* q, size_t q_count) const {
   const uint32_t m = checked_tokens(p_count), n = checked_tokens(q_count);
-  const uint32_t shared = prefix_(p, q, std::min(m, n));
+  const uint32_t shared = arena_.shared(p, q, std::min(m, n));
   FairLock::Shared guard(lock_);
   return path_bits(root, p, m, shared) + path_bits(root, q, n, shared);
 }

@@ -1,4 +1,4 @@
-// Which twin of common_prefix runs. Included by trie/read.cc only.
+// Which twin of common_prefix and of common_narrow_prefix runs. Included by trie/read.cc only.
 #pragma once
 
 #include "trie/avx2-inl.h"
@@ -9,5 +9,6 @@
 namespace kvstore {
 
 PrefixFn common_prefix(Level level) { return KVSTORE_PICK(level, prefix); }
+NarrowPrefixFn common_narrow_prefix(Level level) { return KVSTORE_PICK(level, narrow_prefix); }
 
 }  // namespace kvstore

@@ -50,6 +50,12 @@ class Buffer {
     if (count) std::memset(static_cast<void*>(data_ + size_), 0, count * sizeof(T));
     size_ += count;
   }
+  // The place of `count` more values, which the caller writes.
+  T* extend(size_t count) {
+    reserve(size_ + count);
+    size_ += count;
+    return data_ + (size_ - count);
+  }
   void swap(Buffer& other) {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);

@@ -9,7 +9,7 @@
 namespace kvstore {
 
 size_t Trie::find_slot(uint32_t parent, uint32_t node) const {
-  size_t i = children_.home(child_hash(parent, arena_[nodes_[node].offset]));
+  size_t i = children_.home(child_hash(parent, arena_.at(nodes_[node].offset)));
   while (children_.at(i).node != node) i = children_.next(i);
   return i;
 }
@@ -21,7 +21,7 @@ uint32_t Trie::find(uint32_t parent, uint32_t token) const {
     if (!slot.node) return 0;
     if (slot.hash != hash) continue;
     const Node& x = nodes_[slot.node];
-    if (x.parent == parent && arena_[x.offset] == token) return slot.node;
+    if (x.parent == parent && arena_.at(x.offset) == token) return slot.node;
   }
 }
 
@@ -46,7 +46,7 @@ Trie::Cursor Trie::walk(uint32_t from, uint32_t depth, const uint32_t* tokens, u
     if (!child) break;
     const Node& x = nodes_[child];
     const uint32_t shared =
-        1 + prefix_(arena_.data() + x.offset + 1, tokens + done + 1, std::min(x.length, count - done) - 1);
+        1 + arena_.shared(x.offset + 1, tokens + done + 1, std::min(x.length, count - done) - 1);
     done += shared;
     at = Cursor{child, depth + done};
     if (shared < x.length) break;
@@ -172,7 +172,7 @@ bool Trie::path(uint64_t id, uint32_t* root, std::vector<uint32_t>* tokens) cons
   tokens->resize(record_end(x, id));
   for (uint32_t upto = static_cast<uint32_t>(tokens->size()); nodes_[x].parent; x = nodes_[x].parent) {
     const uint32_t from = start(nodes_[x]);
-    std::copy_n(arena_.data() + nodes_[x].offset, upto - from, tokens->data() + from);
+    arena_.copy(nodes_[x].offset, upto - from, tokens->data() + from);
     upto = from;
   }
   *root = static_cast<uint32_t>(nodes_[x].tail);

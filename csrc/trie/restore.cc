@@ -137,16 +137,19 @@ class Trie::Rebuild {
 
   void insert_row(uint32_t node, uint32_t depth, uint32_t row) {
     const uint32_t count = rows_.counts[row], end = depth + count;
-    trie_.room(count, 1, 2);
+    bool wide = TokenArena::is_wide(tokens(row), count);
+    for (uint32_t r = row, child; !wide && (child = only_child(r)) != kNone; r = child)
+      wide = TokenArena::is_wide(tokens(child), rows_.counts[child]);
+    trie_.room(count, wide, 1, 2);
     trie_.records_.prepare(row + 1);
     const Cursor at = trie_.walk(node, depth, tokens(row), count);
     uint32_t leaf = at.node;
     if (at.depth < end) {
       const uint32_t fresh = end - at.depth;
-      leaf = trie_.hang(at, tokens(row) + (at.depth - depth), fresh,
+      leaf = trie_.hang(at, tokens(row) + (at.depth - depth), fresh, wide,
                         trie_.bits_at(at) + double{rows_.bits[row]} * fresh / count);
       // Place the chain behind it now, where it will be contiguous.
-      for (uint32_t r = row, child; (child = only_child(r)) != kNone; r = child) place(child);
+      for (uint32_t r = row, child; (child = only_child(r)) != kNone; r = child) place(child, wide);
     } else if (end % trie_.block_ && trie_.nodes_[leaf].end != end) {
       leaf = trie_.split(leaf, end);
     }
@@ -177,10 +180,9 @@ class Trie::Rebuild {
     first_[old] = kNone;
   }
 
-  void place(uint32_t row) {
-    trie_.room(rows_.counts[row], 1, 0);
-    placed_[row] = trie_.arena_.size();
-    trie_.arena_.append(tokens(row), rows_.counts[row]);
+  void place(uint32_t row, bool wide) {
+    trie_.room(rows_.counts[row], wide, 1, 0);
+    placed_[row] = trie_.arena_.append(tokens(row), rows_.counts[row], wide);
     trie_.slots_.append_zeros(rows_.counts[row] == trie_.block_);
   }
 
@@ -188,15 +190,15 @@ class Trie::Rebuild {
   void extend(uint32_t leaf, uint32_t row) {
     const uint32_t count = rows_.counts[row];
     const bool full = count == trie_.block_;
-    trie_.room(trie_.nodes_[leaf].length + count, trie_.slot_count(trie_.nodes_[leaf]) + 1, 0);
+    const bool wide = TokenArena::is_wide(trie_.nodes_[leaf].offset) || TokenArena::is_wide(tokens(row), count);
+    trie_.room(trie_.nodes_[leaf].length + count, wide, trie_.slot_count(trie_.nodes_[leaf]) + 1, 0);
     trie_.records_.prepare(row + 1);
     Node& x = trie_.nodes_[leaf];
     if (placed_[row] != x.offset + x.length) {  // only after duplicates: move the edge to where it can grow
-      const uint64_t offset = trie_.arena_.size();
+      const uint64_t offset = trie_.arena_.append(trie_.arena_, x.offset, x.length, wide);
       const uint32_t slots = static_cast<uint32_t>(trie_.slots_.size());
-      trie_.arena_.append(trie_.arena_.data() + x.offset, x.length);
       trie_.slots_.append(trie_.slots_.data() + x.slots, trie_.slot_count(x));
-      trie_.arena_.append(tokens(row), count);
+      trie_.arena_.append(tokens(row), count, wide);
       trie_.slots_.append_zeros(full);
       x.offset = offset;
       x.slots = slots;

@@ -17,7 +17,7 @@ uint64_t random_seed() {
 }  // namespace
 
 Trie::Trie(uint32_t block_tokens, double concentration)
-    : block_(block_tokens), concentration_(concentration), prefix_(common_prefix(level())), seed_(random_seed()) {
+    : block_(block_tokens), concentration_(concentration), seed_(random_seed()), arena_(level()) {
   if (block_ == 0 || block_ > 65536) throw std::invalid_argument("block_tokens: expected a number from 1 to 65536");
   if (!(concentration_ >= kLeastConcentration && concentration_ <= kMostConcentration))
     throw std::invalid_argument("concentration: expected a number from 1e-6 to 1e6");
@@ -26,7 +26,7 @@ Trie::Trie(uint32_t block_tokens, double concentration)
 
 uint32_t Trie::new_root() {
   FairLock::Exclusive guard(lock_);
-  room(0, 0, 1);
+  room(0, false, 0, 1);
   roots_.reserve(roots_.size() + 1);
   const uint32_t node = take_node();
   nodes_[node].newer = kOut;
@@ -85,7 +85,7 @@ void Trie::pin(uint32_t root, const uint32_t* tokens, size_t count, int delta) {
   if (n == 0 || at.depth < n) throw std::invalid_argument("tokens: this path is not stored");
   uint32_t node = at.node;
   if (delta > 0) {
-    room(0, 0, 1);
+    room(0, false, 0, 1);
     if (nodes_[node].end != n) node = split(node, n);
     ++own_pins_[node];
     for (uint32_t x = node; nodes_[x].parent; x = nodes_[x].parent) {
@@ -103,10 +103,10 @@ void Trie::pin(uint32_t root, const uint32_t* tokens, size_t count, int delta) {
 
 // ---- changing the tree ----
 
-void Trie::room(size_t tokens, size_t slots, size_t nodes) {
+void Trie::room(size_t tokens, bool wide, size_t slots, size_t nodes) {
   // u32 indexes: refuse before anything wraps.
   if (nodes_.size() + nodes >= kOut || slots_.size() + slots >= kOut) throw std::length_error("the trie is full");
-  arena_.reserve(arena_.size() + tokens);
+  arena_.reserve(tokens, wide);
   slots_.reserve(slots_.size() + slots);
   nodes_.reserve(nodes_.size() + nodes);
   children_.reserve(nodes);
@@ -150,19 +150,19 @@ uint32_t Trie::split(uint32_t low, uint32_t depth) {
   (u.prev ? nodes_[u.prev].next : nodes_[u.parent].child) = up;
   if (u.next) nodes_[u.next].prev = up;
   children_.at(hashed).node = up;
-  children_.insert(child_hash(up, arena_[l.offset]), low);
+  children_.insert(child_hash(up, arena_.at(l.offset)), low);
   if (l.newer != kOut) link_after(up, low);  // else the copy has the pins
   ++live_nodes_;
   return up;
 }
 
 // Adds a leaf with these tokens below the cursor, splitting the edge there if it must.
-uint32_t Trie::hang(Cursor at, const uint32_t* tokens, uint32_t count, double bits) {
+uint32_t Trie::hang(Cursor at, const uint32_t* tokens, uint32_t count, bool wide, double bits) {
   const uint32_t parent = at.depth < nodes_[at.node].end ? split(at.node, at.depth) : at.node;
   const uint32_t leaf = take_node();
   Node& x = nodes_[leaf];
   Node& p = nodes_[parent];
-  x.offset = arena_.size();
+  x.offset = arena_.append(tokens, count, wide);
   x.bits = bits;
   x.length = count;
   x.end = at.depth + count;
@@ -172,9 +172,8 @@ uint32_t Trie::hang(Cursor at, const uint32_t* tokens, uint32_t count, double bi
   p.child = leaf;
   x.slots = static_cast<uint32_t>(slots_.size());
   const uint32_t slots = slot_count(x);
-  arena_.append(tokens, count);
   slots_.append_zeros(slots);
-  children_.insert(child_hash(parent, tokens[0]), leaf);
+  children_.insert(child_hash(parent, arena_.at(x.offset)), leaf);
   link_after(leaf, nodes_[0].older);
   ++live_nodes_;
   live_tokens_ += count;
@@ -259,7 +258,8 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
     __builtin_prefetch(&nodes_[reached.newer], 1);
   }
   std::vector<uint64_t> replaced;
-  room(n - at.depth, n / block_ - at.depth / block_, 2);
+  const bool wide = TokenArena::is_wide(tokens + at.depth, n - at.depth);
+  room(n - at.depth, wide, n / block_ - at.depth / block_, 2);
   for (size_t i = 0; i < records; ++i) records_.prepare(ids[i]);
 
   uint32_t leaf = at.node;
@@ -269,7 +269,7 @@ std::vector<uint64_t> Trie::insert(uint32_t root, const uint32_t* tokens, size_t
       for (uint32_t i = at.depth; i < n; ++i) more += bits[i];
     else
       more = double{uniform_bits} * (n - at.depth);
-    leaf = hang(at, tokens + at.depth, n - at.depth, bits_at(at) + more);
+    leaf = hang(at, tokens + at.depth, n - at.depth, wide, bits_at(at) + more);
   } else if (records && ends[records - 1] == n && n % block_ && nodes_[leaf].end != n) {
     leaf = split(leaf, n);
   }
@@ -439,16 +439,19 @@ std::vector<uint64_t> Trie::erase(uint32_t root, const uint32_t* tokens, size_t 
 // ---- the arena ----
 
 void Trie::rebuild_arena() {
-  Buffer<uint32_t> arena;
+  TokenArena arena(level());
   Buffer<uint64_t> slots;
-  arena.reserve(live_tokens_);
+  uint64_t wide = 0;
+  for (size_t i = 1; i < nodes_.size(); ++i)
+    if (nodes_[i].parent && TokenArena::is_wide(nodes_[i].offset)) wide += nodes_[i].length;
+  arena.reserve(wide, true);
+  arena.reserve(live_tokens_ - wide, false);
   slots.reserve(live_slots_);
   for (size_t i = 1; i < nodes_.size(); ++i) {
     Node& x = nodes_[i];
     if (!x.parent) continue;  // free, or a root
     const uint32_t first = static_cast<uint32_t>(slots.size());
-    const size_t offset = arena.size();
-    arena.append(arena_.data() + x.offset, x.length);
+    const uint64_t offset = arena.append(arena_, x.offset, x.length, TokenArena::is_wide(x.offset));
     slots.append(slots_.data() + x.slots, slot_count(x));
     x.offset = offset;
     x.slots = first;

@@ -4,7 +4,7 @@
 // that ends at depth e covers the tokens [floor((e - 1) / B) * B, e): a full block ends at a multiple of B, a tail
 // anywhere else.
 //
-// An edge is a slice of one shared token arena; a split shares the slice. A node keeps the cumulative bits (-log2 P) at
+// An edge is a run of one shared token arena (trie/arena.h); a split shares the run. A node keeps the cumulative bits (-log2 P) at
 // its end; inside an edge they are linear. The ids of the full blocks that end on an edge are a slice of a shared id
 // arena; a tail sits in the node that ends with it. Children are found in one hash table and listed newest first.
 //
@@ -30,14 +30,10 @@
 
 #include "common/cpu.h"
 #include "common/fair_lock.h"
+#include "trie/arena.h"
 #include "trie/memory.h"
 
 namespace kvstore {
-
-using PrefixFn = uint32_t (*)(const uint32_t* a, const uint32_t* b, uint32_t count);
-
-// Number of leading elements that a and b share, the twin for this level.
-PrefixFn common_prefix(Level level);
 
 // The number of tokens of a query, if it fits the trie's indexes.
 inline uint32_t checked_tokens(size_t count) {
@@ -136,7 +132,7 @@ class Trie {
 
  private:
   struct alignas(64) Node {  // one cache line
-    uint64_t offset;         // of the edge in the token arena
+    uint64_t offset;         // place of the edge in the token arena
     double bits;             // cumulative at `end`
     uint64_t tail;           // id of the tail record that ends here; for a root its number
     uint32_t length, end;    // of the edge in tokens; depth of its last token
@@ -182,10 +178,10 @@ class Trie {
 
   void check_insert(const float* bits, float uniform_bits, uint32_t count, const uint32_t* ends, const uint64_t* ids,
                     size_t records) const;
-  void room(size_t tokens, size_t slots, size_t nodes);
+  void room(size_t tokens, bool wide, size_t slots, size_t nodes);
   uint32_t take_node();
   uint32_t split(uint32_t node, uint32_t depth);
-  uint32_t hang(Cursor at, const uint32_t* tokens, uint32_t count, double bits);
+  uint32_t hang(Cursor at, const uint32_t* tokens, uint32_t count, bool wide, double bits);
   void put(uint32_t node, uint32_t end, uint64_t id, std::vector<uint64_t>* replaced);
   void take_tail(uint32_t node, std::vector<uint64_t>* taken);
   uint64_t last_record(uint32_t node, uint32_t* end) const;
@@ -204,10 +200,9 @@ class Trie {
 
   const uint32_t block_;
   const double concentration_;
-  const PrefixFn prefix_;
   const uint64_t seed_;  // keeps chosen tokens from colliding in the child table on purpose
 
-  Buffer<uint32_t> arena_;
+  TokenArena arena_;
   Buffer<uint64_t> slots_;
   Buffer<Node> nodes_;  // 0: head of the recency list, newer = the oldest node
   ChildTable children_;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvstore.trie._trie import common_prefix, level, machine_level
+from kvstore.trie._trie import common_narrow_prefix, common_prefix, level, machine_level
 
 pytestmark = pytest.mark.native
 
@@ -40,6 +40,20 @@ def test_every_place_of_the_first_difference(twin: str) -> None:
         b = a.copy()
         b[place] = 0x80000000
         assert common_prefix(a, b, twin) == place
+
+
+def test_tokens_of_two_bytes_at_every_length_offset_and_place_of_the_first_difference(twin: str) -> None:
+    base = np.random.default_rng(0).integers(0, 2**16, 400, dtype=np.uint16)
+    for length in range(131):
+        for offset in (0, 1, 3, 7, 15):
+            a = base[offset : offset + length]
+            b = np.concatenate([base[:2], a])[2:].astype(np.uint32)
+            assert common_narrow_prefix(a, b, twin) == length
+            for place in {0, length // 2, length - 1} & set(range(length)):
+                c = b.copy()
+                c[place] ^= np.uint32(1 << (place % 32))  # also where a has no bits
+                c[place + 1 :] ^= np.uint32(5)
+                assert common_narrow_prefix(a, c, twin) == place
 
 
 def test_the_environment_caps_the_level_and_never_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:

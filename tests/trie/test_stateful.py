@@ -19,6 +19,7 @@ LEVELS = ["scalar", "avx2", "avx512"]
 # A small alphabet and long runs of one token: paths share a lot, and edges are long enough for vector code.
 TOKENS = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=14),
+    st.lists(st.sampled_from([1, 1 + (1 << 16)]), min_size=1, max_size=14),  # the same in their lower 16 bits
     st.tuples(st.integers(0, 60), st.lists(st.integers(0, 2), min_size=1, max_size=6)).map(lambda x: [7] * x[0] + x[1]),
 )
 

@@ -327,6 +327,43 @@ def test_the_arena_is_compacted_by_itself_once_half_of_it_is_garbage() -> None:
         assert trie.path(record)[1].tolist() == tokens.tolist()
 
 
+def test_tokens_take_two_bytes_where_all_of_an_edge_are_below_65536() -> None:
+    rng, sizes = np.random.default_rng(0), []
+    for top in (2**16, 2**16 + 1, 2**32):
+        tokens = rng.integers(0, 2**16, 1 << 20, dtype=np.uint32)
+        tokens[1000] = top - 1
+        trie = Trie(64)
+        trie.new_root()
+        trie.insert(
+            0, tokens, 1.0, np.arange(64, (1 << 20) + 1, 64, dtype=np.uint32), np.arange(1, 16385, dtype=np.uint64)
+        )
+        assert trie.path(16384)[1].tolist() == tokens.tolist()
+        assert trie.longest_prefix(0, tokens) == 1 << 20
+        sizes.append(trie.stats()["bytes"])
+    assert sizes[0] < 3.2 * (1 << 20) < sizes[1] == sizes[2]
+
+
+def test_wide_and_narrow_edges_live_side_by_side() -> None:
+    """An edge is split, goes on with tokens of the other width, is compacted, and comes back as it was."""
+    trie, stored = Trie(4), []
+    trie.new_root()
+    narrow = np.arange(1, 41, dtype=np.uint32)
+    wide = narrow.copy()
+    wide[10:] += np.uint32(1 << 16)  # shares ten tokens
+    for tokens in (narrow, wide, np.concatenate([wide, narrow]), np.concatenate([narrow, wide])):
+        stored.append(tokens)
+        trie.insert(0, tokens, 1.0, u32(len(tokens)), u64(len(stored)))
+    for _ in range(2):
+        for record, tokens in enumerate(stored, 1):
+            assert trie.path(record)[1].tolist() == tokens.tolist()
+            assert trie.longest_prefix(0, tokens) == len(tokens)
+            other = tokens.copy()
+            other[-1] ^= np.uint32(1 << 16)  # the same in the lower 16 bits
+            assert trie.longest_prefix(0, other) == len(tokens) - 1
+        trie.compact()
+        assert trie.stats()["garbage_tokens"] == 0
+
+
 def test_a_million_tokens_in_one_sequence_need_no_recursion() -> None:
     n = 1_000_000
     tokens = np.random.default_rng(0).integers(0, 2**32, n, dtype=np.uint32)
