@@ -1,7 +1,7 @@
 // The tokens of all edges: 2 bytes each where all tokens of an edge are below 65,536, else 4.
 //
-// A *run* of tokens is named by its place: the index of its first token in one of two arrays, and a bit that says which.
-// So places can be added to, and a part of a run is a run.
+// A *run* of tokens is named by its place: the index of its first token in one of two arrays, and a bit that says
+// which. So places can be added to, and a part of a run is a run.
 #pragma once
 
 #include <algorithm>

@@ -4,9 +4,10 @@
 // that ends at depth e covers the tokens [floor((e - 1) / B) * B, e): a full block ends at a multiple of B, a tail
 // anywhere else.
 //
-// An edge is a run of one shared token arena (trie/arena.h); a split shares the run. A node keeps the cumulative bits (-log2 P) at
-// its end; inside an edge they are linear. The ids of the full blocks that end on an edge are a slice of a shared id
-// arena; a tail sits in the node that ends with it. Children are found in one hash table and listed newest first.
+// An edge is a run of one shared token arena (trie/arena.h); a split shares the run. A node keeps the cumulative bits
+// (-log2 P) at its end; inside an edge they are linear. The ids of the full blocks that end on an edge are a slice of a
+// shared id arena; a tail sits in the node that ends with it. Children are found in one hash table and listed newest
+// first.
 //
 // A full block that is removed while something continues it leaves a *hole*: its id stays in its place, marked, until a
 // new record fills it or nothing is stored behind it any more. A place that never had a record is 0.
