@@ -171,11 +171,12 @@ test-ray: setup
 	build/ray/bin/python -m pytest -q -n 0 tests/integrations/test_ray.py
 
 # The engines of the remote tier, also against moto, an S3 that somebody else wrote; with its 50 packages it is installed
-# beside.
+# beside. Then a small fleet on a cluster whose nodes stop, die and fill up: nothing may be wrong or lost.
 test-remote: setup
 	$(call beside,remote)
 	build/remote/bin/pip install -q -c ci/constraints.txt "moto[server]>=5"
 	build/remote/bin/python -m pytest -q -n 0 tests/tiers/remote
+	$(PY) -m benchmarks.fleet --quick --only real
 
 # vLLM 0.32 on the CPU, in an environment of its own (3.5 GB), with a store: served, killed and served again; minutes.
 # What it brings for images and sound is for another build of torch, and goes.

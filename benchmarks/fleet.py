@@ -13,18 +13,33 @@ got, put, and flushed to the remote tier. Rows `fleet/real/TRACE`:
   loses nothing), or full, or the process of a store is killed: `wrong` hits; `lost`, blocks that a store said were in
   the remote tier, and that a machine with an empty disk does not find there afterwards; `dropped`, blocks that a store
   said were not written there.
+
+simulation: fleets of 10 to 10,000 machines on paper (`benchmarks/drills/simulation.py` names all that is assumed: the
+model, the machines, the network). Each ten machines serve one copy of the trace; copies share nothing. Rows
+`fleet/simulation/TRACE/MACHINES/ROUTING`, and with `/alone` the same without a remote tier: `local`, `remote`, share of
+blocks found; `ttft`, `ttft_p99` in seconds; what the remote tier reads and writes a second, the calls for that, the
+bytes that it holds at the end, and `nodes`, how many of them that takes, if every block is written there. Requests wait
+for their machine. Of fleets of more than 50 machines a part is simulated; what a machine still has to do when a request
+comes is drawn from what it was in a fleet of 50.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import Rows, arguments, scratch
+from benchmarks.common import Rows, arguments, percentile, scratch
 from benchmarks.drills import fleet
+from benchmarks.drills.simulation import Assumed, Call, Outcome, settled
 from benchmarks.eviction import Trace, load, sessions
-from benchmarks.peers.servers import cluster
+from benchmarks.peers.servers import cluster, find_each_other
 
-PARTS = ("real",)
+PARTS = ("real", "simulation")
+SIZES = (10, 50, 100, 1_000, 10_000)
+ROUTINGS = ("locality", "chance")
 MACHINES, NODES = 8, 3
 
 
@@ -41,6 +56,10 @@ def main() -> None:
     for name, trace in traces.items():
         if "real" in args.only:
             ok &= real(rows, name, trace[:count])
+    calls = {path.stem: timed(path) for path in args.traces} or {"sessions": made(400)}
+    for name, found in calls.items():
+        if "simulation" in args.only:
+            simulation(rows, name, found[:2000] if args.quick else found, SIZES[:2] if args.quick else SIZES)
     rows.main_exit(ok)
 
 
@@ -60,9 +79,10 @@ def real(rows: Rows, name: str, trace: Trace) -> bool:
             with fleet.machines(folder / "hurt", MACHINES, settings) as machines:
                 hurt = fleet.replay(machines, trace, trouble=trouble)
                 trouble.heal()
+                find_each_other(nodes)
             hurt_missing, hurt_wrong = fleet.lost(folder / "hurt-check", fleet.node_urls(nodes), hurt.flushed)
     rate, best = calm.hit / calm.tokens, alone.hit / alone.tokens
-    rows.add(case, "hit_rate", rate, "of tokens", "one store", rate / best if best else 1.0)
+    rows.add(case, "hit_rate", rate, "of tokens", "one store", rate / best)
     rows.add(case, "one_store", best, "of tokens")
     rows.add(case, "remote", calm.remote / calm.tokens, "of tokens")
     sent = calm.written + calm.present
@@ -72,7 +92,7 @@ def real(rows: Rows, name: str, trace: Trace) -> bool:
     rows.add(case, "wrong", calm.wrong + wrong, "hits")
     rows.add(case, "seconds", calm.seconds, "s")
     case = f"fleet/real/trouble/{name}"
-    rows.add(case, "hit_rate", hurt.hit / hurt.tokens, "of tokens", "one store", hurt.hit / max(1, alone.hit))
+    rows.add(case, "hit_rate", hurt.hit / hurt.tokens, "of tokens", "one store", hurt.hit / hurt.tokens / best)
     for kind, times in trouble.counts.items():
         rows.add(case, kind.replace(" ", "_"), times, "times")
     rows.add(case, "flushed", sum(map(len, hurt.flushed)), "blocks")
@@ -81,6 +101,50 @@ def real(rows: Rows, name: str, trace: Trace) -> bool:
     rows.add(case, "wrong", hurt.wrong + hurt_wrong, "hits")
     rows.add(case, "seconds", hurt.seconds, "s")
     return not (wrong or calm.wrong or missing or hurt.wrong or hurt_wrong or hurt_missing)
+
+
+def simulation(rows: Rows, name: str, trace: list[Call], sizes: Sequence[int]) -> None:
+    """Rows of fleets on paper."""
+    assumed = Assumed()
+    for routing in ROUTINGS:
+        for has_remote in (True, False):
+            backlogs: list[float] | None = None
+            for machines in sizes:
+                whole = machines <= assumed.per_copy * assumed.most_copies
+                found = settled(trace, assumed, machines, routing, has_remote, None if whole else backlogs)
+                backlogs = found.backlogs if whole else backlogs
+                case = f"fleet/simulation/{name}/{machines}/{routing}{'' if has_remote else '/alone'}"
+                report(rows, case, found, assumed, machines)
+
+
+def report(rows: Rows, case: str, found: Outcome, assumed: Assumed, machines: int) -> None:
+    rows.add(case, "local", found.local / found.blocks, "of blocks")
+    rows.add(case, "ttft", statistics.fmean(found.ttft), "s")
+    rows.add(case, "ttft_p99", percentile(found.ttft, 0.99), "s")
+    if not found.written:
+        return
+    times = max(1.0, machines / assumed.per_copy) / found.copies  # the whole fleet, of what was simulated
+    reads, writes = (times * count / found.seconds for count in (found.remote, found.written))
+    held = times * found.stored * assumed.block_bytes
+    busiest = max(reads, writes) * assumed.block_bytes
+    rows.add(case, "remote", found.remote / found.blocks, "of blocks")
+    rows.add(case, "reads", reads * assumed.block_bytes / 1e9, "GB/s")
+    rows.add(case, "writes", writes * assumed.block_bytes / 1e9, "GB/s")
+    rows.add(case, "calls", reads + writes, "1/s")
+    rows.add(case, "held", held / 1e12, "TB")
+    rows.add(case, "nodes", math.ceil(max(busiest / assumed.node, held / assumed.node_bytes)), "")
+
+
+def timed(path: Path) -> list[Call]:
+    """The requests of a file in Mooncake's format, in order of time."""
+    with path.open() as lines:
+        requests = sorted((json.loads(line) for line in lines), key=lambda request: request["timestamp"])
+    return [(request["timestamp"] / 1000, request["hash_ids"]) for request in requests]
+
+
+def made(count: int) -> list[Call]:
+    """Sessions, three requests a second."""
+    return [(number / 3, blocks) for number, blocks in enumerate(sessions(count))]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.drills.prompts import IDENTITY, Ids, cache_of, is_right
 from benchmarks.peers.servers import Server
-from kvstore import KVStore, RemoteConfig, StoreConfig, TierConfig
+from kvstore import Hit, KVStore, RemoteConfig, StoreConfig, TierConfig
 from kvstore.config import MIB
 
 BLOCK = 4  # tokens of ours for a block of the trace, whose hashes stand for 512
@@ -71,7 +71,7 @@ def config(url: str | None, deadline_s: float = 5.0) -> StoreConfig:
     """Of a store of the fleet, or of one that has all to itself."""
     remote = None
     if url is not None:
-        remote = RemoteConfig(url, deadline_s=deadline_s, upload="put", miss_s=0.0, flush_timeout_s=10.0)
+        remote = RemoteConfig(url, deadline_s=deadline_s, upload="put", miss_s=0.0, write_timeout_s=1.0)
     disk = TierConfig((64 if url else 1024) * MIB, "raw")
     return StoreConfig(
         host=TierConfig(MIB), disk=disk, block_tokens=BLOCK, threads=1, remote=remote, gate="off", learn="off"
@@ -93,7 +93,7 @@ def serve(store: KVStore, request: Request) -> Answer:
     more = {name: int(value - before.get(name, 0)) for name, value in after.items()}
     answer.written, answer.present = more.get("remote_written_records", 0), more.get("remote_present", 0)
     answer.dropped = sum(value for name, value in more.items() if name.startswith("dropped_"))
-    answer.flushed = due == 0 and not answer.dropped
+    answer.flushed = due == 0 and not answer.dropped and answer.hit < answer.tokens  # else nothing was put
     return answer
 
 
@@ -103,10 +103,11 @@ class Machine:
     def __init__(self, folder: Path, settings: StoreConfig) -> None:
         self._start = (folder, settings)
         self.request: Request | None = None
+        self.is_second = False  # the request was sent to a process that was killed before
         self._begin()
 
     def send(self, request: Request) -> None:
-        self.request = request
+        self.request, self.is_second = request, False
         self.answers.send(request)
 
     def kill(self) -> None:
@@ -115,6 +116,7 @@ class Machine:
         self._process.join()
         self._begin()
         if self.request is not None:
+            self.is_second = True
             self.answers.send(self.request)
 
     def end(self) -> None:
@@ -162,7 +164,10 @@ def replay(fleet: list[Machine], trace: Sequence[Request], seed: int = 0, troubl
         for ready in wait([machine.answers for machine in busy], 0.1):
             machine = next(machine for machine in busy if machine.answers is ready)
             assert machine.request is not None
-            found.add(machine.request, machine.answers.recv())
+            answer = machine.answers.recv()
+            if machine.is_second:  # it may find what it put itself
+                answer.tokens = answer.hit = answer.remote = 0
+            found.add(machine.request, answer)
             machine.request = None
         if trouble is not None:
             trouble.go_on(fleet)
@@ -177,9 +182,11 @@ class Trouble:
     KINDS = ("stopped", "killed", "filled", "store killed")
 
     def __init__(self, nodes: list[Server], every_s: float, seed: int) -> None:
+        """every_s: how long each lasts."""
         self.counts = dict.fromkeys(self.KINDS, 0)
         self._nodes, self._every_s, self._chance = nodes, every_s, random.Random(seed)
         self._due = time.monotonic() + every_s
+        self._kinds: list[str] = []
         self._hurt: tuple[str, Server] | None = None
 
     def go_on(self, fleet: list[Machine]) -> None:
@@ -188,7 +195,9 @@ class Trouble:
             return
         self._due = time.monotonic() + self._every_s
         self.heal()
-        kind, node = self._chance.choice(self.KINDS), self._chance.choice(self._nodes)
+        if not self._kinds:
+            self._kinds = self._chance.sample(self.KINDS, len(self.KINDS))
+        kind, node = self._kinds.pop(), self._chance.choice(self._nodes)
         self.counts[kind] += 1
         if kind == "store killed":
             self._chance.choice(fleet).kill()
@@ -202,11 +211,10 @@ class Trouble:
             node.ask("CONFIG", "SET", "maxmemory", 1, "maxmemory-policy", "noeviction")
 
     def heal(self) -> None:
-        """All nodes are well again."""
-        kind, node = self._hurt or ("", None)
-        self._hurt = None
-        if node is None:
+        """All nodes are well again, but may have to find each other."""
+        if self._hurt is None:
             return
+        (kind, node), self._hurt = self._hurt, None
         if kind == "stopped":
             node.go_on()
         elif kind == "killed":
@@ -230,10 +238,24 @@ def lost(folder: Path, url: str, flushed: Sequence[Request]) -> tuple[int, int]:
     with KVStore(folder, IDENTITY, config(url, deadline_s=30.0)) as store:
         for request in flushed:
             tokens = tokens_of(request)
-            hit = store.get(tokens)
+            hit = _got(store, tokens)
             missing += len(request) - (hit.tokens // BLOCK if hit is not None else 0)
             wrong += hit is not None and not is_right(hit.layers, tokens)
     return missing, wrong
+
+
+def _got(store: KVStore, tokens: Ids) -> Hit | None:
+    """A get that is made again as long as not all servers could be asked."""
+    end = time.monotonic() + _ENDS_S
+    while True:
+        there = store.stats()["remote"]
+        could = there["opened"] and not there["read_open"]
+        hit = store.get(tokens)
+        if (hit is not None and hit.tokens == len(tokens)) or time.monotonic() > end:
+            return hit
+        if could and not store.stats()["remote"]["read_open"]:
+            return hit
+        time.sleep(0.05)
 
 
 def node_urls(nodes: Sequence[Server]) -> str:

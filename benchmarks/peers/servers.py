@@ -110,12 +110,17 @@ def cluster(nodes: int) -> Iterator[list[Server]]:
             server.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for server, bus in zip(servers[1:], buses[1:], strict=True):
             servers[0].ask("CLUSTER", "MEET", "127.0.0.1", server.port, bus)
-        end_s = time.monotonic() + _STARTS_S
-        while not all(b"cluster_slots_assigned:%d\r\n" % _SLOTS in server.ask("CLUSTER", "INFO") for server in servers):
-            if time.monotonic() > end_s:
-                raise SystemExit("the nodes of the cluster do not find each other")
-            time.sleep(0.01)
+        find_each_other(servers)
         yield servers
+
+
+def find_each_other(nodes: Sequence[Server]) -> None:
+    """Return when each node of a cluster says that all slots are served."""
+    end = time.monotonic() + _STARTS_S
+    while not all(b"cluster_slots_ok:%d\r\n" % _SLOTS in node.ask("CLUSTER", "INFO") for node in nodes):
+        if time.monotonic() > end:
+            raise SystemExit("the nodes of the cluster do not find each other")
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
