@@ -34,6 +34,10 @@ class UnsupportedTokens(KVStoreError, ValueError):
     """Some of the tokens stand for images or sound, which token ids do not show. Nothing was stored."""
 
 
+class MalformedEvents(KVStoreError, ValueError):
+    """A message is no batch of KV events (`kvstore.events.wire`)."""
+
+
 class MalformedState(KVStoreError, ValueError):
     """The bytes are not what they should be, a state or a file of an engine: truncated, damaged or of another format.
 

@@ -165,6 +165,7 @@ class Metric(StrEnum):
         "blocks not written to the remote tier, for they left this store before",
     )
     DROPPED_REMOTE_CLOSE = "dropped_remote_close", "blocks not written to the remote tier, for the store was closed"
+    DROPPED_EVENTS = "dropped_events", "changes that routers were not told of, for too many waited; all is told anew"
     FALLBACK_REMOTE_LAYOUT = (
         "fallback_remote_layout",
         "opens without the remote tier, for layers have windows or states",
@@ -334,6 +335,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DROPPED_REMOTE_ERROR: Notice(INFO, "this store still has them; look at the server"),
     Metric.DROPPED_REMOTE_LEFT: Notice(INFO, "give the disk more, or use a faster server"),
     Metric.DROPPED_REMOTE_CLOSE: Notice(INFO, "call flush(remote=True) before, or raise remote.close_timeout_s"),
+    Metric.DROPPED_EVENTS: Notice(INFO, "raise the queue of kvstore.events.publish"),
     Metric.FALLBACK_REMOTE_LAYOUT: Notice(WARNING, "such caches are kept on this machine alone"),
     Metric.DROPPED_MEMBERS: Notice(INFO, "raise disk.bytes if it happens often"),
     Metric.LOST_MEMBERS: _MISSES,

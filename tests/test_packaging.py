@@ -217,6 +217,7 @@ def test_another_version_of_python_is_refused(dist: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "missing", "extra"),
     [
+        ("kvstore.events.publish", "zmq", "events"),
         ("kvstore.exporter", "prometheus_client", "prometheus"),
         ("kvstore.integrations.ray", "ray", "ray"),
         ("kvstore.integrations.transformers", "transformers", "transformers"),

@@ -34,6 +34,10 @@ class MemoryTier(Tier[T]):
         evicted: called after a record was evicted, outside of the tier's lock.
         renew: makes the policy anew, empty; None: its class does.
 
+    Attributes:
+        told: called with (name, record, whether it is there now) in the order of changes, under the tier's lock; None
+            for nobody.
+
     Example:
         >>> from kvstore.eviction.lru import LeafFirstLRU
         >>> gone = []
@@ -61,6 +65,7 @@ class MemoryTier(Tier[T]):
         self._evicted = evicted
         self._items: dict[int, T] = {}
         self._bytes = 0
+        self.told: Callable[[str, int, bool], None] | None = None
         self._torn = False  # a call was cut short by an interrupt: see `_mend`
         self._lock = threading.Lock()
 
@@ -125,6 +130,8 @@ class MemoryTier(Tier[T]):
                 self._items[record_id] = item
                 self._bytes += need
                 self._policy.add(record_id)
+                if self.told is not None:
+                    self.told(self._name, record_id, True)
             self._torn = False
         for victim in gone:
             self._evicted(victim)
@@ -197,4 +204,6 @@ class MemoryTier(Tier[T]):
             return False
         self._bytes -= item.nbytes
         self._policy.discard(record_id)
+        if self.told is not None:
+            self.told(self._name, record_id, False)
         return True
