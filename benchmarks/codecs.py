@@ -6,8 +6,8 @@ the store does (`store-blocks`, `entropy/bf16/KV`); splitzip's kernels also code
 level of the CPU, and as `splitzip/bf16/KV` the tensors that the peers code one a call. The peers are those of
 `benchmarks/requirements-peers.txt`; one that is not installed is a row `missing`.
 
-`predictive/lossy@BITS/KV` and `aqua/BITSbit/KV` are the lossy codecs on the same blocks; the predictors of aqua are
-fitted to a few windows here, for its speed and size do not depend on the fit.
+`predictive/lossy@BITS/KV`, `aqua/BITSbit/KV` and `tsc/KV` are the lossy codecs on the same blocks; the predictors of
+aqua are fitted to a few windows here, for its speed and size do not depend on the fit.
 
 Nothing is timed that does not give back every bit before and after; of a lossy codec, the same numbers every time.
 GB/s are of raw bytes, 1e9 a second; outputs are memory that was touched before, the peers' too where their libraries
@@ -80,7 +80,7 @@ Cases = dict[str, Case]
 
 
 def main() -> None:
-    names = tuple(dict.fromkeys(("splitzip", "predictive", "aqua", "rans", *codec_names(), *LIBRARIES)))
+    names = tuple(dict.fromkeys(("splitzip", "predictive", "aqua", "tsc", "rans", *codec_names(), *LIBRARIES)))
     parser = arguments("Ratio and speed of the codecs, and of peers, on the same data.")
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="codecs and peers to run (all)")
     parser.add_argument("--mib", type=int, default=64, help="real keys and values, raw (64)")
@@ -110,7 +110,7 @@ def main() -> None:
             cases = predictive(kv, profile, sorted(set(args.threads)), pools)
             measure(rows, cases, pools, few, tiled)
             all_in(rows, "predictive/lossless/KV" + tiled, cases["predictive/lossless/KV"], profile)
-        measure(rows, lossy(kv, profile, predictors), pools, few, tiled)
+        measure(rows, lossy(kv, profile, predictors, only), pools, few, tiled)
         if "rans" in only:
             entropy_coder(rows, rounds)
         if "splitzip" in only:
@@ -179,7 +179,9 @@ def aqua_predictors(model: Any, tokenizer: Any, kv: RealKV) -> AquaPredictors:
     return fit(MemoryDump(model, kv.layout, cut(tokenizer, text, FIT_WINDOWS)), AQUA_BITS[0])
 
 
-def lossy(kv: RealKV, profile: Profile | None, predictors: AquaPredictors | None) -> Cases:
+def lossy(
+    kv: RealKV, profile: Profile | None, predictors: AquaPredictors | None, only: AbstractSet[str] = frozenset()
+) -> Cases:
     """All keys and values by the lossy codecs, in blocks; those of the profile at the rates that it reaches."""
     made: dict[str, Codec] = {}
     if profile is not None and "lossy" in profile.sections:
@@ -188,6 +190,8 @@ def lossy(kv: RealKV, profile: Profile | None, predictors: AquaPredictors | None
                 made[f"predictive/lossy@{bits}/KV"] = codec_by_name(f"predictive@{bits}", profile)
     if predictors is not None:
         made |= {f"aqua/{bits}bit/KV": AquaCodec(predictors, bits) for bits in AQUA_BITS}
+    if "tsc" in only:
+        made["tsc/KV"] = codec_by_name("tsc")
     target = np.full_like(kv.values, 1)
     blocks, targets = kv.blocks(kv.values), kv.blocks(target)
     return {

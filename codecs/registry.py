@@ -2,8 +2,9 @@
 
 Most codecs are always there. Those that decode with the numbers of a profile are made from one: "predictive", with a
 level "predictive:2" (or 1, 3; exact, from fast to small), and with a quality behind an @, "predictive@0.75" (bits a
-value), "predictive@kl0.01" (what the model's predictions may lose, nats a token) and "aqua@2" (or 3, 4). Those that
-code blocks against others (`DeltaCodec`) have numbers of the same list, and no name to ask for: settings choose them
+value), "predictive@kl0.01" (what the model's predictions may lose, nats a token) and "aqua@2" (or 3, 4). "tsc" needs
+none; behind it may stand the tokens from keyframe to keyframe, "tsc@16", and corrections, "tsc@16/0". Those that code
+blocks against others (`DeltaCodec`) have numbers of the same list, and no name to ask for: settings choose them
 together with another codec. Those of whole sequences (`kvstore.codecs.tokens`, `kvstore.codecs.speculative`), which
 need a model to run, have numbers of it, too, and are in no store.
 """
@@ -30,6 +31,7 @@ from kvstore.errors import ProfileError, UnknownCodec
 _MOST_BITS = 16.0
 _KL = "kl"
 _LEVELS = (":1", ":2", ":3")
+_MOST_DIGITS, _MOST_TOP = 6, 64  # of settings of tsc
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,29 @@ class Family:
     make: Callable[[Profile, str | None], Codec]
     qualities: str
     is_quality: Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Codecs of one number that need no profile, with settings behind their name.
+
+    Attributes:
+        id, name: as in `Codec`.
+        make: makes a codec from the text behind the @, "" for what is usual; it decodes what any of them wrote.
+        settings: what may follow the name, for error messages.
+        is_setting: whether a text behind the @ is one.
+
+    Example:
+        >>> tuned = REGISTRY.tuned["tsc"]
+        >>> tuned.id, tuned.settings, tuned.is_setting("16/0")
+        (6, '[@KAPPA[/TOP]]', True)
+    """
+
+    id: int
+    name: str
+    make: Callable[[str], Codec]
+    settings: str
+    is_setting: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
@@ -97,6 +122,7 @@ class Registry:
         families: those made from a profile.
         deltas: those that code against other blocks.
         archives: those of whole sequences.
+        tuned: those that need no profile, but have settings.
 
     Raises:
         ValueError: a number or a name occurs twice, or a number does not fit 16 bits.
@@ -113,10 +139,12 @@ class Registry:
         families: Iterable[Family] = (),
         deltas: Iterable[DeltaKind] = (),
         archives: Iterable[ArchiveKind] = (),
+        tuned: Iterable[Tuned] = (),
     ) -> None:
         codecs, families, deltas, archives = list(codecs), list(families), list(deltas), list(archives)
+        tuned = list(tuned)
         ids, names = set[int](), set[str]()
-        every: list[Codec | Family | DeltaKind | ArchiveKind] = [*codecs, *families, *deltas, *archives]
+        every: list[Codec | Family | DeltaKind | ArchiveKind | Tuned] = [*codecs, *families, *deltas, *archives, *tuned]
         for one in every:
             if one.id in ids or one.name in names:
                 raise ValueError(f"codec {one.id} ({one.name}): the number or the name is registered already")
@@ -129,6 +157,7 @@ class Registry:
         self.families = {family.name: family for family in families}
         self.deltas = {delta.id: delta for delta in deltas}
         self.archives = {archive.id: archive for archive in archives}
+        self.tuned = {one.name: one for one in tuned}
         self.labels = {one.id: one.name for one in every if one.id not in self.archives}
 
     def by_id(self, number: int) -> Codec:
@@ -139,6 +168,9 @@ class Registry:
         """
         if number in self._by_id:
             return self._by_id[number]
+        for one in self.tuned.values():
+            if one.id == number:
+                return _made_tuned(one, "")
         if number in self.deltas:
             raise UnknownCodec(
                 f"codec {number} ({self.deltas[number].name}) cannot decode without donors; use delta_by_id"
@@ -157,8 +189,9 @@ class Registry:
             UnknownCodec: there is none; the message names those that there are.
         """
         if name not in self._by_name:
-            families = (f"{family.name}{family.qualities}" for family in self.families.values())
-            raise UnknownCodec(f"codec {name!r} is unknown; choose one of {', '.join((*self.names(), *families))}")
+            others = [f"{family.name}{family.qualities}" for family in self.families.values()]
+            others += [f"{one.name}{one.settings}" for one in self.tuned.values()]
+            raise UnknownCodec(f"codec {name!r} is unknown; choose one of {', '.join((*self.names(), *others))}")
         return self._by_name[name]
 
     def names(self) -> tuple[str, ...]:
@@ -204,6 +237,11 @@ def codec_by_name(name: str, profile: Profile | None = None) -> Codec:
         16
     """
     start, at, quality = name.partition("@")
+    tuned = REGISTRY.tuned.get(start)
+    if tuned is not None:
+        if bool(at) != bool(quality) or (at and not tuned.is_setting(quality)):
+            raise UnknownCodec(f"codec {name!r} is unknown; write {tuned.name}{tuned.settings}")
+        return _made_tuned(tuned, quality)
     if ":" in start:
         start, colon, level = name.partition(":")
         quality = colon + level
@@ -365,6 +403,25 @@ def _donor(profile: Profile | None) -> DeltaCodec:
     return DonorCodec.from_profile(plain, profile)
 
 
+@lru_cache(maxsize=64)
+def _made_tuned(tuned: Tuned, setting: str) -> Codec:
+    return tuned.make(setting)
+
+
+def _tsc(setting: str) -> Codec:
+    from kvstore.codecs.tsc.codec import TscCodec
+
+    return TscCodec(*map(int, setting.split("/"))) if setting else TscCodec()
+
+
+def _is_tsc_setting(text: str) -> bool:
+    kappa, slash, top = text.partition("/")
+    numbers = [kappa, top] if slash else [kappa]
+    if not all(number.isascii() and number.isdigit() and len(number) < _MOST_DIGITS for number in numbers):
+        return False
+    return 2 <= int(kappa) < 1 << 16 and (not slash or int(top) <= _MOST_TOP)
+
+
 @lru_cache(maxsize=8)
 def _plain_delta(number: int) -> DeltaCodec:
     return REGISTRY.deltas[number].make(None)
@@ -378,4 +435,5 @@ REGISTRY = Registry(
     ],
     [DeltaKind(3, "donor", _donor)],
     [ArchiveKind(4, "speculative"), ArchiveKind(8, "tokens")],
+    [Tuned(6, "tsc", _tsc, "[@KAPPA[/TOP]]", _is_tsc_setting)],
 )

@@ -136,8 +136,9 @@ class StoreConfig:
 
     Codecs of host and disk: "raw", "splitzip" (the fastest), "entropy" (a seventh smaller, some milliseconds
     slower), "zstd"; with a profile also "predictive" (or a level of it, from fast to small: "predictive:1" to
-    "predictive:3"), and the lossy "predictive@0.75" (bits a value) and "aqua@2" (3, 4). "auto" is splitzip for the host
-    tier; for the disk it is predictive if there is a profile that has it, else entropy.
+    "predictive:3"), and the lossy "predictive@0.75" (bits a value) and "aqua@2" (3, 4); without one the lossy "tsc" (or
+    "tsc@16": tokens from keyframe to keyframe). "auto" is splitzip for the host tier; for the disk it is predictive if
+    there is a profile that has it, else entropy.
 
     Raises:
         ConfigError: names the setting that is out of range or has the wrong type.

@@ -93,6 +93,7 @@ def test_every_codec_has_a_page() -> None:
     registered = {number: delta.name for number, delta in REGISTRY.deltas.items()}
     registered |= {family.id: family.name for family in REGISTRY.families.values()}
     registered |= {number: archive.name for number, archive in REGISTRY.archives.items()}
+    registered |= {tuned.id: tuned.name for tuned in REGISTRY.tuned.values()}
     registered |= {codec_by_name(name).id: name for name in codec_names()}
     pages = {path.stem for path in (ROOT / "docs/codecs").glob("*.md")}
     assert pages == set(registered.values())

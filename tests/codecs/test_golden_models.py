@@ -113,7 +113,7 @@ def test_a_golden_record_names_what_decoding_needs(path: Path) -> None:
     header, payload = opened(path)
     coder = coder_kept(row, path.stem)
     layout = MODEL_CASES[path.stem].layout
-    needs_profile = row.name not in ("donor", "donor-steps")
+    needs_profile = row.name not in ("donor", "donor-steps", "tsc", "tsc-8")
     assert header.profile == (profile_kept(layout).id if needs_profile else NO_PROFILE)
     if isinstance(coder, WithDonors):
         donors = [donor for donor, _ in donors_kept(path.stem)]
@@ -139,6 +139,7 @@ def test_every_way_of_coding_is_among_the_golden_records() -> None:
     assert modes["donor-steps"] == {7}
     assert modes["donor-groups"] == {24}
     assert all({0, 2} <= modes[f"aqua-{bits}"] for bits in (2, 3, 4))
+    assert modes["tsc"] == modes["tsc-8"] == {0, 1}
 
 
 @pytest.mark.parametrize(("row", "name"), [pytest.param(r, n, id=f"{r.name}/{n}") for r, n in RECORDS if r.same_bytes])
@@ -173,7 +174,7 @@ def numbers_of_the_format() -> dict[int, str]:
 
 def test_every_codec_of_the_format_has_rows_and_golden_records() -> None:
     numbers = numbers_of_the_format()
-    assert {2: "predictive", 3: "donor", 5: "aqua"}.items() <= numbers.items()
+    assert {2: "predictive", 3: "donor", 5: "aqua", 6: "tsc"}.items() <= numbers.items()
     assert {codec_by_name(name).id: name for name in codec_names()}.items() <= numbers.items()
     rows = {row.name: row.make(LAYOUTS["rope"], None).id for row in ROWS}
     assert len(rows) == len(ROWS)

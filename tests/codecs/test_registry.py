@@ -21,6 +21,7 @@ from kvstore.errors import CodecError, ProfileError, UnknownCodec
 # Only ever added to: these numbers are on disks.
 NUMBERS = {"raw": 0, "splitzip": 1, "entropy": 7, "zstd": 16}
 OF_PROFILES = {"predictive": 2, "aqua": 5}
+TUNED = {"tsc": 6}
 DELTAS = {"donor": 3}
 ARCHIVES = {"speculative": 4, "tokens": 8}
 
@@ -30,12 +31,13 @@ def test_every_codec_has_its_number_for_ever() -> None:
     assert {name: family.id for name, family in registry.REGISTRY.families.items()} == OF_PROFILES
     assert {delta.name: number for number, delta in registry.REGISTRY.deltas.items()} == DELTAS
     assert {archive.name: number for number, archive in registry.REGISTRY.archives.items()} == ARCHIVES
+    assert {name: tuned.id for name, tuned in registry.REGISTRY.tuned.items()} == TUNED
     classes = (PredictiveCodec, AquaCodec, DonorCodec)
     assert {one.name: one.id for one in classes} == OF_PROFILES | DELTAS
 
 
 def test_no_number_is_used_twice() -> None:
-    numbers = [*NUMBERS.values(), *OF_PROFILES.values(), *DELTAS.values(), *ARCHIVES.values()]
+    numbers = [*NUMBERS.values(), *OF_PROFILES.values(), *DELTAS.values(), *ARCHIVES.values(), *TUNED.values()]
     assert len(set(numbers)) == len(numbers)
 
 
@@ -79,10 +81,31 @@ def test_an_unknown_number_is_a_codec_error(number: int) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    known = re.escape("choose one of raw, splitzip, entropy, zstd, predictive[:1|:2|:3|@bits|@klNATS], aqua@2|3|4")
+    families = "predictive[:1|:2|:3|@bits|@klNATS], aqua@2|3|4, tsc[@KAPPA[/TOP]]"
+    known = re.escape(f"choose one of raw, splitzip, entropy, zstd, {families}")
     with pytest.raises(UnknownCodec, match=f"'gzip' is unknown; {known}"):
         codec_by_name("gzip")
     assert issubclass(UnknownCodec, CodecError)
+
+
+@pytest.mark.parametrize("name", ["tsc", "tsc@2", "tsc@65535/64", "tsc@16/0"])
+def test_a_codec_with_settings_decodes_whatever_another_one_wrote(name: str) -> None:
+    codec = codec_by_name(name)
+    assert codec is codec_by_name(name, profile("other"))
+    assert (codec.id, codec.exact, codec.profile) == (6, False, bytes(16))
+    assert codec_by_id(6) is codec_by_id(6, profile("other")) is codec_by_name("tsc")
+    assert not registry.may_need_profile(6)
+    assert registry.codes_groups(name, has_states=True)
+
+
+@pytest.mark.parametrize(
+    "setting", ["@", "@1", "@65536", "@16/65", "@16/", "@/8", "@-2", "@2.0", "@²", "@16/0/0", ":2"]
+)
+def test_a_setting_that_cannot_be_is_refused_with_those_that_can(setting: str) -> None:
+    with pytest.raises(
+        UnknownCodec, match=re.escape(f"'tsc{setting}' is unknown") + ".*" + re.escape("tsc[@KAPPA[/TOP]]")
+    ):
+        codec_by_name(f"tsc{setting}")
 
 
 class _Renamed(RawCodec):

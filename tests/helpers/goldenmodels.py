@@ -99,9 +99,9 @@ class ModelCase:
     def takes(self, row: Row) -> bool:
         """Whether there is a record of it: against donors only of what is like them; of noise, with loss, none, for
         what differs from machine to machine has no measure there. Of other dtypes than bf16 by predictive alone, for
-        the other codecs have cases of their own (goldencases.py) or do not take them."""
+        the other codecs have cases of their own (goldencases.py) or do not take them; and by tsc, which has none."""
         if LAYOUTS[self.layout].dtype != "bfloat16":
-            return row.name == "predictive"
+            return row.name == "predictive" or (row.name in ("tsc", "tsc-8") and self.like != "noise")
         if row.name == "donor-groups" or (self.layout == "levels" and self.like == "alike"):
             return row.name == "donor-groups" and self.layout == "levels" and self.like == "alike"
         if self.layout == "levels" or row.name in _LEVELS:

@@ -19,6 +19,7 @@ from kvstore.calibration.aqua.fit import fit
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
 from kvstore.codecs.aqua.codec import AquaCodec
 from kvstore.codecs.profile import Profile
+from kvstore.codecs.tsc.codec import TscCodec
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import can_rotate
@@ -28,6 +29,7 @@ LOSSY = "predictive/lossy@"  # and bits a value
 RECENT = "predictive/recent@"  # the same, the last blocks exact
 RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95, 1.1)
 RECENT_RUNGS = (0.32, 0.7)
+TSC = ((64, 8), (64, 0), (16, 8), (8, 8))  # tokens from keyframe to keyframe, corrections in 256 values
 BLOCK = 64  # tokens of a block, as the store cuts them
 RECENT_TOKENS = 128  # `StoreConfig.exact_recent_tokens`
 
@@ -43,17 +45,17 @@ class Method(Protocol):
 
 
 class StoreMethod:
-    """A codec of the project, on blocks as the store cuts them."""
+    """A codec of the project, on blocks as the store cuts them, unless `block` says otherwise (tokens)."""
 
-    def __init__(self, codec: Codec, layout: KVLayout) -> None:
-        self._codec, self._layout = codec, layout
+    def __init__(self, codec: Codec, layout: KVLayout, block: int = BLOCK) -> None:
+        self._codec, self._layout, self._block = codec, layout, block
 
     def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
         decoded = [(torch.empty_like(k), torch.empty_like(v)) for k, v in pairs]
         source, target = KVView.of_layers(self._layout, pairs), KVView.of_layers(self._layout, decoded)
         total = 0
-        for begin in range(0, len(tokens), BLOCK):
-            ids = tokens[begin : begin + BLOCK].numpy().astype(np.uint32)
+        for begin in range(0, len(tokens), self._block):
+            ids = tokens[begin : begin + self._block].numpy().astype(np.uint32)
             info = BlockInfo(self._layout, ids, start + begin)
             memory = memoryview(bytearray(self._codec.bound(info)))
             sizes = self._codec.encode(info, source.narrow(begin, len(ids)), memory)
@@ -121,6 +123,10 @@ def _plain(backbone: str, bits: int, context: Context) -> Method:
     return StoreMethod(AquaCodec(None, bits, backbone), context.layout)
 
 
+def _tsc(kappa: int, top: int, context: Context) -> Method:
+    return StoreMethod(TscCodec(kappa, top), context.layout)
+
+
 def _predictive(bits: float, context: Context) -> Method:
     return StoreMethod(codec_by_name(f"predictive@{bits}", context.profile), context.layout)
 
@@ -145,6 +151,7 @@ CASES: dict[str, Callable[[Context], Method | None]] = {
     **{f"{RECENT}{bits}": partial(_recent, bits) for bits in RECENT_RUNGS},
     **{f"aqua/{bits}bit": partial(_aqua, bits) for bits in (2, 3, 4)},
     **{f"{name}/{bits}bit": partial(_plain, name, bits) for name in ("higgs", "rtn") for bits in (2, 3, 4)},
+    **{f"tsc/top{top}/{kappa}": partial(_tsc, kappa, top) for kappa, top in TSC},
     **{f"quanto/{bits}bit": partial(_peer, "quanto", "optimum.quanto", bits) for bits in (4, 2)},
     **{f"hqq/{bits}bit": partial(_peer, "hqq", "hqq", bits) for bits in (4, 2)},
     "turboquant/3bit": partial(_peer, "turboquant", "turboquant", 3),
