@@ -151,7 +151,8 @@ def _packed(numbers: Bytes) -> Bytes:
     """4 bits each, the first of two in the low half; an odd last one has a 0 beside it."""
     even = np.zeros((len(numbers), (numbers.shape[1] + 1) // 2 * 2), np.uint8)
     even[:, : numbers.shape[1]] = numbers
-    return even[:, 0::2] | even[:, 1::2] << 4
+    found: Bytes = even[:, 0::2] | even[:, 1::2] << 4
+    return found
 
 
 def _unpacked(data: Bytes, width: int) -> Bytes:
