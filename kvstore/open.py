@@ -224,6 +224,7 @@ def open_engine(
         put_path = None if recorder is None else _open_put_path(opened, base, assembler, sessions, recorder)
         if remote is not None and put_path is not None:
             remote.keep_with(opened, put_path, assembler.getter.fetcher.decoder)
+            remote.erase_with(put_path, assembler.getter.lookup.root)
         learner = None if put_path is None else _open_learner(opened, base, put_path, calls)
         background = Workers(1, "kvstore-prefetch")
         opened.callback(background.close, cancel=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +26,7 @@ from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.sealing import Sealer, key_from
 from kvstore.tiers.remote.tier import RemoteTier
+from kvstore.write.erase_remote import RemoteErasure
 from kvstore.write.keep import Keeper
 from kvstore.write.leaving import LeavingRecords
 from kvstore.write.portable import PortableRecords
@@ -69,6 +71,11 @@ class Remote:
     def stats(self) -> dict[str, float]:
         """Return plain numbers."""
         return {**self.tier.stats(), **(self.uploader.stats() if self.uploader is not None else {})}
+
+    def erase_with(self, put_path: PutPath, root: Callable[[bytes], bytes]) -> None:
+        """Take out from now on what is erased here."""
+        if self.uploader is not None and self.tier.config.erase:
+            put_path.remote_erasure = RemoteErasure(put_path.residency, self.tier, root, self.uploader.settle)
 
     def keep_with(self, opened: contextlib.ExitStack, put_path: PutPath, decoder: BlockDecoder) -> None:
         """Keep from now on what gets bring from there."""

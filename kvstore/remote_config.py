@@ -27,6 +27,8 @@ class RemoteConfig:
             blocks that the disk gives up. "put": every block, once it is on disk.
         promote: blocks that came from there are kept in this store at their "first" read, or at their "second".
         read_only: write nothing there.
+        erase: what is erased here (`delete(..., erase=True)`) is removed there, too. False: it stays there until its
+            time is over.
         queue_bytes: bytes of records that may wait to be written there; what is more is dropped, and counted.
         in_flight: how many values are read at once.
         write_timeout_s: one value may take so long to be written.
@@ -52,6 +54,7 @@ class RemoteConfig:
     upload: Literal["second use", "eviction", "put"] = "second use"
     promote: Literal["first", "second"] = "first"
     read_only: bool = False
+    erase: bool = True
     queue_bytes: int = 256 << 20
     in_flight: int = 8
     write_timeout_s: float = 5.0
@@ -73,8 +76,9 @@ class RemoteConfig:
             raise ConfigError(f"remote.upload: expected one of {', '.join(UPLOADS)}, found {self.upload!r}")
         if self.promote not in PROMOTIONS:
             raise ConfigError(f"remote.promote: expected one of {', '.join(PROMOTIONS)}, found {self.promote!r}")
-        if not isinstance(self.read_only, bool):
-            raise ConfigError(f"remote.read_only: expected True or False, found {self.read_only!r}")
+        for name in ("read_only", "erase"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"remote.{name}: expected True or False, found {getattr(self, name)!r}")
         check_whole("remote.queue_bytes", self.queue_bytes, 1, 1 << 60)
         check_whole("remote.in_flight", self.in_flight, 1, 256)
         given: object = self.key

@@ -288,9 +288,9 @@ class KVStore(StoreReports):
         Args:
             tokens, namespace: as of `put`.
             erase: also overwrite what is removed, tokens, keys and values, in every file of the store, with all older
-                copies of it; of a sequence that is not stored in full what is left of it, unless others go on there.
-                Takes time in proportion to the free space of the segments and to the catalog; other writes wait. What
-                `explain` remembers of blocks that left is forgotten. Sessions keep their tokens (`Session.delete`).
+                copies of it, and remove it from the remote tier; of a sequence that is not stored in full what is left
+                of it, unless others go on there. Takes time in proportion to the free space of the segments and to the
+                catalog; other writes wait. `explain` forgets what left. Sessions keep their tokens (`Session.delete`).
 
         Returns:
             How many blocks were removed; with erase an `EraseResult`, which says what stays.

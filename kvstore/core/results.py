@@ -112,6 +112,8 @@ class EraseResult:
             begin with them, or pins keep them.
         kept_blocks: blocks that hold those tokens.
         sessions: names of other sessions that have more of its tokens than those; erase them, too, if they are to go.
+        remote_blocks: values that were removed from the remote tier.
+        remote_left: blocks that may still be there, for a server did not answer.
 
     Example:
         >>> EraseResult(removed_blocks=3).kept_tokens
@@ -122,6 +124,8 @@ class EraseResult:
     kept_tokens: int = 0
     kept_blocks: int = 0
     sessions: tuple[str, ...] = ()
+    remote_blocks: int = field(default=0, repr=False)
+    remote_left: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)

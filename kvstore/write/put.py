@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -14,21 +13,20 @@ from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
 from kvstore.core.record import padded
-from kvstore.core.results import EraseResult, FlushResult, PutResult
+from kvstore.core.results import FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Task, Workers
 from kvstore.errors import UnsupportedCache
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block, most_bytes
-from kvstore.residency.residency import Residency
-from kvstore.residency.sessions import SessionTable
 from kvstore.residency.sparing import sparing, stored_end
 from kvstore.tiers.buffers import BufferPool
 from kvstore.trie import Match
+from kvstore.write.erase import Erasing
 from kvstore.write.improve import improved, keeps_tails
 from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
-from kvstore.write.queue import Change, WriteBatch, WriteQueue
+from kvstore.write.queue import Change, WriteBatch
 from kvstore.write.recent import RecentBlocks
 from kvstore.write.standalone import Recoder
 
@@ -36,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class PutPath:
+class PutPath(Erasing):
     """Makes the missing blocks of a sequence findable, and hands them to the write queue.
 
     Thread-safe: one put, delete or change of a session at a time; the others wait for it.
@@ -47,9 +45,6 @@ class PutPath:
         next_record: the number that the next new block gets.
     """
 
-    residency: Residency
-    queue: WriteQueue
-    sessions: SessionTable
     pool: BufferPool
     metrics: Metrics
     recoder: Recoder
@@ -118,44 +113,6 @@ class PutPath:
         removal.result()
         return count
 
-    def erase(self, namespace: bytes, tokens: Tokens) -> EraseResult:
-        """Remove what is stored of a sequence, and overwrite it in every file; see `KVStore.delete`.
-
-        Raises:
-            DiskError: the disk refuses; it is ended by the next erase or open.
-        """
-        with self._erasing():
-            count = self.delete_stored(namespace, tokens)
-        return self._erased(namespace, tokens, count)
-
-    def remove_session(self, key: bytes, blocks: bool, erase: bool) -> EraseResult:
-        """Forget a session, durably on return; see `Session.delete`.
-
-        Args:
-            key: of the session.
-            blocks: also remove the blocks that no other session begins with.
-            erase: overwrite it in every file.
-        """
-        record = self.sessions.get(key)
-        with self._erasing() if erase else contextlib.nullcontext():
-            spare = self.sessions.longest_shared(record.namespace, record.tokens, but=key) if record else 0
-            self.note(key, None)
-            count = self.delete_stored(record.namespace, record.tokens, spare) if record and blocks else 0
-            self.queue.wait()
-        return self._erased(record.namespace, record.tokens, count) if record else EraseResult(0)
-
-    def _erased(self, namespace: bytes, tokens: Tokens, count: int) -> EraseResult:
-        match, size = self.residency.index.match(namespace, tokens, touch=False), self.residency.config.block_tokens
-        kept = match.usable(size)
-        longer = tokens[: kept + size]
-        names = self.sessions.that_begin_with(namespace, longer) if len(longer) > kept else []
-        return EraseResult(count, kept, -(-kept // size), tuple(names))
-
-    def erase_namespace(self, namespace: bytes) -> EraseResult:
-        """Remove a namespace with its sessions, and overwrite it in every file; see `KVStore.delete_namespace`."""
-        with self._erasing():
-            return EraseResult(self.delete_namespace(namespace))
-
     def delete_stored(self, namespace: bytes, tokens: Tokens, spare: int = 0) -> int:
         """Remove a sequence, or what is left of it if nothing continues that; durably on return. See `erase`."""
         with self._lock, sparing(self.residency.index, namespace, tokens[:spare]):
@@ -175,28 +132,14 @@ class PutPath:
                 self.queue.submit(WriteBatch(sessions=changes))
             self.queue.wait()
             records = self.residency.erase_namespace(namespace)
+            if self.remote_erasure is not None:
+                self.remote_erasure.note(namespace, records)
             members = self._outside_members(records)
             entries = self.residency.forget([*records, *members], Reason.DELETED)
             self.residency.will_remove(entries)
         self._remove(entries)
         self.metrics.add(Metric.DELETED_RECORDS, len(records) + len(members))
         return len(records) + len(members)
-
-    @contextlib.contextmanager
-    def _erasing(self) -> Iterator[None]:
-        """What is removed inside is overwritten at the end."""
-        residency, disk = self.residency, self.residency.disk
-        if disk is not None:
-            disk.begin_erase()
-        yield
-        self.queue.wait()
-        abandoned = residency.take_abandoned()
-        residency.will_remove(abandoned)
-        self._remove(abandoned)
-        residency.departures.clear()
-        residency.index.compact()
-        if disk is not None:
-            disk.end_erase()
 
     def unpin(self, namespace: bytes, tokens: Tokens) -> bool:
         """Let a pinned sequence be evicted again; see `KVStore.unpin`. Durable after `flush`."""
@@ -459,6 +402,8 @@ class PutPath:
         """Forgets a sequence in memory: (how many records went, those that `_remove` has to remove)."""
         residency = self.residency
         records, left = residency.erase(namespace, tokens), list[int]()
+        if self.remote_erasure is not None:
+            self.remote_erasure.note(namespace, records, tokens)
         if self._outside_members(records):
             # Those on their way to the disk arrive there first: they can be read again only with their donors.
             self.queue.wait()

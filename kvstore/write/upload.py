@@ -120,6 +120,10 @@ class Uploader:
         self._changed.wait_for(lambda: not self.waiting or not self._tier.takes_writes, timeout_s)
         return self.waiting
 
+    def settle(self) -> None:
+        """Return when the prefix that is being written is; what is due and not begun is not waited for."""
+        self._changed.wait_for(lambda: self._busy is None or self._closing, self._tier.config.write_timeout_s)
+
     def close(self, timeout_s: float) -> None:
         """Write what is due, as long as that takes no longer; then end the thread. Idempotent."""
         if not self._closing:

@@ -232,6 +232,35 @@ class RemoteTier:
         else:
             self._metrics.add(Metric.REMOTE_TOUCHED, len(names))
 
+    def delete(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Remove records; return how many were removed, and of how many that is not known."""
+        engine = self._link.engine()
+        if engine is None or not keys:
+            return 0, len(keys)
+        removed = left = 0
+        groups: dict[str, list[bytes]] = {}
+        for key in keys:
+            groups.setdefault(engine.endpoint(self._names.block(key)), []).append(key)
+        for group in groups.values():
+            for start in range(0, len(group), engine.limits.exist_batch):
+                part = group[start : start + engine.limits.exist_batch]
+                done = self._delete([self._names.block(key) for key in part])
+                if done is None:
+                    left += len(part)
+                    continue
+                removed += done
+                self.beliefs.note(part, False)
+        self._metrics.add(Metric.REMOTE_ERASED, removed)
+        return removed, left
+
+    def _delete(self, names: Sequence[str]) -> int | None:
+        timeout_s = self.config.write_timeout_s
+        try:
+            return self._link.call("write", names[0], lambda e, left_s: e.delete(names, left_s), timeout_s)
+        except RemoteError as error:
+            self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
+            return None
+
     def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
         timeout_s, parts = self.config.write_timeout_s, [data]
         if self._sealer is not None:
