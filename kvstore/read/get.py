@@ -103,8 +103,8 @@ class Getter:
         kept = self.worth.kept(reads, request.device, request.given) if request.gated else reads
         withheld = (reads[-1].end if reads else 0) - (kept[-1].end if kept else 0)
         run = None if withheld else self._begin(request, reads)
-        if run is None:
-            return self.fetch(request, kept, withheld)
+        if run is None or not run.checks:
+            return self.fetch(request, kept, withheld if run is None else run.withheld)
         try:
             return self._fetch_with(run, request, reads)
         finally:
@@ -154,10 +154,11 @@ class Getter:
             return None
         end = have[-1].end
         shown, number = (reads, good) if good < len(reads) else (have, len(have))
-        reason = self.count_short(request, shown, number, end, 0, run.why)
+        withheld = run.withheld if good == len(reads) and run.why is None else 0
+        reason = self.count_short(request, shown, number, end, withheld, run.why)
         place = place_of([read.source for read in have])
         tiers = {name: count for name, count in tiers.items() if count}
-        return self._count_saved(request, self.hit(request, out, out.layers(end), end, tiers, reason, 0, place))
+        return self._count_saved(request, self.hit(request, out, out.layers(end), end, tiers, reason, withheld, place))
 
     def fetch(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> Hit | None:
         """Return the cache of blocks that were looked up, and release their sources; None if the first is lost.

@@ -81,16 +81,17 @@ class RemoteReader:
     typical: tuple[int, str] = (0, "")
 
     def begin(self, request: RemoteRequest) -> RemoteRun | None:
-        """Look for the blocks behind those that are here, and begin to read them; None for nothing."""
+        """Look for the blocks behind those that are here, and begin to read what is worth it; None if there are none."""
         keys, first = self._keys(request)
         if len(keys) < 2:
             return None
         begin, size = self.tier.clock(), self.block_tokens
         deadline = begin + self._seconds(request)
-        there = self.tier.leading(keys[1:], deadline)
-        there = self._worth_loading(request, there) if there and request.gated else there
-        if not there:
+        found = self.tier.leading(keys[1:], deadline)
+        if not found:
             return None
+        there = self._worth_loading(request, found) if request.gated else found
+        withheld = (first + found) * size - max(request.local, (first + there) * size)
         checks = [
             RemoteCheck(
                 self.layout,
@@ -104,7 +105,7 @@ class RemoteReader:
             for i in range(there)
         ]
         tasks = self.tier.fetch([check.key for check in checks], deadline, checks)
-        return RemoteRun(self, request, checks, tasks, begin, deadline)
+        return RemoteRun(self, request, checks, tasks, begin, deadline, withheld)
 
     def end(self, request: RemoteRequest) -> int:
         """Return where the blocks end that the remote tier seems to have behind those that are here; asks it, and reads
@@ -144,6 +145,7 @@ class RemoteRun:
     """The blocks of one get that are on their way. For one thread.
 
     Attributes:
+        withheld: tokens behind them that are there, and not worth loading.
         why: why there is no further block; None as long as there may be, and where all came.
     """
 
@@ -153,6 +155,7 @@ class RemoteRun:
     tasks: Sequence[Task[Fetched]]
     begun: float
     deadline: float
+    withheld: int = 0
     why: Reason | None = None
     _came: list[Fetched] = field(default_factory=list)
     _last: float = 0.0  # when the last block was here

@@ -141,3 +141,15 @@ def test_the_gate_leaves_out_what_is_computed_sooner(tmp_path: Path, url: str, r
         hit = store.get(TOKENS)
         assert (hit is None) == (reading_s > 1)
         assert rc.counters(store).get("get_withheld_tokens", 0) == (WHOLE if hit is None else 0)
+
+
+def test_a_hit_says_what_of_the_remote_tier_was_withheld(tmp_path: Path, url: str) -> None:
+    remote = rc.settings(url, promote="second")
+    rc.filled(tmp_path / "a", remote, TOKENS)
+    with rc.open_store(tmp_path / "b", remote, prefill_tokens_per_s=1.0) as store:
+        assert rc.got(store, TOKENS).withheld == 0
+        small.put(store, TOKENS[: 2 * small.BLOCK])
+        store._engine.gate.check("remote", [(4096, 100.0)] * 20)
+        hit = rc.got(store, TOKENS)
+        assert (hit.tiers, hit.withheld) == ({"host": 2 * small.BLOCK}, WHOLE - 2 * small.BLOCK)
+        assert hit.reason is Reason.NOT_WORTH
