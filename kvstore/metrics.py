@@ -159,6 +159,7 @@ class Metric(StrEnum):
     REMOTE_RECODED_MEMBERS = "remote_recoded_members", "members that were coded anew to stand alone in the remote tier"
     REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"
     REMOTE_ERASED = "remote_erased", "values that erases removed from the remote tier"
+    REMOTE_TOLD = "remote_told", "changes of values in the remote tier that its server told of"
     DROPPED_REMOTE_QUEUE = "dropped_remote_queue", "blocks not written to the remote tier, for too many wait for it"
     DROPPED_REMOTE_ERROR = "dropped_remote_error", "blocks not written to the remote tier, for it refused"
     DROPPED_REMOTE_LEFT = (

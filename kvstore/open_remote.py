@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ConfigError
-from kvstore.metrics import Metric
+from kvstore.metrics import Metric, Metrics
 from kvstore.read.decode import BlockDecoder
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
@@ -20,6 +21,8 @@ from kvstore.residency.block import most_bytes
 from kvstore.tiers.codecs import NewCodecs
 from kvstore.tiers.disk.fs import FileSystem, read_file
 from kvstore.tiers.profiles import Profiles
+from kvstore.tiers.remote.beliefs import Beliefs
+from kvstore.tiers.remote.engine import ChangingEngine, RemoteEngine
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.opening import open_engine
@@ -110,12 +113,11 @@ def open_remote(
         return None
     most = most_bytes(layout, config.block_tokens)
     most += most // _SLACK_SHARE + _SLACK_BYTES
-    open_it = partial(open_engine, remote.url, **remote.settings)
-    sealer = _sealer(fs, remote)
-    link = RemoteLink(open_it, residency.metrics, remote.deadline_s)
+    sealer, beliefs = _sealer(fs, remote), Beliefs(remote.belief_s, remote.miss_s)
     names, metrics = RemoteNames(lookup.digest), residency.metrics
+    link = RemoteLink(partial(_engine, remote, names, beliefs, metrics), metrics, remote.deadline_s)
     travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s, sealer)
-    tier = RemoteTier(remote, names, link, metrics, fetcher.pool, travelling, most, sealer)
+    tier = RemoteTier(remote, names, link, metrics, fetcher.pool, travelling, most, sealer, beliefs=beliefs)
     opened.callback(tier.close)
     exact = identity.codec_family == "exact"
     reader = RemoteReader(tier, layout, exact, config.block_tokens, fetcher.gate, residency.metrics)
@@ -134,6 +136,24 @@ def open_remote(
     else:
         residency.on_evicted(uploader.evicted)
     return Remote(tier, reader, uploader)
+
+
+def _engine(remote: RemoteConfig, names: RemoteNames, beliefs: Beliefs, metrics: Metrics) -> RemoteEngine:
+    """The engine; what its server tells of changes is believed no more."""
+    engine = open_engine(remote.url, **remote.settings)
+    if not remote.follow:
+        return engine
+    if not engine.limits.has_change_feed:
+        engine.close()
+        raise ConfigError(f"remote.follow: {remote.url} does not tell of changes; leave it out")
+
+    def changed(changed_names: Sequence[str] | None) -> None:
+        keys = None if changed_names is None else [names.key(name) for name in changed_names]
+        beliefs.forget(None if keys is None else [key for key in keys if key is not None])
+        metrics.add(Metric.REMOTE_TOLD, 1 if keys is None else len(keys))
+
+    cast(ChangingEngine, engine).changes(names.prefix, changed)
+    return engine
 
 
 def _sealer(fs: FileSystem, remote: RemoteConfig) -> Sealer | None:

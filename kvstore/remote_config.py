@@ -36,6 +36,8 @@ class RemoteConfig:
         close_timeout_s: closing the store waits no longer for values that are due.
         belief_s: what was there is taken to be there for so long without asking.
         miss_s: what was not there is taken not to be there for so long.
+        follow: let the server tell of every value that others write, remove or evict, so that nothing old is believed
+            (one server of Valkey or Redis; each store then hears of all writes).
         key: a fleet key: 32 bytes, or the path of a file that holds them or their 64 hex digits. Values are sealed with
             it, and what is not is a miss. None: records as they are, which whoever may write to the server may forge.
         settings: of the engine, by name; see docs/remote.md.
@@ -62,6 +64,7 @@ class RemoteConfig:
     close_timeout_s: float = 2.0
     belief_s: float = 30.0
     miss_s: float = 2.0
+    follow: bool = False
     key: bytes | Path | None = field(default=None, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -76,7 +79,7 @@ class RemoteConfig:
             raise ConfigError(f"remote.upload: expected one of {', '.join(UPLOADS)}, found {self.upload!r}")
         if self.promote not in PROMOTIONS:
             raise ConfigError(f"remote.promote: expected one of {', '.join(PROMOTIONS)}, found {self.promote!r}")
-        for name in ("read_only", "erase"):
+        for name in ("read_only", "erase", "follow"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"remote.{name}: expected True or False, found {getattr(self, name)!r}")
         check_whole("remote.queue_bytes", self.queue_bytes, 1, 1 << 60)

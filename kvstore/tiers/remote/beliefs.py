@@ -54,5 +54,14 @@ class Beliefs:
             for key in keys[1:]:
                 self._known.pop(key, None)
 
+    def forget(self, keys: Iterable[bytes] | None) -> None:
+        """Believe nothing of these keys any more; None: of any."""
+        with self._lock:
+            if keys is None:
+                self._known.clear()
+                return
+            for key in keys:
+                self._known.pop(key, None)
+
     def __len__(self) -> int:
         return len(self._known)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 PREFIX = "kvs1"
+_HEX = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class RemoteNames:
         >>> names = RemoteNames(bytes(32))
         >>> names.block(bytes([1] * 32))[:26], names.profile(bytes(16))[-40:]
         ('kvs1/0000000000000000/0101', 'profile/00000000000000000000000000000000')
+        >>> names.key(names.block(bytes([1] * 32))) == bytes([1] * 32), names.key("kvs1/other")
+        (True, None)
     """
 
     identity: bytes
@@ -30,6 +34,11 @@ class RemoteNames:
     def block(self, key: bytes) -> str:
         """Return the name of the record of a block."""
         return self.prefix + key.hex()
+
+    def key(self, name: str) -> bytes | None:
+        """Return the key of the block whose record has a name; None where it is no block of this identity."""
+        last = name.removeprefix(self.prefix)
+        return bytes.fromhex(last) if name.startswith(self.prefix) and _HEX.fullmatch(last) else None
 
     def profile(self, profile: bytes) -> str:
         """Return the name of a profile."""

@@ -48,6 +48,7 @@ class RemoteTier:
     Args:
         most_bytes: of a value; a larger one is a miss.
         sealer: seals values; None: they are records as they are.
+        beliefs: which blocks are there, where others note that, too.
 
     Attributes:
         config: the settings.
@@ -66,10 +67,11 @@ class RemoteTier:
         most_bytes: int,
         sealer: Sealer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        beliefs: Beliefs | None = None,
     ) -> None:
         self.config = config
         self.profiles = profiles
-        self.beliefs = Beliefs(config.belief_s, config.miss_s, clock)
+        self.beliefs = beliefs or Beliefs(config.belief_s, config.miss_s, clock)
         self.clock = clock
         self._fresh = Beliefs(config.ttl_s / 2, 0.0, clock)  # whose life was renewed not long ago
         self._names = names
