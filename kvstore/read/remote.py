@@ -81,7 +81,7 @@ class RemoteReader:
     typical: tuple[int, str] = (0, "")
 
     def begin(self, request: RemoteRequest) -> RemoteRun | None:
-        """Look for the blocks behind those that are here, and begin to read what is worth it; None if there are none."""
+        """Look for the blocks behind those that are here, and begin to read what is worth it; None for nothing."""
         keys, first = self._keys(request)
         if len(keys) < 2:
             return None
