@@ -41,6 +41,8 @@ def test_the_environment_changes_what_a_file_said() -> None:
         ({"upload": "always"}, "upload"),
         ({"promote": "third"}, "promote"),
         ({"read_only": 1}, "read_only"),
+        ({"erase": "no"}, "erase"),
+        ({"follow": 1}, "follow"),
         ({"queue_bytes": 0}, "queue_bytes"),
         ({"in_flight": 1000}, "in_flight"),
         ({"key": 7}, "key"),
