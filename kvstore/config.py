@@ -301,7 +301,8 @@ class StoreConfig:
             if tier in ("device", "host", "disk", "remote") and rest:
                 table = settings.setdefault(tier, {})
                 if isinstance(table, dict):  # else the bare name of the tier was set too, which is refused below
-                    table[rest] = _FLAGS.get(text.lower(), _number(text)) if rest == "read_only" else _number(text)
+                    is_flag = rest in ("read_only", "erase", "follow")
+                    table[rest] = _FLAGS.get(text.lower(), _number(text)) if is_flag else _number(text)
             elif key == "profile":
                 settings[key] = text
             elif key == "donors":

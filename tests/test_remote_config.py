@@ -14,12 +14,14 @@ URL = "valkey://cache:6379"
 
 
 def test_a_file_the_environment_and_python_say_the_same(tmp_path: Path) -> None:
-    want = RemoteConfig(URL, deadline_s=0.5, upload="put", read_only=True, key=tmp_path / "key")
+    want = RemoteConfig(URL, deadline_s=0.5, upload="put", read_only=True, erase=False, key=tmp_path / "key")
     file = tmp_path / "settings.toml"
     file.write_text(
-        f'[kvstore.remote]\nurl = "{URL}"\ndeadline_s = 0.5\nupload = "put"\nread_only = true\nkey = "{want.key}"\n'
+        f'[kvstore.remote]\nurl = "{URL}"\ndeadline_s = 0.5\nupload = "put"\nread_only = true\nerase = false\n'
+        f'key = "{want.key}"\n'
     )
-    names = {"URL": URL, "DEADLINE_S": "0.5", "UPLOAD": "put", "READ_ONLY": "1", "KEY": str(want.key)}
+    names = {"URL": URL, "DEADLINE_S": "0.5", "UPLOAD": "put", "READ_ONLY": "1", "ERASE": "0"}
+    names["KEY"] = str(want.key)
     assert StoreConfig.from_toml(file).remote == want
     assert StoreConfig.from_env({f"KVSTORE_REMOTE_{name}": value for name, value in names.items()}).remote == want
 
