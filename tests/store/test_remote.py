@@ -149,6 +149,7 @@ def test_a_hit_says_what_of_the_remote_tier_was_withheld(tmp_path: Path, url: st
     with rc.open_store(tmp_path / "b", remote, prefill_tokens_per_s=1.0) as store:
         assert rc.got(store, TOKENS).withheld == 0
         small.put(store, TOKENS[: 2 * small.BLOCK])
+        store.flush()
         store._engine.gate.check("remote", [(4096, 100.0)] * 20)
         hit = rc.got(store, TOKENS)
         assert (hit.tiers, hit.withheld) == ({"host": 2 * small.BLOCK}, WHOLE - 2 * small.BLOCK)

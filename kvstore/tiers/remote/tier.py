@@ -71,7 +71,7 @@ class RemoteTier:
     ) -> None:
         self.config = config
         self.profiles = profiles
-        self.beliefs = beliefs or Beliefs(config.belief_s, config.miss_s, clock)
+        self.beliefs = Beliefs(config.belief_s, config.miss_s, clock) if beliefs is None else beliefs
         self.clock = clock
         self._fresh = Beliefs(config.ttl_s / 2, 0.0, clock)  # whose life was renewed not long ago
         self._names = names
