@@ -8,7 +8,9 @@ tokens are exact and all others decoded: whenever 256 have gathered, the older 1
 that of the exact cache, which goes through the same calls, and `steps_bits_per_value`.
 
 `predictive/recent@BITS` keeps the last 128 tokens exact, as a store does with `exact_recent_tokens=128`; protocol B
-does so with all methods. AQUA-KV is fitted to the windows that the profile was fitted to.
+does so with all methods; `kvtc-recent/BITS` does so with KVTC, whose own rule it is. AQUA-KV, KVTC and CacheGen are
+fitted to the windows that the profile was fitted to; fits of the last two are kept in build/. `deflate_share` of KVTC is
+what DEFLATE takes, of what its values take, which are the smaller of that and of tables for an arithmetic coder.
 
 `bits_per_value` is what a decoder needs for the coded tokens, all bytes, but what was fitted beforehand. Text: of
 ShareGPT's conversations every fourth is for tests, the others for calibration; or `--text FILE`, its first half for
@@ -32,9 +34,11 @@ from transformers import DynamicCache
 
 from benchmarks.common import Rows, arguments
 from benchmarks.conversations import load_model
+from benchmarks.peers.quality.cachegen import LEVELS
 from benchmarks.peers.quality.data import LENGTH, Pairs, cut, prefill, test_text
 from benchmarks.peers.quality.frontier import frontier
-from benchmarks.peers.quality.methods import CASES, LOSSY, Context, Method
+from benchmarks.peers.quality.kvtc import Kvtc
+from benchmarks.peers.quality.methods import CASES, KVTC_BITS, LOSSY, Context, Method
 from kvstore import KVLayout
 from kvstore.calibration.lossy.quality import divergences
 from kvstore.errors import KVStoreError
@@ -44,7 +48,14 @@ SINKS = 4
 PREFIX = 512  # of protocol A
 NEAR = 64
 STEP, RECENT, FULL = 32, 128, 256  # of protocol B, tokens
-AT_KL = {"at-4bit-kl": ("higgs/4bit", 1.0), "at-half-4bit-kl": ("higgs/4bit", 0.5), "at-aqua2-kl": ("aqua/2bit", 1.0)}
+AT_KL = {
+    "at-4bit-kl": ("higgs/4bit", 1.0),
+    "at-half-4bit-kl": ("higgs/4bit", 0.5),
+    "at-aqua2-kl": ("aqua/2bit", 1.0),
+    "at-nvfp4-kl": ("nvfp4", 1.0),
+    **{f"at-kvtc-{bits}bit-kl": (f"kvtc/{bits}bit", 1.0) for bits in KVTC_BITS},
+    **{f"at-cachegen-{level}-kl": (f"cachegen/{level}", 1.0) for level in LEVELS},
+}
 AT_PERPLEXITY = {"at-4bit-perplexity": ("higgs/4bit", 1.0), "at-aqua2-perplexity": ("aqua/2bit", 1.0)}
 
 
@@ -96,6 +107,9 @@ def main() -> None:
             note(table(scores, exact, number + 1, args.protocols))
     report(rows, scores, exact, len(test), args.protocols)
     compare_rates(rows, scores, exact, len(test), args.protocols)
+    for name, method in methods.items():
+        if isinstance(method, Kvtc):
+            rows.add(name, "deflate_share", method.deflate_bytes / method.taken_bytes, "of its bytes")
     rows.main_exit()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from benchmarks.peers.quality import cachegen, kvtc
 from benchmarks.peers.quality.data import MemoryDump, Pairs, calibration_text, cut
+from benchmarks.peers.quality.nvfp4 import Nvfp4
 from benchmarks.profile import PARTS, profile_path
 from kvstore.calibration.aqua.fit import fit
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
@@ -30,8 +34,10 @@ RECENT = "predictive/recent@"  # the same, the last blocks exact
 RUNGS = (0.25, 0.32, 0.42, 0.55, 0.7, 0.95, 1.1)
 RECENT_RUNGS = (0.32, 0.7)
 TSC = ((64, 8), (64, 0), (16, 8), (8, 8))  # tokens from keyframe to keyframe, corrections in 256 values
+KVTC_BITS = (0.5, 1, 1.5, 2, 3)  # of a value, before the entropy coder
 BLOCK = 64  # tokens of a block, as the store cuts them
 RECENT_TOKENS = 128  # `StoreConfig.exact_recent_tokens`
+FITTED = Path("build/peers")  # what peers fit, which takes minutes
 
 
 class Method(Protocol):
@@ -109,10 +115,28 @@ class Context:
     @cached_property
     def dump(self) -> MemoryDump:
         """Caches of the windows that the profile was fitted to, so that all methods see the same; made on first use."""
+        return MemoryDump(self.model, self.layout, self._tokens)
+
+    def fitted(self, peer: Any) -> dict[str, Any]:
+        """What the module `peer` fits to `dump`, arrays by name, kept in build/."""
+        identity = ModelIdentity.from_transformers(self.model, self.tokenizer)
+        key = hashlib.sha256(identity.digest + self._tokens.numpy().tobytes() + inspect.getsource(peer).encode())
+        path = FITTED / f"{peer.__name__.rpartition('.')[2]}-{key.hexdigest()[:16]}.npz"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"partial-{path.name}")
+            np.savez(partial, **peer.fit(self.dump))
+            partial.rename(path)
+        with np.load(path) as found:
+            return dict(found)
+
+    @cached_property
+    def _tokens(self) -> torch.Tensor:
+        """Of the windows to fit to, `[windows, 1024]`."""
         windows = self.profile.report["windows"]
         total = windows["fit"] + windows["held_out"]
         text = calibration_text(self.text, self.calibration_text, total)
-        return MemoryDump(self.model, self.layout, cut(self.tokenizer, text, total)[: windows["fit"]])
+        return cut(self.tokenizer, text, total)[: windows["fit"]]
 
 
 def _aqua(bits: int, context: Context) -> Method:
@@ -135,6 +159,22 @@ def _recent(bits: float, context: Context) -> Method:
     return RecentMethod(_predictive(bits, context), context.layout)
 
 
+def _kvtc(bits: float, context: Context) -> Method:
+    return kvtc.Kvtc(context.fitted(kvtc), context.layout, bits)
+
+
+def _kvtc_recent(bits: float, context: Context) -> Method:
+    return RecentMethod(_kvtc(bits, context), context.layout)
+
+
+def _cachegen(level: float, context: Context) -> Method:
+    return cachegen.CacheGen(context.fitted(cachegen), context.layout, level)
+
+
+def _nvfp4(context: Context) -> Method:
+    return Nvfp4()
+
+
 def _peer(name: str, library: str, bits: int, context: Context) -> Method | None:
     try:
         if find_spec(library) is None:
@@ -154,5 +194,9 @@ CASES: dict[str, Callable[[Context], Method | None]] = {
     **{f"tsc/top{top}/{kappa}": partial(_tsc, kappa, top) for kappa, top in TSC},
     **{f"quanto/{bits}bit": partial(_peer, "quanto", "optimum.quanto", bits) for bits in (4, 2)},
     **{f"hqq/{bits}bit": partial(_peer, "hqq", "hqq", bits) for bits in (4, 2)},
-    "turboquant/3bit": partial(_peer, "turboquant", "turboquant", 3),
+    **{f"turboquant/{bits}bit": partial(_peer, "turboquant", "turboquant", bits) for bits in (2, 3, 4)},
+    **{f"kvtc/{bits}bit": partial(_kvtc, bits) for bits in KVTC_BITS},
+    **{f"kvtc-recent/{bits}bit": partial(_kvtc_recent, bits) for bits in (0.5, 1)},
+    **{f"cachegen/{level}": partial(_cachegen, level) for level in cachegen.LEVELS},
+    "nvfp4": _nvfp4,
 }

@@ -1,0 +1,165 @@
+"""KVTC (arXiv:2511.01815), from the paper: principal components of all layers and heads at once, keys without their
+rotary embedding; bits shared out by dynamic programming; an entropy coder behind.
+
+Fitted to the same windows as the other methods: the components to seven eighths of them, the bits and the tables to
+the rest. The paper's entropy coder is DEFLATE. Here each cache takes whichever is less, that (zlib, level 9) or the code
+length under tables that were fitted beforehand, one for 16 components, as an arithmetic coder would have it.
+Means, components and tables are not counted, like what others fit beforehand.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.peers.quality.code_length import Tables
+from benchmarks.peers.quality.data import Pairs
+from benchmarks.peers.quality.kvtc_plan import BITS, FLOAT, UNIT, Group, Quantised, errors_of, plan, quantise, restore
+from kvstore.calibration.aqua.fit import Windows
+from kvstore.core.layout import KVLayout
+from kvstore.core.rope import rotate
+
+Floats = npt.NDArray[np.float32]
+Arrays = Mapping[str, npt.NDArray[Any]]
+SINKS = 4  # never coded, so not fitted to
+MEASURED = 8  # one window of so many to fit to is for bits and tables
+SAMPLED = 4  # one token of so many of those
+
+
+def rows_of(layout: KVLayout, pairs: Pairs, start: int, part: int) -> Floats:
+    """Keys (part 0) or values of all layers beside each other, `[n, layers * heads * dim]`, keys without rotation."""
+    n = pairs[0][0].shape[1]
+    return _beside(layout, [pair[part].float().transpose(0, 1).reshape(n, -1).numpy() for pair in pairs], start, part)
+
+
+def _beside(layout: KVLayout, rows: Sequence[Floats], start: int, part: int) -> Floats:
+    positions = np.arange(start, start + len(rows[0]), dtype=np.int64)
+    if part == 0:
+        rows = [rotate(x, of.heads, positions, layout.rope, -1) for of, x in zip(layout.layers, rows, strict=True)]
+    return np.concatenate(rows, axis=1)
+
+
+def _window(dump: Windows, window: int, part: int) -> Floats:
+    layers = range(len(dump.layout.layers))
+    rows = [np.asarray(dump.layer(layer, window)[part], np.float32)[SINKS:] for layer in layers]
+    return _beside(dump.layout, rows, SINKS, part)
+
+
+def pairs_of(layout: KVLayout, keys: Floats, values: Floats, start: int) -> Pairs:
+    """The inverse of `rows_of`, bfloat16."""
+    n, at, found = len(keys), 0, []
+    positions = np.arange(start, start + n, dtype=np.int64)
+    for layer in layout.layers:
+        width = layer.heads * layer.key_dim  # a value has as many: see `fit`
+        k = rotate(np.ascontiguousarray(keys[:, at : at + width]), layer.heads, positions, layout.rope, 1)
+        v = np.ascontiguousarray(values[:, at : at + width])
+        k, v = (torch.from_numpy(x).view(n, layer.heads, -1).transpose(0, 1).bfloat16() for x in (k, v))
+        found.append((k, v))
+        at += width
+    return found
+
+
+def fit(dump: Windows) -> dict[str, npt.NDArray[Any]]:
+    """Of keys "k" and values "v": `.mean`, `.vectors` `[width, width]`, greatest variance first, and `.sample`, the
+    components of tokens that these were not fitted to. ValueError for layers that are not alike."""
+    if not dump.layout.is_uniform:
+        raise ValueError("KVTC puts all layers beside each other: they must be alike")
+    found: dict[str, npt.NDArray[Any]] = {}
+    fitted = dump.windows - max(1, dump.windows // MEASURED)
+    for part, name in enumerate("kv"):
+        mean, vectors = _components(dump, fitted, part)
+        rows = [_window(dump, window, part)[::SAMPLED] for window in range(fitted, dump.windows)]
+        found[f"{name}.mean"], found[f"{name}.vectors"] = mean, vectors
+        found[f"{name}.sample"] = (np.concatenate(rows) - mean) @ vectors
+    return found
+
+
+def _components(dump: Windows, windows: int, part: int) -> tuple[Floats, Floats]:
+    """The mean, and the principal components as columns."""
+    width = sum(x.heads * x.key_dim for x in dump.layout.layers)
+    total, gram, count = torch.zeros(width, dtype=torch.float64), torch.zeros(width, width), 0
+    for window in range(windows):
+        x = torch.from_numpy(_window(dump, window, part))
+        total, count = total + x.double().sum(0), count + len(x)
+        gram.addmm_(x.T, x)
+    mean = total / count
+    covariance = (gram / count).double() - mean[:, None] * mean
+    vectors = torch.linalg.eigh(covariance.float())[1].flip(1)
+    return mean.float().numpy(), vectors.contiguous().numpy()
+
+
+class _Part:
+    """The coder of keys, or of values. budget: bits of a token, before the entropy coder."""
+
+    def __init__(self, mean: Floats, vectors: Floats, sample: Floats, budget: int) -> None:
+        sample = sample[:, : sample.shape[1] // UNIT * UNIT]
+        self.groups = plan(errors_of(sample), np.square(sample, dtype=np.float64).sum(0), budget)
+        kept = self.groups[-1].start + self.groups[-1].size if self.groups else 0
+        self._mean, self._vectors = mean, np.ascontiguousarray(vectors[:, :kept])
+        self._tables = [_tables(quantise(_of(sample, group), group.kind), group) for group in self.groups]
+
+    def code(self, rows: Floats) -> tuple[Floats, int, int]:
+        """What comes back, the bytes that DEFLATE takes, and those of the code length."""
+        components = (rows - self._mean) @ self._vectors
+        decoded = np.empty_like(components)
+        bits, stream = 0.0, []
+        for group, tables in zip(self.groups, self._tables, strict=True):
+            coded = quantise(_of(components, group), group.kind)
+            decoded[:, group.start : group.start + group.size] = restore(coded, group.kind)
+            bits += sum(table.bits(x) for table, x in zip(tables, _symbols(coded, group), strict=True))
+            stream += [packed(coded.values.T, BITS[group.kind]), coded.side.T.tobytes()]
+        return decoded @ self._vectors.T + self._mean, len(zlib.compress(b"".join(stream), 9)), int(bits / 8) + 1
+
+
+def _of(components: Floats, group: Group) -> Floats:
+    return np.ascontiguousarray(components[:, group.start : group.start + group.size])
+
+
+def _symbols(coded: Quantised, group: Group) -> list[npt.NDArray[Any]]:
+    """The symbols of a group by table: values in rows of 16 components; bytes of floats, low and high, by themselves."""
+    n = len(coded.values)
+    by_unit = coded.values.T.reshape(group.size // UNIT, UNIT * n)
+    found = [by_unit & 255, by_unit >> 8] if group.kind == FLOAT else [by_unit]
+    side = np.ascontiguousarray(coded.side.T).view(np.uint16)
+    return [*found, side & 255, side >> 8]
+
+
+def _tables(coded: Quantised, group: Group) -> list[Tables]:
+    values = 1 << min(BITS[group.kind], 8)
+    symbols = _symbols(coded, group)
+    return [Tables.of(x, values if at < len(symbols) - 2 else 256) for at, x in enumerate(symbols)]
+
+
+def packed(values: npt.NDArray[Any], bits: int) -> bytes:
+    """Numbers of 2, 4, 8 or 16 bits one after the other, the first in the highest bits of a byte."""
+    flat = np.ascontiguousarray(values).ravel()
+    if bits >= 8:
+        return flat.tobytes()
+    lanes = np.concatenate([flat, np.zeros(-len(flat) % (8 // bits), flat.dtype)]).reshape(-1, 8 // bits)
+    shifts = np.arange(8 - bits, -1, -bits, dtype=np.uint8)
+    return bytes((lanes << shifts).sum(1).astype(np.uint8))
+
+
+class Kvtc:
+    """bits: of a value, before the entropy coder."""
+
+    def __init__(self, arrays: Arrays, layout: KVLayout, bits: float) -> None:
+        self._layout = layout
+        self.parts = [
+            _Part(mean, arrays[f"{name}.vectors"], arrays[f"{name}.sample"], int(bits * len(mean)))
+            for name in "kv"
+            for mean in [arrays[f"{name}.mean"]]
+        ]
+        self.deflate_bytes = self.taken_bytes = 0  # of all that was coded
+
+    def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
+        found = [part.code(rows_of(self._layout, pairs, start, number)) for number, part in enumerate(self.parts)]
+        deflate, tables = (sum(sizes[i] for sizes in found) for i in (1, 2))
+        self.deflate_bytes += deflate
+        self.taken_bytes += min(deflate, tables)
+        return pairs_of(self._layout, found[0][0], found[1][0], start), min(deflate, tables)
