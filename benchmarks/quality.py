@@ -9,8 +9,9 @@ that of the exact cache, which goes through the same calls, and `steps_bits_per_
 
 `predictive/recent@BITS` keeps the last 128 tokens exact, as a store does with `exact_recent_tokens=128`; protocol B
 does so with all methods; `kvtc-recent/BITS` does so with KVTC, whose own rule it is. AQUA-KV, KVTC and CacheGen are
-fitted to the windows that the profile was fitted to; fits of the last two are kept in build/. `deflate_share` of KVTC is
-what DEFLATE takes, of what its values take, which are the smaller of that and of tables for an arithmetic coder.
+fitted to the windows that the profile was fitted to; fits of the last two are kept in build/. `deflate_share`: what
+KVTC takes with DEFLATE, of what is counted, the smaller of that and of an arithmetic coder's tables. `decode_GBps`: raw
+bytes by processor time; ours is C++ in blocks of 64 tokens, peers are numpy and torch on all tokens at once.
 
 `bits_per_value` is what a decoder needs for the coded tokens, all bytes, but what was fitted beforehand. Text: of
 ShareGPT's conversations every fourth is for tests, the others for calibration; or `--text FILE`, its first half for
@@ -108,6 +109,9 @@ def main() -> None:
     report(rows, scores, exact, len(test), args.protocols)
     compare_rates(rows, scores, exact, len(test), args.protocols)
     for name, method in methods.items():
+        if seconds := method.decoding.seconds:
+            coded = scores[name].coded[1] + scores[name].steps[1]
+            rows.add(name, "decode_GBps", coded * layout.item_bytes / seconds / 1e9, "GB/s")
         if isinstance(method, Kvtc):
             rows.add(name, "deflate_share", method.deflate_bytes / method.taken_bytes, "of its bytes")
     rows.main_exit()

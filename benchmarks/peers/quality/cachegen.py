@@ -1,11 +1,11 @@
-"""Coding as CacheGen (arXiv:2310.07240) has it, from the paper: of each ten tokens the first is an anchor in 8 bits, the
-others are differences from it, quantised more coarsely the deeper the layer, and an arithmetic coder has a table for
-every channel of every layer.
+"""Coding as CacheGen (arXiv:2310.07240) has it, from the paper: of each ten tokens the first is an anchor in 8 bits,
+the others are differences from it, quantised more coarsely the deeper the layer, and an arithmetic coder has a table
+for every channel of every layer.
 
-A difference is measured by its channel's standard deviation: steps of 0.5, 1 and 1.5 of it in the first, second and last
-third of the layers, times `level`. Deviations and tables are fitted to the same windows as the other methods and are not
-counted; coded bits are the code length under the tables. Keys are coded as they are kept, with their rotary embedding,
-as the paper does.
+A difference is measured by its channel's standard deviation: steps of 0.5, 1 and 1.5 of it in the first, second and
+last third of the layers, times `level`. Deviations and tables are fitted to the same windows as the other methods and
+are not counted; coded bits are the code length under the tables. Keys are coded as they are kept, with their rotary
+embedding, as the paper does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.peers.quality.clock import Clock
 from benchmarks.peers.quality.code_length import Tables, counted
 from benchmarks.peers.quality.data import Pairs
 from kvstore.calibration.aqua.fit import Windows
@@ -101,6 +102,7 @@ class CacheGen:
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], layout: KVLayout, level: float) -> None:
         layers = len(layout.layers)
+        self.decoding = Clock()  # not used: without an arithmetic coder there is no decoding to speak of
         self._tensors = [
             tuple(_Tensor(arrays, f"{layer}.{name}", step_of(layer, layers), level) for name in "kv")
             for layer in range(layers)

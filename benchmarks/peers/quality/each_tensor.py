@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from benchmarks.peers.quality.clock import Clock
 from benchmarks.peers.quality.data import Pairs
 
 
 class EachTensor(ABC):
-    """Codes the tensors of a cache one by one."""
+    """Codes the tensors of a cache one by one; `coded` decodes `with self.decoding`."""
+
+    def __init__(self) -> None:
+        self.decoding = Clock()
 
     @abstractmethod
     def coded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

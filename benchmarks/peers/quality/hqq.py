@@ -12,6 +12,7 @@ class Hqq(EachTensor):
     """bits: 4 or 2."""
 
     def __init__(self, bits: int) -> None:
+        super().__init__()
         self._layer = HQQQuantizedLayer(nbits=bits)
         # The layer takes device and type from the keys that it holds.
         self._layer.keys = torch.empty(0, dtype=torch.bfloat16)
@@ -20,7 +21,8 @@ class Hqq(EachTensor):
     def coded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         coded, meta = self._layer._quantize(tensor[None].contiguous(), axis=0)
         size = tensor.numel() * self._bits // 8 + meta["scale"].nbytes + meta["zero"].nbytes
-        return self._layer._dequantize((coded, meta))[0], size
+        with self.decoding:
+            return self._layer._dequantize((coded, meta))[0], size
 
 
 make = Hqq

@@ -2,8 +2,8 @@
 rotary embedding; bits shared out by dynamic programming; an entropy coder behind.
 
 Fitted to the same windows as the other methods: the components to seven eighths of them, the bits and the tables to
-the rest. The paper's entropy coder is DEFLATE. Here each cache takes whichever is less, that (zlib, level 9) or the code
-length under tables that were fitted beforehand, one for 16 components, as an arithmetic coder would have it.
+the rest. The paper's entropy coder is DEFLATE. Here each cache takes whichever is less, that (zlib, level 9) or the
+code length under tables that were fitted beforehand, one for 16 components, as an arithmetic coder would have it.
 Means, components and tables are not counted, like what others fit beforehand.
 """
 
@@ -11,15 +11,28 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.peers.quality.clock import Clock
 from benchmarks.peers.quality.code_length import Tables
 from benchmarks.peers.quality.data import Pairs
-from benchmarks.peers.quality.kvtc_plan import BITS, FLOAT, UNIT, Group, Quantised, errors_of, plan, quantise, restore
+from benchmarks.peers.quality.kvtc_plan import (
+    BITS,
+    FLOAT,
+    SIDE,
+    UNIT,
+    Group,
+    Quantised,
+    errors_of,
+    plan,
+    quantise,
+    restore,
+)
 from kvstore.calibration.aqua.fit import Windows
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import rotate
@@ -93,6 +106,15 @@ def _components(dump: Windows, windows: int, part: int) -> tuple[Floats, Floats]
     return mean.float().numpy(), vectors.contiguous().numpy()
 
 
+@dataclass(frozen=True)
+class _Coded:
+    """Keys, or values. table_bytes: the code length, instead of `deflated`."""
+
+    tokens: int
+    deflated: bytes
+    table_bytes: int
+
+
 class _Part:
     """The coder of keys, or of values. budget: bits of a token, before the entropy coder."""
 
@@ -103,17 +125,25 @@ class _Part:
         self._mean, self._vectors = mean, np.ascontiguousarray(vectors[:, :kept])
         self._tables = [_tables(quantise(_of(sample, group), group.kind), group) for group in self.groups]
 
-    def code(self, rows: Floats) -> tuple[Floats, int, int]:
-        """What comes back, the bytes that DEFLATE takes, and those of the code length."""
+    def encode(self, rows: Floats) -> _Coded:
         components = (rows - self._mean) @ self._vectors
-        decoded = np.empty_like(components)
+        found = [quantise(_of(components, group), group.kind) for group in self.groups]
         bits, stream = 0.0, []
-        for group, tables in zip(self.groups, self._tables, strict=True):
-            coded = quantise(_of(components, group), group.kind)
-            decoded[:, group.start : group.start + group.size] = restore(coded, group.kind)
+        for group, tables, coded in zip(self.groups, self._tables, found, strict=True):
             bits += sum(table.bits(x) for table, x in zip(tables, _symbols(coded, group), strict=True))
             stream += [packed(coded.values.T, BITS[group.kind]), coded.side.T.tobytes()]
-        return decoded @ self._vectors.T + self._mean, len(zlib.compress(b"".join(stream), 9)), int(bits / 8) + 1
+        return _Coded(len(rows), zlib.compress(b"".join(stream), 9), int(bits / 8) + 1)
+
+    def decode(self, coded: _Coded) -> Floats:
+        stream, at, n = zlib.decompress(coded.deflated), 0, coded.tokens
+        components = np.empty((n, self._vectors.shape[1]), np.float32)
+        for group in self.groups:
+            size, sides = (n * group.size * BITS[group.kind] + 7) // 8, SIDE[group.kind] // 16
+            values = unpacked(stream[at : at + size], BITS[group.kind])[: n * group.size].reshape(group.size, n).T
+            side = np.frombuffer(stream, np.float16, n * sides, at + size).reshape(sides, n).T
+            components[:, group.start : group.start + group.size] = restore(Quantised(values, side), group.kind)
+            at += size + 2 * n * sides
+        return components @ self._vectors.T + self._mean
 
 
 def _of(components: Floats, group: Group) -> Floats:
@@ -121,7 +151,7 @@ def _of(components: Floats, group: Group) -> Floats:
 
 
 def _symbols(coded: Quantised, group: Group) -> list[npt.NDArray[Any]]:
-    """The symbols of a group by table: values in rows of 16 components; bytes of floats, low and high, by themselves."""
+    """The symbols of a group by table: values in rows of 16 components; low and high bytes of floats by themselves."""
     n = len(coded.values)
     by_unit = coded.values.T.reshape(group.size // UNIT, UNIT * n)
     found = [by_unit & 255, by_unit >> 8] if group.kind == FLOAT else [by_unit]
@@ -145,6 +175,14 @@ def packed(values: npt.NDArray[Any], bits: int) -> bytes:
     return bytes((lanes << shifts).sum(1).astype(np.uint8))
 
 
+def unpacked(data: bytes, bits: int) -> npt.NDArray[Any]:
+    """The inverse of `packed`, with what fills the last byte."""
+    if bits >= 8:
+        return np.frombuffer(data, np.uint16 if bits == 16 else np.uint8)
+    shifts = np.arange(8 - bits, -1, -bits, dtype=np.uint8)
+    return ((np.frombuffer(data, np.uint8)[:, None] >> shifts) & ((1 << bits) - 1)).ravel()
+
+
 class Kvtc:
     """bits: of a value, before the entropy coder."""
 
@@ -155,11 +193,15 @@ class Kvtc:
             for name in "kv"
             for mean in [arrays[f"{name}.mean"]]
         ]
+        self.decoding = Clock()
         self.deflate_bytes = self.taken_bytes = 0  # of all that was coded
 
     def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
-        found = [part.code(rows_of(self._layout, pairs, start, number)) for number, part in enumerate(self.parts)]
-        deflate, tables = (sum(sizes[i] for sizes in found) for i in (1, 2))
+        found = [part.encode(rows_of(self._layout, pairs, start, number)) for number, part in enumerate(self.parts)]
+        with self.decoding:
+            keys, values = (part.decode(coded) for part, coded in zip(self.parts, found, strict=True))
+            decoded = pairs_of(self._layout, keys, values, start)
+        deflate, tables = sum(len(x.deflated) for x in found), sum(x.table_bytes for x in found)
         self.deflate_bytes += deflate
         self.taken_bytes += min(deflate, tables)
-        return pairs_of(self._layout, found[0][0], found[1][0], start), min(deflate, tables)
+        return decoded, min(deflate, tables)

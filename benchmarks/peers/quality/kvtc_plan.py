@@ -61,7 +61,7 @@ def restore(of: Quantised, kind: str) -> Floats:
     """What `quantise` keeps."""
     side = of.side.astype(np.float32)
     if kind == FLOAT:
-        return of.values.view(np.float16).astype(np.float32)
+        return np.ascontiguousarray(of.values).view(np.float16).astype(np.float32)
     if kind == FP8:
         values = torch.from_numpy(of.values.astype(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
         return values * np.maximum(side, 1e-7)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.peers.quality import cachegen, kvtc
+from benchmarks.peers.quality.clock import Clock
 from benchmarks.peers.quality.data import MemoryDump, Pairs, calibration_text, cut
 from benchmarks.peers.quality.nvfp4 import Nvfp4
 from benchmarks.profile import PARTS, profile_path
@@ -41,6 +42,10 @@ FITTED = Path("build/peers")  # what peers fit, which takes minutes
 
 
 class Method(Protocol):
+    """decoding: of that part of `code`; zero where it is not told apart."""
+
+    decoding: Clock
+
     def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
         """Codes and decodes.
 
@@ -55,6 +60,7 @@ class StoreMethod:
 
     def __init__(self, codec: Codec, layout: KVLayout, block: int = BLOCK) -> None:
         self._codec, self._layout, self._block = codec, layout, block
+        self.decoding = Clock()
 
     def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
         decoded = [(torch.empty_like(k), torch.empty_like(v)) for k, v in pairs]
@@ -67,7 +73,8 @@ class StoreMethod:
             sizes = self._codec.encode(info, source.narrow(begin, len(ids)), memory)
             assert sizes is not None, "a buffer of the codec's bound was too small"
             payload = memory[: sum(sizes)].toreadonly()
-            self._codec.decode(info, payload, sizes, target.narrow(begin, len(ids)))
+            with self.decoding:
+                self._codec.decode(info, payload, sizes, target.narrow(begin, len(ids)))
             total += len(payload)
         return decoded, total
 
@@ -78,6 +85,7 @@ class RecentMethod:
 
     def __init__(self, method: Method, layout: KVLayout) -> None:
         self._method, self._exact = method, StoreMethod(RECENT_CODEC, layout)
+        self.decoding = Clock()
 
     def code(self, tokens: torch.Tensor, pairs: Pairs, start: int) -> tuple[Pairs, int]:
         at = max(0, (len(tokens) - RECENT_TOKENS) // BLOCK * BLOCK)

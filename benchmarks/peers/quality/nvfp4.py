@@ -15,8 +15,9 @@ class Nvfp4(EachTensor):
     """The scale of a tensor is that of its own values, as of a page; where it is calibrated it is no better."""
 
     def __init__(self) -> None:
+        super().__init__()
         values = torch.tensor(VALUES)
-        self._values = values
+        self._values = torch.cat([values, -values])
         self._between = (values[1:] + values[:-1]) / 2
 
     def coded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -24,6 +25,7 @@ class Nvfp4(EachTensor):
         whole = blocks.abs().max().clamp(min=1e-30) / (LARGEST * LARGEST_SCALE)
         scale = (blocks.abs().amax(1, keepdim=True) / LARGEST / whole).to(torch.float8_e4m3fn).float() * whole
         scaled = blocks / scale.clamp(min=1e-30)
-        nearest = self._values[torch.bucketize(scaled.abs().clamp(max=LARGEST), self._between)]
+        nearest = torch.bucketize(scaled.abs().clamp(max=LARGEST), self._between) + 8 * (scaled < 0)
         size = blocks.numel() // 2 + len(blocks) + 4
-        return (nearest * scaled.sign() * scale).view(tensor.shape), size
+        with self.decoding:
+            return (self._values[nearest] * scale).view(tensor.shape), size

@@ -18,6 +18,7 @@ from turboquant import TurboQuantMSE
 
 class TurboQuant(EachTensor):
     def __init__(self, bits: int) -> None:
+        super().__init__()
         self._bits = bits
         self._quantisers: dict[int, TurboQuantMSE] = {}
 
@@ -27,7 +28,8 @@ class TurboQuant(EachTensor):
             self._quantisers[dim] = TurboQuantMSE(dim=dim, bits=self._bits, device="cpu", seed=42)
         indices, norms = self._quantisers[dim].quantize(tensor.reshape(-1, dim))
         size = (indices.numel() * self._bits + 7) // 8 + norms.nbytes
-        return self._quantisers[dim].dequantize(indices, norms).view(tensor.shape), size
+        with self.decoding:
+            return self._quantisers[dim].dequantize(indices, norms).view(tensor.shape), size
 
 
 make = TurboQuant
