@@ -127,9 +127,7 @@ class Context:
 
     def fitted(self, peer: Any) -> dict[str, Any]:
         """What the module `peer` fits to `dump`, arrays by name, kept in build/."""
-        identity = ModelIdentity.from_transformers(self.model, self.tokenizer)
-        key = hashlib.sha256(identity.digest + self._tokens.numpy().tobytes() + inspect.getsource(peer).encode())
-        path = FITTED / f"{peer.__name__.rpartition('.')[2]}-{key.hexdigest()[:16]}.npz"
+        path = self.fitted_path(peer)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f"partial-{path.name}")
@@ -137,6 +135,12 @@ class Context:
             partial.rename(path)
         with np.load(path) as found:
             return dict(found)
+
+    def fitted_path(self, peer: Any) -> Path:
+        """Of another name for another model, other windows, or another way to fit."""
+        identity = ModelIdentity.from_transformers(self.model, self.tokenizer)
+        key = hashlib.sha256(identity.digest + self._tokens.numpy().tobytes() + inspect.getsource(peer.fit).encode())
+        return FITTED / f"{peer.__name__.rpartition('.')[2]}-{key.hexdigest()[:16]}.npz"
 
     @cached_property
     def _tokens(self) -> torch.Tensor:
