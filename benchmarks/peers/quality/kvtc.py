@@ -42,6 +42,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 SINKS = 4  # never coded, so not fitted to
 MEASURED = 8  # one window of so many to fit to is for bits and tables
 SAMPLED = 4  # one token of so many of those
+KINDS = tuple(BITS)
 
 
 def rows_of(layout: KVLayout, pairs: Pairs, start: int, part: int) -> Floats:
@@ -78,8 +79,9 @@ def pairs_of(layout: KVLayout, keys: Floats, values: Floats, start: int) -> Pair
 
 
 def fit(dump: Windows) -> dict[str, npt.NDArray[Any]]:
-    """Of keys "k" and values "v": `.mean`, `.vectors` `[width, width]`, greatest variance first, and `.sample`, the
-    components of tokens that these were not fitted to. ValueError for layers that are not alike."""
+    """Of keys "k" and values "v": `.mean`, `.vectors` `[width, width]`, greatest variance first, `.sample`, the
+    components of tokens that these were not fitted to, and what groups of components lose there: `.groups` (start,
+    size, kind) and `.errors`. ValueError for layers that are not alike."""
     if not dump.layout.is_uniform:
         raise ValueError("KVTC puts all layers beside each other: they must be alike")
     found: dict[str, npt.NDArray[Any]] = {}
@@ -88,7 +90,10 @@ def fit(dump: Windows) -> dict[str, npt.NDArray[Any]]:
         mean, vectors = _components(dump, fitted, part)
         rows = [_window(dump, window, part)[::SAMPLED] for window in range(fitted, dump.windows)]
         found[f"{name}.mean"], found[f"{name}.vectors"] = mean, vectors
-        found[f"{name}.sample"] = (np.concatenate(rows) - mean) @ vectors
+        sample = ((np.concatenate(rows) - mean) @ vectors)[:, : len(mean) // UNIT * UNIT]
+        errors = errors_of(sample)
+        found[f"{name}.sample"], found[f"{name}.errors"] = sample, np.array(list(errors.values()))
+        found[f"{name}.groups"] = np.array([(start, size, KINDS.index(kind)) for start, size, kind in errors])
     return found
 
 
@@ -116,13 +121,16 @@ class _Coded:
 
 
 class _Part:
-    """The coder of keys, or of values. budget: bits of a token, before the entropy coder."""
+    """The coder of keys, or of values. bits: of a value, before the entropy coder."""
 
-    def __init__(self, mean: Floats, vectors: Floats, sample: Floats, budget: int) -> None:
-        sample = sample[:, : sample.shape[1] // UNIT * UNIT]
-        self.groups = plan(errors_of(sample), np.square(sample, dtype=np.float64).sum(0), budget)
+    def __init__(self, arrays: Arrays, name: str, bits: float) -> None:
+        self._mean, sample = arrays[f"{name}.mean"], arrays[f"{name}.sample"]
+        groups = [(start, size, KINDS[kind]) for start, size, kind in arrays[f"{name}.groups"].tolist()]
+        errors = dict(zip(groups, arrays[f"{name}.errors"].tolist(), strict=True))
+        energy = np.square(sample, dtype=np.float64).sum(0)
+        self.groups = plan(errors, energy, int(bits * len(self._mean)))
         kept = self.groups[-1].start + self.groups[-1].size if self.groups else 0
-        self._mean, self._vectors = mean, np.ascontiguousarray(vectors[:, :kept])
+        self._vectors = np.ascontiguousarray(arrays[f"{name}.vectors"][:, :kept])
         self._tables = [_tables(quantise(_of(sample, group), group.kind), group) for group in self.groups]
 
     def encode(self, rows: Floats) -> _Coded:
@@ -188,11 +196,7 @@ class Kvtc:
 
     def __init__(self, arrays: Arrays, layout: KVLayout, bits: float) -> None:
         self._layout = layout
-        self.parts = [
-            _Part(mean, arrays[f"{name}.vectors"], arrays[f"{name}.sample"], int(bits * len(mean)))
-            for name in "kv"
-            for mean in [arrays[f"{name}.mean"]]
-        ]
+        self.parts = [_Part(arrays, name, bits) for name in "kv"]
         self.decoding = Clock()
         self.deflate_bytes = self.taken_bytes = 0  # of all that was coded
 
