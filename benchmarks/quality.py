@@ -54,10 +54,17 @@ AT_KL = {
     "at-half-4bit-kl": ("higgs/4bit", 0.5),
     "at-aqua2-kl": ("aqua/2bit", 1.0),
     "at-nvfp4-kl": ("nvfp4", 1.0),
+    **{f"at-turboquant-{bits}bit-kl": (f"turboquant/{bits}bit", 1.0) for bits in (2, 3, 4)},
     **{f"at-kvtc-{bits}bit-kl": (f"kvtc/{bits}bit", 1.0) for bits in KVTC_BITS},
     **{f"at-cachegen-{level}-kl": (f"cachegen/{level}", 1.0) for level in LEVELS},
 }
 AT_PERPLEXITY = {"at-4bit-perplexity": ("higgs/4bit", 1.0), "at-aqua2-perplexity": ("aqua/2bit", 1.0)}
+COMPARED: tuple[tuple[str, str, tuple[str, ...], dict[str, tuple[str, float]]], ...] = (
+    ("A", "bits_per_value", ("kl", "kl_first64"), AT_KL),
+    ("A", "bits_per_value", ("kl",), {f"{case}/all": peer for case, peer in AT_KL.items()}),
+    ("B", "steps_bits_per_value", ("perplexity_ratio",), AT_PERPLEXITY),
+)
+"""(protocol, its rate, what is lost, cases)."""
 
 
 @dataclass
@@ -260,14 +267,12 @@ def report(rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, 
 def compare_rates(
     rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, protocols: Sequence[str]
 ) -> None:
-    """Rows of the bits at which predictive coding loses as little as peers do; `missing` where no rung does."""
+    """Rows of the bits at which predictive coding loses as little as peers do; `missing` where no rung does. Of protocol
+    A by both divergences and, as `CASE/all`, by that of all scored tokens."""
     values = {name: measured(score, exact, windows, protocols) for name, score in scores.items()}
     ladder = [x for name, x in values.items() if name.startswith(LOSSY)]
     peers = {name: {metric: x for metric, (x, _) in found.items()} for name, found in values.items()}
-    for protocol, rate, losses, cases in (
-        ("A", "bits_per_value", ("kl", "kl_first64"), AT_KL),
-        ("B", "steps_bits_per_value", ("perplexity_ratio",), AT_PERPLEXITY),
-    ):
+    for protocol, rate, losses, cases in COMPARED:
         if protocol in protocols and ladder:
             curves = {metric: [(x[rate][0], x[metric][0]) for x in ladder] for metric in losses}
             for case, (found, peer) in frontier(curves, peers, cases).items():
