@@ -267,8 +267,8 @@ def report(rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, 
 def compare_rates(
     rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, protocols: Sequence[str]
 ) -> None:
-    """Rows of the bits at which predictive coding loses as little as peers do; `missing` where no rung does. Of protocol
-    A by both divergences and, as `CASE/all`, by that of all scored tokens."""
+    """Rows of the bits at which predictive coding loses as little as peers do; `missing` where no rung does. Of
+    protocol A by both divergences and, as `CASE/all`, by that of all scored tokens."""
     values = {name: measured(score, exact, windows, protocols) for name, score in scores.items()}
     ladder = [x for name, x in values.items() if name.startswith(LOSSY)]
     peers = {name: {metric: x for metric, (x, _) in found.items()} for name, found in values.items()}

@@ -3,7 +3,7 @@
 Of each text the cache is computed once and coded by every method, all but the first 4 tokens and the last 128, which
 all keep exactly; `bits_per_value` is of the coded ones. Then questions are asked behind it.
 - `needle/N`: a sentence with a password somewhere in N tokens of held-out conversations; `needles/N`: four of them,
-  each asked for; `pairs/N`: N tokens of names and words, six of them asked for.
+  each asked for; `pairs/N`: N tokens of names and words, twelve of them asked for.
   `choice`: how often the right word is likelier than three others, of the same text where it has so many; `exact`: how
   often it is the likeliest token of all; `logp`: the mean logarithm of its probability.
 - `continuation/N`: the exact cache goes on greedily for 32 tokens after N tokens of held-out conversations.
@@ -36,9 +36,9 @@ RECENT = 128
 NEW = 32  # tokens of a continuation
 TASKS = ("needle", "needles", "pairs", "continuation")
 EXACT = "uncompressed"
-DEFAULT = (
-    "predictive/lossy@0.32", "predictive/lossy@1.1", "aqua/2bit", "higgs/2bit", "turboquant/2bit",
-    "kvtc/1bit", "kvtc/2bit", "cachegen/1.5", "nvfp4",
+DEFAULT = (  # about 0.4 bits a value, 1.1, and two and more
+    "predictive/lossy@0.42", "kvtc/0.5bit", "predictive/lossy@1.1", "kvtc/1.5bit", "aqua/2bit", "higgs/2bit",
+    "turboquant/2bit", "cachegen/1.0", "nvfp4",
 )  # fmt: skip
 
 

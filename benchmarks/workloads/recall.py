@@ -21,7 +21,7 @@ WORDS = tuple(_WORDS.split())
 PLACES = ["north", "south", "east", "west", "upper", "lower", "inner", "outer", "old", "new", "hidden", "central"]
 DOORS = ["gate", "door", "chest", "drawer", "locker", "cabinet", "safe", "vault", "room", "tunnel", "well", "cellar"]
 NEEDLES = 4  # of a text with several
-ASKED = 6  # of a list of pairs
+ASKED = 12  # of a list of pairs
 CHOICES = 4  # answers to choose from
 
 
