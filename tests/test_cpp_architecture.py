@@ -16,6 +16,7 @@ BELOW: dict[str, set[str]] = {
     "common": set(),
     "trie": {"common"},
     "content": {"common", "trie"},
+    "catalog": {"common"},
     "rans": {"common"},
     "splitzip": {"common"},
     "entropy": {"common", "rans", "splitzip"},

@@ -8,12 +8,50 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
-#include <unordered_map>
 #include <vector>
 
 #include "trie/trie.h"
 
 namespace kvstore {
+
+namespace {
+
+// Rows by a number that each has: open addressing, at most half full.
+class RowTable {
+ public:
+  static constexpr uint32_t kNone = 0xffffffffu;
+
+  RowTable(size_t most, uint64_t seed) : seed_(seed) {
+    size_t size = 64;
+    while (size < 2 * most) size *= 2;
+    cells_.append_zeros(size);
+    mask_ = size - 1;
+  }
+  uint32_t find(uint64_t number) const { return cells_[place(number)].row - 1; }  // kNone: unknown
+  bool add(uint64_t number, uint32_t row) {  // false: the number is known
+    Cell& cell = cells_[place(number)];
+    if (cell.row) return false;
+    cell = Cell{number, row + 1};
+    return true;
+  }
+
+ private:
+  struct Cell {
+    uint64_t number;
+    uint32_t row;  // plus 1; 0: empty
+  };
+  size_t place(uint64_t number) const {
+    size_t at = mix64(number ^ seed_) & mask_;
+    while (cells_[at].row && cells_[at].number != number) at = (at + 1) & mask_;
+    return at;
+  }
+
+  const uint64_t seed_;
+  Buffer<Cell> cells_;
+  size_t mask_ = 0;
+};
+
+}  // namespace
 
 class Trie::Rebuild {
  public:
@@ -41,12 +79,8 @@ class Trie::Rebuild {
   }
 
  private:
-  static constexpr uint32_t kNone = 0xffffffffu;
+  static constexpr uint32_t kNone = RowTable::kNone;
   static constexpr uint64_t kNowhere = ~uint64_t{0};
-  struct Mixed {
-    uint64_t seed;
-    size_t operator()(uint64_t tag) const { return mix64(tag ^ seed); }
-  };
 
   const uint32_t* tokens(uint32_t row) const { return rows_.tokens + at_[row]; }
 
@@ -60,47 +94,66 @@ class Trie::Rebuild {
            rows_.roots[row] < trie_.roots_.size() && rows_.bits[row] >= 0 && rows_.bits[row] <= 1e30f;
   }
 
-  // Finds every row's parent, in order of (start, holes first, id), and lists the trusted rows by parent in that order,
-  // without the holes that nothing is behind.
-  void link_rows() {
+  // All rows in order of (start, holes first, id, row).
+  std::vector<uint32_t> by_start() const {
     const size_t m = rows_.count;
     std::vector<uint32_t> order(m);
+    std::vector<uint64_t> keys(m);
+    uint64_t last[2] = {0, 0};  // ids of records, and of holes
+    bool rising = true;
+    for (size_t i = 0; i < m; ++i) {
+      uint64_t& before = last[hole(static_cast<uint32_t>(i))];
+      rising &= before <= rows_.ids[i] && rows_.starts[i] <= 0x7fffffff;
+      before = rows_.ids[i];
+      keys[i] = uint64_t{rows_.starts[i]} << 33 | uint64_t{!hole(static_cast<uint32_t>(i))} << 32 | i;
+    }
+    if (rising) {  // as a catalog gives them: the order of ids is that of rows
+      std::sort(keys.begin(), keys.end());
+      for (size_t i = 0; i < m; ++i) order[i] = static_cast<uint32_t>(keys[i]);
+      return order;
+    }
     std::iota(order.begin(), order.end(), 0u);
     std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
       if (rows_.starts[a] != rows_.starts[b]) return rows_.starts[a] < rows_.starts[b];
       if (hole(a) != hole(b)) return hole(a);
       return rows_.ids[a] != rows_.ids[b] ? rows_.ids[a] < rows_.ids[b] : a < b;
     });
+    return order;
+  }
+
+  // Finds every row's parent, in that order, and lists the trusted rows by parent in it, without the holes that nothing
+  // is behind.
+  void link_rows() {
+    const size_t m = rows_.count;
+    const std::vector<uint32_t> order = by_start();
     first_.assign(m, kNone);
     next_.assign(m, kNone);
     first_of_root_.assign(trie_.roots_.size(), kNone);
     std::vector<uint32_t> parents(m, kNone), kept;
     kept.reserve(m);
-    std::unordered_map<uint64_t, uint32_t, Mixed> by_tag(m, Mixed{trie_.seed_}), by_id(m, Mixed{trie_.seed_});
+    RowTable by_tag(m, trie_.seed_), by_id(m, trie_.seed_);
     for (const uint32_t row : order) {
       if (!plausible(row)) continue;
       uint32_t parent = kNone;
       if (rows_.starts[row]) {
-        const auto found = rows_.parent_tags[row] ? by_tag.find(rows_.parent_tags[row]) : by_tag.end();
-        if (found == by_tag.end()) continue;
-        parent = found->second;
+        parent = rows_.parent_tags[row] ? by_tag.find(rows_.parent_tags[row]) : kNone;
+        if (parent == kNone) continue;
         if (rows_.starts[parent] + rows_.counts[parent] != rows_.starts[row] || rows_.roots[parent] != rows_.roots[row])
           continue;
       } else if (rows_.parent_tags[row]) {
         continue;
       }
       if (rows_.tags[row]) {
-        const auto known = by_tag.find(rows_.tags[row]);
-        if (known != by_tag.end()) {  // the same block again, or a tag that lies
-          const uint32_t twin = known->second;
+        const uint32_t twin = by_tag.find(rows_.tags[row]);
+        if (twin != kNone) {  // the same block again, or a tag that lies
           if (parents[twin] != parent || rows_.roots[twin] != rows_.roots[row] ||
               rows_.counts[twin] != rows_.counts[row] ||
               !std::equal(tokens(row), tokens(row) + rows_.counts[row], tokens(twin)))
             continue;
         }
       }
-      if (!by_id.emplace(rows_.ids[row], row).second) continue;
-      if (rows_.tags[row]) by_tag.emplace(rows_.tags[row], row);
+      if (!by_id.add(rows_.ids[row], row)) continue;
+      if (rows_.tags[row]) by_tag.add(rows_.tags[row], row);
       parents[row] = parent;
       kept.push_back(row);
     }

@@ -141,17 +141,19 @@ class DiskEviction(Ledger):
             self.metrics.add(Metric.FALLBACK_RESERVATION)
         return victim
 
+    @property
+    def orders_disk(self) -> bool:
+        """Whether a policy decides what a full disk gives up. "lru" without tenants needs none: the trie knows it."""
+        return self.config.eviction != "lru" or bool(self.config.tenants)
+
     def load_order(self, records: Iterable[tuple[int, int]], digests: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Let the policy of the config decide what a full disk gives up. "lru" without tenants needs nothing: the trie
-        knows it.
+        """Let the policy of the config decide what a full disk gives up; only where `orders_disk`.
 
         Args:
             records: what is durable: (record, the record before it or 0), by rising record number.
             digests: of the namespace of each; used with tenants alone, and so is the next.
             sizes: bytes of each.
         """
-        if self.config.eviction == "lru" and not self.config.tenants:
-            return
         with self._lock:
             if self.config.tenants:
                 self._disk_order = self._tenants = TenantOrder(

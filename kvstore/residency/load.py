@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
@@ -54,7 +55,7 @@ def load_index(residency: Residency, keep_tails: bool = False, codec: int | None
     holes = set(scan.holes["record"].tolist())
     unreachable = [*unknown, *lost, *(record for record in dropped if record not in holes)]
     parents = parents_of(scan.entries)
-    if not disk.read_only:  # a reader evicts nothing
+    if residency.orders_disk and not disk.read_only:  # a reader evicts nothing
         durable = ~np.isin(scan.entries["record"], unreachable)
         records, before = scan.entries["record"][durable], parents[durable]
         residency.load_order(
@@ -64,7 +65,7 @@ def load_index(residency: Residency, keep_tails: bool = False, codec: int | None
         )
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
-    _load_content(residency, scan, names, which, parents)
+    _load_content(residency, scan, names, which, parents, [*dropped, *lost])
     if unreachable:
         residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(unreachable))
     _remove(residency, disk, [*unknown, *dropped, *gone])
@@ -112,11 +113,13 @@ def _which(
 def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes], keep_tails: bool) -> list[int]:
     """Fills the trie; returns the records that have no place in it, for what comes before them is gone, and the holes
     that nothing is behind."""
-    rows = np.concatenate([scan.entries, scan.holes])
-    tokens = np.concatenate([scan.tokens, scan.hole_tokens])
+    rows, tokens = scan.entries, scan.tokens
+    if len(scan.holes):
+        rows, tokens = np.concatenate([rows, scan.holes]), np.concatenate([tokens, scan.hole_tokens])
     which, known = _which(disk, names, rows)
     unknown: list[int] = rows["record"][~known].tolist()  # holes; the records are of these namespaces
-    which, rows, tokens = which[known], rows[known], tokens[np.repeat(known, rows["count"])]
+    if unknown:
+        which, rows, tokens = which[known], rows[known], tokens[np.repeat(known, rows["count"])]
     try:
         traffic = disk.traffic(np.ascontiguousarray(rows["record"]))
     except CatalogError as error:
@@ -183,6 +186,7 @@ def _load_content(
     names: list[bytes],
     which: npt.NDArray[np.intp],
     parents: npt.NDArray[np.uint64],
+    dropped: list[int],
 ) -> None:
     """Enters the blocks that others may be coded against in the content index: see `DonorMatcher`."""
     if residency.content is None:
@@ -195,15 +199,19 @@ def _load_content(
         block_tokens=residency.config.block_tokens,
         expiry=rows["expiry"],
         is_member=np.isin(rows["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors))),
-        is_indexed=np.array([record in residency.index for record in rows["record"].tolist()], bool),
+        is_indexed=~np.isin(rows["record"], np.array(dropped, np.uint64)),
     )
+    size, tokens = residency.config.block_tokens, scan.tokens
+    if not serves.all():  # those that serve have as many tokens each
+        firsts = np.cumsum(rows["count"], dtype=np.int64) - rows["count"]
+        tokens = sliding_window_view(tokens, size)[firsts[serves]].reshape(-1) if serves.any() else tokens[:0]
     residency.load_content(
         names,
         which[serves].astype(np.uint32),
         np.ascontiguousarray(rows["record"][serves]),
         np.ascontiguousarray(parents[serves]),
         np.ascontiguousarray(rows["count"][serves]),
-        np.ascontiguousarray(scan.tokens[np.repeat(serves, rows["count"])]),
+        np.ascontiguousarray(tokens),
     )
 
 

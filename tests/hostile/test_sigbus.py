@@ -132,6 +132,11 @@ def built(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is not read at once."""
+    monkeypatch.setattr("kvstore.tiers.disk.open.read_whole", lambda fs, path: None)
+
+
 def test_a_reader_looks_again_if_a_writer_changed_the_file_meanwhile(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +151,7 @@ def test_a_reader_looks_again_if_a_writer_changed_the_file_meanwhile(
             return ["a page that was changed while it was looked at"]
         return check(directory, name)
 
+    step_by_step(monkeypatch)
     monkeypatch.setattr(environment, "check", changed)
     with opened(built, read_only=True) as store:
         assert small_stores.stored(store, TOKENS) == 10
@@ -154,6 +160,7 @@ def test_a_reader_looks_again_if_a_writer_changed_the_file_meanwhile(
 
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the file is spoilt by a commit."""
+    step_by_step(monkeypatch)
 
     def changed(directory: str, name: str = "data.mdb") -> list[str]:
         file = Path(directory) / name

@@ -26,6 +26,7 @@ from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.rebuild import rebuild, recover_entries
 from kvstore.tiers.disk.segments import Segments, segment_numbers
 from kvstore.tiers.disk.superblock import FORMAT, Superblock
+from kvstore.tiers.disk.whole_file import read_whole
 
 _MOST_LOCK_BYTES = 1 << 24  # LMDB's takes 64 bytes a reader
 # A catalog is written anew when it takes more than this many times what is in it, and so many bytes on top.
@@ -215,10 +216,11 @@ class Opening:
         """The catalog, or what is wrong with it."""
         if self._is_there(self._damaged_file):  # it is begun again
             return f"a rebuild was cut short ({DATA_FILE}.damaged is there)"
-        problems, busy = self._look()
+        is_new = not self._is_there(self.catalog_file)
+        whole = None if is_new else read_whole(self.fs, self.catalog_file)
+        problems, busy = self._look() if whole is None else ([], False)
         if problems:
             return problems[0]
-        is_new = not self._is_there(self.catalog_file)
         if is_new and self.read_only:
             return "it is missing"
         try:
@@ -229,7 +231,9 @@ class Opening:
         try:
             if is_new:
                 self._keep_names(catalog)
-            if busy or (self.read_only and not lock.is_free()) or catalog.is_sound():
+            if busy or (self.read_only and not lock.is_free()) or catalog.is_sound(entries=whole is None):
+                if whole is not None:
+                    catalog.offer(*whole)
                 return catalog
         except BaseException:
             catalog.close()

@@ -43,11 +43,12 @@ class SavedTraffic:
     def counts(self, txn: Transaction, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """Return the count of each record, `[m]`; 0 if it is not known."""
         found = np.zeros(len(records), np.uint32)
-        for number in np.unique(records // _RUN).tolist():
+        order = np.argsort(records, kind="stable")
+        numbers, firsts = np.unique(records[order] // _RUN, return_index=True)
+        for number, here in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):
             value = txn.get(_KEY.pack(number), db=self.runs)
             body = checked(value) if value is not None else None
             if body is not None and len(body) == 4 * _RUN:
-                here = records // _RUN == number
                 found[here] = np.frombuffer(body, "<u4")[records[here] % _RUN]
         return found
 

@@ -1,0 +1,52 @@
+// Python bindings of what reads a catalog's file.
+#include <cstring>
+
+#include "bindings/arrays.h"
+#include "catalog/catalog.h"
+#include "catalog/xxh3.h"
+
+namespace py = pybind11;
+using namespace kvstore;
+using namespace kvstore::bindings;
+
+namespace {
+
+constexpr std::size_t kHead = 80;  // bytes of an entry before its tokens
+
+py::object read_file(py::handle file) {
+  const auto bytes = view<uint8_t>(file, "file");
+  const CatalogRead found = unlocked([&] { return read_catalog(bytes.data, bytes.size); });
+  if (!found.problem.empty()) return py::str(found.problem);
+  py::array_t<uint8_t> heads(static_cast<py::ssize_t>(kHead * found.entries.size()));
+  py::array_t<uint32_t> tokens(static_cast<py::ssize_t>(found.tokens));
+  uint8_t* to_head = heads.mutable_data();
+  uint8_t* to_tokens = reinterpret_cast<uint8_t*>(tokens.mutable_data());
+  unlocked([&] {
+    for (const auto& entry : found.entries) {
+      const std::size_t count = entry.head_and_tokens - kHead;
+      std::memcpy(to_head, bytes.data + entry.at, kHead);
+      if (count) std::memcpy(to_tokens, bytes.data + entry.at + kHead, count);
+      to_head += kHead;
+      to_tokens += count;
+    }
+  });
+  py::list longer;
+  for (const auto& entry : found.entries)
+    if (entry.size > entry.head_and_tokens)
+      longer.append(py::bytes(reinterpret_cast<const char*>(bytes.data) + entry.at, entry.size));
+  return py::make_tuple(found.commit, heads, tokens, longer);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_catalog, m) {
+  m.doc() = "Reads the entries of a catalog from the bytes of its file; see kvstore.tiers.disk.whole_file.";
+  m.def("read", &read_file, py::arg("file"));
+  m.def("xxh3_64",
+        [](py::handle data) {
+          const auto bytes = view<uint8_t>(data, "data");
+          if (bytes.size < 17) throw py::value_error("data: expected at least 17 bytes");
+          return xxh3_64(bytes.data, bytes.size);
+        },
+        py::arg("data"));
+}
