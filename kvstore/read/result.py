@@ -14,10 +14,16 @@ from kvstore.config import MIB
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.errors import ConfigError
+from kvstore.tiers.buffers import huge_pages
 
 # Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
 # made of tensors that can be freed one by one.
 _AT_ONCE_BYTES = 8 * MIB
+# From here on the page faults of fresh memory are a fifth of a get; in huge pages there are few. Tensors that share
+# some are freed together, so no more of them do than that needs.
+_HUGE_BYTES = 32 * MIB
+_TOGETHER_BYTES = 16 * MIB
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,15 @@ class OutputBuffers:
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
 
 
-def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device | None = None) -> OutputBuffers:
+def allocate(
+    layout: KVLayout, tokens: int, reserve: int, device: torch.device | None = None, apart: bool = False
+) -> OutputBuffers:
     """Allocate memory for `tokens` tokens and `reserve` more.
 
     Args:
         device: where; None: on the CPU, pinned if there is CUDA.
+        apart: give each tensor a storage of its own. A copy of one takes its whole storage along, and so what is not
+            decoded yet of the others.
 
     Example:
         >>> out = allocate(KVLayout.uniform(num_layers=1, heads=2, head_dim=8), tokens=3, reserve=5)
@@ -66,12 +76,16 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
     pinned = device is None and torch.cuda.is_available()
     first = layout.layers[0]
     capacity = tokens + reserve
-    if layout.is_uniform and device is None and not pinned and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
+    at_once = layout.is_uniform and device is None and not (pinned or apart)
+    if at_once and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
         shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
         memory = torch.empty(shape, dtype=dtype)
         flat = memory.unbind()
         tensors: KVLayers = tuple(zip(flat[::2], flat[1::2], strict=True))
         view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
+    elif device is None and not pinned and capacity * layout.bytes_per_token >= _HUGE_BYTES:
+        tensors = _in_huge_pages(layout, capacity, dtype)
+        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
     else:
         tensors = tuple(
             (
@@ -85,6 +99,25 @@ def allocate(layout: KVLayout, tokens: int, reserve: int, device: torch.device |
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         wait_for([device])
     return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
+
+
+def _in_huge_pages(layout: KVLayout, capacity: int, dtype: torch.dtype) -> KVLayers:
+    """Tensors with storages of their own, some layers in one mapping."""
+    shapes = [(1, x.heads, capacity, dim) for x in layout.layers for dim in (x.key_dim, x.value_dim)]
+    sizes = [heads * count * dim * layout.item_bytes for _, heads, count, dim in shapes]
+    places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
+    flat: list[torch.Tensor] = []
+    while len(flat) < len(shapes):
+        end, total = len(flat), 0
+        while end < len(shapes) and total < _TOGETHER_BYTES:
+            total += places[end]
+            end += 1
+        memory, at = huge_pages(total), 0
+        for number in range(len(flat), end):
+            part = torch.from_numpy(memory[at : at + sizes[number]])
+            flat.append(part.view(dtype).view(shapes[number]))
+            at += places[number]
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _allocate_windowed(layout: KVLayout, tokens: int, reserve: int) -> OutputBuffers:

@@ -228,6 +228,16 @@ def size_class(nbytes: int) -> int:
     return -(-pages // step) * step * PAGE_BYTES
 
 
+def huge_pages(nbytes: int) -> Bytes:
+    """Return new memory that begins with a huge page, if those are to be had. It is freed with the array.
+
+    Example:
+        >>> huge_pages(5_000_000).size
+        5000000
+    """
+    return _pages(nbytes, huge=True)[0]
+
+
 def _pages(nbytes: int, huge: bool) -> tuple[Bytes, mmap.mmap, int]:
     """Memory, in huge pages if wanted and to be had; the mapping it is in, and where in it."""
     slack = _HUGE_PAGE_BYTES if huge else 0
