@@ -2,9 +2,9 @@
 
 `[--quick] [--threads 1 4 16] [--working 0.5 2 10] [--only NAME ...] [--lmcache PYTHON] [--slices N] [--seconds S]`
 
-Sessions chosen by Zipf's law hold conversations of 1 to 8 blocks of 512 KiB; a fifth of the calls put the next block, a
-tenth resume a session by name, the others get. The sessions hold 0.5, 2 and 10 times what the host tier may
-(`--host` MiB). Each subject is a process of its own; slices of a few seconds run in turns. Percentiles are of all slices.
+Sessions chosen by Zipf's law hold conversations of 1 to 8 blocks of 512 KiB; a fifth of the calls put the next block,
+a tenth resume a session by name, the others get. The sessions hold 0.5, 2 and 10 times what the host tier may (`--host`
+MiB). Each subject is a process of its own; slices of a few seconds run in turns. Percentiles are of all slices.
 
 Ours has the host tier and reads past the page cache; the others have the page cache of the whole machine, whatever the
 working set is, give bytes unchecked into memory that is there, and no tensors. A put is not durable when it returns,
@@ -25,7 +25,6 @@ from typing import Any
 
 from benchmarks.common import MIB, Rows, arguments, percentile, scratch
 from benchmarks.peers.stores.keyed import KEYED
-from benchmarks.workloads.mixed import RECORD
 
 TAILS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
@@ -44,8 +43,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.threads, args.working, args.slices, args.seconds = (4,), (2,), 2, 0.7
-    names = args.only or ["store", *(name for name, (module, _) in KEYED.items() if find_spec(module) or (
-        name == "fs_native" and args.lmcache))]
+    names = args.only or [
+        "store",
+        *(name for name, (module, _) in KEYED.items() if find_spec(module) or (name == "fs_native" and args.lmcache)),
+    ]
     rows = Rows("mixed", args.json)
     for working in args.working:
         with scratch("mixed", args.dir) as folder:

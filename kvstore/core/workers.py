@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+S, T = TypeVar("S"), TypeVar("T")
 
 
 class _Here(threading.local):
@@ -86,10 +88,13 @@ class Workers:
 
     def __init__(self, count: int, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._first: deque[Callable[[], None]] = deque()  # comes before all in `_tasks`
         self._threads: list[threading.Thread] = []
         for number in range(count):
             # A daemon: Python waits for the other threads before it lets stores end themselves (`ending`).
-            thread = threading.Thread(target=self._work, args=(self._tasks,), name=f"{name}-{number}", daemon=True)
+            thread = threading.Thread(
+                target=self._work, args=(self._tasks, self._first), name=f"{name}-{number}", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError:  # the system gives the process no further thread
@@ -135,6 +140,27 @@ class Workers:
                 task.cancel()
             raise
 
+    def share(self, function: Callable[[S], T], items: Iterable[S]) -> list[T]:
+        """Call `function` for every item, here and on the threads that are free, and return the results in order.
+
+        What others started and has not begun comes later; so a caller never waits for it, however much that is.
+
+        Raises:
+            The first error. If the calls are interrupted, those that had not begun are not made.
+        """
+        tasks = [Task(function, item) for item in items]
+        waiting = deque(tasks)
+        help_out = partial(_make_all, waiting)
+        try:
+            for _ in range(min(len(self._threads), len(tasks) - 1)):
+                self._first.append(help_out)
+                self._tasks.put(_nothing)  # wakes a thread
+            help_out()
+            return [task.result() for task in tasks]
+        except BaseException:
+            waiting.clear()
+            raise
+
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Let a thread call `function`; return a future of the result."""
         future: Future[T] = Future()
@@ -160,11 +186,26 @@ class Workers:
                 thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
     @staticmethod
-    def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+    def _work(tasks: SimpleQueue[Callable[[], None] | None], first: deque[Callable[[], None]]) -> None:
         _here.is_own = True
         while (task := tasks.get()) is not None:
+            _make_all(first)
             task()
             task = None  # what it holds must not wait for the next one
+
+
+def _make_all(waiting: deque[Callable[[], None]] | deque[Task[T]]) -> None:
+    """Makes the calls that wait, the first come first, until there is none; others may take some of them meanwhile."""
+    while True:
+        try:
+            task = waiting.popleft()
+        except IndexError:
+            return
+        task()
+
+
+def _nothing() -> None:
+    """Does nothing."""
 
 
 class _Promise:

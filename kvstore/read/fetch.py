@@ -7,6 +7,7 @@ call, and reading some of them overlaps with decoding others.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ from kvstore.timing import Timing
 
 # Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
 _READ_BYTES = 2 * MIB
+# So many records for the host tier wait for each other: a change of threads for each would be what a get waits for.
+_KEPT_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Fetcher:
     record names its codec, and decoding it again costs less than coding it anew.
 
     Attributes:
-        executor: its threads read and decode; more of them than `threads` let reads overlap.
+        executor: its threads read and decode beside the caller's, before anything else that they are to do; more of
+            them than `threads` let reads overlap.
         threads: how many may decode at once.
         gate: is told what reading and decoding took.
     """
@@ -68,8 +72,10 @@ class Fetcher:
         ranges = self._ranges(reads)
         spans = self.residency.metrics.spans
         task = ReadTask(self, reads, out, origin, None if spans is None else spans.here())
-        outcomes = [task(ranges[0])] if len(ranges) == 1 else self.executor.map(task, ranges)
+        outcomes = self.executor.share(task, ranges)
         task.tell(self.gate)
+        if task.kept:
+            self.residency.own.run(task.promote)
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(reads))
         # What was promoted came in any order: put the beginning of the prefix before its end again.
@@ -108,6 +114,7 @@ class ReadTask:
     out: KVView | None
     origin: int
     within: object = None
+    kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
 
     def tell(self, gate: Gate) -> None:
@@ -116,6 +123,19 @@ class ReadTask:
             here = [(nbytes, begin, end) for name, nbytes, begin, end in self._done if name == tier]
             seconds = max(end for _, _, end in here) - min(begin for _, begin, _ in here)
             gate.observe_read(tier, sum(nbytes for nbytes, _, _ in here), seconds)
+
+    def promote(self) -> None:
+        """Lend the records that were read, and are to be kept, to the host tier: several with one change of threads."""
+        residency = self.fetcher.residency
+        while self.kept:
+            try:
+                record, item = self.kept.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            if residency.host.add(record, item):
+                residency.metrics.add(Metric.PROMOTED_RECORDS)
+                if record not in residency.index:
+                    residency.host.remove([record])  # deleted while it was read
 
     def __call__(self, indexes: range) -> list[int]:
         tier = self.fetcher.residency.storage.get(self.reads[indexes.start].source.tier) if indexes else None
@@ -181,19 +201,19 @@ class ReadTask:
         return self.out is None or residency.host_admission.again(read.record, read.source.nbytes)
 
     def _accept(self, read: BlockRead, buffer: Buffer, keep: bool) -> bool:
-        """Checks a record that was read, decodes it, and may lend its buffer to the host tier."""
+        """Checks a record that was read, decodes it, and notes it for the host tier if that is to have its buffer."""
         try:
             record = HostRecord(check_record(read, buffer.view), buffer)
         except DamagedRecord as damage:
             self._reject(read, damage.metric)
             return False
-        target, residency = self._target(read), self.fetcher.residency
+        target = self._target(read)
         if target is not None and not self._decoded(read, record, target):
             return False
-        if keep and residency.own.run(residency.host.add, read.record, record):
-            residency.metrics.add(Metric.PROMOTED_RECORDS)
-            if read.record not in residency.index:
-                residency.host.remove([read.record])  # deleted while it was read
+        if keep:
+            self.kept.append((read.record, record))
+            if len(self.kept) >= _KEPT_AT_ONCE:
+                self.fetcher.residency.own.run(self.promote)
         return True
 
     def _reject(self, read: BlockRead, why: Metric) -> None:

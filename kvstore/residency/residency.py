@@ -368,6 +368,8 @@ class Residency(DiskEviction):
 
     def _left_memory(self, record: int) -> None:
         self.metrics.add(Metric.MEMORY_EVICTED_RECORDS)
+        if self._is_stored(record):
+            return  # needs no lock: whoever takes it from the disk, too, forgets it
         self.drop_if_nowhere(record, Reason.DROPPED if record in self._unwritten else Reason.EVICTED)
 
     def expire(self) -> None:

@@ -45,7 +45,8 @@ def fitted(config: StoreConfig, layout: KVLayout) -> StoreConfig:
     record = padded(payload_offset(len(layout.layers), tokens) + tokens * layout.bytes_per_token)
     smallest = max(MIN_SEGMENT_BYTES, PAGE_BYTES + record)
     room = (config.disk.bytes - BESIDE_BYTES) // LEAST_SEGMENTS
-    wanted = max(config.disk.bytes // _SEGMENTS, _RECORDS_IN_SEGMENT * record)
+    # Whole records behind the first page: what is left of a segment behind the last one is never written.
+    wanted = PAGE_BYTES + max(_RECORDS_IN_SEGMENT, config.disk.bytes // _SEGMENTS // record) * record
     wanted = max(smallest, min(config.segment_bytes, wanted, room)) // PAGE_BYTES * PAGE_BYTES
     return checked(replace(config, segment_bytes=min(config.segment_bytes, wanted)))
 

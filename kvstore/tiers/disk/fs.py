@@ -17,6 +17,8 @@ from collections.abc import Sequence
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
+# A write that is longer is no faster, and a read that comes meanwhile would wait for all of it.
+_WRITE_BYTES = 4 << 20
 # Errors that say nothing about the bytes on disk: of this process, its limits and rights, or of the moment.
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EBUSY}
@@ -256,17 +258,19 @@ _libc = _load_libc()
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write all buffers one after the other from `offset` on.
+    """Write all buffers one after the other from `offset` on, a few megabytes with each call.
 
     Raises:
         OSError: also for a short write, which means a full or failing disk; its rest would not be aligned.
     """
-    for begin in range(0, len(buffers), _MAX_BUFFERS):
-        part = buffers[begin : begin + _MAX_BUFFERS]
-        want = sum(len(b) for b in part)
-        if fs.pwritev(fd, part, offset) != want:
-            raise OSError(errno.EIO, f"short write: the disk did not take all of {want} bytes")
-        offset += want
+    begin = want = 0
+    for end, buffer in enumerate(buffers, 1):
+        want += len(buffer)
+        if end == len(buffers) or want + len(buffers[end]) > _WRITE_BYTES or end - begin == _MAX_BUFFERS:
+            if fs.pwritev(fd, buffers[begin:end], offset) != want:
+                raise OSError(errno.EIO, f"short write: the disk did not take all of {want} bytes")
+            offset += want
+            begin, want = end, 0
 
 
 def read_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:

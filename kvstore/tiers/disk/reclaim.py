@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.segment import Extent
@@ -66,6 +67,15 @@ class Space:
     lost: int = 0
     last: int = 0
     fixed: frozenset[int] = frozenset()
+    # (bytes left, segment) of all that something can be moved from, the least first; some are out of date.
+    _order: list[tuple[int, int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._order = []
+        for number, nbytes in self.left.items():
+            if self._counts(number, nbytes):
+                self._order.append((nbytes, number))
+        heapq.heapify(self._order)
 
     @classmethod
     def of(cls, segments: Segments, fixed: Collection[int] = ()) -> Space:
@@ -86,7 +96,9 @@ class Space:
         self.lost += extent.nbytes
         self.last = extent.segment
         if extent.segment in self.left:
-            self.left[extent.segment] -= extent.nbytes
+            nbytes = self.left[extent.segment] = self.left[extent.segment] - extent.nbytes
+            if self._counts(extent.segment, nbytes):
+                heapq.heappush(self._order, (nbytes, extent.segment))
 
     def enough(self) -> bool:
         """Return whether a segment can now be made free at a fair price."""
@@ -102,18 +114,21 @@ class Space:
             return False
         return least <= self.segment * _WORTH_EMPTYING or self.lost >= self.segment * _MOST_EVICTED
 
-    def _least(self) -> int:
-        """Live bytes of the segment that costs least to empty."""
-        if not self.fixed:
-            return min(self.left.values(), default=0)
-        left = [nbytes for number, nbytes in self.left.items() if nbytes <= 0 or number not in self.fixed]
-        return min(left, default=self.segment if self.left else 0)
-
     def take_empty(self) -> bool:
         """Set an empty segment aside, so that `enough` is about the next one; return False if there is none."""
-        empty = next((number for number, nbytes in self.left.items() if nbytes <= 0), None)
-        if empty is None:
+        if not self.left or self._least() > 0:
             return False
-        del self.left[empty]
+        del self.left[self._order[0][1]]
         self.lost = 0
         return True
+
+    def _counts(self, number: int, nbytes: int) -> bool:
+        return nbytes <= 0 or number not in self.fixed
+
+    def _least(self) -> int:
+        """Live bytes of the segment that costs least to empty."""
+        while self._order and self.left.get(self._order[0][1]) != self._order[0][0]:
+            heapq.heappop(self._order)
+        if self._order:
+            return self._order[0][0]
+        return self.segment if self.left else 0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import random
+
+from kvstore.config import MIB, PAGE_BYTES, StoreConfig, TierConfig
+from kvstore.core.layout import KVLayout
+from kvstore.core.record import padded, payload_offset
+from kvstore.tiers.disk.budget import fitted
+from kvstore.tiers.disk.reclaim import Space
+from kvstore.tiers.disk.segment import Extent
+
+
+def test_the_emptiest_segment_is_known_while_records_leave() -> None:
+    chance = random.Random(5)
+    left = {number: PAGE_BYTES * chance.randrange(1, 6) for number in range(1, 40)}
+    space = Space(segment=8 * PAGE_BYTES, live=0, limit=1 << 40, left=dict(left), can_move=False, fixed=frozenset({3}))
+    while left:
+        number = chance.choice(sorted(left))
+        if left[number] > 0:
+            left[number] -= PAGE_BYTES
+            space.lose(Extent(number, PAGE_BYTES, PAGE_BYTES))
+        assert space.enough() == any(nbytes <= 0 for nbytes in left.values())
+        assert space.left == left
+        if chance.random() < 0.3 and space.take_empty():
+            gone = set(left) - set(space.left)
+            assert [left.pop(number) for number in gone] == [0]
+    assert not space.take_empty()
+
+
+def test_what_cannot_be_moved_is_no_candidate_until_it_is_empty() -> None:
+    full = 10 * PAGE_BYTES
+    space = Space(segment=full, live=0, limit=1, left={1: PAGE_BYTES, 2: full}, can_move=True, fixed=frozenset({1}))
+    assert not space.enough()  # only segment 2 could be emptied, and it is full
+    space.lose(Extent(1, PAGE_BYTES, PAGE_BYTES))
+    assert space.take_empty()
+    assert space.left == {2: full}
+
+
+def test_segments_of_a_small_budget_hold_whole_records() -> None:
+    layout = KVLayout.uniform(16, 4, 64)
+    record = padded(payload_offset(16, 64) + 64 * layout.bytes_per_token)
+    for budget in (40 * MIB, 200 * MIB, 1000 * MIB, 3000 * MIB):
+        config = fitted(StoreConfig(disk=TierConfig(budget)), layout)
+        assert (config.segment_bytes - PAGE_BYTES) % record == 0
+        assert config.segment_bytes >= PAGE_BYTES + 8 * record
