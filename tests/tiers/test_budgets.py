@@ -281,8 +281,9 @@ def test_a_budget_that_is_too_small_for_the_store_that_is_there_is_refused(tmp_p
 @pytest.mark.parametrize("block_tokens", [64, 4096])
 @pytest.mark.parametrize("budget", [8 << 30, 1 << 30, 1 << 28])
 def test_finding_13_small_budgets_have_small_segments(budget: int, block_tokens: int) -> None:
-    """A 128th of the budget, but not smaller than eight records, and not larger than the setting says."""
+    """Whole records behind the first page: of a 128th of the budget, but eight at least, and no more than is set."""
     layout = KVLayout.uniform(2, 1, 16)
     config = StoreConfig(disk=TierConfig(budget), block_tokens=block_tokens)
-    wanted = max(budget // 128, 8 * most_bytes(layout, block_tokens))
+    record = most_bytes(layout, block_tokens)
+    wanted = PAGE_BYTES + max(8, budget // 128 // record) * record
     assert fitted(config, layout).segment_bytes == min(64 << 20, wanted)

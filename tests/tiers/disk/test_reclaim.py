@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import random
 
-from kvstore.config import MIB, PAGE_BYTES, StoreConfig, TierConfig
-from kvstore.core.layout import KVLayout
-from kvstore.core.record import padded, payload_offset
-from kvstore.tiers.disk.budget import fitted
+from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.reclaim import Space
 from kvstore.tiers.disk.segment import Extent
 
@@ -34,12 +31,3 @@ def test_what_cannot_be_moved_is_no_candidate_until_it_is_empty() -> None:
     space.lose(Extent(1, PAGE_BYTES, PAGE_BYTES))
     assert space.take_empty()
     assert space.left == {2: full}
-
-
-def test_segments_of_a_small_budget_hold_whole_records() -> None:
-    layout = KVLayout.uniform(16, 4, 64)
-    record = padded(payload_offset(16, 64) + 64 * layout.bytes_per_token)
-    for budget in (40 * MIB, 200 * MIB, 1000 * MIB, 3000 * MIB):
-        config = fitted(StoreConfig(disk=TierConfig(budget)), layout)
-        assert (config.segment_bytes - PAGE_BYTES) % record == 0
-        assert config.segment_bytes >= PAGE_BYTES + 8 * record
