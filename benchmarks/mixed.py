@@ -88,7 +88,7 @@ def add_rows(
             rows.add(full, f"{call}_{tail}_ms", value, "ms")
             if ours is not None and name != "store" and call == "get":
                 mine = 1000 * percentile([x for one in ours for x in one[call]], share)
-                rows.add(f"store/{case}", f"{call}_{tail}_ms", mine, "ms", name, mine / value)
+                rows.add(f"store/{case}", f"{call}_{tail}_of_peer", mine / value, "share", name, mine / value)
         rows.add(full, f"{call}s", len(samples) / seconds, "calls/s")
     hits, misses = (sum(one[key] for one in slices) for key in ("hits", "misses"))
     rows.add(full, "hits", hits / max(1, hits + misses), "share")
