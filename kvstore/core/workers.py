@@ -195,7 +195,7 @@ class Workers:
             task = None  # what it holds must not wait for the next one
 
 
-def _make_all(waiting: deque[Callable[[], None]] | deque[Task[T]]) -> None:
+def _make_all(waiting: deque[Any]) -> None:
     """Makes the calls that wait, the first come first, until there is none; others may take some of them meanwhile."""
     while True:
         try:
