@@ -22,7 +22,6 @@ except ModuleNotFoundError as error:
     what = "kvstore.integrations.lmcache needs LMCache; pip install lmcache==0.5.6"
     raise ModuleNotFoundError(what, name=error.name) from None
 
-from kvstore.core.workers import Workers
 from kvstore.integrations.chunks.settings import ChunkSettings
 from kvstore.integrations.chunks.shape import ChunkShape
 from kvstore.integrations.chunks.stores import ChunkStores
@@ -50,7 +49,6 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
         settings = ChunkSettings.of(params, "adapter_params")
         self._chunks = ChunkStores(settings.path, "lmcache", settings.config())
         self._workers = ThreadPoolExecutor(settings.threads, "kvstore-lmcache")
-        self._loaders = Workers(settings.threads - 1, "kvstore-lmcache-load")  # beside the one that has the task
         self._events = {name: create_event_notifier() for name in ("store", "lookup", "load")}
         self._lock = threading.Lock()
         self._last = 0  # guarded by _lock, and so is what is below
@@ -105,7 +103,6 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
 
     def close(self) -> None:
         self._workers.shutdown()
-        self._loaders.close()
         self._chunks.close()
         for event in self._events.values():
             event.close()
@@ -149,18 +146,15 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
         return found
 
     def _load_all(self, keys: list[Any], objects: list[Any]) -> Any:
-        found = Bitmap(len(keys))
-        there = self._loaders.share(lambda pair: self._load(*pair), zip(keys, objects, strict=True))
-        for number in (number for number, good in enumerate(there) if good):
-            found.set(number)
-        loaded = [key for key, good in zip(keys, there, strict=True) if good]
+        found, loaded = Bitmap(len(keys)), []
+        for number, (key, thing) in enumerate(zip(keys, objects, strict=True)):
+            memory = thing.byte_array
+            if self._chunks.get_into(_name(key), memory, _shape(thing, len(memory)), namespace=key.cache_salt):
+                found.set(number)
+                loaded.append(key)
         if loaded:
             self._notify_keys_accessed(loaded)
         return found
-
-    def _load(self, key: Any, thing: Any) -> bool:
-        memory = thing.byte_array
-        return self._chunks.get_into(_name(key), memory, _shape(thing, len(memory)), namespace=key.cache_salt)
 
 
 def _name(key: Any) -> bytes:
