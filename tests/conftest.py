@@ -44,12 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = seeds.SEED
     if os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1":
         from kvstore.codecs import _native
+        from kvstore.codecs.aqua import _aqua
         from kvstore.codecs.donor import _donor, _donor_groups, _donor_steps
         from kvstore.codecs.predictive import _lossy, _predict
         from kvstore.codecs.rans import _rans
         from kvstore.trie import _content, _trie
 
-        for module in (_donor, _donor_groups, _donor_steps, _lossy, _native, _predict, _rans, _content, _trie):
+        for module in (_aqua, _donor, _donor_groups, _donor_steps, _lossy, _native, _predict, _rans, _content, _trie):
             path = Path(str(module.__file__))
             if b"__asan_init" not in path.read_bytes():
                 raise RuntimeError(f"{path} is not built with AddressSanitizer")

@@ -19,6 +19,7 @@ BELOW: dict[str, set[str]] = {
     "catalog": {"common"},
     "rans": {"common"},
     "splitzip": {"common"},
+    "aqua": {"common"},
     "entropy": {"common", "rans", "splitzip"},
     "predictive": {"common", "rans"},
     "lossy": {"common", "rans", "predictive"},

@@ -10,7 +10,8 @@ A layer: a header (how, bits, backbone, 0; one byte each; in the first layer als
 the raw first tokens of K and of V (`[heads, tokens, dim]`), then the coded rows of K and of V, a row for every token,
 all heads. A layer that the backbone cannot code, or not make smaller, is raw: header, K, V.
 
-predictors.py has the predictions.
+predictors.py has the predictions; native.py the fast way for bfloat16 and HIGGS. Older layers were
+predicted in double precision (`IN_DOUBLE`), and are decoded so.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs.aqua.higgs import Bytes, Floats, Higgs
+from kvstore.codecs.aqua.higgs import Bytes, Floats
 from kvstore.codecs.aqua.minmax import MinMax
-from kvstore.codecs.aqua.predictors import AquaPredictors, predict, rounded
+from kvstore.codecs.aqua.native import NativeHiggs, Turns, turns_of
+from kvstore.codecs.aqua.predictors import AquaPredictors, predict, predict_single, rounded
 from kvstore.codecs.aqua.tensors import fill, packed, raw_bytes, rows_of, split_layers, store_rows, tensors, widths
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.profile import NO_PROFILE
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 FIRST_BITS = 4  # of the first layer, where the others are predicted
-RAW, PLAIN, FIRST, PREDICTED = range(4)
+RAW, PLAIN, FIRST, IN_DOUBLE, PREDICTED = range(5)
 _HEADER = struct.Struct("<BBBB")
 _FINGERPRINT = struct.Struct("<I")
 
@@ -64,7 +66,7 @@ class Backbone(Protocol):
         """Decode rows; `data` has the right size. Raises `CodecError` if it is damaged."""
 
 
-BACKBONES: dict[str, Backbone] = {"higgs": Higgs(), "quanto": MinMax(1, 64), "rtn": MinMax(2, None)}
+BACKBONES: dict[str, Backbone] = {"higgs": NativeHiggs(), "quanto": MinMax(1, 64), "rtn": MinMax(2, None)}
 _BY_NUMBER = {backbone.number: backbone for backbone in BACKBONES.values()}
 Layer = tuple[Floats, Floats]
 """Decoded keys, before their rotary embedding, and values of a layer, bf16 numbers `[tokens, heads * dim]`."""
@@ -193,28 +195,52 @@ class AquaCodec(Codec):
     ) -> tuple[list[bytes], Layer | None]:
         """The coded layer in pieces, and what the next one is predicted from."""
         mode = PLAIN if self._predictors is None else PREDICTED if number else FIRST
-        bits, rope = self._bits_of(number), info.layout.rope
+        bits = self._bits_of(number)
         fingerprint = b"" if number else _FINGERPRINT.pack(self._fingerprint())
         pieces = [_HEADER.pack(mode, bits, self._backbone.number, 0) + fingerprint]
         pieces += [raw_bytes(tensor[:, : part.sinks]) for tensor in (k, v)]
         found: list[Floats] = []
+        turns = self._turns(info, part, k, mode)
         room = _HEADER.size + len(fingerprint) + k.nbytes + v.nbytes
         for side, tensor in enumerate((k, v)):
-            values = rows_of(tensor[:, part.sinks :])
-            if mode != PLAIN and side == 0:
-                values = rotate(values, tensor.shape[0], part.positions, rope, -1)
             guess = self._predict(mode, number, side, before, found)
-            with np.errstate(invalid="ignore", over="ignore"):
-                coded = self._backbone.encode(values - guess, bits) if part.rows else None
+            coded, decoded = self._encode_side(info, part, side, tensor, turns, guess, bits)
             if coded is None:
                 break
             pieces.append(coded.tobytes())
             if mode != PLAIN:
-                found.append(rounded(guess + self._backbone.decode(coded, len(values), values.shape[1], bits)))
+                found.append(decoded)
         if len(pieces) < 5 or sum(map(len, pieces)) >= room:
             pieces = [_HEADER.pack(RAW, 0, 0, 0) + fingerprint, raw_bytes(k), raw_bytes(v)]
             return pieces, self._raw_layer(info, part, k, v)
         return pieces, (found[0], found[1]) if found else None
+
+    def _encode_side(
+        self,
+        info: BlockInfo,
+        part: _CodedTokens,
+        side: int,
+        tensor: torch.Tensor,
+        turns: Turns | None,
+        guess: Floats | None,
+        bits: int,
+    ) -> tuple[Bytes | None, Floats]:
+        """The coded rows of K (side 0) or V (1), None if they cannot be coded, and what a decoder has of them."""
+        none = np.empty((0, 0), np.float32)
+        if not part.rows:
+            return None, none
+        turns = None if side else turns
+        if isinstance(self._backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
+            return self._backbone.encode_side(tensor, part.sinks, turns, guess, bits)
+        values = rows_of(tensor[:, part.sinks :])
+        if turns is not None:
+            values = rotate(values, tensor.shape[0], part.positions, info.layout.rope, -1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            coded = self._backbone.encode(values if guess is None else values - guess, bits)
+            if coded is None:
+                return None, none
+            decoded = self._backbone.decode(coded, len(values), values.shape[1], bits)
+            return coded, rounded(decoded if guess is None else guess + decoded)
 
     def _pieces(self, info: BlockInfo, number: int, part: _CodedTokens, data: Bytes) -> _LayerPieces:
         """The parts of a coded layer, all of the size that they must have. Raises `CodecError`."""
@@ -225,11 +251,11 @@ class AquaCodec(Codec):
         if not number and _FINGERPRINT.unpack_from(data.data, _HEADER.size) != (self._fingerprint(),):
             raise CodecError("aqua: the block was coded with other predictors; use the profile that its record names")
         sides, item = widths(info.layout.layers[number]), info.layout.item_bytes
-        allowed = PLAIN if self._predictors is None else PREDICTED if number else FIRST
+        allowed = (PLAIN,) if self._predictors is None else (PREDICTED, IN_DOUBLE) if number else (FIRST,)
         backbone = _BY_NUMBER.get(kind)
         if (mode, bits, kind, zero) == (RAW, 0, 0, 0):
             sizes = [info.count * width * item for width in sides]
-        elif mode == allowed and backbone and bits in backbone.bits and not zero and part.rows:
+        elif mode in allowed and backbone and bits in backbone.bits and not zero and part.rows:
             sizes = [part.sinks * width * item for width in sides]
             sizes += [backbone.size(part.rows, width, bits) for width in sides]
         else:
@@ -254,25 +280,54 @@ class AquaCodec(Codec):
             fill(v, layer.pieces[1])
             return self._raw_layer(info, part, k, v)
         found: list[Floats] = []
+        turns = self._turns(info, part, k, layer.mode)
         for side, tensor in enumerate((k, v)):
             fill(tensor[:, : part.sinks], layer.pieces[side])
             guess = self._predict(layer.mode, number, side, before, found)
-            # Bytes that no encoder wrote may hold scales that add up to more than a float holds.
-            with np.errstate(over="ignore", invalid="ignore"):
-                width = tensor.shape[0] * tensor.shape[2]
-                decoded = guess + layer.backbone.decode(layer.pieces[2 + side], part.rows, width, layer.bits)
-                found.append(decoded if layer.mode == PLAIN else rounded(decoded))
-                if layer.mode != PLAIN and side == 0:
-                    decoded = rotate(decoded, tensor.shape[0], part.positions, info.layout.rope, 1)
-            store_rows(tensor[:, part.sinks :], decoded)
+            found.append(self._decode_side(info, part, side, tensor, turns, guess, layer))
         return found[0], found[1]
 
-    def _predict(self, mode: int, number: int, side: int, before: Layer | None, found: list[Floats]) -> Floats:
-        """What is expected of the keys (side 0) or values (1) of a layer; `found`: its decoded keys."""
-        if mode != PREDICTED or self._predictors is None or before is None:
-            return np.zeros((1, 1), np.float32)
+    def _decode_side(
+        self,
+        info: BlockInfo,
+        part: _CodedTokens,
+        side: int,
+        tensor: torch.Tensor,
+        turns: Turns | None,
+        guess: Floats | None,
+        layer: _LayerPieces,
+    ) -> Floats:
+        """Decodes K (side 0) or V (1) into `tensor`. Returns what later parts are predicted from."""
+        assert layer.backbone is not None
+        turns, data = None if side else turns, layer.pieces[2 + side]
+        if isinstance(layer.backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
+            return layer.backbone.decode_side(tensor, part.sinks, turns, guess, data, layer.bits)
+        # Bytes that no encoder wrote may hold scales that add up to more than a float holds.
+        with np.errstate(over="ignore", invalid="ignore"):
+            decoded = layer.backbone.decode(data, part.rows, tensor.shape[0] * tensor.shape[2], layer.bits)
+            if guess is not None:
+                decoded = guess + decoded
+            kept = rounded(decoded)
+            if turns is not None:
+                decoded = rotate(decoded, tensor.shape[0], part.positions, info.layout.rope, 1)
+        store_rows(tensor[:, part.sinks :], decoded)
+        return kept
+
+    def _turns(self, info: BlockInfo, part: _CodedTokens, k: torch.Tensor, mode: int) -> Turns | None:
+        """The rotations of the keys that are coded without them."""
+        if mode == PLAIN or not part.rows:
+            return None
+        return turns_of(info.layout.rope, k.shape[2], int(part.positions[0]), part.rows)
+
+    def _predict(self, mode: int, number: int, side: int, before: Layer | None, found: list[Floats]) -> Floats | None:
+        """What is expected of the keys (side 0) or values (1) of a layer, None: nothing; `found`: its decoded keys."""
+        if mode not in (PREDICTED, IN_DOUBLE) or self._predictors is None or before is None or not len(before[0]):
+            return None
         inputs = [before[0]] if side == 0 else [found[0], before[1]]
-        return predict(self._predictors.wide[number - 1][side], inputs)
+        if mode == IN_DOUBLE:
+            return predict(self._predictors.wide[number - 1][side], inputs)
+        outputs = self._predictors.weights[number - 1][side].shape[1]
+        return predict_single(self._predictors.single[number - 1][side], inputs, outputs)
 
     def _raw_layer(self, info: BlockInfo, part: _CodedTokens, k: torch.Tensor, v: torch.Tensor) -> Layer | None:
         if self._predictors is None:

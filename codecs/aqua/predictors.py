@@ -3,8 +3,9 @@
 Keys are predicted from the decoded keys of the previous layer, before their rotary embedding; values from the decoded
 keys of their own layer and the values of the previous one.
 
-What a prediction starts from is rounded to bf16, so that products with fp16 weights, and their sums in float64, are
-exact: the order of the sums does not change a decoder's prediction.
+What a prediction starts from is rounded to bf16, so that its products with fp16 weights are exact, in single precision,
+too. Predictions are sums in single precision in the order of the inputs (`predict_single`), which csrc/aqua makes fast.
+Older records have sums in double precision (`predict`), which are exact in whatever order.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.codecs.aqua._aqua import Predictor
 from kvstore.codecs.aqua.higgs import Floats
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import frequencies
@@ -78,6 +80,11 @@ class AquaPredictors:
         return tuple((key.astype(np.float64), value.astype(np.float64)) for key, value in self.weights)
 
     @cached_property
+    def single(self) -> tuple[tuple[Predictor, Predictor], ...]:
+        """The weights as `predict_single` takes them."""
+        return tuple((single_of(key), single_of(value)) for key, value in self.weights)
+
+    @cached_property
     def fingerprint(self) -> int:
         """32 bits that tell these weights from others; never 0."""
         found = 0
@@ -115,6 +122,20 @@ def predict(weights: Wide, inputs: Sequence[Floats]) -> Floats:
     """inputs: bf16 numbers, `[tokens, n]` each. Returns float32 `[tokens, outputs]`."""
     with np.errstate(invalid="ignore", over="ignore"):
         found: Floats = (np.concatenate(inputs, axis=1).astype(np.float64) @ weights[:-1] + weights[-1]).astype("f4")
+    return found
+
+
+def single_of(weights: Weights) -> Predictor:
+    """weights: `[inputs + 1, outputs]`."""
+    return Predictor(weights.astype(np.float32).reshape(-1), weights.shape[1])
+
+
+def predict_single(predictor: Predictor, inputs: Sequence[Floats], outputs: int) -> Floats:
+    """inputs: bf16 numbers, `[tokens, n]` each, tokens > 0. Returns float32 `[tokens, outputs]`: what is added, then
+    the products with each input, one after the other. Inputs with a magnitude below 2**-80 count as 0; a row with one
+    of 2**101 or more, or that is no number, has none: NaN."""
+    found = np.empty((len(inputs[0]), outputs), np.float32)
+    predictor.predict([np.ascontiguousarray(part).reshape(-1) for part in inputs], found.reshape(-1))
     return found
 
 

@@ -287,5 +287,6 @@ ROWS: tuple[Row, ...] = (
     Row("aqua-4", _aqua(4), 0.02, rope=True, same_bytes=False, not_held=_AQUA),
     Row("tsc", _plain("tsc"), "recorded"),
     Row("tsc-8", _plain("tsc@8/0"), "recorded"),
+    Row("aqua-single", _aqua(2), 0.15, rope=True, not_held=_AQUA),
     *(Row(f"predictive-{i}", _level(i), rope=True, likely=_predictable_in(i)) for i in (1, 2, 3)),
 )

@@ -1,0 +1,12 @@
+// Which twin of AQUA-KV's loops runs. Included by aqua/aqua.cc only.
+#pragma once
+
+#include "aqua/avx2-inl.h"
+#include "aqua/avx512-inl.h"
+#include "aqua/scalar-inl.h"
+
+namespace kvstore::aqua {
+
+inline const Kernels& kernels(Level level) { return KVSTORE_PICK(level, kKernels); }
+
+}  // namespace kvstore::aqua

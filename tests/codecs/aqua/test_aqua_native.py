@@ -1,0 +1,160 @@
+"""AQUA-KV in C++ against the plain program: the same bytes and numbers at every CPU level, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from aquacases import LAYOUT, cache_of, decode, dump_of, encode, error, info_of, smooth_rows
+from cpulevels import cpu_levels
+
+from kvstore.calibration.aqua.fit import fit
+from kvstore.codecs.aqua import _aqua
+from kvstore.codecs.aqua.codec import IN_DOUBLE, PREDICTED, AquaCodec
+from kvstore.codecs.aqua.grids import grid
+from kvstore.codecs.aqua.higgs import Higgs, signs
+from kvstore.codecs.aqua.native import NativeHiggs, turns_of
+from kvstore.codecs.aqua.predictors import rounded
+from kvstore.codecs.aqua.tensors import rows_of, store_rows
+from kvstore.core.rope import rotate
+from kvstore.errors import CodecError
+
+LEVELS = cpu_levels()
+WIDTHS = (1, 7, 32, 96, 123, 192, 576, 1024)
+
+
+def numbers(rows: int, width: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((rows, width)) * np.exp(3 * rng.standard_normal((rows, 1)))
+    values[rows // 2] = 0
+    values[0, 0] = 1e4  # beyond the grid's reach
+    return values.astype(np.float32)
+
+
+def coder(bits: int, width: int) -> _aqua.Higgs:
+    return _aqua.Higgs(bits, signs(width), grid(bits).reshape(-1).copy())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_rows_are_coded_as_the_plain_program_codes_them(bits: int, level: str) -> None:
+    for width in WIDTHS:
+        for rows in (1, 15, 16, 37):
+            values = numbers(rows, width, seed=rows)
+            expected, native = Higgs().encode(values, bits), coder(bits, width)
+            out, back = np.empty_like(expected), np.empty(rows * width, np.float32)
+            assert native.encode_rows(values.reshape(-1), out, level)
+            assert np.array_equal(out, expected), (width, rows)
+            assert native.decode_rows(out, back, level) is None
+            assert np.array_equal(back.reshape(rows, width), Higgs().decode(expected, rows, width, bits))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_predictions_are_sums_in_the_order_of_the_inputs(level: str) -> None:
+    rng = np.random.default_rng(0)
+    for n, m, outputs in ((1, 0, 1), (5, 3, 7), (192, 0, 192), (64, 33, 81), (17, 16, 48)):
+        weights = rng.standard_normal((n + m + 1, outputs)).astype(np.float16).astype(np.float32)
+        for rows in (1, 8, 13):
+            x = rounded(rng.standard_normal((rows, n + m)).astype(np.float32))
+            x[0, 0], x[-1, -1] = -(2.0**-81), -(2.0**100)
+            if rows > 8:
+                x[3:6, 0] = np.nan, np.inf, 2.0**101
+            used = np.where(np.abs(x) < 2.0**101, x, np.nan)
+            used = np.where(np.abs(used) < 2.0**-80, 0, used).astype(np.float32)
+            expected = np.broadcast_to(weights[-1], (rows, outputs)).copy()
+            for i in range(n + m):
+                expected += used[:, i, None] * weights[i]
+            found = np.empty(rows * outputs, np.float32)
+            parts = [np.ascontiguousarray(part).reshape(-1) for part in (x[:, :n], x[:, n:])]
+            _aqua.Predictor(weights.reshape(-1), outputs).predict(parts[: 1 + bool(m)], found, level)
+            assert np.array_equal(found.reshape(rows, outputs), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("sinks", [0, 4])
+@pytest.mark.parametrize("guessed", [False, True])
+def test_a_side_is_coded_as_its_steps_one_by_one(level: str, sinks: int, guessed: bool) -> None:
+    heads, tokens, dim, bits = 3, 37, 32, 3
+    rows, width = tokens - sinks, heads * dim
+    tensor = torch.from_numpy(numbers(heads * tokens, dim)).view(heads, tokens, dim).bfloat16()
+    positions = np.arange(100, 100 + rows)
+    values = rotate(rows_of(tensor[:, sinks:]), heads, positions, LAYOUT.rope, -1)
+    guess = numbers(rows, width, seed=3) if guessed else None
+    expected = Higgs().encode(values - guess if guessed else values, bits)
+    decoded = Higgs().decode(expected, rows, width, bits)
+    decoded = guess + decoded if guessed else decoded
+    wanted = tensor.clone()
+    store_rows(wanted[:, sinks:], rotate(decoded, heads, positions, LAYOUT.rope, 1))
+    native, cos_sin = coder(bits, width), turns_of(LAYOUT.rope, dim, 100, rows)
+    flat = None if guess is None else guess.reshape(-1)
+    out, found = np.empty_like(expected), np.empty(rows * width, np.float32)
+    words = tensor.view(torch.uint16).numpy().reshape(-1)
+    assert native.encode(words, heads, sinks, *cos_sin, flat, out, found, level)
+    assert np.array_equal(out, expected)
+    assert np.array_equal(found.reshape(rows, width), rounded(decoded))
+    back = tensor.clone()
+    back[:, sinks:] = 7
+    words = back.view(torch.uint16).numpy().reshape(-1)
+    assert native.decode(words, heads, sinks, *cos_sin, flat, out, found, level) is None
+    assert torch.equal(back, wanted)
+    assert np.array_equal(found.reshape(rows, width), rounded(decoded))
+
+
+def test_layers_that_were_predicted_in_double_precision_are_still_decoded() -> None:
+    predictors = fit(dump_of(4), 2)
+    kv, info = cache_of(smooth_rows(64, seed=50)), info_of(64)
+    payload, sizes = encode(AquaCodec(predictors, 2), info, kv)
+    older = bytearray(payload)
+    for start in np.cumsum(sizes)[:-1].tolist():
+        assert older[start] == PREDICTED
+        older[start] = IN_DOUBLE
+    new, old = (decode(AquaCodec(predictors, 2), info, bytes(x), sizes) for x in (payload, older))
+    assert error(old, new, begin=0) < 1e-4
+    assert error(old, kv) == pytest.approx(error(new, kv), rel=0.01)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_has_no_scale_is_not_coded(bad: float) -> None:
+    values = numbers(20, 64)
+    values[18, 3] = bad
+    assert NativeHiggs().encode(values, 2) is None
+    data = NativeHiggs().encode(numbers(20, 64), 2)
+    data[2 * 19 + 1] |= 0x80
+    with pytest.raises(CodecError, match="scale"):
+        NativeHiggs().decode(data, 20, 64, 2)
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "bits": lambda: _aqua.Higgs(5, signs(4), grid(4).reshape(-1).copy()),
+    "signs": lambda: _aqua.Higgs(2, np.zeros(4, np.float32), grid(2).reshape(-1).copy()),
+    "no-signs": lambda: _aqua.Higgs(2, np.zeros(0, np.float32), grid(2).reshape(-1).copy()),
+    "points": lambda: _aqua.Higgs(2, signs(4), grid(3).reshape(-1).copy()),
+    "points-nan": lambda: _aqua.Higgs(2, signs(4), np.full(32, np.nan, np.float32)),
+    "dtype": lambda: coder(2, 4).encode_rows(np.zeros(8), np.zeros(8, np.uint8)),
+    "ragged": lambda: coder(2, 4).encode_rows(np.zeros(7, np.float32), np.zeros(8, np.uint8)),
+    "out": lambda: coder(2, 4).encode_rows(np.zeros(8, np.float32), np.zeros(5, np.uint8)),
+    "data": lambda: coder(2, 4).decode_rows(np.zeros(5, np.uint8), np.zeros(8, np.float32)),
+    "weights": lambda: _aqua.Predictor(np.zeros(7, np.float32), 2),
+    "weights-large": lambda: _aqua.Predictor(np.full(6, 7e4, np.float32), 2),
+    "inputs": lambda: _aqua.Predictor(np.zeros(6, np.float32), 2).predict(
+        [np.zeros(9, np.float32)], np.zeros(6, np.float32)
+    ),
+    "heads": lambda: coder(2, 4).encode(
+        *(np.zeros(8, np.uint16), 3, 0, None, None, None, np.zeros(6, np.uint8), np.zeros(8, np.float32))
+    ),
+    "sinks": lambda: coder(2, 4).encode(
+        *(np.zeros(8, np.uint16), 1, 3, None, None, None, np.zeros(6, np.uint8), np.zeros(8, np.float32))
+    ),
+    "pairs": lambda: coder(2, 4).encode(
+        *(np.zeros(8, np.uint16), 2, 0, *[np.zeros(4, np.float32)] * 2, None),
+        *(np.zeros(6, np.uint8), np.zeros(8, np.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_arrays_that_do_not_fit_are_refused(what: str) -> None:
+    with pytest.raises(ValueError, match=r"\w+: "):
+        REFUSED[what]()
