@@ -64,6 +64,8 @@ class Codec(Protocol):
             Elsewhere the CPU codes a copy. That takes longer, and is counted.
         takes_donors: whether a tier with this codec may code blocks against donors too. For codecs that are chosen for
             the size of what they write: a block with donors takes longer to read.
+        layers_apart: whether each layer decodes without the others: `decode` then takes any consecutive layers of a
+            payload, with the layout of those alone.
         codes_states: whether the states of blocks are coded, too (state_chunk.py): for such codecs, again.
 
     Example:
@@ -80,6 +82,7 @@ class Codec(Protocol):
     has_kernels: bool = False
     takes_donors: bool = False
     codes_states: bool = False
+    layers_apart: bool = False
 
     def bound(self, info: BlockInfo) -> int:
         """Return the most payload bytes that `encode` can write for such a block."""

@@ -34,6 +34,7 @@ class RawCodec(Codec):
     id = 0
     name = "raw"
     exact = True
+    layers_apart = True
 
     def bound(self, info: BlockInfo) -> int:
         return info.count * info.layout.bytes_per_token

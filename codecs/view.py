@@ -163,10 +163,14 @@ class KVView:
 
     def layer(self, number: int) -> KVView:
         """Return the view of layer `number`; its layout has that layer alone."""
-        single = _single(self.layout, number)
-        rows = None if self._rows is None else np.ascontiguousarray(self._rows[:, 2 * number : 2 * number + 2])
-        tensors = None if self._tensors is None else self._tensors[2 * number : 2 * number + 2]
-        return KVView(single, self.tokens, rows, tensors, self.owner, self._start, self._detached)
+        return self.layers(range(number, number + 1))
+
+    def layers(self, layers: range) -> KVView:
+        """Return the view of consecutive layers; its layout has those alone."""
+        part, halves = _part(self.layout, layers.start, layers.stop), slice(2 * layers.start, 2 * layers.stop)
+        rows = None if self._rows is None else np.ascontiguousarray(self._rows[:, halves])
+        tensors = None if self._tensors is None else self._tensors[halves]
+        return KVView(part, self.tokens, rows, tensors, self.owner, self._start, self._detached)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the `[heads, tokens, dim]` tensors behind the view, K and V of each layer in turn.
@@ -237,5 +241,5 @@ def _packing(layout: KVLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 @lru_cache(maxsize=4096)
-def _single(layout: KVLayout, number: int) -> KVLayout:
-    return KVLayout((layout.layers[number],), layout.dtype, layout.rope)
+def _part(layout: KVLayout, start: int, stop: int) -> KVLayout:
+    return KVLayout(layout.layers[start:stop], layout.dtype, layout.rope)

@@ -39,6 +39,7 @@ class ZstdCodec(Codec):
     id = 16
     name = "zstd"
     exact = True
+    layers_apart = True
     codes_states = True
 
     def __init__(self) -> None:

@@ -57,6 +57,13 @@ class IdentityMismatch(KVStoreError):
     """The store belongs to another model, dtype or layout."""
 
 
+class LayerLost(KVStoreError):
+    """A layer of a cache that was got with lazy=True cannot be decoded, for a record is damaged.
+
+    That record is no longer used. Get the cache again, and compute what is missing.
+    """
+
+
 class StoreLocked(KVStoreError):
     """Another writer has the store open; the message names the holder."""
 

@@ -249,6 +249,11 @@ class Metric(StrEnum):
         "prompts and answers of an attached model that the store could not take; the answers were given",
     )
     FALLBACK_MODEL_CHANGED = "fallback_model_changed", "answers not stored, for the model changed meanwhile"
+    FALLBACK_NOT_LAZY = "fallback_not_lazy", "gets with lazy=True that decoded all layers before they returned"
+    FALLBACK_LAYER_LOST = (
+        "fallback_layer_lost",
+        "layers that could not be decoded after their get had returned, for a record is damaged",
+    )
     FALLBACK_ENGINE_REFUSED = (
         "fallback_engine_refused",
         "caches that an engine did not take, for want of room or by other settings; it computes them",
@@ -358,6 +363,8 @@ NOTICES: dict[Metric, Notice] = {
         WARNING, "the store is closed or its disk refuses; detach the model before the store is closed"
     ),
     Metric.FALLBACK_MODEL_CHANGED: Notice(WARNING, "change adapters and weights between calls of generate"),
+    Metric.FALLBACK_NOT_LAZY: Notice(INFO, "nothing is lost but the time; docs/lazy.md says when layers come later"),
+    Metric.FALLBACK_LAYER_LOST: Notice(WARNING, "what is missing was computed anew, or LayerLost was raised"),
     Metric.FALLBACK_ENGINE_REFUSED: Notice(WARNING, "the engine's log says why; docs/llama_cpp.md lists its settings"),
 }
 """What is logged when a counter grows that means a loss or a fallback. The others grow while all is well."""

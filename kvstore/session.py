@@ -38,7 +38,7 @@ class SessionStore:
     put_path: Callable[[], PutPath]
     slow: Callable[[str], SlowCall]
     put: Callable[[Any, Any, bytes, Any, float | None, bool, tuple[bytes, SessionRecord]], PutResult]
-    get: Callable[[Any, bytes, int | None, Any, int | None], Hit | None]
+    get: Callable[[Any, bytes, int | None, Any, int | None, bool, bool], Hit | None]
     depth: Callable[[bytes, Tokens], int]
 
     def note(self, key: bytes, record: SessionRecord | None) -> None:
@@ -201,14 +201,16 @@ class Session:
             record = replace(record, created=known.created, hits=known.hits, metadata=known.metadata)
         return record if given is None else replace(record, metadata=given)
 
-    def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
+    def resume(
+        self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None, lazy: bool = False
+    ) -> Hit | None:
         """Return the cache of the session, or the longest prefix of it that is still stored.
 
         Counts as a use of the session and of its blocks. Returns all that is stored, also where computing it would be
         faster: who asks for a session may not have its tokens at hand.
 
         Args:
-            max_tokens, device, reserve: see `KVStore.get`.
+            max_tokens, device, reserve, lazy: see `KVStore.get`.
 
         Returns:
             A `Hit`, or None if the session does not exist or none of its blocks is stored.
@@ -225,7 +227,7 @@ class Session:
             return None
         if not self._store.read_only:
             self._store.use(self._key)
-        return self._store.get(record.tokens, record.namespace, max_tokens, device, reserve)
+        return self._store.get(record.tokens, record.namespace, max_tokens, device, reserve, False, lazy)
 
     def touch(self) -> None:
         """Count a use of the session, as `resume` does, and read nothing. Durable after `flush()`.

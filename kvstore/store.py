@@ -176,6 +176,7 @@ class KVStore(StoreReports):
         reserve: int | None = None,
         approximate: Approximate | None = None,
         gate: bool | None = None,
+        lazy: bool = False,
     ) -> Hit | None:
         """Return the cache of the longest stored prefix of `tokens`.
 
@@ -192,6 +193,7 @@ class KVStore(StoreReports):
                 these are, and which positions to compute anew. Needs `StoreConfig.donors`; see `Approximate`.
             gate: whether to leave out what is expected to be computed sooner than loaded (docs/gate.md). Default: as
                 `StoreConfig.gate` says. An approximate get leaves out nothing.
+            lazy: return as soon as the first layers are decoded; whoever takes a layer waits for it (docs/lazy.md).
 
         Returns:
             A `Hit`, or None if nothing is stored, or worth loading. With exact codecs the tensors are bit-identical to
@@ -207,20 +209,12 @@ class KVStore(StoreReports):
             (3, torch.Size([1, 2, 3, 8]))
         """
         gated = self._engine.gate.enabled if gate is None else bool(gate)
-        return self._get(tokens, self._digest(namespace), max_tokens, device, reserve, approximate, gated)
+        how = max_tokens, device, reserve, gated, lazy
+        return self._get(tokens, self._digest(namespace), *how, approximate=approximate)
 
-    def _get(
-        self,
-        tokens: Any,
-        digest: bytes,
-        max_tokens: int | None,
-        device: Any,
-        reserve: int | None = None,
-        approximate: Approximate | None = None,
-        gated: bool = False,
-    ) -> Hit | None:
+    def _get(self, tokens: Any, digest: bytes, *how: Any, approximate: Approximate | None = None) -> Hit | None:
         self._calls.check()
-        request = GetRequest.of(self.identity.layout, tokens, digest, max_tokens, device, reserve, gated)
+        request = GetRequest.of(self.identity.layout, tokens, digest, *how)
         if approximate is not None and not isinstance(approximate, Approximate):
             raise ValueError(f"approximate: expected an Approximate, found {type(approximate).__name__}")
         self.metrics.add(Metric.GET_TOKENS, len(request.tokens))

@@ -30,7 +30,9 @@ LAYERS = [
     # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.
     {f"{TRANSFORMERS}.config_facts"},
-    {f"{TRANSFORMERS}.adapters"},
+    {f"{TRANSFORMERS}.adapters", f"{TRANSFORMERS}.growing_layer"},
+    {f"{TRANSFORMERS}.lazy_layer"},
+    {"kvstore.core.lazy_layers"},
     {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache", f"{TRANSFORMERS}.shapes"},
     {f"{TRANSFORMERS}.describe"},
     {"kvstore.setting_checks"},
@@ -272,7 +274,7 @@ def test_lmdb_is_imported_by_its_environment_only() -> None:
 
 
 def test_transformers_is_imported_by_its_integration_only() -> None:
-    names = ("cache", "generation", "passes", "prefill", "shapes", "warming")
+    names = ("cache", "generation", "growing_layer", "later", "passes", "prefill", "shapes", "warming")
     assert _users("transformers", at_once=True) == {f"kvstore.integrations.transformers.{name}" for name in names}
 
 

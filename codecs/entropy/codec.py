@@ -43,6 +43,7 @@ class EntropyCodec(Codec):
     takes_donors = True
     codes_states = True
     exact = True
+    layers_apart = True
 
     def bound(self, info: BlockInfo) -> int:
         return _native.bounds(info.layout.dtype, *row_shapes(info.layout), info.count, True)[0]

@@ -50,6 +50,7 @@ class SplitZipCodec(Codec):
     id = 1
     name = "splitzip"
     exact = True
+    layers_apart = True
     has_kernels = True
 
     def bound(self, info: BlockInfo) -> int:

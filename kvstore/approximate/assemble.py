@@ -82,6 +82,8 @@ class Assembler:
             A `Hit`, or None, which is counted, if a block left since the plan was made.
         """
         exact = reads[-1].end if reads else 0
+        if request.lazy:
+            self.getter.count_not_lazy("it is approximate")
         try:
             out = allocate(self.reader.layout, planned.tokens, request.reserve_behind(planned.tokens))
         except BaseException:

@@ -18,7 +18,7 @@ _STATIC = (
 _TAKEN = ("DynamicLayer", "DynamicSlidingWindowLayer", *_STATIC, *_HYBRID)
 _STATES = ("LinearAttentionLayer", *_HYBRID, *_STATIC[2:])
 _INDEXED = "DynamicIndexedLayer"
-_REPLACE = ("DynamicLayer", "DynamicSlidingWindowLayer", "GrowingLayer", _INDEXED, *_HYBRID)
+_REPLACE = ("DynamicLayer", "DynamicSlidingWindowLayer", "GrowingLayer", "LazyLayer", _INDEXED, *_HYBRID)
 
 
 def items_of(

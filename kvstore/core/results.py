@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.core.explanation import Reason
 from kvstore.core.keys import NamespaceDigest, namespace_digest
+from kvstore.core.lazy_layers import LazyLayers
 from kvstore.timing import NOWHERE, Where
 
 if TYPE_CHECKING:
@@ -229,7 +230,8 @@ class Hit:
         seconds: time that the get took.
         layers: per layer (K, V), each `[1, heads, tokens, dim]`; a layer with a window has the last tokens, as the
             model would have kept them. The caller owns them and may write into them. They are
-            not contiguous if `get` reserved room behind them; `reserve=0` gives contiguous tensors.
+            not contiguous if `get` reserved room behind them; `reserve=0` gives contiguous tensors. Of a get with
+            lazy=True a `LazyLayers`, a sequence that waits for the layer that is taken from it.
         exact_tokens: leading tokens that are exact. Fewer than `tokens` only if an approximate cache was asked for
             and given; `put` refuses such a cache.
         spans: where the other tokens were taken from, with their estimated errors.
@@ -307,5 +309,8 @@ class Hit:
     @property
     def nbytes(self) -> int:
         """Raw bytes of the tensors."""
+        layers: object = self.layers
+        if isinstance(layers, LazyLayers):
+            return layers.nbytes
         states = [x for state in self.states for x in (state.conv, state.recurrent) if x is not None]
         return sum(t.numel() * t.element_size() for t in (*(t for pair in self.layers for t in pair), *states))

@@ -48,6 +48,22 @@ class BlockDecoder:
             return self._succeeds(read, lambda: self._decode_member(read, header, payload, target))
         return self._succeeds(read, lambda: self._decode(header, payload, target))
 
+    def by_layers(self, header: RecordHeader) -> Codec | None:
+        """Return the codec of a record if it is here, and decodes each layer by itself."""
+        if is_delta(header.codec):
+            return None
+        try:
+            codec = self.profiles.decoder(header.codec, header.profile)
+        except UnknownCodec:
+            return None
+        return codec if codec is not None and codec.layers_apart else None
+
+    def decode_first(
+        self, read: BlockRead, codec: Codec, header: RecordHeader, payload: memoryview, target: KVView, layers: range
+    ) -> bool:
+        """Decode the first layers of a record into `target`, on the CPU; see `decode`."""
+        return self._succeeds(read, lambda: decode_layers(codec, header, payload, target, layers))
+
     def _succeeds(self, read: BlockRead, work: Callable[[], None]) -> bool:
         try:
             work()
@@ -117,6 +133,21 @@ class BlockDecoder:
 
     def _count_fallback(self) -> None:
         self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)
+
+
+def decode_layers(codec: Codec, header: RecordHeader, payload: memoryview, target: KVView, layers: range) -> None:
+    """Decode some layers of a record whose codec decodes each by itself.
+
+    Raises:
+        CodecError: the record is damaged.
+    """
+    sizes = header.layer_sizes
+    if len(sizes) != len(target.layout.layers) or sum(sizes) != len(payload):
+        raise CodecError(f"{codec.name}: the sizes of the layers do not fit the payload, or the layout")
+    part, wanted = target.layers(layers), sizes[layers.start : layers.stop]
+    begin = sum(sizes[: layers.start])
+    info = BlockInfo(part.layout, header.tokens, header.start, header.cut)
+    codec.decode(info, payload[begin : begin + sum(wanted)], wanted, part)
 
 
 def check_record(read: BlockRead, data: memoryview) -> RecordHeader:

@@ -22,6 +22,7 @@ from kvstore.gate.load import TENSORS
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
+from kvstore.read.layerwise import HeldBlock, LayerDecode
 from kvstore.read.place import place_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource, Source, StorageTier
@@ -57,13 +58,16 @@ class Fetcher:
     decoder: BlockDecoder
     gate: Gate
 
-    def fetch(self, reads: Sequence[BlockRead], out: KVView | None, origin: int = 0) -> tuple[int, dict[str, int]]:
+    def fetch(
+        self, reads: Sequence[BlockRead], out: KVView | None, origin: int = 0, later: LayerDecode | None = None
+    ) -> tuple[int, dict[str, int]]:
         """Decode the blocks into `out`, and release their sources.
 
         Args:
             reads: blocks that continue each other, at least one.
             out: where their tokens go; None: only read and check the blocks, and keep them in the host tier.
             origin: position of the first token of `out`.
+            later: takes the records whose layers decode one by one; only the first layers of these are decoded here.
 
         Returns:
             How many leading blocks are good, and tokens by tier of those. Damaged and lost records never raise; they
@@ -71,7 +75,7 @@ class Fetcher:
         """
         ranges = self._ranges(reads)
         spans = self.residency.metrics.spans
-        task = ReadTask(self, reads, out, origin, None if spans is None else spans.here())
+        task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later)
         outcomes = self.executor.share(task, ranges)
         task.tell(self.gate)
         if task.kept:
@@ -106,7 +110,8 @@ class Fetcher:
 class ReadTask:
     """Reads and decodes a range of the blocks of one fetch. Thread-safe for ranges that do not overlap.
 
-    Calling it with a range of indexes returns the indexes of the blocks that failed. within: see `Spans.here`.
+    Calling it with a range of indexes returns the indexes of the blocks that failed. within: see `Spans.here`; later:
+    see `Fetcher.fetch`.
     """
 
     fetcher: Fetcher
@@ -114,6 +119,7 @@ class ReadTask:
     out: KVView | None
     origin: int
     within: object = None
+    later: LayerDecode | None = None
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
 
@@ -160,8 +166,13 @@ class ReadTask:
         return self._decoded(read, sealed, target)
 
     def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
-        begin, where = time.perf_counter(), place_of([read.source])
-        good = self.fetcher.decoder.decode(read, record.header, record.payload, target)
+        begin, where, decoder = time.perf_counter(), place_of([read.source]), self.fetcher.decoder
+        codec = None if self.later is None else decoder.by_layers(record.header)
+        if self.later is not None and codec is not None:
+            good = decoder.decode_first(read, codec, record.header, record.payload, target, self.later.first)
+            self.later.hold(HeldBlock(read, record, codec, time.perf_counter() - begin))
+            return good
+        good = decoder.decode(read, record.header, record.payload, target)
         seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
         metrics.timings.observe(Timing.DECODE, seconds, where)
         if metrics.spans is not None:

@@ -10,12 +10,14 @@ from typing import Any
 from kvstore.core.arguments import check_integer
 from kvstore.core.explanation import Reason
 from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.lazy_layers import LazyLayers
 from kvstore.core.results import Hit
 from kvstore.core.rope import check_length
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
+from kvstore.read.layerwise import LayerDecode
 from kvstore.read.lookup import Lookup
 from kvstore.read.place import place_of
 from kvstore.read.placement import Placement
@@ -42,6 +44,7 @@ class GetRequest:
         reserve: tokens to reserve behind the tensors; None for as many as are likely to follow.
         begin: when the get began, by `time.perf_counter`.
         gated: whether to leave out what is computed sooner than loaded.
+        lazy: whether the last layers may come later than the first.
     """
 
     namespace: bytes
@@ -52,6 +55,7 @@ class GetRequest:
     reserve: int | None
     begin: float
     gated: bool = False
+    lazy: bool = False
 
     @classmethod
     def of(
@@ -63,6 +67,7 @@ class GetRequest:
         device: Any,
         reserve: int | None,
         gated: bool = False,
+        lazy: bool = False,
     ) -> GetRequest:
         """Check the arguments of `KVStore.get`.
 
@@ -76,7 +81,7 @@ class GetRequest:
         wanted = ids[: check_integer("max_tokens", max_tokens, 1)]
         check_integer("reserve", reserve, 0, _MOST_RESERVE)
         check_device(device)
-        return cls(namespace, wanted, len(ids), device, is_on_cpu(device), reserve, begin, gated)
+        return cls(namespace, wanted, len(ids), device, is_on_cpu(device), reserve, begin, gated, lazy)
 
     def reserve_behind(self, count: int) -> int:
         """Return how many tokens to reserve behind the first `count`; 0 on other devices than the CPU."""
@@ -134,6 +139,8 @@ class Getter:
     def _fetch_with(self, run: RemoteRun, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
         """Return the cache of local blocks and of those that come behind them; None if there is none."""
         try:
+            if request.lazy:
+                self.count_not_lazy("the rest comes from the remote tier")
             out = allocate(self.layout, run.end, request.reserve_behind(run.end))
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])
@@ -171,12 +178,13 @@ class Getter:
         count = reads[-1].end
         try:
             where = self.placement.decode_device(reads, request.device)
-            out = allocate(self.layout, count, request.reserve_behind(count), where)
+            out = allocate(self.layout, count, request.reserve_behind(count), where, apart=request.lazy)
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise
+        later = self._later(request)
         fetching = time.perf_counter()
-        good, tiers = self.fetcher.fetch(reads, out.view)
+        good, tiers = self.fetcher.fetch(reads, out.view, later=later)
         fetched = time.perf_counter() - fetching
         if not good:
             self._count_miss(request, reads)
@@ -187,9 +195,27 @@ class Getter:
         withheld = withheld if good == len(reads) else 0
         reason = self.count_short(request, reads, good, end, withheld)
         place = place_of([read.source for read in reads[:good]])
-        hit = self.hit(request, out, out.layers(end), end, tiers, reason, withheld, place)
+        layers: Any = out.layers(end)
+        if later is not None and later.begin(out.view, end):
+            layers = LazyLayers(layers, later.ready)
+        hit = self.hit(request, out, layers, end, tiers, reason, withheld, place)
         self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
         return self._count_saved(request, hit)
+
+    def _later(self, request: GetRequest) -> LayerDecode | None:
+        """What is to decode the last layers, if that is asked for and possible."""
+        if not request.lazy:
+            return None
+        if not request.on_cpu or self.layout.is_grouped:
+            self.count_not_lazy("it is for another device" if not request.on_cpu else "layers have windows or states")
+            return None
+        fetcher = self.fetcher
+        layers = len(self.layout.layers)
+        return LayerDecode(fetcher.residency, fetcher.executor, fetcher.threads, fetcher.gate, layers)
+
+    def count_not_lazy(self, why: str) -> None:
+        """Count a get that decodes all layers at once, though its caller would take them one by one."""
+        self.metrics.add(Metric.FALLBACK_NOT_LAZY, because=why)
 
     def _count_saved(self, request: GetRequest, hit: Hit) -> Hit:
         computing = self.worth.gate.prefill_seconds(hit.tokens, device=request.device)

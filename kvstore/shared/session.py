@@ -66,13 +66,15 @@ class SharedSession:
         """See `Session.point_to`."""
         return int(self._session("point_to", tokens=as_tokens(tokens), ttl=ttl, metadata=_packed(metadata)))
 
-    def resume(self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None) -> Hit | None:
+    def resume(
+        self, *, max_tokens: int | None = None, device: Any = None, reserve: int | None = None, lazy: bool = False
+    ) -> Hit | None:
         """See `Session.resume`."""
         found = self._found(use=True)
         if found is None:
             return None
         options = {"max_tokens": max_tokens, "device": device, "reserve": reserve}
-        return self._get(found["tokens"], namespace=self._namespace, gate=False, **options)
+        return self._get(found["tokens"], namespace=self._namespace, gate=False, lazy=lazy, **options)
 
     def touch(self) -> None:
         """See `Session.touch`."""

@@ -330,10 +330,11 @@ class SharedKVStore:
         reserve: int | None = None,
         approximate: Approximate | None = None,
         gate: bool | None = None,
+        lazy: bool = False,
     ) -> Hit | None:
         """See `KVStore.get`. The process that asks reads and decodes; the owner only hears that it was used."""
         options = {"max_tokens": max_tokens, "device": device, "reserve": reserve, "approximate": approximate}
-        hit = self._read(KVStore.get, tokens, namespace=namespace, gate=gate, **options)
+        hit = self._read(KVStore.get, tokens, namespace=namespace, gate=gate, lazy=lazy, **options)
         link = self._role.link
         if hit is not None and link is not None:
             used = as_tokens(tokens)[: hit.tokens]

@@ -285,7 +285,7 @@ def test_a_get_that_cannot_be_allocated_holds_no_segment(store: KVStore, monkeyp
     assert [segment.reads for segment in store._residency.disk.segments.by_number.values()] == [0]
 
 
-def _no_memory(*_: object) -> None:
+def _no_memory(*_: object, **__: object) -> None:
     raise MemoryError
 
 

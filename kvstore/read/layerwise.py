@@ -1,0 +1,206 @@
+"""Decodes the blocks of a hit layer by layer, while a model runs through the layers that are there already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from kvstore.codecs import Codec, KVView
+from kvstore.codecs.registry import codec_label
+from kvstore.config import MIB
+from kvstore.core.workers import Workers
+from kvstore.errors import CodecError, LayerLost, StoreForked
+from kvstore.gate.gate import Gate
+from kvstore.metrics import Metric
+from kvstore.read.block_read import BlockRead
+from kvstore.read.decode import decode_layers
+from kvstore.residency.residency import Residency
+from kvstore.tiers.base import SealedSource
+
+# The get itself decodes this share of the layers while it reads, so that neither processors nor the model wait soon.
+# The rest comes in so many steps, and of about so many raw bytes at a time.
+_FIRST_SHARE = 3
+_STEPS = 4
+_UNIT_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True)
+class HeldBlock:
+    """A record in memory, read and checked, of which the first layers are decoded."""
+
+    read: BlockRead
+    record: SealedSource
+    codec: Codec
+    seconds: float  # that the first layers took
+
+
+class _Unit:
+    """Some layers of some blocks. Whoever needs them decodes them; `lock` is held meanwhile, however that ends."""
+
+    __slots__ = ("blocks", "done", "layers", "lock", "lost")
+
+    def __init__(self, layers: range, blocks: Sequence[HeldBlock]) -> None:
+        self.layers = layers
+        self.blocks = blocks
+        self.done = False
+        self.lost = False  # one of the blocks cannot be decoded
+        self.lock = threading.Lock()
+
+
+class LayerDecode:
+    """The layers of one hit that are still to be decoded. Thread-safe.
+
+    Nothing in storage is held: the records are in memory, whole and checked. The store's threads decode layer after
+    layer. Who waits for a layer decodes, too, so that it comes even if the store is closed meanwhile. Once nobody
+    refers to this any more, the threads leave off.
+
+    Args:
+        residency: is told of records that turn out to be damaged.
+        executor: its threads decode.
+        threads: how many of them at once at most; no more than torch leaves processors to, but one.
+        gate: is told what decoding took.
+        layers: how many the layout has.
+
+    Attributes:
+        first: the layers that the get decodes itself.
+    """
+
+    def __init__(self, residency: Residency, executor: Workers, threads: int, gate: Gate, layers: int) -> None:
+        first, *self._steps = steps_of(layers)
+        self.first = first
+        self._residency = residency
+        self._executor = executor
+        self._threads = max(1, min(threads, free_processors()))
+        self._gate = gate
+        self._pid = os.getpid()
+        self._held: deque[HeldBlock] = deque()  # until `begin`
+        self._units: list[_Unit] = []
+        self._queue: deque[_Unit] = deque()
+        self._ready = first.stop  # so many layers need not be waited for
+        self._seconds: deque[float] = deque()  # what each unit took, and the get's own share
+        self._telling = threading.Lock()  # taken once
+        self._tokens: dict[str, int] = {}  # by codec
+        self._out: KVView | None = None
+
+    def hold(self, block: HeldBlock) -> None:
+        """Decode the other layers of this block later."""
+        self._held.append(block)
+
+    def begin(self, out: KVView, tokens: int) -> bool:
+        """Let the threads begin with the blocks among the first `tokens` tokens of `out`; False if there are none."""
+        blocks = sorted((b for b in self._held if b.read.start < tokens), key=lambda block: block.read.start)
+        self._held.clear()
+        self._out = out
+        if not (blocks and self._steps):
+            return False
+        for layers in self._steps:
+            part = sum(x.heads * (x.key_dim + x.value_dim) for x in out.layout.layers[layers.start : layers.stop])
+            each = max(1, _UNIT_BYTES // max(1, part * out.layout.item_bytes * len(blocks[0].read.tokens)))
+            self._units += [_Unit(layers, blocks[i : i + each]) for i in range(0, len(blocks), each)]
+        for block in blocks:
+            name = codec_label(block.record.header.codec)
+            self._tokens[name] = self._tokens.get(name, 0) + len(block.read.tokens)
+        self._seconds.append(sum(block.seconds for block in blocks))
+        self._queue.extend(self._units)
+        for _ in range(self._threads):
+            self._line_up()
+        return True
+
+    def ready(self, number: int) -> None:
+        """Return when layer `number` is decoded, for all blocks; helps with it.
+
+        Raises:
+            LayerLost: a record is damaged, and no check of whole records saw it.
+            StoreForked: this is a child process, where the threads are missing that had begun with it.
+        """
+        if number < self._ready:
+            return
+        units = [unit for unit in self._units if unit.layers.start <= number]
+        if os.getpid() != self._pid and not all(unit.done for unit in units):
+            raise StoreForked("a layer was still being decoded when the process forked; get the cache in this process")
+        for unit in units:
+            if not unit.lock.locked():
+                self._finish(unit)
+        for unit in units:
+            self._finish(unit)
+        if any(unit.lost for unit in units):
+            self._residency.metrics.add(Metric.FALLBACK_LAYER_LOST)
+            raise LayerLost(f"layer {number} cannot be decoded: a record is damaged; get the cache again, without lazy")
+        self._ready = max(self._ready, max(unit.layers.stop for unit in units))
+
+    def _line_up(self) -> None:
+        self._executor.start(partial(_drive, weakref.ref(self)))
+
+    def step(self) -> None:
+        """Decode one unit on a thread of the store, and line up behind what others want of it."""
+        try:
+            unit = self._queue.popleft()
+        except IndexError:
+            return
+        with contextlib.suppress(Exception):  # whoever waits for the unit meets it again
+            self._finish(unit)
+        self._line_up()
+
+    def _finish(self, unit: _Unit) -> None:
+        if unit.done:
+            return
+        with unit.lock:
+            if not unit.done:
+                self._decode(unit)
+                unit.done = True
+
+    def _decode(self, unit: _Unit) -> None:
+        assert self._out is not None
+        begin = time.thread_time()  # the model computes on the same processors
+        for block in unit.blocks:
+            target = self._out.narrow(block.read.start, len(block.read.tokens))
+            try:
+                decode_layers(block.codec, block.record.header, block.record.payload, target, unit.layers)
+            except CodecError:
+                unit.lost = True
+                self._executor.start(partial(_reject, self._residency, block.read))
+        unit.blocks = ()  # what nobody needs any more goes back to the pool
+        self._seconds.append(time.thread_time() - begin)
+        if len(self._seconds) > len(self._units) and self._telling.acquire(blocking=False):
+            for name, tokens in self._tokens.items():
+                share = tokens / sum(self._tokens.values())
+                self._gate.observe_decode(name, tokens, share * sum(self._seconds))
+
+
+def _drive(ref: weakref.ref[LayerDecode]) -> None:
+    found = ref()
+    if found is not None:
+        found.step()
+
+
+def _reject(residency: Residency, read: BlockRead) -> None:
+    with contextlib.suppress(Exception):  # on a thread of the store, whose next get finds the same
+        residency.reject(read.record, read.source, Metric.DAMAGED_CODEC)
+
+
+def free_processors() -> int:
+    """Return how many processors of this process torch leaves to other threads."""
+    return max(0, len(os.sched_getaffinity(0)) - torch.get_num_threads())
+
+
+def steps_of(layers: int) -> list[range]:
+    """Return which layers are decoded together; the first of them by the get itself.
+
+    Example:
+        >>> steps_of(30)
+        [range(0, 10), range(10, 15), range(15, 20), range(20, 25), range(25, 30)]
+    """
+    first = -(-layers // _FIRST_SHARE)
+    rest = layers - first
+    ends = [first + rest * number // _STEPS for number in range(_STEPS + 1)]
+    return [range(first), *(range(a, b) for a, b in pairwise(ends) if a < b)]
