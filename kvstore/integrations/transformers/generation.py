@@ -21,6 +21,7 @@ from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.feeding import Feed
+from kvstore.integrations.transformers.later import Repair, pays
 from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.integrations.transformers.observed import FirstPasses
 from kvstore.integrations.transformers.padding import Rows, row_of
@@ -212,10 +213,13 @@ def _stored_cache(
     wanted = None if approximate is None else replace(approximate, probe=True)
     if len(prompt) > 1:
         last = len(prompt) - 1
-        hit = store.get(prompt, namespace=namespace, max_tokens=last, device=model.device, approximate=wanted)
+        lazy = wanted is None and pays(model, store, last)
+        how = {"device": model.device, "approximate": wanted, "lazy": lazy}
+        hit = store.get(prompt, namespace=namespace, max_tokens=last, **how)
     if hit is None:
         return DynamicCache(config=model.config), 0
     if not hit.approximate or approximate is None:
+        Repair.watch(model, store, namespace, prompt, hit)
         return hit.cache(), hit.tokens
     found = recompute(model, hit.cache(), prompt[: hit.tokens], hit.recompute, hit.spans, hit.estimates)
     if found.deviation.kl is not None and found.deviation.kl <= approximate.max_kl:

@@ -11,6 +11,7 @@ import torch
 
 from kvstore.gate.gate import Gate
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.lazy_layer import LazyLayer
 
 
 @contextmanager
@@ -42,6 +43,7 @@ class FirstPasses:
         self._tokens = 0
         self._begin = 0.0
         self._left = 2
+        self._waits = False
 
     def __enter__(self) -> FirstPasses:
         inner = bare(self._model)
@@ -53,18 +55,23 @@ class FirstPasses:
         for hook in self._hooks:
             hook.remove()
 
+    def _is_waiting(self) -> bool:
+        """Whether the pass waits for layers of its cache, so that it takes longer than computing does."""
+        return any(isinstance(layer, LazyLayer) for layer in getattr(self._cache, "layers", ()))
+
     def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids")
         if not self._left or kwargs.get(self._name) is not self._cache or ids is None:
             return
         self._tokens = ids.shape[1] if ids.shape[0] == 1 else 0
+        self._waits = self._is_waiting()
         self._begin = _now(self._model)
 
     def _after(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
         if not self._left or not self._begin or kwargs.get(self._name) is not self._cache:
             return
         self._left -= 1
-        if self._tokens:
+        if self._tokens and not self._waits:
             seconds = _now(self._model) - self._begin
             self._gate.observe_prefill(self._tokens, seconds, start=self._held, device=self._model.device)
         self._held += self._tokens

@@ -83,6 +83,10 @@ class Request:
         if (hit.tokens if hit is not None else 0) < wanted and not self._why:
             self._why = self._explained(tokens[:wanted])
 
+    def lost(self, tokens: int) -> None:
+        """Note that tokens which a get returned had to be computed after all."""
+        self._reused -= tokens
+
     def put(self, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
         """Put, with the options of the call. What the store cannot take is counted, never raised."""
         return self._kept(
@@ -131,48 +135,52 @@ class Request:
 
 
 class RequestStore:
-    """What `generate` asks of a store, for one request: an error of the store is a miss, or a counted loss."""
+    """What `generate` asks of a store, for one request: an error of the store is a miss, or a counted loss.
+
+    Attributes:
+        request: whose view of the store this is.
+    """
 
     read_only = False
 
     def __init__(self, request: Request) -> None:
-        self._request = request
+        self.request = request
 
     @property
     def identity(self) -> ModelIdentity:
-        return self._request.store.identity
+        return self.request.store.identity
 
     @property
     def config(self) -> StoreConfig:
-        return self._request.store.config
+        return self.request.store.config
 
     @property
     def gate(self) -> Gate:
-        return self._request.store.gate
+        return self.request.store.gate
 
     @property
     def metrics(self) -> Metrics:
-        return self._request.store.metrics
+        return self.request.store.metrics
 
     def contains(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         try:
-            return self._request.store.contains(tokens, namespace=namespace)
+            return self.request.store.contains(tokens, namespace=namespace)
         except KVStoreError:
             return 0
 
     def get(self, tokens: Any, *, namespace: str | bytes = b"", **options: Any) -> Hit | None:
         try:
-            hit = self._request.store.get(tokens, namespace=namespace, **options)
+            hit = self.request.store.get(tokens, namespace=namespace, **options)
         except KVStoreError:
             hit = None
-        self._request.got(hit, min(len(tokens), options.get("max_tokens") or len(tokens)), tokens)
+        self.request.got(hit, min(len(tokens), options.get("max_tokens") or len(tokens)), tokens)
         return hit
 
     def put(self, tokens: Any, kv: Any, *, namespace: str | bytes = b"", logprobs: Any = None) -> PutResult:
-        return self._request.put(tokens, kv, logprobs)
+        return self.request.put(tokens, kv, logprobs)
 
     def session(self, name: str, *, namespace: str | bytes = b"") -> RequestSession:
-        return RequestSession(self._request, name)
+        return RequestSession(self.request, name)
 
 
 class RequestSession:
