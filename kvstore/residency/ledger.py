@@ -275,7 +275,8 @@ class Ledger:
         if not listed:
             return {}
         match = self.index.match(listed[0].namespace, tokens, touch=False)
-        there = dict(zip(match.ends.tolist(), match.records.tolist(), strict=True))
+        ends = [end if end <= match.depth else 0 for end in match.ends.tolist()]  # the last may be of other tokens
+        there = dict(zip(ends, match.records.tolist(), strict=True))
         return {block.record: self._pins.is_pinned(there.get(block.end, 0)) for block in listed}
 
     def _pin(self, record: int, again: bool = False) -> None:

@@ -370,7 +370,7 @@ class PutPath(Erasing):
         residency, size = self.residency, self.residency.config.block_tokens
         records, ends = match.records.tolist(), match.ends.tolist()
         here = [index for index in missing.blocks if index < len(records)]
-        same = [index for index in here if ends[index] == min(tokens, (index + 1) * size)]
+        same = [index for index in here if ends[index] == min(tokens, (index + 1) * size) <= match.depth]
         return {index for index in same if residency.is_pinned(records[index])}
 
     def _extend_lives(self, request: PutRequest, match: Match, blocks: list[Block]) -> list[Change]:

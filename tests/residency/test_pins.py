@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import seeds
+from faultfs import Fault, FaultFS
 from kvcases import GatedFS, kv_of, open_store, quick_directory, same_kv, tokens
 from threadruns import HANGS_S
 
@@ -160,6 +162,36 @@ def test_a_shared_beginning_is_kept_until_its_last_pin_ends(tmp_path: Path) -> N
         assert [stored(store, ids) for ids in (one, two)] == [16, 20]
         store.unpin(two)
         assert pins(store)["bytes"] == 0
+
+
+def test_sequences_that_part_inside_of_a_pinned_block_have_pins_of_their_own(tmp_path: Path) -> None:
+    ids = tokens(20)
+    other = np.concatenate([ids[:18], tokens(2, 1)])
+    with open_store(tmp_path, **DISK) as store:
+        put(store, ids, pin=True)
+        put(store, other)
+        assert pins(store)["sequences"] == 1
+        put(store, other, pin=True)
+        assert pins(store)["sequences"] == 2
+        assert store.unpin(other)
+        assert store.unpin(ids)
+        assert pins(store)["sequences"] == pins(store)["bytes"] == 0
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_a_write_fails_of_what_parts_inside_of_a_pinned_block(tmp_path: Path, pin: bool) -> None:
+    ids, fs = tokens(20), FaultFS()
+    other = np.concatenate([ids[:18], tokens(2, 1)])
+    with open_store(tmp_path, fs=fs, **DISK) as store:
+        put(store, ids, pin=True)
+        store.flush()
+        fs.fault = Fault("pwritev", 1, errno.EIO, sticky=True)
+        put(store, other, pin=pin)
+        assert store.flush().dropped_blocks == 1
+        fs.fault = None
+        assert [stored(store, each) for each in (ids, other)] == [20, 18]
+        assert pins(store)["sequences"] == 1
+        assert store.unpin(ids)
 
 
 def test_a_pinned_tail_can_be_unpinned_after_the_sequence_grew(tmp_path: Path) -> None:
