@@ -114,8 +114,13 @@ class HistoryMachine(RuleBasedStateMachine):
     def was_put(self, tokens: Tokens, namespace: bytes) -> None:
         self.may[namespace].add(tokens)
         self.ever[namespace].add(tokens)
-        if not self.tight and self.fs.fault is None:
+        if not self.tight and self.fs.fault is None and not (self.damaged and self._has_damage(tokens, namespace)):
             self.must[namespace].add(tokens)
+
+    def _has_damage(self, tokens: Tokens, namespace: bytes) -> bool:
+        """Whether a put wrote less than all, for a record that was there already is damaged: nobody had read it."""
+        hit = self.opened.get(array(tokens), namespace=namespace)
+        return hit is None or hit.tokens < len(tokens)
 
     def was_deleted(self, tokens: Tokens, namespace: bytes) -> None:
         """Of a sequence that was there in full: its prefixes may go with it; sequences that branch off stay."""
