@@ -19,8 +19,8 @@ model, the machines, the network). Each ten machines serve one copy of the trace
 `fleet/simulation/TRACE/MACHINES/ROUTING`, and with `/alone` the same without a remote tier: `local`, `remote`, share of
 blocks found; `ttft`, `ttft_p99` in seconds; what the remote tier reads and writes a second, the calls for that, the
 bytes that it holds at the end, and `nodes`, how many of them that takes, if every block is written there. Requests wait
-for their machine. Of fleets of more than 50 machines a part is simulated; what a machine still has to do when a request
-comes is drawn from what it was in a fleet of 50.
+for their machine. Of fleets of more than 20 machines a part is simulated; what a machine still has to do when a request
+comes is drawn from what it was in a fleet of 20.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from benchmarks.eviction import Trace, load, sessions
 from benchmarks.peers.servers import cluster, find_each_other
 
 PARTS = ("real", "simulation")
-SIZES = (10, 50, 100, 1_000, 10_000)
+SIZES = (10, 20, 100, 1_000, 10_000)
 ROUTINGS = ("locality", "chance")
 MACHINES, NODES = 8, 3
 

@@ -44,7 +44,7 @@ class Assumed:
     capacity: float = 2e12
     remote_s: float = 900.0
     per_copy: int = 10
-    most_copies: int = 5
+    most_copies: int = 2
     node: float = 5e9
     node_bytes: float = 512e9
 
