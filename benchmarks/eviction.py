@@ -1,23 +1,23 @@
-"""Which record to give up: `python -m benchmarks.eviction [TRACE ...] [--quick] [--json FILE]`.
+"""Which record to give up: `python -m benchmarks.eviction [TRACE ...] [--percent N ...] [--quick] [--json FILE]`.
 
-TRACE: requests in Mooncake's format, one JSON object a line with `timestamp` and `hash_ids`, the ids of its blocks'
-prefixes, root first. Without one two traces are made: `sessions` (Zipf over system prompts, sessions of several
-turns; seed 0) and `scan` (the same, and every third request is a long prompt that never comes back).
+TRACE: a file of requests in Mooncake's format, one JSON object a line with `timestamp` and `hash_ids`, the ids of its
+blocks' prefixes, root first; or a name of `benchmarks/workloads/requests.py`. Default: all that are made there.
 
 Replay: the blocks of a request that are stored, up to the first that is not, are hits; then all its blocks are put,
 root first, each missing one for the next victim of the policy. Rows `eviction/POLICY/PERCENT/TRACE`, PERCENT of the
-trace's different blocks being the capacity: `hit_rate` (hit blocks / all blocks), the same of the first half of the
-requests and of the second. The peer of `prior` is the best of the other policies; `of_belady` has the bound as its
-peer.
+trace's different blocks being the capacity: `hit_rate` (hit blocks / all blocks), and the same of the second half of
+the requests. Beside the store's policies stand those of `benchmarks/peers/eviction.py`. `regret` of `adaptive`: how
+many points of the hit rate it is below the best other policy that does not know the future; below 0 it is the best.
+Its peer is that policy, the ratio that of the hits. `of_belady` has the bound as its peer.
 
 Rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a store that has only a
 disk tier. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. A request
 is got, put and flushed. The peer is `lru`, where the trie's own recency decides.
 
-The constants of `prior` were chosen with replays of both Mooncake traces, whole ones among them: neither half is held
-out. The made traces were not used for it. Small changes of the constants move the small capacities of
-`mooncake_synthetic` by some percent either way, and so do those of the capacity: of the hits of the best other policy
-`prior` has 0.98 at 1.2 %, 1.05 at 1 % and 1.11 at 0.85 %. Differences of that size say little there.
+What was chosen with which trace: the constants of `prior` with both Mooncake traces, whole; its six octaves of uses and
+the constants of `adaptive` with the first halves (2,000 requests) of `sessions`, `scan`, `documents` and `batches`. Of
+`mooncake_conversation` and `agents` the first halves were looked at, of `mooncake_synthetic` nothing since `prior`, and
+nothing ever of `templates`, before the results were kept.
 
 `belady` gives up what is used furthest in the future and takes in nothing that is used further away than that. With
 blocks of one size this has the most hits of all policies, and counts each hit, not only those of a leading run: a
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import random
 import tempfile
 from pathlib import Path
 
@@ -36,49 +35,49 @@ import numpy as np
 import torch
 
 from benchmarks.common import Rows, arguments
+from benchmarks.peers.eviction import PEERS
+from benchmarks.workloads.requests import MADE, Trace
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.eviction import POLICIES, EvictionPolicy
 
-PERCENT = (1, 5, 20)
+PERCENT = (1, 2, 5, 10, 20)
 ON_DISK = 300  # requests of the replay through a store
-Trace = list[list[int]]  # of each request the records of its blocks, root first; records are positive
+ONLINE = {**POLICIES, **PEERS}
 
 
 def main() -> None:
     parser = arguments("Hit rates of eviction policies.")
-    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="requests (default: two are made)")
+    parser.add_argument(
+        "traces", nargs="*", metavar="TRACE", help="file of requests, or name (default: all that are made)"
+    )
+    parser.add_argument("--percent", nargs="+", type=int, default=PERCENT, metavar="N", help="capacities")
     args = parser.parse_args()
     rows = Rows("eviction", args.json)
-    traces = {path.stem: load(path) for path in args.traces}
     count = 1000 if args.quick else 4000
-    traces = traces or {"sessions": sessions(count), "scan": sessions(count, scans=True)}
-    for name, trace in traces.items():
-        for percent in PERCENT:
-            compare(rows, trace[:2000] if args.quick else trace, percent, name)
-        compare_on_disk(rows, trace[: ON_DISK // 3 if args.quick else ON_DISK], name)
+    for name in args.traces or MADE:
+        trace = MADE[name](count) if name in MADE else load(Path(name))
+        for percent in args.percent:
+            compare(rows, trace[:2000] if args.quick else trace, percent, Path(name).stem)
+        compare_on_disk(rows, trace[: ON_DISK // 3 if args.quick else ON_DISK], Path(name).stem)
     rows.main_exit()
 
 
 def compare(rows: Rows, trace: Trace, percent: int, name: str) -> None:
     """The rows of one trace and capacity."""
     capacity = max(1, unique(trace) * percent // 100)
-    middle = len(trace) // 2
-    hits = {policy: replay(make(), trace, capacity) for policy, make in POLICIES.items()}
+    hits = {policy: replay(make(), trace, capacity) for policy, make in ONLINE.items()}
     hits["belady"] = belady(trace, capacity)
-    parts = {"hit_rate": slice(None), "hit_rate_first_half": slice(middle), "hit_rate_second_half": slice(middle, None)}
-    for metric, part in parts.items():
+    for metric, part in {"hit_rate": slice(None), "hit_rate_second_half": slice(len(trace) // 2, None)}.items():
         blocks = sum(map(len, trace[part]))
-        rates = {policy: sum(found[part]) / blocks for policy, found in hits.items()}
-        best = max((policy for policy in POLICIES if policy != "prior"), key=lambda policy: rates[policy])
-        for policy, rate in rates.items():
-            case = f"eviction/{policy}/{percent}pct/{name}"
-            if policy == "prior" and rates[best]:
-                rows.add(case, metric, rate, "of blocks", best, rate / rates[best])
-            else:
-                rows.add(case, metric, rate, "of blocks")
-        if metric == "hit_rate" and rates["belady"]:
-            ratio = rates["prior"] / rates["belady"]
-            rows.add(f"eviction/prior/{percent}pct/{name}", "of_belady", ratio, "of its hits", "belady", ratio)
+        for policy, found in hits.items():
+            rows.add(f"eviction/{policy}/{percent}pct/{name}", metric, sum(found[part]) / blocks, "of blocks")
+    case, blocks = f"eviction/adaptive/{percent}pct/{name}", sum(map(len, trace))
+    total = {policy: sum(found) for policy, found in hits.items()}
+    best = max(ONLINE.keys() - {"adaptive"}, key=lambda policy: (total[policy], policy))
+    ratio = total["adaptive"] / max(1, total[best])
+    rows.add(case, "regret", 100 * (total[best] - total["adaptive"]) / blocks, "points", best, ratio)
+    ratio = total["adaptive"] / max(1, total["belady"])
+    rows.add(case, "of_belady", ratio, "of its hits", "belady", ratio)
 
 
 def compare_on_disk(rows: Rows, trace: Trace, name: str) -> None:
@@ -108,29 +107,6 @@ def replay_on_disk(policy: str, trace: Trace) -> list[int]:
             store.put(ids, [(values, values)])
             store.flush()
     return hits
-
-
-def sessions(requests: int, scans: bool = False, seed: int = 0) -> Trace:
-    """Sessions of 1 to 8 turns behind one of 20 system prompts of 1 to 6 blocks, chosen by Zipf's law; a turn adds 1 to
-    12 blocks and, as a prompt ends within a block, replaces the last one. 60 sessions are open at once."""
-    chance = random.Random(seed)
-    fresh = iter(range(1, 1 << 40))
-    prompts = [[next(fresh) for _ in range(chance.randint(1, 6))] for _ in range(20)]
-    weights = [1 / rank for rank in range(1, 21)]
-    opened: list[tuple[list[int], int]] = []
-    trace: Trace = []
-    while len(trace) < requests:
-        if scans and len(trace) % 3 == 2:
-            trace.append([next(fresh) for _ in range(40)])
-            continue
-        if len(opened) < 60:
-            opened.append((chance.choices(prompts, weights)[0], chance.choice((0, 0, 0, 1, 2, 4, 7))))
-        path, left = opened.pop(chance.randrange(len(opened)))
-        path = path + [next(fresh) for _ in range(chance.randint(1, 12))]
-        trace.append(path)
-        if left:
-            opened.append((path[:-1], left - 1))
-    return trace
 
 
 def load(path: Path) -> Trace:

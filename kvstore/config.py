@@ -97,11 +97,15 @@ class StoreConfig:
         durability: "flush": durable when flush() returns. "put": durable when put() returns.
         eviction: the policy by which device, host and disk choose what they give up when they are full. "lru": the
             least recently used. "lfu": the least often used. "s3fifo": S3-FIFO, which lets a scan of new sequences pass
-            by. "prior": what is least likely to be used again, as learnt from the uses so far. An unknown name raises
-            `ConfigError` when the store is opened. In memory each tier needs, for a record it holds, about 0.1 KB
-            ("lru"), 0.4 KB ("lfu"), 0.5 KB ("s3fifo") or 0.6 to 4 KB ("prior", which remembers what left); the disk
-            with "lru" needs nothing. Another policy than "lru" takes 5 to 25 microseconds for each record that opening
-            finds on disk and for each block that is used; what it learnt is forgotten when the store is closed.
+            by. "arc": ARC, recency and frequency in shares that follow what comes back. "prior": what is expected to
+            save least, as learnt from the uses so far: the chance that it is used again x what computing it takes /
+            bytes. "adaptive": whichever of "prior", "arc" and "s3fifo" would have saved most lately. An unknown name
+            raises `ConfigError` when the store is opened. In memory each tier needs, for a record it holds, about 0.1
+            KB ("lru"), 0.4 KB ("lfu"), 0.7 KB ("s3fifo", "arc"), 0.6 to 4 KB ("prior", which remembers what left) or 3
+            to 7 KB ("adaptive"); the disk with "lru" needs nothing. Another policy than "lru" takes 5 to 60
+            microseconds for each block that is used, and for each that opening found, spread over later calls. How
+            often blocks were used is known again when a store is opened; what else was learnt, and what left, is
+            forgotten when it is closed.
         namespaces: if not empty, the only namespaces accepted, as bytes; text that is given becomes its UTF-8 bytes.
         tenants: quotas and reservations by namespace; text that is given becomes its UTF-8 bytes. All reservations must
             fit the disk, or the host tier: `ConfigError` when the store is opened. With tenants the disk needs about

@@ -336,6 +336,7 @@ def _open_base(
     if has_disk and not read_only:
         codecs.keep()
     gate = _open_gate(opened, path, identity, config, metrics, read_only, fs, residency)
+    residency.savings.ask = gate.growth
     next_record = loaded.next_record
     return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record, gate, recent)
 

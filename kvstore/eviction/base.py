@@ -26,13 +26,15 @@ class EvictionPolicy(Protocol):
         2
     """
 
-    def add(self, record_id: int, parent: int = 0) -> None:
+    def add(self, record_id: int, parent: int = 0, nbytes: int = 0, uses: int = 1) -> None:
         """Hold a record. If it is held already, it is used again.
 
         Args:
             record_id: the record's number, > 0.
             parent: the record before it in its prefix, if the caller knows it; 0 for none or unknown. A later `touch`
                 tells it too.
+            nbytes: what it takes in the tier; 0 for unknown.
+            uses: how often it was used so far, this time among them; of a record that is held already it is not asked.
         """
 
     def touch(self, path: Iterable[int]) -> None:

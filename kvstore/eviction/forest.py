@@ -123,6 +123,12 @@ class Leaves:
             self._entries -= 1
         return 0
 
+    def is_head(self, record: int) -> bool:
+        """Whether a record may be the next head of its queue: a held leaf, neither in use nor marked as named."""
+        return (
+            record in self._place and record not in self._given and record not in self.in_use and self._is_bare(record)
+        )
+
     def give(self, record: int) -> None:
         """Mark a head as named; its parent may be the next head."""
         self._given.add(record)

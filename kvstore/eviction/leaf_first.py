@@ -47,7 +47,7 @@ class LeafFirst(ABC):
     def __len__(self) -> int:
         return len(self._leaves)
 
-    def add(self, record_id: int, parent: int = 0) -> None:
+    def add(self, record_id: int, parent: int = 0, nbytes: int = 0, uses: int = 1) -> None:
         """Hold a record; see `EvictionPolicy.add`. The path in use says better than `parent` what comes before it."""
         known = record_id in self._leaves
         if known and record_id in self._counted:
@@ -58,6 +58,8 @@ class LeafFirst(ABC):
         self._used([record_id], self._path)
         if not known:
             self._leaves.link(record_id, self._parents.get(record_id, parent))
+            if uses > 1:
+                self._used_before(record_id, uses)
 
     def touch(self, path: Iterable[int]) -> None:
         """Count a use of one prefix, given root first, unless this path belongs to the use before it."""
@@ -119,6 +121,14 @@ class LeafFirst(ABC):
         Args:
             records: the used records, root first. One that is not held yet is held from now on.
             path: the part of the prefix that is known now, root first.
+        """
+
+    def _used_before(self, record: int, uses: int) -> None:  # noqa: B027
+        """Note that a record that is held from now on was used before, as when a store is opened.
+
+        Args:
+            record: it was just placed by `_used`.
+            uses: how often, this time among them.
         """
 
     @abstractmethod

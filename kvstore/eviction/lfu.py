@@ -33,5 +33,8 @@ class LeafFirstLFU(LeafFirst):
             count = self._leaves.key(record)[0] if record in self._leaves else 0
             self._leaves.place(record, "", (count + 1, self._clock))
 
+    def _used_before(self, record: int, uses: int) -> None:
+        self._leaves.place(record, "", (uses, self._clock))
+
     def _next(self) -> int:
         return self._leaves.head("")

@@ -27,8 +27,8 @@ class LeafFirstLRU:
     def __len__(self) -> int:
         return len(self._order)
 
-    def add(self, record_id: int, parent: int = 0) -> None:
-        """Hold a record as the last used one. Its parent makes no difference here."""
+    def add(self, record_id: int, parent: int = 0, nbytes: int = 0, uses: int = 1) -> None:
+        """Hold a record as the last used one. What else is said of it makes no difference here."""
         self._order[record_id] = None
         self._order.move_to_end(record_id)
 

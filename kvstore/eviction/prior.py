@@ -13,17 +13,17 @@ from kvstore.eviction.reuse_model import Cohort, Reuse
 # records still come back: many lifetimes of a small tier.
 GHOSTS = 16
 FEW_GHOSTS = 1000  # remembered in addition, for a tier with few records
-MOST_USES = 3  # counts of uses are grouped by octave up to this one: four uses and more are alike
+MOST_USES = 6  # counts of uses are grouped by octave up to this one: 32 uses and more are alike
 MOST_NEW = 8  # the same for new records in a use: 128 and more are alike
 
 
 class _Known:
     """What the policy knows of a record, held or not."""
 
-    __slots__ = ("cohort", "depth", "uses")
+    __slots__ = ("cohort", "saving", "uses")
 
     def __init__(self, cohort: Cohort) -> None:
-        self.cohort, self.depth, self.uses = cohort, 0, 0
+        self.cohort, self.saving, self.uses = cohort, 1.0, 0
 
 
 class PriorGuided(LeafFirst):
@@ -41,14 +41,14 @@ class PriorGuided(LeafFirst):
     most `GHOSTS` for each record held and `FEW_GHOSTS` more.
 
     Memory: that of `Leaves` with both ends, and 1 + `GHOSTS` remembered records for each record held; about 4 KB a
-    record. Naming a victim takes O(kinds + log n); there are at most 2 x 3 x 9 kinds.
+    record. Naming a victim takes O(kinds + log n); there are at most 2 x 6 x 9 kinds.
 
     Args:
-        saving: recompute cost / bytes of a record, given its number and how many records come before it; any unit,
-            > 0. By default all records save the same.
+        saving: recompute cost / bytes of a held record, in any unit; 0 where it is as before. Asked at each use. By
+            default all records save the same.
 
     Example:
-        >>> policy = PriorGuided(saving=lambda record, depth: 100.0 if record == 1 else 1.0)
+        >>> policy = PriorGuided(saving=lambda record: 100.0 if record == 1 else 1.0)
         >>> for path in ([1], [2], [3]):
         ...     policy.touch(path)
         ...     policy.add(path[0])
@@ -57,11 +57,12 @@ class PriorGuided(LeafFirst):
         1
     """
 
-    def __init__(self, saving: Callable[[int, int], float] | None = None) -> None:
+    def __init__(self, saving: Callable[[int], float] | None = None) -> None:
         super().__init__(Leaves(both_ends=True))
         self._saving = saving
         self._reuse = Reuse()
         self._now = 0
+        self._placed = 0
         self._known: dict[int, _Known] = {}
         self._ghosts: OrderedDict[int, _Known] = OrderedDict()
         self._cohorts: dict[int, Cohort] = {}  # of this use, by kind
@@ -75,32 +76,38 @@ class PriorGuided(LeafFirst):
         self._reuse.advance(self._now)
 
     def _used(self, records: Sequence[int], path: Sequence[int]) -> None:
-        depths = {record: i for i, record in enumerate(path)} if len(records) > 1 else {}
         for record in records:
             known = self._known.get(record) or self._ghosts.pop(record, None)
             if known is not None:
                 self._reuse.came_back(known.cohort, self._now)
-            depth = depths.get(record, len(path))
             cohort = self._cohort((known.uses if known else 0) + 1, bool(path) and record == path[-1], len(path))
             if known is None:
                 known = _Known(cohort)
-            known.cohort, known.depth, known.uses = cohort, depth, known.uses + 1
+            known.cohort, known.uses = cohort, known.uses + 1
+            known.saving = (self._saving(record) if self._saving else 0.0) or known.saving
             self._known[record] = known
             self._reuse.join(cohort)
-            self._leaves.place(record, cohort.kind, (self._now, 0))
+            self._place(record, cohort)
 
     def _extended(self, records: Sequence[int], path: Sequence[int]) -> None:
         for depth, record in enumerate(path):
             known = self._known.get(record)
             if known is None or known.cohort.time != self._now:
                 continue
-            known.depth = depth
-            cohort = self._cohort(known.uses, depth == len(path) - 1, len(path))
-            if cohort is not known.cohort:
-                self._reuse.retract(known.cohort)
-                self._reuse.join(cohort)
-                known.cohort = cohort
-                self._leaves.place(record, cohort.kind, (self._now, 0))
+            self._recount(record, known, depth == len(path) - 1, len(path))
+
+    def _recount(self, record: int, known: _Known, last: bool, length: int) -> None:
+        """Count a record of this use as one of another kind than it seemed to be."""
+        cohort = self._cohort(known.uses, last, length)
+        if cohort is not known.cohort:
+            self._reuse.retract(known.cohort)
+            self._reuse.join(cohort)
+            known.cohort = cohort
+            self._place(record, cohort)
+
+    def _place(self, record: int, cohort: Cohort) -> None:
+        self._placed += 1
+        self._leaves.place(record, cohort.kind, (self._now, self._placed))
 
     def _cohort(self, uses: int, last: bool, length: int) -> Cohort:
         new = max(0, length - self._old)
@@ -110,19 +117,18 @@ class PriorGuided(LeafFirst):
         return self._cohorts[kind]
 
     def _next(self) -> int:
-        least, chosen = 0.0, 0
-        for queue in self._leaves.queues():
-            for record in {self._leaves.head(queue), self._leaves.tail(queue)}:
-                if record:
-                    expected = self._expected(record)
-                    if not chosen or (expected, record) < (least, chosen):
-                        least, chosen = expected, record
-        return chosen
+        ends = {end(queue) for queue in self._leaves.queues() for end in (self._leaves.head, self._leaves.tail)}
+        ends.discard(0)
+        return min(ends, key=lambda record: (self._expected(record), self._leaves.key(record)), default=0)
 
     def _expected(self, record: int) -> float:
         known = self._known[record]
-        index = self._reuse.index(known.cohort.kind, self._now - known.cohort.time)
-        return index if self._saving is None else index * self._saving(record, known.depth)
+        return known.saving * self._reuse.index(known.cohort.kind, self._now - known.cohort.time)
+
+    def _used_before(self, record: int, uses: int) -> None:
+        known = self._known[record]
+        known.uses = uses
+        self._recount(record, known, last=False, length=0)
 
     def _gone(self, record: int, evicted: bool) -> None:
         known = self._known.pop(record)

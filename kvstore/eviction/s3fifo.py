@@ -54,6 +54,9 @@ class LeafFirstS3FIFO(LeafFirst):
             else:
                 self._enter(record)
 
+    def _used_before(self, record: int, uses: int) -> None:
+        self._uses[record] = min(MOST_USES, uses - 1)
+
     def _enter(self, record: int) -> None:
         main = record in self._ghosts
         self._ghosts.pop(record, None)

@@ -64,12 +64,12 @@ class Shares:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, record_id: int, parent: int = 0) -> None:
+    def add(self, record_id: int, parent: int = 0, nbytes: int = 0, uses: int = 1) -> None:
         """Hold a record; see `EvictionPolicy.add`."""
         share, nbytes = self._named.get(self._owner(record_id), self._rest), self._size(record_id)
         share.bytes += nbytes - self._held.get(record_id, (share, 0))[1]
         self._held[record_id] = share, nbytes
-        share.policy.add(record_id, parent)
+        share.policy.add(record_id, parent, nbytes, uses)
         self._now += 1
         self._used[record_id] = self._now
 

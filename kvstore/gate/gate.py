@@ -190,6 +190,16 @@ class Gate:
             count = max(count, _best(share * saved - usual, whole))
         return Verdict(count, float(load[-1]), float(saved[-1]))
 
+    def growth(self) -> float:
+        """Return by which share of what it takes alone each token before it makes a token take longer to compute, on
+        the device that most was seen of; 0 where that is not known."""
+        with self._lock:
+            seen = [cost for cost in self._prefill.values() if cost.knows(1)]
+            if not seen:
+                return 0.0
+            _, token, pair = max(seen, key=lambda cost: cost.seen_s).coefficients()
+            return max(0.0, float(pair / token)) if token > 0 else 0.0
+
     def faster_codec(self, codec: str, tier: str) -> tuple[str, float] | None:
         """Return the codec without a profile whose blocks load soonest from a tier, and how many times longer those of
         `codec` take; None if that is no notable difference, or nothing is known of the tier."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from kvstore.core.explanation import Reason
 from kvstore.errors import ConfigError
-from kvstore.eviction import POLICIES
+from kvstore.eviction import POLICIES, EvictionPolicy
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
-from kvstore.residency.disk_order import DiskOrder
+from kvstore.residency.block_policy import new_policy
+from kvstore.residency.disk_order import DiskOrder, Durable
 from kvstore.residency.ledger import Ledger
 from kvstore.residency.tenant_order import TenantOrder
 from kvstore.tiers.disk.tier import DiskTier
@@ -146,38 +147,40 @@ class DiskEviction(Ledger):
         """Whether a policy decides what a full disk gives up. "lru" without tenants needs none: the trie knows it."""
         return self.config.eviction != "lru" or bool(self.config.tenants)
 
-    def load_order(self, records: Iterable[tuple[int, int]], digests: Iterable[bytes], sizes: Iterable[int]) -> None:
+    def load_order(self, records: Iterable[Durable], digests: Iterable[bytes]) -> None:
         """Let the policy of the config decide what a full disk gives up; only where `orders_disk`.
 
         Args:
-            records: what is durable: (record, the record before it or 0), by rising record number.
-            digests: of the namespace of each; used with tenants alone, and so is the next.
-            sizes: bytes of each.
+            records: what is durable, by rising record number.
+            digests: of the namespace of each; used with tenants alone.
         """
         with self._lock:
             if self.config.tenants:
                 self._disk_order = self._tenants = TenantOrder(
                     self.config.tenants, self._new_order, self._lock, self._families.members
                 )
-                self._tenants.load(records, digests, sizes)
+                self._tenants.load(records, digests)
             else:
                 self._disk_order = self._new_order()
                 self._disk_order.load(records)
 
     def _new_order(self) -> DiskOrder:
-        policy = POLICIES[self.config.eviction]()
-        return DiskOrder(policy, self._lock, self._pins.is_kept, self._may_leave_disk)
+        return DiskOrder(self._new_policy(), self._lock, self._pins.is_kept, self._may_leave_disk)
+
+    def _new_policy(self) -> EvictionPolicy:
+        """An empty policy of the kind that the settings name, for one tier or one tenant."""
+        return new_policy(POLICIES[self.config.eviction], self.savings)
 
     def _order_written(self, blocks: Sequence[Block], on_disk: set[int]) -> None:
         if self._disk_order is None:
             return
-        durable = [(b.record, b.parent) for b in blocks if b.record in on_disk and b.record in self.index]
-        if not durable:
+        written = [b for b in blocks if b.record in on_disk and b.record in self.index]
+        if not written:
             return
-        path = self.path(durable[-1][0])
+        path = self.path(written[-1].record)
+        durable = [Durable(b.record, b.parent, self.size_of(b.record)) for b in written]
         if self._tenants is not None:
-            sizes = [self.size_of(record) for record, _ in durable]
-            self._tenants.written(path, durable, blocks[-1].namespace, sizes)
+            self._tenants.written(path, durable, blocks[-1].namespace)
         elif isinstance(self._disk_order, DiskOrder):
             self._disk_order.written(path, durable)
 

@@ -26,6 +26,7 @@ from kvstore.residency.expiry import Expiry
 from kvstore.residency.families import Families
 from kvstore.residency.holes import Holes, LostBlock
 from kvstore.residency.pins import Pins
+from kvstore.residency.savings import Savings
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
 from kvstore.trie.content import ContentIndex
 
@@ -82,6 +83,7 @@ class Ledger:
         self.coverage = Coverage()  # changed under _lock
         self.holes = Holes(self.index, self._lock, self.config.block_tokens, self._waiting_to_go)
         self._families = Families()  # changed under _lock; it has its own for readers
+        self.savings = Savings()
         # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
         self._arrived: tuple[Callable[[int], None], ...] = ()
         self._forgotten: tuple[Callable[[int], None], ...] = ()
@@ -199,6 +201,7 @@ class Ledger:
                     self._pending[block.record] = block.queued  # first: a reader that the index sends here must find it
                 self._expiry.set(block.record, block.expiry)
                 self.coverage.set(block.record, block.cut, block.has_states)
+            self.savings.arrived(blocks)
             ends = np.array([block.end for block in blocks], np.uint32)
             numbers = np.array([block.record for block in blocks], np.uint64)
             pinned = self._to_pin(tokens, blocks)
@@ -461,6 +464,7 @@ class Ledger:
         self._no_longer_kept(self._pins.remove(record))
         self._expiry.remove(record)
         self.coverage.remove(record)
+        self.savings.forget(record)
 
     @staticmethod
     def _tell(listeners: Iterable[Callable[[int], None]], records: Iterable[int]) -> None:

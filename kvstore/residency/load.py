@@ -12,6 +12,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES
 from kvstore.metrics import Metric
+from kvstore.residency.disk_order import Durable
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.history import Recorder
 from kvstore.residency.holes import parents_of
@@ -57,11 +58,12 @@ def load_index(residency: Residency, keep_tails: bool = False, codec: int | None
     parents = parents_of(scan.entries)
     if residency.orders_disk and not disk.read_only:  # a reader evicts nothing
         durable = ~np.isin(scan.entries["record"], unreachable)
-        records, before = scan.entries["record"][durable], parents[durable]
+        rows, uses = scan.entries[durable], dict(zip(*map(np.ndarray.tolist, residency.index.counts()), strict=True))
+        residency.savings.load(*(rows[column].tolist() for column in ("record", "tag", "start", "count")))
+        columns = zip(rows["record"].tolist(), parents[durable].tolist(), rows["pages"].tolist(), strict=True)
         residency.load_order(
-            zip(records.tolist(), before.tolist(), strict=True),
+            (Durable(record, parent, pages * PAGE_BYTES, uses.get(record, 1)) for record, parent, pages in columns),
             (names[number] for number in which[durable].tolist()),
-            (pages * PAGE_BYTES for pages in scan.entries["pages"][durable].tolist()),
         )
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})

@@ -20,7 +20,6 @@ from kvstore.core.keys import namespace_digest
 from kvstore.core.record import NO_KEY, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Workers
-from kvstore.eviction import POLICIES
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
 from kvstore.residency.departures import BlockName
@@ -70,18 +69,18 @@ class Residency(DiskEviction):
         self._evicted: tuple[Callable[[Sequence[Entry]], None], ...] = ()
         self._done: tuple[Callable[[Sequence[Block]], None], ...] = ()
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
-        budgets, policy = self.config, POLICIES[self.config.eviction]
+        budget, policy = self.config.device.bytes, self._new_policy
         self.device: DeviceTier = MemoryTier(
-            "device", budgets.device.bytes, policy(), self._may_leave_memory, self._left_memory
+            "device", budget, policy(), self._may_leave_memory, self._left_memory, policy
         )
-        self.host_admission = SecondRead(budgets.host.bytes)
+        self.host_admission = SecondRead(self.config.host.bytes)
         self.host: HostTier = self._new_host()
         if open_disk is not None:
             self.disk = open_disk(self)
         self._keeps_holes = self.disk is not None and not self.disk.read_only
 
     def _new_host(self) -> HostTier:
-        budget, policy = self.config.host.bytes, POLICIES[self.config.eviction]
+        budget, policy = self.config.host.bytes, self._new_policy
         shares = {
             namespace_digest(name): (tenant.host_quota_bytes, tenant.host_reserved_bytes)
             for name, tenant in self.config.tenants.items()
@@ -89,7 +88,7 @@ class Residency(DiskEviction):
         }
         if shares:
             return SharedHost(budget, policy, shares, self._may_leave_memory, self._left_memory)
-        return MemoryTier("host", budget, policy(), self._may_leave_memory, self._left_memory)
+        return MemoryTier("host", budget, policy(), self._may_leave_memory, self._left_memory, policy)
 
     def close(self) -> None:
         """Close the disk tier, and give back the memory of the others. Idempotent."""
@@ -140,6 +139,7 @@ class Residency(DiskEviction):
 
     def touch(self, records: Sequence[int]) -> None:
         """The records of one prefix, root first, were used."""
+        self.savings.count_use()
         self.device.touch(records)
         self.host.touch(records)
         if self._disk_order is not None:

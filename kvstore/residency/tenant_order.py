@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvstore.config import TenantConfig
 from kvstore.core.guard import Guard
 from kvstore.core.keys import namespace_digest
-from kvstore.residency.disk_order import DiskOrder
+from kvstore.residency.disk_order import DiskOrder, Durable
 
 
 @dataclass
@@ -68,27 +68,24 @@ class TenantOrder:
         self._used: dict[int, int] = {}  # when each was used last
         self._now = 0
 
-    def load(self, records: Iterable[tuple[int, int]], digests: Iterable[bytes], sizes: Iterable[int]) -> None:
+    def load(self, records: Iterable[Durable], digests: Iterable[bytes]) -> None:
         """Take in what is durable when the store is opened.
 
         Args:
-            records: (record, the record before it or 0), by rising record number.
+            records: by rising record number.
             digests: of the namespace of each.
-            sizes: bytes of each.
         """
-        for (record, parent), digest, nbytes in zip(records, digests, sizes, strict=True):
+        for durable, digest in zip(records, digests, strict=True):
             share = self._share(digest)
-            share.order.load([(record, parent)])
-            self._own(share, record, nbytes)
+            share.order.load([durable])
+            self._own(share, durable.record, durable.nbytes)
 
-    def written(
-        self, path: Sequence[int], records: Sequence[tuple[int, int]], digest: bytes, sizes: Iterable[int]
-    ) -> None:
+    def written(self, path: Sequence[int], records: Sequence[Durable], digest: bytes) -> None:
         """Take in records that are durable from now on; see `DiskOrder.written`."""
         share = self._share(digest)
         share.order.written(path, records)
-        for (record, _), nbytes in zip(records, sizes, strict=True):
-            self._own(share, record, nbytes)
+        for durable in records:
+            self._own(share, durable.record, durable.nbytes)
         self._use(path)
 
     def touch(self, path: Sequence[int]) -> None:

@@ -129,7 +129,7 @@ class MemoryTier(Tier[T]):
             if fits:
                 self._items[record_id] = item
                 self._bytes += need
-                self._policy.add(record_id)
+                self._policy.add(record_id, nbytes=item.nbytes)
                 if self.told is not None:
                     self.told(self._name, record_id, True)
             self._torn = False
@@ -170,7 +170,7 @@ class MemoryTier(Tier[T]):
             return
         self._policy = self._renew()
         for record_id in sorted(self._items):
-            self._policy.add(record_id)
+            self._policy.add(record_id, nbytes=self._items[record_id].nbytes)
         self._bytes = sum(item.nbytes for item in self._items.values())
         self._torn = False
 

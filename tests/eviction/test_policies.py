@@ -98,7 +98,7 @@ def test_children_go_before_parents_that_were_only_told_by_add(
 
 
 def test_the_table_of_policies_is_closed() -> None:
-    assert list(POLICIES) == ["lru", "lfu", "s3fifo", "prior"]
+    assert list(POLICIES) == ["lru", "lfu", "s3fifo", "arc", "prior", "adaptive"]
     with pytest.raises(TypeError):
         POLICIES["mine"] = LeafFirstLRU  # type: ignore[index]
     assert all(next(make().victims(), None) is None for make in ALL)
@@ -178,7 +178,7 @@ def test_what_comes_back_is_learnt_to_stay() -> None:
 
 
 def test_what_costs_more_stays_longer() -> None:
-    policy = PriorGuided(saving=lambda record, depth: 1000.0 if record == 2 else 1.0)
+    policy = PriorGuided(saving=lambda record: 1000.0 if record == 2 else 1.0)
     for record in (1, 2, 3, 4):
         policy.add(record)
         policy.touch([record])

@@ -23,8 +23,7 @@ from kvstore.core.guard import RESIDENCY, Guard
 from kvstore.errors import ConfigError
 from kvstore.eviction import POLICIES, LeafFirstLFU
 from kvstore.residency import disk_eviction
-from kvstore.residency import residency as residency_module
-from kvstore.residency.disk_order import DiskOrder
+from kvstore.residency.disk_order import DiskOrder, Durable
 
 NAMES = sorted(POLICIES)
 BUDGET = 8 * 64 * KIB
@@ -48,7 +47,9 @@ def counter(store: KVStore, name: str) -> float:
 @pytest.mark.parametrize("disk", [0, BUDGET])
 def test_an_unknown_policy_is_refused_before_anything_is_made(tmp_path: Path, disk: int) -> None:
     settings = StoreConfig.from_env({"KVSTORE_EVICTION": "fifo"}, base=config(disk=TierConfig(disk, "raw")))
-    with pytest.raises(ConfigError, match="eviction: expected one of lru, lfu, s3fifo, prior, found 'fifo'"):
+    with pytest.raises(
+        ConfigError, match="eviction: expected one of lru, lfu, s3fifo, arc, prior, adaptive, found 'fifo'"
+    ):
         KVStore(tmp_path / "store", identity(), settings)
     assert not (tmp_path / "store").exists()
 
@@ -62,7 +63,8 @@ def test_a_policy_is_a_name(value: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_memory_tiers_have_the_policy_too(tmp_path: Path, name: str) -> None:
     with open_store(tmp_path, eviction=name) as store:
-        assert type(store._residency.host._policy) is POLICIES[name]
+        policy = store._residency.host._policy
+        assert type(getattr(policy, "order", policy)) is POLICIES[name]
         disk_order_agrees(store)
     with open_store(tmp_path, eviction=name, read_only=True) as reader:
         disk_order_agrees(reader)
@@ -201,7 +203,7 @@ def test_a_pinned_record_is_named_once_and_comes_back_when_its_pin_goes() -> Non
 
     order = DiskOrder(LeafFirstLFU(), guard, is_kept, may_go=lambda record: True)
     with guard:
-        order.load([(1, 0), (2, 1), (3, 0), (4, 0)])
+        order.load([Durable(1, 0), Durable(2, 1), Durable(3, 0), Durable(4, 0)])
         assert order.victim() == 3
         asked.clear()
         assert order.victim() == 3
@@ -247,9 +249,9 @@ class Alone(LeafFirstLFU):
     def _exit(self) -> None:
         self._busy.release()
 
-    def add(self, record_id: int, parent: int = 0) -> None:
+    def add(self, record_id: int, parent: int = 0, nbytes: int = 0, uses: int = 1) -> None:
         self._enter()
-        super().add(record_id, parent)
+        super().add(record_id, parent, nbytes, uses)
         self._exit()
 
     def touch(self, path: Iterable[int]) -> None:
@@ -270,8 +272,7 @@ class Alone(LeafFirstLFU):
 
 
 def test_whoever_owns_a_policy_lets_one_thread_in_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (residency_module, disk_eviction):
-        monkeypatch.setattr(module, "POLICIES", {"alone": Alone})
+    monkeypatch.setattr(disk_eviction, "POLICIES", {"alone": Alone})
     settings = {"host": TierConfig(64 * KIB), "disk": TierConfig(BUDGET, "raw")}
     sequences = [np.concatenate([PROMPT, tokens(16, seed)]) for seed in range(40)]
     errors: list[BaseException] = []
