@@ -72,6 +72,13 @@ class Adaptive(LeafFirst):
         self._now = 0
         self._aged = 0
         self._term = 0  # which leader this is, counted
+        self._told = 0, 1  # of the record that is being added: the one before it, and its uses
+
+    def add(self, record_id: int, parent: int = 0, nbytes: int = 0, uses: int = 1) -> None:
+        """Hold a record; see `LeafFirst.add`."""
+        self._told = parent, uses
+        super().add(record_id, parent, nbytes, uses)
+        self._told = 0, 1
 
     def touch(self, path: Iterable[int]) -> None:
         """Count a use of one prefix; see `LeafFirst.touch`."""
@@ -107,12 +114,6 @@ class Adaptive(LeafFirst):
             self._leaves.place(record, (record not in self._leader.held, self._term), (self._now, 0))
         self._age()
 
-    def _used_before(self, record: int, uses: int) -> None:
-        for shadow in self._shadows:
-            if record in shadow.held:
-                shadow.order.discard(record)
-                shadow.order.add(record, 0, uses=uses)
-
     def _take_in(self, shadow: _Shadow, record: int) -> None:
         """The shadow's tier takes in a record, if anything but the prefix in use can go for it."""
         while self._most and len(shadow.held) >= self._most:
@@ -123,8 +124,9 @@ class Adaptive(LeafFirst):
             shadow.held.discard(victim)
             if shadow is self._leader and victim in self._leaves:
                 self._leaves.place(victim, (True, self._term), self._leaves.key(victim))
+        parent, uses = self._told
         shadow.held.add(record)
-        shadow.order.add(record, self._parents.get(record, 0))
+        shadow.order.add(record, self._parents.get(record, parent), uses=uses)
 
     def _age(self) -> None:
         if self._now - self._aged >= max(LEAST_MEMORY, MEMORY * self._most) / STEPS:

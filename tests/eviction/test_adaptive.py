@@ -7,7 +7,7 @@ import random
 import pytest
 import seeds
 
-from kvstore.eviction import Adaptive, EvictionPolicy
+from kvstore.eviction import Adaptive, EvictionPolicy, PriorGuided
 from kvstore.eviction.adaptive import EXPERTS
 
 
@@ -107,3 +107,14 @@ def test_shadows_hold_no_more_than_the_tier_did_when_it_was_full() -> None:
     assert all(0 < len(shadow.held) <= 50 for shadow in policy._shadows)
     assert all(len(shadow.order) == len(shadow.held) for shadow in policy._shadows)
     assert len(policy._leaves.queues()) <= 4
+
+
+def test_what_a_store_found_at_open_has_its_parents_and_uses_in_the_shadows_too() -> None:
+    policy = Adaptive()
+    for record, parent, uses in [(5, 0, 7), (3, 5, 1), (9, 3, 1)]:
+        policy.add(record, parent, 1, uses)
+    for shadow in policy._shadows:
+        assert list(shadow.order.victims()) == [9, 3, 5]
+    prior = policy._shadows[0].order
+    assert isinstance(prior, PriorGuided)
+    assert [prior._known[record].uses for record in (5, 3, 9)] == [7, 1, 1]
