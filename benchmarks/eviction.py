@@ -1,4 +1,4 @@
-"""Which record to give up: `python -m benchmarks.eviction [TRACE ...] [--percent N ...] [--quick] [--json FILE]`.
+"""Which record to give up: `python -m benchmarks.eviction [TRACE ...] [--percent N ...] [--disk]`.
 
 TRACE: a file of requests in Mooncake's format, one JSON object a line with `timestamp` and `hash_ids`, the ids of its
 blocks' prefixes, root first; or a name of `benchmarks/workloads/requests.py`. Default: all that are made there.
@@ -10,9 +10,9 @@ the requests. Beside the store's policies stand those of `benchmarks/peers/evict
 many points of the hit rate it is below the best other policy that does not know the future; below 0 it is the best.
 Its peer is that policy, the ratio that of the hits. `of_belady` has the bound as its peer.
 
-Rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a store that has only a
-disk tier. A block is one token; there is room for about a fifth of the blocks, less what the catalog takes. A request
-is got, put and flushed. The peer is `lru`, where the trie's own recency decides.
+With `--disk` also rows `eviction/POLICY/disk/TRACE`, `hit_rate`: the first `ON_DISK` requests of the trace through a
+store that has only a disk tier. A block is one token; there is room for about a fifth of the blocks, less what the
+catalog takes. A request is got, put and flushed. The peer is `lru`, where the trie's own recency decides.
 
 What was chosen with which trace: the constants of `prior` with both Mooncake traces, whole; its six octaves of uses and
 the constants of `adaptive` with the first halves (2,000 requests) of `sessions`, `scan`, `documents` and `batches`. Of
@@ -51,6 +51,7 @@ def main() -> None:
         "traces", nargs="*", metavar="TRACE", help="file of requests, or name (default: all that are made)"
     )
     parser.add_argument("--percent", nargs="+", type=int, default=PERCENT, metavar="N", help="capacities")
+    parser.add_argument("--disk", action="store_true", help="replay through a store, too")
     args = parser.parse_args()
     rows = Rows("eviction", args.json)
     count = 1000 if args.quick else 4000
@@ -58,7 +59,8 @@ def main() -> None:
         trace = MADE[name](count) if name in MADE else load(Path(name))
         for percent in args.percent:
             compare(rows, trace[:2000] if args.quick else trace, percent, Path(name).stem)
-        compare_on_disk(rows, trace[: ON_DISK // 3 if args.quick else ON_DISK], Path(name).stem)
+        if args.disk:
+            compare_on_disk(rows, trace[: ON_DISK // 3 if args.quick else ON_DISK], Path(name).stem)
     rows.main_exit()
 
 
