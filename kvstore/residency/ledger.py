@@ -83,7 +83,7 @@ class Ledger:
         self.coverage = Coverage()  # changed under _lock
         self.holes = Holes(self.index, self._lock, self.config.block_tokens, self._waiting_to_go)
         self._families = Families()  # changed under _lock; it has its own for readers
-        self.savings = Savings()
+        self.savings = Savings(wanted=self.config.eviction not in ("lru", "lfu"))
         # Called with every record that is put, and that is gone; after _lock is released. Replaced as a whole.
         self._arrived: tuple[Callable[[int], None], ...] = ()
         self._forgotten: tuple[Callable[[int], None], ...] = ()

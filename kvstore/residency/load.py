@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -58,13 +59,8 @@ def load_index(residency: Residency, keep_tails: bool = False, codec: int | None
     parents = parents_of(scan.entries)
     if residency.orders_disk and not disk.read_only:  # a reader evicts nothing
         durable = ~np.isin(scan.entries["record"], unreachable)
-        rows, uses = scan.entries[durable], dict(zip(*map(np.ndarray.tolist, residency.index.counts()), strict=True))
-        residency.savings.load(*(rows[column].tolist() for column in ("record", "tag", "start", "count")))
-        columns = zip(rows["record"].tolist(), parents[durable].tolist(), rows["pages"].tolist(), strict=True)
-        residency.load_order(
-            (Durable(record, parent, pages * PAGE_BYTES, uses.get(record, 1)) for record, parent, pages in columns),
-            (names[number] for number in which[durable].tolist()),
-        )
+        digests = (names[number] for number in which[durable].tolist())
+        _load_order(residency, scan.entries[durable], parents[durable], digests)
     # Recency is by number after a restore, and donors are older than their members, which they must outlive.
     residency.use_donors({donor for donors in scan.donors.values() for donor in donors})
     _load_content(residency, scan, names, which, parents, [*dropped, *lost])
@@ -91,6 +87,19 @@ def save_traffic(residency: Residency, recorder: Recorder) -> None:
         residency.disk.save_traffic(records[order], counts[order], recorder.last())
     except CatalogError as error:
         residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
+
+
+def _load_order(
+    residency: Residency, rows: npt.NDArray[np.void], parents: npt.NDArray[np.uint64], digests: Iterable[bytes]
+) -> None:
+    """Tells the policy what is durable: which block each record is, what comes before it, and how often it was used."""
+    indexed, counts = residency.index.counts()
+    uses = dict(zip(indexed.tolist(), counts.tolist(), strict=True))
+    residency.savings.load(*(rows[column].tolist() for column in ("record", "tag", "start", "count")))
+    columns = zip(rows["record"].tolist(), parents.tolist(), rows["pages"].tolist(), strict=True)
+    residency.load_order(
+        (Durable(record, parent, pages * PAGE_BYTES, uses.get(record, 1)) for record, parent, pages in columns), digests
+    )
 
 
 def _by_namespace(disk: DiskTier, scan: Scan) -> tuple[list[bytes], Scan, npt.NDArray[np.intp], list[int]]:

@@ -20,6 +20,9 @@ class Savings:
 
     Thread-safe: each entry is read and changed in one step. Memory: about 250 bytes a record.
 
+    Args:
+        wanted: whether anybody will ask; nothing is taken in otherwise.
+
     Example:
         >>> savings = Savings()
         >>> savings.load([7], [1 << 60], [64], [64])
@@ -29,7 +32,8 @@ class Savings:
         True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
         self._blocks: dict[int, tuple[int, int, int]] = {}  # by record: (name, start, tokens)
         self._growth = 0.0
         self._mean = 0.0
@@ -39,14 +43,14 @@ class Savings:
 
     def arrived(self, blocks: Iterable[Block] | Iterable[StoredBlock]) -> None:
         """Take in blocks that are put."""
-        for block in blocks:
+        for block in blocks if self._wanted else ():
             if block.queued is not None:
                 self._blocks[block.record] = (_name(key_tag(block.queued.key)), block.start, len(block.tokens))
 
     def load(self, records: Iterable[int], tags: Iterable[int], starts: Iterable[int], counts: Iterable[int]) -> None:
         """Take in what is stored when the store is opened: of each record the tag of its key, the position of its first
         token, and how many it has."""
-        for record, tag, start, count in zip(records, tags, starts, counts, strict=True):
+        for record, tag, start, count in zip(records, tags, starts, counts, strict=True) if self._wanted else ():
             self._blocks[record] = (_name(tag), start, count)
 
     def forget(self, record: int) -> None:

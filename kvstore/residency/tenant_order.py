@@ -44,7 +44,7 @@ class TenantOrder:
         ...     return DiskOrder(LeafFirstLRU(), guard, lambda record: False, lambda record: True)
         >>> order = TenantOrder({b"ann": TenantConfig(reserved_bytes=8192)}, make, guard, lambda record: ())
         >>> with guard:
-        ...     order.load([(1, 0), (2, 0), (3, 0)], [ann, ann, bob], [4096] * 3)
+        ...     order.load([Durable(record, 0, 4096) for record in (1, 2, 3)], [ann, ann, bob])
         ...     order.victim()
         3
     """
