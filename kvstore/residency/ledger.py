@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 
 import numpy as np
 import numpy.typing as npt
@@ -241,9 +242,8 @@ class Ledger:
         lost = []
         with self._lock:
             if blocks and blocks[-1].record in on_disk:
-                replaced = self._replaced.pop(blocks[-1].record, [])
-                if not on_disk.issuperset(block.record for block in blocks):  # else the commit removed them
-                    self._abandoned += replaced
+                replaced = self._replaced.pop(blocks[-1].record, [])  # the commit removed them if it has all blocks
+                self._abandoned += () if on_disk.issuperset(block.record for block in blocks) else replaced
             for block in blocks:
                 wanted = self._pending.pop(block.record, None) is not None
                 if wanted and block.record not in on_disk:
@@ -280,8 +280,8 @@ class Ledger:
         if not listed:
             return {}
         match = self.index.match(listed[0].namespace, tokens, touch=False)
-        ends = [end if end <= match.depth else 0 for end in match.ends.tolist()]  # the last may be of other tokens
-        there = dict(zip(ends, match.records.tolist(), strict=True))
+        found = zip(match.ends.tolist(), match.records.tolist(), strict=True)
+        there = {end: record for end, record in found if end <= match.depth}  # the last may be of other tokens
         return {block.record: self._pins.is_pinned(there.get(block.end, 0)) for block in listed}
 
     def _pin(self, record: int, again: bool = False) -> None:
@@ -386,8 +386,7 @@ class Ledger:
         with self._lock:
             pinned, _ = self._pins.snapshot()
             for record in pinned:
-                known = self.whole_path(record)
-                if known is not None and known[0] == namespace:
+                if (known := self.whole_path(record)) is not None and known[0] == namespace:
                     self.index.unpin(*known)
                     self._no_longer_kept(self._pins.end(record))
             records: list[int] = self.index.prune(namespace, -1.0).tolist()
@@ -468,9 +467,8 @@ class Ledger:
 
     @staticmethod
     def _tell(listeners: Iterable[Callable[[int], None]], records: Iterable[int]) -> None:
-        for record in records:
-            for listener in listeners:
-                listener(record)
+        for record, listener in product(records, listeners):
+            listener(record)
 
     def census(self) -> Census:
         """What the ledger says at one moment."""
@@ -482,8 +480,7 @@ class Ledger:
                 indexed=self.index.counts()[0],
                 queued=dict(self._pending),
                 unwritten=frozenset(self._unwritten),
-                replaced=frozenset(old for listed in self._replaced.values() for old in listed)
-                | frozenset(self._abandoned),
+                replaced=frozenset(chain(self._abandoned, *self._replaced.values())),
                 leaving=frozenset(self._leaving),
                 holes=frozenset(self.index.holes()[0].tolist()),
                 holes_due=self.holes.due,
