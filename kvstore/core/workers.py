@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+# An interrupted caller waits so long for the calls that other threads make for it; a disk may never answer.
+_END_S = 2.0
 
 
 class _Here(threading.local):
@@ -29,6 +31,9 @@ class Task(Generic[T]):
     """One call that a thread of `Workers` makes, and its result.
 
     Whoever waits for it may be interrupted; the call goes on. It is made once, however often one thread takes it.
+
+    What a call raises refers to the frames it passed, and so to all that the call had, such as what holds a segment.
+    Nothing here leaves it in a circle of references: it goes as soon as whoever catches it lets it go.
     """
 
     def __init__(self, function: Callable[..., T], *arguments: Any) -> None:
@@ -52,6 +57,16 @@ class Task(Generic[T]):
         finally:
             self._function, self._arguments = None, ()  # whoever keeps the task needs only its result
             self._running.release()
+            del self  # or the error would refer to itself, by way of this frame
+
+    def here(self) -> None:
+        """Make the call on the thread that waits for it, where an interrupt may end it. What it raises is not kept."""
+        try:
+            if self._function is not None:
+                self._value = self._function(*self._arguments)
+        finally:
+            self._function, self._arguments = None, ()
+            self._running.release()
 
     def cancel(self) -> None:
         """Make no call if it has not begun."""
@@ -68,9 +83,12 @@ class Task(Generic[T]):
         """Wait for the end of the call; return what it returned, or raise what it raised."""
         with self._running:
             error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return self._value  # type: ignore[return-value]
+        try:
+            if error is not None:
+                raise error
+            return self._value  # type: ignore[return-value]
+        finally:
+            del error  # see `__call__`
 
 
 class Workers:
@@ -89,7 +107,7 @@ class Workers:
 
     def __init__(self, count: int, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._first: deque[Callable[[], None]] = deque()  # comes before all in `_tasks`
+        self._first: deque[Task[None]] = deque()  # comes before all in `_tasks`
         self._threads: list[threading.Thread] = []
         for number in range(count):
             # A daemon: Python waits for the other threads before it lets stores end themselves (`ending`).
@@ -147,20 +165,31 @@ class Workers:
         What others started and has not begun comes later; so a caller never waits for it, however much that is.
 
         Raises:
-            The first error. If the calls are interrupted, those that had not begun are not made.
+            What a call here raised, or else the first error of the others. Then, and if the calls are interrupted,
+            those that had not begun are not made, and those that had begun end first, unless they take seconds.
         """
         tasks = [Task(function, item) for item in items]
         waiting = deque(tasks)
-        help_out = partial(_make_all, waiting)
+        helpers = [Task(_make_all, waiting) for _ in range(min(len(self._threads), len(tasks) - 1))]
         try:
-            for _ in range(min(len(self._threads), len(tasks) - 1)):
-                self._first.append(help_out)
+            for helper in helpers:
+                self._first.append(helper)
                 self._tasks.put(_nothing)  # wakes a thread
-            help_out()
+            _make_all(waiting, Task.here)
             return [task.result() for task in tasks]
         except BaseException:
             waiting.clear()
+            self._end(helpers)
             raise
+
+    def _end(self, helpers: Iterable[Task[None]]) -> None:
+        """Take back the helpers that no thread has taken, and wait for the others, which find nothing more to do."""
+        end = time.monotonic() + _END_S
+        for helper in helpers:
+            try:
+                self._first.remove(helper)
+            except ValueError:
+                helper.is_done(max(0.0, end - time.monotonic()))
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Let a thread call `function`; return a future of the result."""
@@ -187,7 +216,7 @@ class Workers:
                 thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
     @staticmethod
-    def _work(tasks: SimpleQueue[Callable[[], None] | None], first: deque[Callable[[], None]]) -> None:
+    def _work(tasks: SimpleQueue[Callable[[], None] | None], first: deque[Task[None]]) -> None:
         _here.is_own = True
         while (task := tasks.get()) is not None:
             _make_all(first)
@@ -195,14 +224,15 @@ class Workers:
             task = None  # what it holds must not wait for the next one
 
 
-def _make_all(waiting: deque[Any]) -> None:
+def _make_all(waiting: deque[Any], make: Callable[[Any], None] = Task.__call__) -> None:
     """Makes the calls that wait, the first come first, until there is none; others may take some of them meanwhile."""
     while True:
         try:
             task = waiting.popleft()
         except IndexError:
             return
-        task()
+        make(task)
+        del task  # what it raised refers to this frame
 
 
 def _nothing() -> None:
@@ -224,6 +254,7 @@ class _Promise:
             value = self._function(*self._arguments)
         except BaseException as error:
             self.future.set_exception(error)
+            del self  # as in `Task`
         else:
             self.future.set_result(value)
 

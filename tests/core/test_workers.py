@@ -1,10 +1,33 @@
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from kvstore.core.workers import Workers
+
+
+class Held:
+    """Something that a call has while it fails."""
+
+
+def fails(held: list[weakref.ref[Held]], _: object = None) -> None:
+    mine = Held()
+    held.append(weakref.ref(mine))
+    raise KeyError
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -67,3 +90,53 @@ def test_the_first_error_of_shared_calls_is_raised() -> None:
 
 def test_shared_calls_are_made_without_threads() -> None:
     assert Workers(0, "test").share(abs, [-1, -2]) == [1, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda workers, call: workers.share(call, range(5)),
+        lambda workers, call: workers.map(call, range(5)),
+        lambda workers, call: workers.run(call),
+        lambda workers, call: workers.submit(call).result(),
+    ],
+    ids=["share", "map", "run", "submit"],
+)
+@pytest.mark.usefixtures("no_collector")
+def test_what_a_failed_call_had_goes_with_its_error(make: Callable[..., Any], threads: int) -> None:
+    workers, held = Workers(threads, "test"), list[weakref.ref[Held]]()
+    with pytest.raises(KeyError) as raised:
+        make(workers, lambda *item: fails(held, *item))
+    assert held
+    del raised
+    workers.close()  # all calls have ended
+    assert [ref() for ref in held] == [None] * len(held)
+
+
+def test_shared_calls_that_fail_end_before_the_error_is_raised() -> None:
+    workers, here, begun, ended = Workers(1, "test"), threading.current_thread(), threading.Event(), list[int]()
+
+    def call(item: int) -> None:
+        if threading.current_thread() is here:
+            begun.wait()
+            raise KeyError
+        begun.set()
+        time.sleep(0.05)
+        ended.append(item)
+
+    with pytest.raises(KeyError):
+        workers.share(call, [1, 2])
+    assert len(ended) == 1
+    workers.close()
+
+
+def test_shared_calls_that_fail_do_not_wait_for_a_busy_thread(busy) -> None:
+    workers, end = busy
+    held: list[weakref.ref[Held]] = []
+    with pytest.raises(KeyError):
+        workers.share(lambda item: fails(held, item), [1, 2, 3])
+    assert not end.is_set()
+    end.set()
+    workers.run(int)
+    assert len(held) == 1  # the others are not made
