@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -222,6 +223,27 @@ def test_a_reopened_store_holds_what_it_held(tmp_path: Path) -> None:
             store.flush()
             held = store.stats()["disk"]["records"]
         assert small_stores.disk_use(tmp_path) <= config.disk.bytes
+
+
+def test_what_a_put_takes_the_place_of_goes_though_a_part_of_it_finds_no_space(tmp_path: Path) -> None:
+    config = small_stores.config(host=0)
+    ids = small_stores.tokens_of(1, 20)
+    with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
+        small_stores.put(store, ids[:9])
+        store.flush()
+        disk = store._residency.disk
+        assert disk is not None
+        place, asked = disk._place, itertools.count()
+        disk._place = lambda *wanted: place(*wanted) if next(asked) != 1 else None
+        small_stores.put(store, ids)  # its third block takes the place of a tail; its fourth is refused
+        assert store.flush().dropped_blocks == 1
+        assert store.stats()["disk"]["records"] == 4
+        small_stores.all_is_well(store)
+    with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
+        assert store.stats()["disk"]["records"] == 4
+        assert "unreachable_records" not in store.stats()["counters"]
+        small_stores.put(store, ids)
+        assert small_stores.stored(store, ids) == 20
 
 
 def test_finding_13_a_segment_above_2_gib_takes_records(tmp_path: Path) -> None:
