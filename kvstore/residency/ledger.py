@@ -241,9 +241,8 @@ class Ledger:
         """The blocks of one put are queued no more; returns those that are wanted and not on disk."""
         lost = []
         with self._lock:
-            if blocks and blocks[-1].record in on_disk:
-                replaced = self._replaced.pop(blocks[-1].record, [])  # the commit removed them if it has all blocks
-                self._abandoned += () if on_disk.issuperset(block.record for block in blocks) else replaced
+            if blocks and on_disk.issuperset(block.record for block in blocks):
+                self._replaced.pop(blocks[-1].record, None)
             for block in blocks:
                 wanted = self._pending.pop(block.record, None) is not None
                 if wanted and block.record not in on_disk:

@@ -217,17 +217,15 @@ class Residency(DiskEviction):
             self.drop_if_nowhere(record, Reason.DROPPED)
             if self.disk is None and record not in self.index:
                 self.metrics.add(Metric.DROPPED_NO_MEMORY)
-        self.tell_catalog()
+        self.write_holes()
         for listener in self._done:
             listener(blocks)
         return len(lost) if self.disk is not None else 0
 
-    def tell_catalog(self) -> None:
-        """Blocks that could not be written may stand before others that are on disk, and were to take the place of
-        stored ones, which nobody finds any more: the catalog learns of both."""
-        gone = self.take_abandoned()
-        if gone or self.holes.due:
-            self._remove_entries(gone)
+    def write_holes(self) -> None:
+        """Blocks that could not be written may stand before others that are on disk: the catalog learns of them."""
+        if self.holes.due:
+            self._remove_entries([])
 
     def quarantine(self, record: int) -> None:
         """A record turned out damaged: it is removed everywhere, with what is coded against it, and counted. What is

@@ -225,7 +225,10 @@ def test_a_reopened_store_holds_what_it_held(tmp_path: Path) -> None:
         assert small_stores.disk_use(tmp_path) <= config.disk.bytes
 
 
-def test_what_a_put_takes_the_place_of_goes_though_a_part_of_it_finds_no_space(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("refused", "left", "found"), [(0, 5, 9), (1, 4, 12), (2, 4, 16)])
+def test_what_a_part_of_a_put_takes_the_place_of_goes_if_that_part_is_stored(
+    tmp_path: Path, refused: int, left: int, found: int
+) -> None:
     config = small_stores.config(host=0)
     ids = small_stores.tokens_of(1, 20)
     with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
@@ -234,16 +237,18 @@ def test_what_a_put_takes_the_place_of_goes_though_a_part_of_it_finds_no_space(t
         disk = store._residency.disk
         assert disk is not None
         place, asked = disk._place, itertools.count()
-        disk._place = lambda *wanted: place(*wanted) if next(asked) != 1 else None
-        small_stores.put(store, ids)  # its third block takes the place of a tail; its fourth is refused
+        disk._place = lambda *wanted: place(*wanted) if next(asked) != refused else None
+        small_stores.put(store, ids)  # its third block, the first that is new, takes the place of a tail
         assert store.flush().dropped_blocks == 1
-        assert store.stats()["disk"]["records"] == 4
+        assert store.stats()["disk"]["records"] == left
         small_stores.all_is_well(store)
     with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
-        assert store.stats()["disk"]["records"] == 4
+        assert store.stats()["disk"]["records"] == left
         assert "unreachable_records" not in store.stats()["counters"]
+        assert small_stores.stored(store, ids) == found
         small_stores.put(store, ids)
         assert small_stores.stored(store, ids) == 20
+        small_stores.all_is_well(store)
 
 
 def test_finding_13_a_segment_above_2_gib_takes_records(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,7 +72,8 @@ class DiskWrites(DiskErase):
 
         Args:
             sealed: records to write.
-            superseded: (records to remove, records that replace them); they stay if one of these cannot be written.
+            superseded: (records to remove, records that replace them); one stays if what begins where it does cannot be
+                written.
             changed: (record, expiry, pinned) of stored records.
             sessions: changes, the oldest first.
 
@@ -194,11 +195,14 @@ class DiskWrites(DiskErase):
                 self._reopen_catalog()
 
     def _replaced(
-        self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Collection[int]
+        self, superseded: Sequence[tuple[Sequence[int], Sequence[int]]], entries: Mapping[int, Entry]
     ) -> list[Entry]:
-        """The superseded records that can go: all that was to take their place is there."""
-        gone = [record for records, by in superseded if all(other in entries for other in by) for record in records]
-        return [entry for entry in self._entries(gone) if entry is not None]
+        """The superseded records that can go: what takes their place is there."""
+        gone = []
+        for records, by in superseded:
+            there = {entries[record].start for record in by if record in entries}
+            gone += [e for e in self._entries(records) if e is not None and (len(there) == len(by) or e.start in there)]
+        return gone
 
     def save_traffic(
         self, records: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint32], history: bytes | None = None
