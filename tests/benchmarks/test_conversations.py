@@ -11,7 +11,7 @@ from benchmodules import ROOT, load
 
 conversations = load("conversations")
 # Those that fit something, or have a store learn: from the text that they name "calibration" themselves.
-FIT = {"profile.py", "approximate.py", "learning.py", "peers/quality/data.py"}
+FIT = {"profile.py", "approximate.py", "learning.py", "peers/quality/data.py", "published/splitzip.py"}
 
 
 def talk(number: int, turns: int = 3, length: int = 10) -> dict[str, object]:

@@ -151,8 +151,11 @@ def test_superseded_records_leave_with_the_same_commit(opened: Open) -> None:
 def test_superseded_records_stay_where_what_replaces_them_is_not_written(opened: Open) -> None:
     h = opened()
     h.write(1, 2)
-    assert h.write(3, superseded=[([1], [3, 4])]) == {3}  # 4 is wanted, and does not come
+    behind = h.draft(3, start=4)
+    assert h.tier.write([behind], superseded=[([1], [3, 4])]) == {3}  # 4 is wanted, and does not come
     assert [h.tier.holds(n) for n in (1, 2, 3)] == [True, True, True]
+    assert h.write(5, superseded=[([1], [5, 6])]) == {5}  # what begins where 1 does comes
+    assert [h.tier.holds(n) for n in (1, 2, 5)] == [False, True, True]
     h.write(6, superseded=[([2], [6])])
     assert [h.tier.holds(n) for n in (2, 6)] == [False, True]
 
