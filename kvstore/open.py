@@ -481,4 +481,4 @@ def _group_bytes(config: StoreConfig, layout: KVLayout) -> int:
     raw, tokens = config.block_tokens * layout.bytes_per_token, config.block_tokens
     share = raw / most_bytes(layout, tokens) / 2
     quotas = [max(1, int(t.quota_bytes * share)) for t in config.tenants.values() if t.quota_bytes is not None]
-    return min(config.group_bytes, max(config.segment_bytes, config.disk.bytes // 8), *quotas)
+    return min(config.group_bytes, max(config.segment_bytes // 2, config.disk.bytes // 8), *quotas)
