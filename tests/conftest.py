@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,6 +30,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvstore")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed is freed by the last reference to it, and not by the collector of circles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

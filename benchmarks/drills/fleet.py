@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ _ENDS_S = 60.0
 
 
 @dataclass
-class Answer:
-    """What came of one request. present: values that were sent and were there already. dropped: not written there,
-    and counted. flushed: all of it was written there, as the store says."""
+class Counted:
+    """present: values that were sent and were there already. dropped: not written there, and counted."""
 
     tokens: int = 0
     hit: int = 0
@@ -37,26 +36,25 @@ class Answer:
     written: int = 0
     present: int = 0
     dropped: int = 0
+
+
+@dataclass
+class Answer(Counted):
+    """What came of one request. flushed: all of it was written there, as the store says."""
+
     flushed: bool = False
 
 
 @dataclass
-class Replayed:
+class Replayed(Counted):
     """Sums over all requests. flushed: those that are in the remote tier, as the stores said."""
 
-    tokens: int = 0
-    hit: int = 0
-    remote: int = 0
-    wrong: int = 0
-    written: int = 0
-    present: int = 0
-    dropped: int = 0
     seconds: float = 0.0
     flushed: list[Request] = field(default_factory=list)
 
     def add(self, request: Request, answer: Answer) -> None:
-        for name in ("tokens", "hit", "remote", "wrong", "written", "present", "dropped"):
-            setattr(self, name, getattr(self, name) + getattr(answer, name))
+        for count in fields(Counted):
+            setattr(self, count.name, getattr(self, count.name) + getattr(answer, count.name))
         if answer.flushed:
             self.flushed.append(request)
 

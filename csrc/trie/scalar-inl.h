@@ -8,17 +8,15 @@
 namespace kvstore::scalar {
 namespace {
 
-uint32_t prefix(const uint32_t* a, const uint32_t* b, uint32_t count) {
+template <class Token>
+uint32_t shared(const Token* a, const uint32_t* b, uint32_t count) {
   uint32_t i = 0;
   while (i < count && a[i] == b[i]) ++i;
   return i;
 }
 
-uint32_t narrow_prefix(const uint16_t* a, const uint32_t* b, uint32_t count) {
-  uint32_t i = 0;
-  while (i < count && a[i] == b[i]) ++i;
-  return i;
-}
+constexpr auto prefix = shared<uint32_t>;
+constexpr auto narrow_prefix = shared<uint16_t>;
 
 }  // namespace
 }  // namespace kvstore::scalar

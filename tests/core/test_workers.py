@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ def fails(held: list[weakref.ref[Held]], _: object = None) -> None:
     mine = Held()
     held.append(weakref.ref(mine))
     raise KeyError
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture

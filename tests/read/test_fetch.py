@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +13,6 @@ from kvstore import KVStore
 from kvstore.core.guard import Guard
 
 TRIALS = 120
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("threads", [1, 4])
