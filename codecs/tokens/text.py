@@ -116,11 +116,10 @@ def encode(intervals: Sequence[Interval]) -> bytes:
         return b""
     state, words = _FIRST, list[int]()
     for interval in reversed(intervals):
-        # Below _LOW, as it is before the first word, a state keeps all it has: it stays below 2**56.
-        if state >= _LOW:
-            while state >= interval.count << (48 - BITS):
-                words.append(state & 0xFFFF)
-                state >>= _WORD
+        # So it stays below 2**48, and is at least _LOW from the first word on.
+        while state >= interval.count << (48 - BITS):
+            words.append(state & 0xFFFF)
+            state >>= _WORD
         state = (state // interval.count << BITS) + state % interval.count + interval.start
     return state.to_bytes(_STATE_BYTES, "little") + np.array(words[::-1], "<u2").tobytes()
 

@@ -40,6 +40,15 @@ def test_what_is_written_is_read(vocabulary: int) -> None:
     assert _read(text, likely) == tokens
 
 
+@pytest.mark.parametrize("vocabulary", [49152, 65793, 128256, 151936, 1 << 22])
+def test_a_text_may_end_with_any_token(vocabulary: int) -> None:
+    """One that is less likely than 2**-16 came back as others once, after few tokens that are as unlikely."""
+    even = Uniform(vocabulary)
+    for last in range(700):
+        tokens = [5, 77, 1000, last]
+        assert _read(encode([even.interval(token) for token in tokens]), [even] * 4) == tokens
+
+
 def test_a_text_is_as_long_as_its_tokens_are_unlikely() -> None:
     likely, tokens = _case(49152, 200)
     intervals = [each.interval(token) for each, token in zip(likely, tokens, strict=True)]
