@@ -243,6 +243,10 @@ class Metric(StrEnum):
     )
     FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
+    FALLBACK_CATALOG_SCAN = (
+        "fallback_catalog_scan",
+        "opens that read the catalog entry by entry, for one pass over its file did not do",
+    )
     FALLBACK_NOT_SERVED = "fallback_not_served", "calls of an attached model that ran without the store"
     FALLBACK_ANSWER_NOT_STORED = (
         "fallback_answer_not_stored",
@@ -358,6 +362,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.FALLBACK_BUFFERED_IO: Notice(
         INFO, "reading and writing take longer; use a file system with direct I/O, such as ext4 or xfs"
     ),
+    Metric.FALLBACK_CATALOG_SCAN: Notice(INFO, "nothing is lost but time: opening takes longer"),
     Metric.FALLBACK_NOT_SERVED: Notice(INFO, "such calls compute everything anew; docs/attach.md says which they are"),
     Metric.FALLBACK_ANSWER_NOT_STORED: Notice(
         WARNING, "the store is closed or its disk refuses; detach the model before the store is closed"

@@ -150,7 +150,9 @@ class Reader {
     require((flags == kLeaf) == (depth == depth_), "a tree is not as deep as it says");
     if (flags == kLeaf) {
       ++tree_.leaves;
-      for (uint32_t i = 0; i < count; ++i) take_leaf(node(page, upper, i), page, from, to);
+      uint64_t bytes = 0;
+      for (uint32_t i = 0; i < count; ++i) bytes += take_leaf(node(page, upper, i), page, from, to);
+      require(bytes <= kPage - upper, "nodes lie over each other");
       return;
     }
     ++tree_.branches;
@@ -171,7 +173,8 @@ class Reader {
     }
   }
 
-  void take_leaf(const Node& leaf, const uint8_t* page, Bytes from, Bytes to) {
+  // How many bytes of its page the node takes.
+  uint64_t take_leaf(const Node& leaf, const uint8_t* page, Bytes from, Bytes to) {
     const Bytes key = leaf.key;
     require(key.size && (!last_.data || order(last_, key) < 0), "keys are out of order");
     const bool is_found = (!from.data || order(from, key) <= 0) && (!to.data || order(key, to) < 0);
@@ -184,10 +187,11 @@ class Reader {
     if (leaf.flags & kBig) {
       require(left >= 8 && leaf.flags == kBig, "a long value has no pages");
       take_value(key, long_value(load<uint64_t>(data), leaf.low), false);
-      return;
+      return 8 + key.size + 8;
     }
     require(leaf.low <= left, "a value lies outside of its page");
     take_value(key, Bytes{data, leaf.low}, leaf.flags & kDatabase);
+    return 8 + key.size + leaf.low;
   }
 
   Bytes long_value(uint64_t number, uint64_t size) {

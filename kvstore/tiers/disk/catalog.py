@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvstore.config import PAGE_BYTES
 from kvstore.core.history import is_history_sized
 from kvstore.core.session_record import SessionChange, SessionHead, SessionRecord
-from kvstore.metrics import Metrics
+from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk.entry import (
     ENTRY,
     SUM_BYTES,
@@ -56,7 +56,7 @@ class Catalog:
         directory: of the LMDB files; it must exist. The caller has checked the file (`environment.check`).
         map_bytes: the most bytes that the catalog may take.
         readonly: open it beside a writer.
-        metrics: where readers that died are counted; None for nowhere.
+        metrics: where readers that died and scans done twice are counted; None for nowhere.
         fs: the file system.
 
     Attributes:
@@ -90,7 +90,7 @@ class Catalog:
         self.environment = Environment(
             directory, map_bytes, readonly, _DATABASES, _OF_FORMAT_2, self._opened, metrics, fs
         )
-
+        self._metrics = metrics or Metrics()
         self._ready: tuple[int, Scan] | None = None
 
     def _opened(self, databases: Sequence[Any]) -> None:
@@ -242,8 +242,10 @@ class Catalog:
     def scan(self, after: int = 0) -> Scan:
         """Return all entries with a number above `after`. Damaged ones are left out and their keys reported."""
         ready, self._ready = self._ready, None
-        if ready is not None and not after and ready[0] == self.environment.version():
-            return ready[1]
+        if ready is not None and not after:
+            if ready[0] == self.environment.version():
+                return ready[1]
+            self._metrics.add(Metric.FALLBACK_CATALOG_SCAN, because="the catalog was changed after it")
         values: list[bytes] = []
         damaged: list[bytes] = []
         begin: bytes | None = _RECORD_KEY.pack(after + 1)

@@ -217,7 +217,8 @@ class Opening:
         if self._is_there(self._damaged_file):  # it is begun again
             return f"a rebuild was cut short ({DATA_FILE}.damaged is there)"
         is_new = not self._is_there(self.catalog_file)
-        whole = None if is_new else read_whole(self.fs, self.catalog_file)
+        found = "it is new" if is_new else read_whole(self.fs, self.catalog_file)
+        whole = None if isinstance(found, str) else found
         problems, busy = self._look() if whole is None else ([], False)
         if problems:
             return problems[0]
@@ -234,6 +235,8 @@ class Opening:
             if busy or (self.read_only and not lock.is_free()) or catalog.is_sound(entries=whole is None):
                 if whole is not None:
                     catalog.offer(*whole)
+                elif not is_new:
+                    self.metrics.add(Metric.FALLBACK_CATALOG_SCAN, because=found)
                 return catalog
         except BaseException:
             catalog.close()

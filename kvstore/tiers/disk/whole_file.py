@@ -7,15 +7,16 @@ unusual is left to those who look step by step: `environment.check`, `Catalog.is
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from kvstore.tiers.disk._catalog import read
-from kvstore.tiers.disk.catalog_file import META_BYTES, Metas
+from kvstore.tiers.disk.catalog_file import Metas
 from kvstore.tiers.disk.entry import ENTRY, Scan, cut_of, donors_of
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
 
+_File: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _TRIES = 3  # a writer may commit while its file is read
 _PART = 1 << 28  # bytes of one read
 
@@ -32,22 +33,17 @@ class WholeFile(NamedTuple):
     scan: Scan
 
 
-def read_whole(fs: FileSystem, path: str) -> WholeFile | None:
-    """Read the file of a catalog; None if it must be looked at step by step: it is damaged, or unusual, or cannot be
-    read, or a writer changes it all the while. Takes memory for the file and for its entries, for a moment.
+def read_whole(fs: FileSystem, path: str) -> WholeFile | str:
+    """Read the file of a catalog; or say why it must be looked at step by step: it is damaged, or unusual, or cannot
+    be read, or a writer changes it all the while. Takes memory for the file and for its entries, for a moment.
     """
-    for _ in range(_TRIES):
-        try:
-            file = _bytes_of(fs, path)
-            if file is None or Metas.read(fs, path).pages == file[:META_BYTES].tobytes():
-                break
-        except (OSError, MemoryError):
-            return None
-    else:
-        return None
-    found = read(file) if file is not None else ""
+    try:
+        file = _bytes_of(fs, path)
+        found = read(file) if file is not None else "it is changed all the while"
+    except (OSError, MemoryError) as error:
+        return str(error) or "it takes more memory than there is"
     if isinstance(found, str):
-        return None
+        return found
     commit, heads, tokens, longer = found
     numbered = [(int.from_bytes(value[8:16], "little"), value) for value in longer]
     donors = {record: listed for record, value in numbered if (listed := donors_of(value))}
@@ -55,11 +51,18 @@ def read_whole(fs: FileSystem, path: str) -> WholeFile | None:
     return WholeFile(commit, Scan.of(heads.view(ENTRY), tokens, [], donors, cuts))
 
 
-def _bytes_of(fs: FileSystem, path: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
-    """The whole pages of the file; None if there are not even its first two."""
-    size = fs.size(path)
-    if size < META_BYTES:
-        return None
+def _bytes_of(fs: FileSystem, path: str) -> _File | None:
+    """The file as it is at one commit; None if a writer does not leave it alone for so long."""
+    for _ in range(_TRIES):
+        before = Metas.read(fs, path)
+        file = _read(fs, path, min(fs.size(path), before.end))
+        if before.pages == Metas.read(fs, path).pages:
+            return file
+    return None
+
+
+def _read(fs: FileSystem, path: str, size: int) -> _File:
+    """So many of its first bytes: what lies behind the last page is nobody's, and may be a hole of any size."""
     file = np.empty(size, np.uint8)
     fd = fs.open(path, os.O_RDONLY)
     try:

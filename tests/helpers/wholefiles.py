@@ -1,0 +1,40 @@
+"""The entries of a catalog's file as they are found without reading it in one pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvstore.tiers.disk import environment
+from kvstore.tiers.disk.catalog import Catalog
+from kvstore.tiers.disk.catalog_file import Metas, is_cut_short
+from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.environment import CatalogError
+from kvstore.tiers.disk.fs import FileSystem
+
+
+def step_by_step(file: Path, beside: bool = True) -> Scan | None:
+    """What LMDB finds in a file that was checked; None where anything is wrong.
+
+    beside: what stands there beside entries must be sound, too.
+    """
+    fs = FileSystem()
+    if environment.check(str(file.parent)) or is_cut_short(fs, str(file)) or not Metas.read(fs, str(file)).agree:
+        return None
+    try:
+        catalog = Catalog(str(file.parent), 1 << 26, readonly=True)
+    except CatalogError:
+        return None
+    try:
+        scan = catalog.scan() if not beside or catalog.is_sound() else None
+    except CatalogError:
+        return None
+    finally:
+        catalog.close()
+    return scan if scan is not None and not scan.damaged else None
+
+
+def is_same(a: Scan, b: Scan) -> bool:
+    arrays = ("entries", "tokens", "holes", "hole_tokens")
+    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in arrays) and (
+        (a.donors, a.cuts, a.damaged) == (b.donors, b.cuts, b.damaged)
+    )
