@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import UnionType
 from typing import Any
 
 import msgpack
@@ -125,7 +126,20 @@ def _event(value: Any) -> Event:
         event = made(**given)
     except TypeError as error:
         raise MalformedEvents(f"{kind}: {error}") from error
-    hashes = getattr(event, "block_hashes", [])
-    if not isinstance(hashes, list) or not all(isinstance(item, int | bytes) for item in hashes):
-        raise MalformedEvents(f"{kind}: block_hashes are not integers or bytes")
+    for name, (is_one, what) in _FIELDS.items():
+        if name in given and not is_one(given[name]):
+            raise MalformedEvents(f"{kind}: {name}: expected {what}")
     return event
+
+
+def _are(found: Any, kinds: UnionType | type) -> bool:
+    return isinstance(found, list) and all(isinstance(item, kinds) for item in found)
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "block_hashes": (lambda found: _are(found, int | bytes), "integers or bytes"),
+    "token_ids": (lambda found: _are(found, int), "integers"),
+    "parent_block_hash": (lambda found: isinstance(found, int | bytes | None), "an integer, bytes or nothing"),
+    "block_size": (lambda found: isinstance(found, int), "an integer"),
+    "medium": (lambda found: isinstance(found, str | None), "a name or nothing"),
+}

@@ -28,7 +28,9 @@ _END = 0xFFFFFFFF
 _SUM = 16
 _MOST_HEAD, _MOST_PIECE, _MOST_FILES = 1 << 20, MIB, 1 << 14
 _MOST_ZEROS = 64 * MIB  # that a file may have beyond the bytes that the bundle has of all
-_NAME = re.compile(r"store\.json|catalog/data\.mdb|segments/[0-9a-f]{8}\.seg|profiles/[0-9A-Za-z._-]{1,80}")
+_NAME = re.compile(
+    r"store\.json|catalog/data\.mdb|segments/[0-9a-f]{8}\.seg|profiles/(?!\.{1,2}\Z)[0-9A-Za-z._-]{1,80}"
+)
 
 
 def pack(fs: FileSystem, folder: str, path: str) -> int:

@@ -102,6 +102,11 @@ def test_fields_that_are_not_known_are_left_out() -> None:
         msgpack.packb([1.0, [{"type": "BlockRemoved", "block_hashes": "abc"}]]),
         msgpack.packb([1.0, [{"type": ["BlockRemoved"], "block_hashes": []}]]),
         msgpack.packb([1.0, [{"type": "Other"}]]),
+        msgpack.packb([1.0, [["BlockStored", [1], None, ["a"], 64]]]),
+        msgpack.packb([1.0, [["BlockStored", [1], None, 7, 64]]]),
+        msgpack.packb([1.0, [["BlockStored", [1], [2], [3], 64]]]),
+        msgpack.packb([1.0, [["BlockStored", [1], None, [3], "64"]]]),
+        msgpack.packb([1.0, [["BlockRemoved", [1], {}]]]),
     ],
 )
 def test_what_is_no_batch_is_refused(message: bytes) -> None:

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import arrivals
+import coded
+
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 MOST_BYTES = 1 << 20
 
@@ -268,7 +271,7 @@ def catalog(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "record": record, "entry": entry, "session": session, "profile": profile, "superblock": superblock,
-    "catalog": catalog,
+    "catalog": catalog, **arrivals.TARGETS, **coded.TARGETS,
 }  # fmt: skip
 
 

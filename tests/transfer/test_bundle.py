@@ -69,6 +69,8 @@ def test_files_come_out_as_they_went_in(tmp_path: Path) -> None:
         (head_of([["../evil", 1]]), "names files that no store has"),
         (head_of([["/etc/passwd", 1]]), "names files that no store has"),
         (head_of([["writer.lock", 1]]), "names files that no store has"),
+        (head_of([["profiles/.", 1]]), "names files that no store has"),
+        (head_of([["profiles/..", 1]]), "names files that no store has"),
         (head_of([["store.json", 1], ["store.json", 1]]), "names files that no store has"),
         (head_of([["store.json", 1 << 60]]), "larger than what the bundle holds"),
         (head_of([["store.json", -1]]), "larger than what the bundle holds"),

@@ -11,6 +11,10 @@ from remotecases import LONG_S, get, opened
 from scripted import HELLO, Step, byte_by_byte, scripted, silence
 
 from kvstore.errors import RemoteError, RemoteGarbled, RemoteTimeout, RemoteTooLarge, RemoteUnavailable
+from kvstore.tiers.remote.deadline import Deadline
+from kvstore.tiers.remote.engines.resp.address import Address, Dialer
+from kvstore.tiers.remote.engines.resp.connection import refuse
+from kvstore.tiers.remote.engines.resp.replies import ErrorReply
 
 SOON_S = 0.1
 VALUE = b"$5\r\nvalue\r\n"
@@ -161,3 +165,17 @@ def test_a_server_that_does_not_read_is_a_timeout() -> None:
 def test_a_connection_that_ends_half_way_is_unavailable(said: bytes) -> None:
     with scripted(HELLO, said) as server, opened(server.url) as engine, pytest.raises(RemoteUnavailable):
         get(engine, "kvs1/a")
+
+
+@pytest.mark.parametrize("moved", ["MOVED 1 10.0.0.1:99999", "MOVED 1 10.0.0.1:0", "ASK 1 a\0b:6379"])
+def test_a_key_that_moved_to_where_no_server_can_be(moved: str) -> None:
+    with pytest.raises(RemoteGarbled, match="the address of a server"):
+        refuse(ErrorReply(moved))
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example", "."])
+def test_a_name_that_no_server_can_have_is_not_reached(host: str) -> None:
+    dialer = Dialer()
+    with pytest.raises(RemoteUnavailable):
+        dialer.dial(Address.said(host, 6379), Deadline(LONG_S))
+    dialer.close()

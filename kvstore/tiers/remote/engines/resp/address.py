@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import ssl
 import threading
 import time
 from dataclasses import dataclass, field
 
-from kvstore.errors import RemoteUnavailable
+from kvstore.errors import RemoteGarbled, RemoteUnavailable
 from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engines.resp.stream import PlainStream, Stream, TlsStream
 from kvstore.tiers.remote.engines.threads import Threads
 
 _KNOWN_S = 60.0  # for so long an address that was looked up is used
+_HOST = re.compile(r"[A-Za-z0-9_.:%-]{0,255}", re.ASCII)  # a name or a number
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,13 @@ class Address:
 
     host: str
     port: int
+
+    @classmethod
+    def said(cls, host: str, port: int) -> Address:
+        """Return an address that a server names. Raises `RemoteGarbled` if no server can have it."""
+        if not _HOST.fullmatch(host) or not 0 < port < 1 << 16:
+            raise RemoteGarbled(f"expected the address of a server, found {host[:60]!r}, port {port}")
+        return cls(host, port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -91,7 +100,7 @@ class Dialer:
             found = self._lookups.run(
                 lambda: socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM), deadline
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second of what can be no name
             raise RemoteUnavailable(f"cannot find {address.host}: {error}") from error
         where = str(found[0][4][0])
         with self._lock:

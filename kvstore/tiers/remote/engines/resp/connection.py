@@ -131,12 +131,12 @@ def command(*words: str | bytes) -> bytes:
 
 
 def refuse(reply: Reply) -> None:
-    """Raise what an `ErrorReply` means; do nothing for other replies."""
+    """Raise what an `ErrorReply` means, `RemoteGarbled` if it names no server; do nothing for other replies."""
     if not isinstance(reply, ErrorReply):
         return
     if moved := _MOVED.fullmatch(reply.text):
         kind, _, host, port = moved.groups()
-        raise Moved(reply.text, Address(host.strip("[]"), int(port)), once=kind == "ASK")
+        raise Moved(reply.text, Address.said(host.strip("[]"), int(port)), once=kind == "ASK")
     if reply.text.startswith("OOM"):
         raise RemoteFull(f"the server has no room: {reply.text}")
     if reply.text.startswith(_PASSING):

@@ -39,14 +39,15 @@ class SlotMap:
         """Read the reply to CLUSTER SLOTS of the node at `asked`. Raises `RemoteGarbled`."""
         if not isinstance(reply, list):
             raise RemoteGarbled(f"expected runs of slots, found {str(reply)[:60]}")
-        found = cls()
+        found, left = cls(), SLOTS
         for run in reply:
             match run:
                 case [int(first), int(last), [bytes() | None as host, int(port), *_], *_] if (
-                    0 <= first <= last < SLOTS and 0 < port < 1 << 16 and len(host or b"") < 256
+                    0 <= first <= last < SLOTS and 0 < port < 1 << 16 and last - first < left  # not more than there are
                 ):
+                    left -= last + 1 - first
                     name = (host or b"").decode("ascii", "replace")
-                    owner = Address(name if name not in ("", "?") else asked.host, port)
+                    owner = Address(asked.host, port) if name in ("", "?") else Address.said(name, port)
                     found._owners[first : last + 1] = [owner] * (last + 1 - first)
                     found._nodes[owner] = None
                 case _:
