@@ -15,7 +15,8 @@ from kvstore.tiers.disk.fs import FileSystem
 def step_by_step(file: Path, beside: bool = True) -> Scan | None:
     """What LMDB finds in a file that was checked; None where anything is wrong.
 
-    beside: what stands there beside entries must be sound, too.
+    beside: what stands there beside entries must be sound, too; without it `CatalogError` is raised where the file has
+    no such catalog.
     """
     fs = FileSystem()
     if environment.check(str(file.parent)) or is_cut_short(fs, str(file)) or not Metas.read(fs, str(file)).agree:
@@ -23,6 +24,8 @@ def step_by_step(file: Path, beside: bool = True) -> Scan | None:
     try:
         catalog = Catalog(str(file.parent), 1 << 26, readonly=True)
     except CatalogError:
+        if not beside:
+            raise
         return None
     try:
         scan = catalog.scan() if not beside or catalog.is_sound() else None
