@@ -52,6 +52,7 @@ def whole_file(data: bytes) -> None:
 
     from kvstore.tiers.disk._catalog import read
     from kvstore.tiers.disk.catalog_file import DATA_FILE
+    from kvstore.tiers.disk.environment import CatalogError
     from kvstore.tiers.disk.fs import FileSystem
     from kvstore.tiers.disk.whole_file import WholeFile, read_whole
 
@@ -61,11 +62,12 @@ def whole_file(data: bytes) -> None:
         return
     with small_stores.scratch() as folder:
         (folder / DATA_FILE).write_bytes(file)
-        found, wanted = (
-            read_whole(FileSystem(), str(folder / DATA_FILE)),
-            step_by_step(folder / DATA_FILE, beside=False),
-        )
+        found = read_whole(FileSystem(), str(folder / DATA_FILE))
         assert isinstance(found, WholeFile)
+        try:
+            wanted = step_by_step(folder / DATA_FILE, beside=False)
+        except CatalogError:
+            return  # not all databases are there: whoever opens it is told
         assert wanted is not None
         assert is_same(found.scan, wanted)
 

@@ -302,6 +302,8 @@ def main() -> None:
     with atheris.instrument_imports(include=["kvstore"], enable_loader_override=False):
         import kvstore.core.record
         import kvstore.store  # noqa: F401
+
+        TARGETS[name](b"")  # it imports what it needs
     atheris.Setup(sys.argv, TARGETS[name])
     atheris.Fuzz()
 
