@@ -87,7 +87,7 @@ def test_without_room_nothing_is_evicted_and_nothing_rewritten(tmp_path: Path, m
         disk, counters = _disk(store), store.stats()["counters"]
         was, sealed = disk.entry(3), _sealed(store, 3)
         assert was is not None
-        monkeypatch.setattr(Segments, "has_room", lambda self, nbytes: False)
+        monkeypatch.setattr(Segments, "has_room", lambda self, sizes: False)
         assert disk.rewrite([(was, sealed)]) == set()
         now = disk.entry(3)
         assert now is not None

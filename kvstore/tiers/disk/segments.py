@@ -208,9 +208,17 @@ class Segments:
         while self.free and len(self.by_number) > self.max_segments:
             self._delete(self.free.pop())
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether `place` succeeds without anything being evicted and without touching the reserve."""
-        return self._fits(nbytes) or self.available() > 1
+    def has_room(self, sizes: Iterable[int]) -> bool:
+        """Whether `place` succeeds for records of these sizes, in this order, without anything being evicted and
+        without touching the reserve."""
+        left, more = self.segment_bytes - self.current.end if self.current else 0, self.available() - 1
+        for nbytes in sizes:
+            if nbytes > left:
+                left, more = self.segment_bytes - PAGE_BYTES, more - 1
+                if more < 0 or nbytes > left:
+                    return False
+            left -= nbytes
+        return True
 
     def place(self, nbytes: int, reserve: bool = False) -> Extent:
         """Takes whole pages at the end of the current segment, or of the next one, and holds the segment: the

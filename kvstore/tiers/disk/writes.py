@@ -147,7 +147,7 @@ class DiskWrites(DiskErase):
                 for entry, new in rows:
                     nbytes = padded(new.header.record_bytes)
                     with self._lock:
-                        if not self.segments.has_room(nbytes):
+                        if not self.segments.has_room([nbytes]):
                             break
                     extent = self._placed(nbytes)
                     moved.append(replace(entry, extent=extent, codec=new.header.codec))
@@ -249,6 +249,7 @@ class DiskWrites(DiskErase):
         placed: list[tuple[SealedRecord, Extent]] = []
         self._make_room(len(sealed))
         patient_until = time.monotonic() + _READERS_S
+        self._make_room_for([padded(record.header.record_bytes) for record in sealed], patient_until)
         for record in sealed:
             extent = self._place(padded(record.header.record_bytes), patient_until)
             if extent is None:
@@ -267,10 +268,21 @@ class DiskWrites(DiskErase):
             return []
         return placed
 
+    def _make_room_for(self, sizes: Sequence[int], patient_until: float) -> None:
+        """Reclaims space until a group finds room, as far as that helps. Later nothing can be moved out of a segment
+        that records of the group were placed in, and few segments may be left to empty."""
+        for _ in range(_PLACE_ATTEMPTS + sum(sizes) // self._config.segment_bytes):
+            try:
+                if self._has_room(sizes, patient_until):
+                    return
+                self._reclaim()
+            except (OutOfSpace, CatalogError, OSError):
+                return  # placing the records will say what is wrong
+
     def _place(self, nbytes: int, patient_until: float) -> Extent | None:
         for _ in range(_PLACE_ATTEMPTS):
             try:
-                if self._has_room(nbytes, patient_until):
+                if self._has_room([nbytes], patient_until):
                     return self._placed(nbytes)
                 self._reclaim()
             except (OutOfSpace, CatalogError):
@@ -294,12 +306,12 @@ class DiskWrites(DiskErase):
                 f"{len(segments.lingering)} wait for gets that read there"
             )
 
-    def _has_room(self, nbytes: int, until: float) -> bool:
-        """Whether a record can be placed. Waits until then for segments that only their readers keep, at the latest
+    def _has_room(self, sizes: Sequence[int], until: float) -> bool:
+        """Whether records can be placed. Waits until then for segments that only their readers keep, at the latest
         until `until`, of `time.monotonic`: before anything more is evicted for it. Waits for the same readers once."""
         while True:
             with self._lock:
-                if self.segments.has_room(nbytes):
+                if self.segments.has_room(sizes):
                     return True
                 self._outlasted &= self.segments.lingering
                 hoped_for = self.segments.lingering - self._outlasted

@@ -55,7 +55,7 @@ def commit(segments: Segments, extent: Extent) -> None:
 def fill(segments: Segments, pages: int = 3) -> list[Extent]:
     """Commits records until only the reserve is left."""
     extents = []
-    while segments.has_room(pages * PAGE_BYTES):
+    while segments.has_room([pages * PAGE_BYTES]):
         extents.append(segments.place(pages * PAGE_BYTES))
         commit(segments, extents[-1])
     return extents
@@ -358,3 +358,17 @@ def test_a_foreign_first_page_is_noticed(change: str) -> None:
         page[50] ^= 1
     number, store = (6 if change == "number" else 5), (bytes(16) if change == "store" else STORE)
     assert not is_segment_of(bytes(page[:30] if change == "short" else page), number, store)
+
+
+def test_room_for_several_records_counts_the_ends_of_segments_that_are_too_short(segments: Segments) -> None:
+    whole = SEGMENT - PAGE_BYTES
+    assert segments.has_room([whole] * 3)  # of four segments one is the reserve
+    assert not segments.has_room([whole] * 4)
+    assert not segments.has_room([whole + PAGE_BYTES])
+    commit(segments, segments.place(PAGE_BYTES))
+    assert not segments.has_room([whole] * 3)
+    assert segments.has_room([whole] * 2)
+    assert segments.has_room([whole - PAGE_BYTES, *[whole] * 2])
+    fill(segments, 1)
+    assert segments.has_room([])
+    assert not segments.has_room([PAGE_BYTES])
