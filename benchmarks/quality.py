@@ -16,11 +16,13 @@ bytes by processor time; ours is C++ in blocks of 64 tokens, peers are numpy and
 `bits_per_value` is what a decoder needs for the coded tokens, all bytes, but what was fitted beforehand. Text: of
 ShareGPT's conversations every fourth is for tests, the others for calibration; or `--text FILE`, its first half for
 calibration, the second for tests. Peers are those of `benchmarks/requirements-peers.txt`; one that is not installed is
-a row `missing`, what refuses the model one `refused`, with the reason on stderr.
+a row `missing`, what refuses the model one `refused`, with the reason on stderr. `--onto FILE`: of a kept run with the
+same windows only what `--only` names is measured anew; its other rows stay, and are what is compared with.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -38,6 +40,7 @@ from benchmarks.conversations import load_model
 from benchmarks.peers.quality.cachegen import LEVELS
 from benchmarks.peers.quality.data import LENGTH, Pairs, cut, prefill, test_text
 from benchmarks.peers.quality.frontier import frontier
+from benchmarks.peers.quality.kept import Values, kept_rows, merged, values_of
 from benchmarks.peers.quality.kvtc import Kvtc
 from benchmarks.peers.quality.methods import CASES, KVTC_BITS, LOSSY, Context, Method
 from kvstore import KVLayout
@@ -90,13 +93,14 @@ def main() -> None:
     parser.add_argument("--calibration-text", type=Path, metavar="FILE", help="text to fit to")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     parser.add_argument("--protocols", nargs="+", choices=("A", "B"), default=("A", "B"), help="(both)")
+    parser.add_argument("--onto", type=Path, metavar="FILE", help="a kept run: rows of other methods are taken from it")
     args = parser.parse_args()
     windows = args.windows or (4 if args.quick else 32)
     calibration_windows = args.calibration_windows or (8 if args.quick else 64)
     only = set(args.only or CASES)
     names = [name for name in CASES if name in only or name.split("/")[0] in only]
 
-    rows = Rows("quality", args.json)
+    rows, kept = Rows("quality", args.json), kept_rows(args.onto) if args.onto else []
     model, tokenizer = load_model(args.model)
     layout = of_all_tokens(layout_from_config(model.config, model.dtype))
     test = cut(tokenizer, test_text(args.text, args.calibration_text, windows), windows)
@@ -114,13 +118,15 @@ def main() -> None:
         if (number + 1) % 4 == 0 or number + 1 in (1, len(test)):
             note(table(scores, exact, number + 1, args.protocols))
     report(rows, scores, exact, len(test), args.protocols)
-    compare_rates(rows, scores, exact, len(test), args.protocols)
+    compare_rates(rows, values_of([*kept, *rows.rows]), args.protocols)
     for name, method in methods.items():
         if seconds := method.decoding.seconds:
             coded = scores[name].coded[1] + scores[name].steps[1]
             rows.add(name, "decode_GBps", coded * layout.item_bytes / seconds / 1e9, "GB/s")
         if isinstance(method, Kvtc):
             rows.add(name, "deflate_share", method.deflate_bytes / method.taken_bytes, "of its bytes")
+    if kept and args.json:
+        args.json.write_text(json.dumps(merged(kept, rows.rows), indent=1) + "\n")
     rows.main_exit()
 
 
@@ -264,12 +270,9 @@ def report(rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, 
             rows.add(name, metric, value, unit, *peer)
 
 
-def compare_rates(
-    rows: Rows, scores: Mapping[str, Score], exact: Score, windows: int, protocols: Sequence[str]
-) -> None:
+def compare_rates(rows: Rows, values: Values, protocols: Sequence[str]) -> None:
     """Rows of the bits at which predictive coding loses as little as peers do; `missing` where no rung does. Of
     protocol A by both divergences and, as `CASE/all`, by that of all scored tokens."""
-    values = {name: measured(score, exact, windows, protocols) for name, score in scores.items()}
     ladder = [x for name, x in values.items() if name.startswith(LOSSY)]
     peers = {name: {metric: x for metric, (x, _) in found.items()} for name, found in values.items()}
     for protocol, rate, losses, cases in COMPARED:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmodules import load
 
-frontier, plot = load("peers.quality.frontier"), load("plots.quality")
+frontier, kept, plot = load("peers.quality.frontier"), load("peers.quality.kept"), load("plots.quality")
 CURVE = [(0.2, 0.08), (0.4, 0.02), (0.8, 0.005)]
 
 
@@ -34,6 +34,23 @@ def test_every_loss_must_be_as_small_as_the_peers() -> None:
     assert found["at"] == (pytest.approx(0.4 * math.sqrt(2)), "peer")
     assert found["half"][0] == pytest.approx(0.8)
     assert "other" not in found
+
+
+def row(case: str, metric: str, value: float, ratio: float | None = None) -> dict[str, object]:
+    return {"case": case, "metric": metric, "value": value, "unit": "", "ratio": ratio}
+
+
+def test_what_is_measured_anew_takes_the_place_of_kept_rows() -> None:
+    old = [row("a", "kl", 1.0), row("b", "kl", 2.0), row("b", "top1", 0.5), row("c", "kl", 3.0)]
+    new = [row("b", "kl", 2.5), row("d", "kl", 4.0)]
+    assert kept.merged(old, new) == [old[0], new[0], old[3], new[1]]
+    assert kept.merged(old, []) == old
+    assert kept.values_of([*old, *new])["b"]["kl"] == (2.5, "")
+
+
+def test_what_is_missing_is_not_compared_with_and_a_ratio_is_kept() -> None:
+    found = kept.values_of([row("a", "missing", 1), row("b", "refused", 1), row("c", "perplexity", 7.0, 1.02)])
+    assert found == {"c": {"perplexity": (7.0, ""), "perplexity_ratio": (1.02, "x")}}
 
 
 def test_a_plot_of_rate_and_distortion_has_a_line_a_family(tmp_path: Path) -> None:
