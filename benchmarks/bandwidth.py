@@ -6,10 +6,15 @@ more bytes a second come through; "disk" is the machine's own, page cache droppe
 codec and bandwidth, peer `recompute`; the case of `wins` names the codec with the best median. Every restored cache of
 an exact codec is compared bit for bit with the one that was put; a difference ends the run with status 1. `predictive`
 and lossy codecs (`predictive@0.9`) take the benchmarks' own profile, or `--profile FILE`.
+
+Making the stores of a long prefix takes minutes, measuring them seconds: `--stores DIR --bandwidths` makes them alone,
+and another run with the same folder measures. One whose time is short takes the time of recomputation from an earlier
+one, `--recompute SECONDS`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import statistics
@@ -20,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
 from benchmarks.conversations import load_model, measured_text
@@ -55,9 +61,12 @@ def main() -> None:
     parser = arguments("Time to first token by codec, bandwidth and prefix.")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="prefix lengths (512 2048 8000)")
     parser.add_argument("--codecs", nargs="+", default=list(CODECS), help="codecs of the disk tier")
-    parser.add_argument("--bandwidths", type=int, nargs="+", default=list(BANDWIDTHS), help="MB/s; 0 is the disk")
+    parser.add_argument("--bandwidths", type=int, nargs="*", default=list(BANDWIDTHS), help="MB/s; 0 is the disk")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     parser.add_argument("--dir", type=Path, help="where the stores are made (default: build/scratch)")
+    parser.add_argument("--stores", type=Path, metavar="DIR", help="where stores are kept, or were by an earlier run")
+    parser.add_argument("--rounds", type=int, help=f"({ROUNDS}; with --quick 1)")
+    parser.add_argument("--recompute", type=float, metavar="SECONDS", help="what recomputing takes (default: measured)")
     args = parser.parse_args()
     lengths = args.lengths or ([512] if args.quick else [512, 2048, 8000])
     rows = Rows("bandwidth", args.json)
@@ -68,23 +77,38 @@ def main() -> None:
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + 1]
     first_token(model, ids[:, :64], None, 0)
     ok = True
-    with scratch("bandwidth", args.dir) as folder:
+    rounds = args.rounds or (1 if args.quick else ROUNDS)
+    with contextlib.nullcontext(args.stores) if args.stores else scratch("bandwidth", args.dir) as folder:
         for length in lengths:
             prompt = ids[:, : length + 1]
-            with torch.inference_mode():
-                cache = model(prompt[:, :length], use_cache=True, logits_to_keep=1).past_key_values
+            cache = prefix_cache(model, prompt[:, :length], args.stores and folder / f"{length}.pairs")
             stores = {}
             for name in args.codecs:
                 path = folder / f"{length}-{name}"
                 stores[name] = Stored(path, identity, name, profile, prompt, cache)
                 rows.add(f"{name}/{length}", "ratio", stores[name].ratio, "raw bytes / stored bytes")
-            del cache
-            ok &= measure(rows, stores, model, prompt, args.bandwidths, 1 if args.quick else ROUNDS)
+            if args.bandwidths:
+                ok &= measure(rows, stores, model, prompt, args.bandwidths, rounds, args.recompute)
     rows.main_exit(ok)
 
 
+def prefix_cache(model: Any, ids: Any, path: Path | None) -> Any:
+    """The cache of a prefix; with a path, what an earlier run left there, or is left there now."""
+    if path and path.exists():
+        found = DynamicCache()
+        for number, pair in enumerate(torch.load(path, weights_only=True)):
+            found.update(*pair, number)
+        return found
+    with torch.inference_mode():
+        cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save([(layer.keys.clone(), layer.values.clone()) for layer in cache.layers], path)
+    return cache
+
+
 class Stored:
-    """One prefix in a store of its own, with one codec on the disk."""
+    """One prefix in a store of its own, with one codec on the disk; put anew where it is stored, nothing is written."""
 
     def __init__(
         self, path: Path, identity: ModelIdentity, codec: str, profile: Path | None, prompt: Any, cache: Any
@@ -118,23 +142,30 @@ class Stored:
 
 
 def measure(
-    rows: Rows, stores: dict[str, Stored], model: Any, prompt: Any, bandwidths: Sequence[int], rounds: int
+    rows: Rows,
+    stores: dict[str, Stored],
+    model: Any,
+    prompt: Any,
+    bandwidths: Sequence[int],
+    rounds: int,
+    recompute: float | None,
 ) -> bool:
-    """Rows of one length; whether all that was restored was as it must be."""
+    """Rows of one length; whether all that was restored was as it must be. recompute: seconds; None: measured."""
     length = prompt.shape[1] - 1
     spent: dict[tuple[int, str], list[float]] = {(rate, name): [] for rate in bandwidths for name in stores}
-    functions: dict[str, Any] = {"recompute": lambda: first_token(model, prompt, None, 0)}
+    functions: dict[str, Any] = {} if recompute else {"recompute": lambda: first_token(model, prompt, None, 0)}
     for rate, name in spent:
         functions[f"{rate} {name}"] = lambda rate=rate, name=name: stores[name].resume(
             model, prompt, rate, spent[rate, name]
         )
     medians = interleave(functions, rounds)
-    rows.add(f"recompute/{length}", "ttft_s", medians["recompute"], "s")
+    whole = recompute or medians["recompute"]
+    rows.add(f"recompute/{length}", "ttft_s", whole, "s")
     for rate in bandwidths:
         where = f"{rate}MBps" if rate else "disk"
         for name in stores:
             ttft = medians[f"{rate} {name}"]
-            rows.add(f"{name}/{length}/{where}", "ttft_s", ttft, "s", "recompute", ttft / medians["recompute"])
+            rows.add(f"{name}/{length}/{where}", "ttft_s", ttft, "s", "recompute", ttft / whole)
             rows.add(f"{name}/{length}/{where}", "get_s", statistics.median(spent[rate, name]), "s")
         best = min(stores, key=lambda name: medians[f"{rate} {name}"])
         exact = min((x for x in stores if stores[x].exact), key=lambda name: medians[f"{rate} {name}"], default=best)
