@@ -117,6 +117,9 @@ class StoreConfig:
             every so many tokens, and puts the states there, too, so that prompts which begin alike can go on from
             there; best a multiple of block_tokens. Each such place takes the full size of the states. 0: the ends of
             puts alone are such places.
+        score_prompts: the transformers integration computes the model's log-probabilities of prompts, too, and stores
+            them with the tokens, as it does with those of answers. It takes one product with the output embedding more
+            for each token (docs/probabilities.md); caches and answers stay the same. False: such tokens count 16 bits.
         gate: "auto": a get leaves out what is expected to be computed sooner than loaded, as soon as it is known what
             computing takes (docs/gate.md). "off": only where `KVStore.get(gate=True)` asks for it.
         prefill_tokens_per_s: how many tokens the model computes in a second, for the gate of a program that does not
@@ -176,6 +179,7 @@ class StoreConfig:
     donor_step: float | None = None
     exact_recent_tokens: int = 0
     state_every: int = 0
+    score_prompts: bool = False
     slow_call_s: float = 10.0
     gate: Literal["auto", "off"] = "auto"
     prefill_tokens_per_s: float = 0.0
@@ -221,8 +225,9 @@ class StoreConfig:
             raise ConfigError(f"eviction: expected a policy's name, found {self.eviction!r}")
         if self.profile is not None and not isinstance(self.profile, Path):
             raise ConfigError(f"profile: expected a Path, found {self.profile!r}")
-        if not isinstance(self.donors, bool):
-            raise ConfigError(f"donors: expected True or False, found {self.donors!r}")
+        for name in ("donors", "score_prompts"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: expected True or False, found {getattr(self, name)!r}")
         if self.donor_step is not None:
             number = isinstance(self.donor_step, int | float) and not isinstance(self.donor_step, bool)
             if not number or not 2**-10 <= self.donor_step <= 2**10:
@@ -309,7 +314,7 @@ class StoreConfig:
                     table[rest] = _FLAGS.get(text.lower(), _number(text)) if is_flag else _number(text)
             elif key == "profile":
                 settings[key] = text
-            elif key == "donors":
+            elif key in ("donors", "score_prompts"):
                 settings[key] = _FLAGS.get(text.lower(), text)
             elif key == "namespaces":
                 settings[key] = [part for part in text.split(",") if part]

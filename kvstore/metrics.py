@@ -253,6 +253,10 @@ class Metric(StrEnum):
         "prompts and answers of an attached model that the store could not take; the answers were given",
     )
     FALLBACK_MODEL_CHANGED = "fallback_model_changed", "answers not stored, for the model changed meanwhile"
+    FALLBACK_PROMPT_NOT_SCORED = (
+        "fallback_prompt_not_scored",
+        "passes over prompts that score_prompts could not score; their tokens count 16 bits each",
+    )
     FALLBACK_NOT_LAZY = "fallback_not_lazy", "gets with lazy=True that decoded all layers before they returned"
     FALLBACK_LAYER_LOST = (
         "fallback_layer_lost",
@@ -368,6 +372,9 @@ NOTICES: dict[Metric, Notice] = {
         WARNING, "the store is closed or its disk refuses; detach the model before the store is closed"
     ),
     Metric.FALLBACK_MODEL_CHANGED: Notice(WARNING, "change adapters and weights between calls of generate"),
+    Metric.FALLBACK_PROMPT_NOT_SCORED: Notice(
+        INFO, "turn score_prompts off: the model's logits are made in another way"
+    ),
     Metric.FALLBACK_NOT_LAZY: Notice(INFO, "nothing is lost but the time; docs/lazy.md says when layers come later"),
     Metric.FALLBACK_LAYER_LOST: Notice(WARNING, "what is missing was computed anew, or LayerLost was raised"),
     Metric.FALLBACK_ENGINE_REFUSED: Notice(WARNING, "the engine's log says why; docs/llama_cpp.md lists its settings"),

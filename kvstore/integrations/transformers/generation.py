@@ -65,9 +65,10 @@ def generate(
     """Run `model.generate(input_ids, **kwargs)` from the longest stored prefix of each row, and store the result.
 
     Durable as the store's `put` is. The model's log-probabilities are stored with the tokens as far as `model.generate`
-    computes logits anyway (`Scores`); tokens without one count 16 bits each. Every call looks whether the model is
-    still the one that the store was opened for: its weights, their dtype, the config, and the adapters that are active.
-    If it changes during the call, nothing is stored (counted as `fallback_model_changed`).
+    computes logits anyway (`Scores`), and of what is computed of the prompt with `StoreConfig.score_prompts`; tokens
+    without one count 16 bits each. Every call looks whether the model is still the one that the store was opened for:
+    its weights, their dtype, the config, and the adapters that are active. If it changes during the call, nothing is
+    stored (counted as `fallback_model_changed`).
 
     Of a batch every row is looked up and stored by itself, without padding (docs/batches.md). What is stored of a row
     is a cache of exactly its tokens. Its last bits depend on what was computed beside it, as in any batch: a batch
@@ -154,12 +155,14 @@ def _run(
     identity, layout = _checked_identity(model, store), store.identity.layout
     _check_prompts(layout, call)
     if call.is_batch:
-        cache, known = prefill(model, call.rows, store, namespace, call.copies, call.chunk), call.rows.columns - 1
+        cache, scored = prefill(model, call.rows, store, namespace, call.copies, call.chunk)
+        known = call.rows.columns - 1
     else:
         prompt = call.rows.tokens[0]
         cache, known = _stored_cache(model, prompt, store, namespace, approximate)
         known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
-    scoring = Scores(model, cache) if call.beams == 1 else contextlib.nullcontext()
+        scored = None
+    scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
     with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
         output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):

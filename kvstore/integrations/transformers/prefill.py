@@ -10,17 +10,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache
 
-from kvstore.core.layout import KVLayers, KVLayout
+from kvstore.core.layout import KVLayers
 from kvstore.core.results import Hit
 from kvstore.errors import UnsupportedModel
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.feeding import advance
+from kvstore.integrations.transformers.logprobs import Logprobs, Scores, prompt_scores
 from kvstore.integrations.transformers.padding import LeftPadded, Rows, check_rows, row_of
 from kvstore.store import KVStore
 
@@ -86,7 +87,7 @@ def groups_of(missing: Sequence[int], pass_tokens: int) -> list[list[int]]:
 
 def prefill(
     model: Any, rows: Rows, store: KVStore, namespace: str | bytes, copies: int = 1, chunk: int | None = None
-) -> Any:
+) -> tuple[Any, torch.Tensor]:
     """Make the cache of all columns of a batch but the last. The store is read, and not changed.
 
     Args:
@@ -98,7 +99,8 @@ def prefill(
         chunk: compute at most so many tokens of a row at a time.
 
     Returns:
-        A transformers cache `[rows * copies, heads, columns - 1, dim]`, zeros where padding is.
+        A transformers cache `[rows * copies, heads, columns - 1, dim]`, zeros where padding is; and the
+        log-probabilities of its tokens, float32 `[rows * copies, columns - 1]`, NaN where there are none.
 
     Raises:
         UnsupportedModel: see `check_layers`, and `check_padding` for rows of different lengths.
@@ -114,14 +116,16 @@ def prefill(
     )
     known = [store.contains(prompt, namespace=namespace) if prompt else 0 for prompt in prompts]
     missing = [len(prompt) - count for prompt, count in zip(prompts, known, strict=True)]
-    passes = Passes(model, store.identity.layout, chunk)
+    passes, scored = Passes(model, store, chunk), torch.full((len(prompts) * copies, width), float("nan"))
     for group in groups_of(missing, pass_tokens(model)):
         ours = [prompts[row] for row in group]
         hits = [store.get(prompt, namespace=namespace, device=model.device) if prompt else None for prompt in ours]
         found = [passes.alone(ours[0], hits[0])] if len(group) == 1 else passes.together(ours, hits)
-        for row, layers in zip(group, found, strict=True):
+        for row, (layers, logprobs) in zip(group, found, strict=True):
             batch.fill(row * copies, layers, copies)
-    return batch.cache()
+            if logprobs is not None:
+                scored[row * copies : (row + 1) * copies, width - len(logprobs) :] = torch.from_numpy(logprobs)
+    return batch.cache(), scored
 
 
 def pass_tokens(model: Any) -> int:
@@ -133,31 +137,39 @@ def pass_tokens(model: Any) -> int:
     return PASS_TOKENS.get(model.device.type, DEVICE_PASS_TOKENS)
 
 
+class Computed(NamedTuple):
+    """The cache of a prompt, and the log-probabilities of its tokens as `Scores.logprobs` has them; None if they were
+    not asked for, or nothing was computed."""
+
+    layers: KVLayers
+    logprobs: Logprobs | None
+
+
 @dataclass(frozen=True)
 class Passes:
-    """Goes on from hits. layout: of the caches; chunk: compute at most so many tokens of a row at a time."""
+    """Goes on from hits. store: what the caches are for; chunk: compute at most so many tokens of a row at a time."""
 
     model: Any
-    layout: KVLayout
+    store: KVStore
     chunk: int | None
 
-    def alone(self, prompt: list[int], hit: Hit | None) -> KVLayers:
+    def alone(self, prompt: list[int], hit: Hit | None) -> Computed:
         """The cache of one prompt, computed without any padding; none of an empty one."""
         held = 0 if hit is None else hit.tokens
         if held == len(prompt):
-            return () if hit is None else hit.layers
+            return Computed(() if hit is None else hit.layers, None)
         cache = DynamicCache(config=self.model.config) if hit is None else hit.cache()
-        self._compute(cache, torch.tensor([prompt[held:]]), torch.arange(held, len(prompt))[None], None)
-        return cache_layers(cache)
+        scores = self._compute(cache, torch.tensor([prompt[held:]]), torch.arange(held, len(prompt))[None], None)
+        return Computed(cache_layers(cache), None if scores is None else scores.logprobs(len(prompt)))
 
-    def together(self, prompts: list[list[int]], hits: list[Hit | None]) -> list[KVLayers]:
+    def together(self, prompts: list[list[int]], hits: list[Hit | None]) -> list[Computed]:
         """The caches of several prompts. The first tokens that they lack stand in the same column."""
         held = [0 if hit is None else hit.tokens for hit in hits]
         lengths = [len(prompt) - count for prompt, count in zip(prompts, held, strict=True)]
         begin, new = max(held), max(lengths)
         cache = DynamicCache(config=self.model.config)
         if begin:
-            past = LeftPadded(self.layout, len(hits), begin, self.model.device, reserve=new)
+            past = LeftPadded(self.store.identity.layout, len(hits), begin, self.model.device, reserve=new)
             for row, hit in enumerate(hits):
                 past.fill(row, () if hit is None else hit.layers)
             cache = past.cache()
@@ -167,11 +179,20 @@ class Passes:
             ids[row, :length] = torch.tensor(prompt[count:], dtype=torch.int64)
             mask[row, begin - count : begin + length] = 1
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, begin:]
-        self._compute(cache, ids, positions, None if bool(mask.all()) else mask)
-        spans = zip(held, lengths, strict=True)
+        scores = self._compute(cache, ids, positions, None if bool(mask.all()) else mask)
         layers = cache_layers(cache)
-        return [row_of(layers, row, begin - count, begin + length) for row, (count, length) in enumerate(spans)]
+        return [
+            Computed(
+                row_of(layers, row, begin - count, begin + length),
+                None if scores is None else scores.logprobs(count + length, row, begin - count),
+            )
+            for row, (count, length) in enumerate(zip(held, lengths, strict=True))
+        ]
 
-    def _compute(self, cache: Any, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def _compute(
+        self, cache: Any, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None
+    ) -> Scores | None:
         """Run the model over new tokens `[rows, new]`; `cache` grows by them. mask: of all columns; None for ones."""
-        advance(self.model, cache, int(cache.get_seq_length()), ids, positions, mask, self.chunk)
+        with prompt_scores(self.model, cache, self.store) as scores:
+            advance(self.model, cache, int(cache.get_seq_length()), ids, positions, mask, self.chunk)
+        return scores

@@ -12,6 +12,7 @@ from kvstore.core.results import Hit, PutResult, RequestReport
 from kvstore.errors import KVStoreError
 from kvstore.gate.gate import Gate
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
+from kvstore.integrations.transformers.logprobs import scores_of
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.metrics import Metric, Metrics
 from kvstore.store import KVStore
@@ -61,8 +62,10 @@ class Request:
     def save_prompt(self) -> None:
         """Store the prompts. What the store cannot take is counted."""
         cache, self._cache = self._cache, None
+        scores = scores_of(cache) if self.store.config.score_prompts else None
         if self._copies == 1 and len(self._prompts) == 1 and not self._begins[0]:
-            self.put(self._prompts[0], cache)
+            tokens = self._prompts[0]
+            self.put(tokens, cache, None if scores is None else scores.logprobs(len(tokens)))
             return
         try:
             layers = cache_layers(cache)
@@ -71,8 +74,9 @@ class Request:
             return
         for number, (tokens, begin) in enumerate(zip(self._prompts, self._begins, strict=True)):
             # No row of a batch is ever written again.
-            kv = cache_from_layers(row_of(layers, number * self._copies, begin, begin + len(tokens)))
-            self.put(tokens, kv)
+            row = number * self._copies
+            kv = cache_from_layers(row_of(layers, row, begin, begin + len(tokens)))
+            self.put(tokens, kv, None if scores is None else scores.logprobs(len(tokens), row, begin))
 
     def got(self, hit: Hit | None, wanted: int, tokens: Any) -> None:
         """Note what a get returned of `wanted` tokens."""

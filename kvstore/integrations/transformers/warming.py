@@ -16,6 +16,7 @@ from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.feeding import advance
+from kvstore.integrations.transformers.logprobs import Logprobs, prompt_scores
 from kvstore.integrations.transformers.observed import observed
 from kvstore.integrations.transformers.padding import check_rows
 from kvstore.integrations.transformers.prefill import Passes, check_layers, pass_tokens
@@ -136,10 +137,10 @@ def get_or_prefill(
     hit = store.get(ids, namespace=namespace, device=model.device)
     held = 0 if hit is None else hit.tokens
     cache = DynamicCache(config=model.config) if hit is None else hit.cache()
+    logprobs = None
     if held < len(ids):
-        with observed(store.gate, model, held, len(ids) - held):
-            _go_on(model, cache, ids.tolist(), held, chunk)
-    store.put(ids, cache, namespace=namespace, ttl=ttl, pin=pin)
+        logprobs = _computed(store, model, cache, ids.tolist(), held, chunk)
+    store.put(ids, cache, namespace=namespace, logprobs=logprobs, ttl=ttl, pin=pin)
     return Prefilled(cache, len(ids), held, {} if hit is None else hit.tiers)
 
 
@@ -320,26 +321,34 @@ class _Warmup:
             if held[0] == group[0].end:
                 return
             cache = DynamicCache(config=self.model.config) if hits[0] is None else hits[0].cache()
-            with observed(self.store.gate, self.model, held[0], group[0].end - held[0]):
-                _go_on(self.model, cache, prompts[0], held[0], self.chunk)
-            caches = [cache]
+            made = [(cache, _computed(self.store, self.model, cache, prompts[0], held[0], self.chunk))]
         else:
-            passes = Passes(self.model, self.store.identity.layout, self.chunk)
+            passes = Passes(self.model, self.store, self.chunk)
             # No row of a batch is ever written again.
-            caches = [cache_from_layers(layers) for layers in passes.together(prompts, hits)]
+            made = [(cache_from_layers(layers), scored) for layers, scored in passes.together(prompts, hits)]
         self.report.passes += 1
-        for segment, cache, known in zip(group, caches, held, strict=True):
-            self._put(segment, cache)
+        for segment, (cache, logprobs), known in zip(group, made, held, strict=True):
+            self._put(segment, cache, logprobs)
             self.report.computed_tokens += segment.end - known
             self.report.bytes += (segment.end - known) * self.store.identity.layout.bytes_per_token
 
-    def _put(self, segment: Segment, cache: Any) -> None:
-        options = {"ttl": self.options["ttl"], "pin": self.options["pin"] and segment.is_prompt}
+    def _put(self, segment: Segment, cache: Any, logprobs: Logprobs | None) -> None:
+        options = {"logprobs": logprobs, "ttl": self.options["ttl"], "pin": self.options["pin"] and segment.is_prompt}
         done = self.store.put(segment.tokens, cache, namespace=self.namespace, **options)
         if done.dropped_blocks:  # the disk is slower than the model
             self.store.flush()
             done = self.store.put(segment.tokens, cache, namespace=self.namespace, **options)
             self.report.dropped_blocks += done.dropped_blocks
+
+
+def _computed(
+    store: KVStore, model: Any, cache: Any, tokens: list[int], held: int, chunk: int | None
+) -> Logprobs | None:
+    """Run the model over what a cache lacks of tokens; it grows by them. Returns their log-probabilities, if the store
+    is to have those of prompts."""
+    with prompt_scores(model, cache, store) as scores, observed(store.gate, model, held, len(tokens) - held):
+        _go_on(model, cache, tokens, held, chunk)
+    return None if scores is None else scores.logprobs(len(tokens))
 
 
 def _go_on(model: Any, cache: Any, tokens: list[int], held: int, chunk: int | None = None) -> None:
