@@ -64,7 +64,7 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
         return int(self._events["load"].fileno())
 
     def submit_store_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        return self._submit("store", self._put_all, L2StoreResult(False, 0), list(keys), list(objects))
+        return self._submit("store", self._put, self._stored, keys, objects)
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         with self._lock:
@@ -72,7 +72,7 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
         return done
 
     def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: Any = None) -> int:
-        return self._submit("lookup", self._find_all, Bitmap(len(keys)), list(keys))
+        return self._submit("lookup", self._find, self._found, keys, [None] * len(keys), at_once=True)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         with self._lock:
@@ -82,7 +82,7 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
         """Nothing is locked."""
 
     def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        return self._submit("load", self._load_all, Bitmap(len(keys)), list(keys), list(objects))
+        return self._submit("load", self._load, self._loaded, keys, objects)
 
     def query_load_result(self, task_id: int) -> Any:
         with self._lock:
@@ -107,54 +107,81 @@ class KVStoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache has
         for event in self._events.values():
             event.close()
 
-    def _submit(self, kind: str, work: Callable[..., Any], failed: Any, *arguments: Any) -> int:
+    def _submit(
+        self,
+        kind: str,
+        work: Callable[[Any, Any], Any],
+        gather: Callable[[list[Any], list[Any]], Any],
+        keys: Sequence[Any],
+        objects: Sequence[Any],
+        at_once: bool = False,
+    ) -> int:
+        """Begin a task: `work` of each object, by several threads unless `at_once`; then `gather` of what came back,
+        None where one failed."""
+        pairs = list(zip(keys, objects, strict=True))
+        results: list[Any] = [None] * len(pairs)
+        parts = [range(len(pairs))] if at_once or not pairs else [range(at, at + 1) for at in range(len(pairs))]
         with self._lock:
             self._last += 1
-            task = self._last
+            task, left = self._last, [len(parts)]
 
-        def run() -> None:
-            try:
-                result = work(*arguments)
-            except Exception as error:  # whatever it is: LMCache waits for an answer
-                _LOG.warning("LMCache: a %s task failed: %s", kind, error)
-                result = failed
+        def run(part: range) -> None:
+            for at in part:
+                try:
+                    results[at] = work(*pairs[at])
+                except Exception as error:  # whatever it is: LMCache waits for an answer
+                    _LOG.warning("LMCache: a %s task failed: %s", kind, error)
+            with self._lock:
+                left[0] -= 1
+                if left[0]:
+                    return
+            result = gather([key for key, _ in pairs], results)
             with self._lock:
                 self._done[kind][task] = result
             self._events[kind].notify()
 
-        self._workers.submit(run)
+        for part in parts:
+            self._workers.submit(run, part)
         return task
 
-    def _put_all(self, keys: list[Any], objects: list[Any]) -> Any:
-        stored = []
-        for key, thing in zip(keys, objects, strict=True):
-            name, memory = _name(key), thing.byte_array
-            if self._chunks.contains(name, namespace=key.cache_salt):
-                continue
-            if not self._chunks.put(name, memory, _shape(thing, len(memory)), namespace=key.cache_salt):
-                return L2StoreResult(False, 0)
-            stored.append((key, len(memory)))
-        if stored:
-            self._notify_keys_stored([key for key, _ in stored], [size for _, size in stored])
-        return L2StoreResult(True, sum(size for _, size in stored))
+    def _put(self, key: Any, thing: Any) -> int | None:
+        """Return the bytes that were taken; 0 if they were there, None if there was no room."""
+        name, memory = _name(key), thing.byte_array
+        if self._chunks.contains(name, namespace=key.cache_salt):
+            return 0
+        taken = self._chunks.put(name, memory, _shape(thing, len(memory)), namespace=key.cache_salt)
+        return len(memory) if taken else None
 
-    def _find_all(self, keys: list[Any]) -> Any:
+    def _stored(self, keys: list[Any], sizes: list[int | None]) -> Any:
+        new = [(key, size) for key, size in zip(keys, sizes, strict=True) if size]
+        if new:
+            self._tell(self._notify_keys_stored, [key for key, _ in new], [size for _, size in new])
+        return L2StoreResult(None not in sizes, sum(size for _, size in new))
+
+    def _find(self, key: Any, _: None) -> bool:
+        return self._chunks.contains(_name(key), namespace=key.cache_salt)
+
+    def _found(self, keys: list[Any], there: list[bool | None]) -> Any:
         found = Bitmap(len(keys))
-        for number, key in enumerate(keys):
-            if self._chunks.contains(_name(key), namespace=key.cache_salt):
+        for number, one in enumerate(there):
+            if one:
                 found.set(number)
         return found
 
-    def _load_all(self, keys: list[Any], objects: list[Any]) -> Any:
-        found, loaded = Bitmap(len(keys)), []
-        for number, (key, thing) in enumerate(zip(keys, objects, strict=True)):
-            memory = thing.byte_array
-            if self._chunks.get_into(_name(key), memory, _shape(thing, len(memory)), namespace=key.cache_salt):
-                found.set(number)
-                loaded.append(key)
-        if loaded:
-            self._notify_keys_accessed(loaded)
-        return found
+    def _load(self, key: Any, thing: Any) -> bool:
+        memory = thing.byte_array
+        return self._chunks.get_into(_name(key), memory, _shape(thing, len(memory)), namespace=key.cache_salt)
+
+    def _loaded(self, keys: list[Any], there: list[bool | None]) -> Any:
+        if any(there):
+            self._tell(self._notify_keys_accessed, [key for key, one in zip(keys, there, strict=True) if one])
+        return self._found(keys, there)
+
+    def _tell(self, listeners: Callable[..., None], *what: Any) -> None:
+        try:
+            listeners(*what)
+        except Exception as error:  # a listener of LMCache; the task itself is done
+            _LOG.warning("LMCache: a listener failed: %s", error)
 
 
 def _name(key: Any) -> bytes:

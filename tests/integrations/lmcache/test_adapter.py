@@ -181,6 +181,29 @@ def test_a_task_that_fails_is_answered(adapter: Any) -> None:
     assert not adapter.query_load_result(task).test(0)
 
 
+def test_an_object_that_fails_takes_no_other_with_it(adapter: Any) -> None:
+    class Broken:
+        @property
+        def byte_array(self) -> Any:
+            raise OSError("gone")
+
+    task = adapter.submit_store_task([key(1), key(2), key(3)], [thing(chunk(1)), Broken(), thing(chunk(3))])
+    wait(adapter.get_store_event_fd())
+    assert not adapter.pop_completed_store_tasks()[task].is_successful()
+    assert lookup(adapter, [key(1), key(2), key(3)]) == [True, False, True]
+    target = torch.zeros(CHUNK).bfloat16()
+    task = adapter.submit_load_task([key(1), key(3)], [Broken(), thing(target)])
+    wait(adapter.get_load_event_fd())
+    bitmap = adapter.query_load_result(task)
+    assert (bitmap.test(0), bitmap.test(1)) == (False, True)
+    assert torch.equal(target, chunk(3))
+
+
+def test_a_task_without_objects_is_answered(adapter: Any) -> None:
+    assert store(adapter, [], []).is_successful()
+    assert lookup(adapter, []) == load(adapter, [], []) == []
+
+
 def test_status_and_usage(adapter: Any) -> None:
     assert adapter.get_usage().total_bytes_used == 0
     store(adapter, [key(1)], [chunk(1)])
