@@ -188,6 +188,9 @@ $(VLLM):
 test-vllm: setup | $(VLLM)
 	test -d $(MODEL) || $(PY) -c "from benchmarks import conversations; conversations.load_model()"
 	KVSTORE_VLLM=$(abspath $(VLLM)) KVSTORE_VLLM_MODEL=$(abspath $(MODEL)) $(PYTEST) -q -n 0 tests/vllm
+	build/vllm/bin/pip install -q pytest hypothesis
+	mkdir -p build/vllm/path && ln -sfn $(abspath kvstore) build/vllm/path/kvstore
+	PYTHONPATH=build/vllm/path $(VLLM) -m pytest -q -W ignore tests/integrations/vllm/test_tier.py
 
 # LMCache, installed beside without what needs a GPU, with the contract of its L2 storage that our plugin has to keep.
 test-lmcache: setup

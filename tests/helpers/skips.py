@@ -15,7 +15,7 @@ ALLOWED = (
     r"(zipnn|pcodec|zstandard|lz4) is not installed",  # peers that benchmarks compare with
     r"could not import 'matplotlib'",  # of the extra `bench`
     r"could not import 'ray'",  # of the extra `ray`; `make test-ray` installs it beside
-    r"could not import '(lmcache|sglang)'",  # `make test-lmcache` and `make test-sglang` install them beside
+    r"could not import '(lmcache|sglang|vllm)'",  # `make test-lmcache` and others install them beside
     r"could not import '(peft|xllamacpp)'",  # where the extra `test` was installed before it had them
     r"vLLM is not installed here; make test-vllm installs it beside",
 )
