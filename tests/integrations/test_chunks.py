@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import StoreConfig, TierConfig
 from kvstore.config import MIB
-from kvstore.errors import ConfigError, KVStoreError, LayoutMismatch
+from kvstore.errors import ConfigError, DiskError, KVStoreError, LayoutMismatch
 from kvstore.integrations.chunks.settings import ChunkSettings
 from kvstore.integrations.chunks.shape import ChunkShape
 from kvstore.integrations.chunks.stores import ChunkStores
@@ -97,6 +97,13 @@ def test_a_store_of_another_engine_is_refused(tmp_path: Path) -> None:
         chunks.put(b"k", _memory(SHAPES[0]), SHAPES[0])
     with pytest.raises(KVStoreError, match="other"):
         ChunkStores(tmp_path, "other", CONFIG)
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(DiskError, match="is no folder that can be used"):
+            ChunkStores(path, "mine")
 
 
 def test_threads_put_and_get(tmp_path: Path) -> None:

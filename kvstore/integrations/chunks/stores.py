@@ -13,7 +13,7 @@ import numpy as np
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.tokens import Tokens
-from kvstore.errors import LayoutMismatch
+from kvstore.errors import DiskError, LayoutMismatch
 from kvstore.integrations.chunks.shape import ChunkShape, shape_of
 from kvstore.store import KVStore
 
@@ -24,12 +24,13 @@ class ChunkStores:
     One process writes. Nothing here raises because of the state of a store: what is damaged or gone is not found.
 
     Args:
-        path: a folder; stores are folders in it.
+        path: a folder, made if it is missing; stores are folders in it.
         engine: whose pieces; part of the identity of the stores.
         config: of each store, so budgets count for each shape; engines have one, or few. Donors, learning and the gate
             are off whatever it says: tokens are hashes here.
 
     Raises:
+        DiskError: the folder cannot be made or read.
         The errors of `KVStore`.
 
     Example:
@@ -47,7 +48,12 @@ class ChunkStores:
         self._config = replace(config or StoreConfig(), donors=False, learn="off", gate="off")
         self._lock = threading.Lock()
         self._stores: dict[ChunkShape, KVStore] = {}  # guarded by _lock
-        for name in sorted(os.listdir(self._path)) if os.path.isdir(self._path) else ():
+        try:
+            os.makedirs(self._path, exist_ok=True)
+            names = sorted(os.listdir(self._path))
+        except OSError as error:
+            raise DiskError(f"path: {self._path} is no folder that can be used: {error.strerror}") from error
+        for name in names:
             shape = shape_of(name)
             if shape is not None:
                 self._store(shape)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOffloadingContext
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
@@ -35,10 +35,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # mypy has no vL
 
     Args:
         offloading_spec, primary_kv_view, tier_type, backpressure_detector: as vLLM gives them.
+        locality: "LOCAL" or "REMOTE", for requests that name the tiers they want.
         params: `ChunkSettings`.
 
     Raises:
-        ConfigError: names the setting that does not fit.
+        ConfigError, ValueError: names the setting that does not fit.
         StoreLocked, DiskError, ...: as `KVStore`.
     """
 
@@ -50,9 +51,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # mypy has no vL
         primary_kv_view: memoryview,
         tier_type: str,
         backpressure_detector: Any = None,
+        locality: str | None = None,
         **params: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = None if locality is None else Locality(locality)
         settings = ChunkSettings.of(params, "secondary_tiers")
         self._memory = np.frombuffer(primary_kv_view, np.uint8)
         self._shape = ChunkShape.of((self.block_size_bytes,), "uint8")
@@ -120,7 +123,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # mypy has no vL
         begin = int(place) * self.block_size_bytes
         if not 0 <= begin <= len(self._memory) - self.block_size_bytes:
             raise IndexError(f"chunk {place} is outside of the primary tier")
-        return memoryview(self._memory[begin : begin + self.block_size_bytes])
+        return self._memory[begin : begin + self.block_size_bytes].data
 
     def _put(self, key: bytes, memory: memoryview) -> bool:
         if self._chunks.contains(key, namespace=self._namespace):

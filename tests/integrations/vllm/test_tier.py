@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -175,6 +175,14 @@ def test_damage_on_disk_is_a_failed_load(tmp_path: Path, primary: np.ndarray) ->
     assert not done(again)[2].success
     assert found(again, key(1)) == [False]
     again.shutdown()
+
+
+def test_a_tier_says_where_it_is(tmp_path: Path, primary: np.ndarray) -> None:
+    made = tier_in(tmp_path, primary, locality="REMOTE")
+    assert (made.medium, made.locality) == (Medium.STORAGE, Locality.REMOTE)
+    made.shutdown()
+    with pytest.raises(ValueError, match="Locality"):
+        tier_in(tmp_path, primary, locality="remote")
 
 
 def test_settings_that_do_not_fit_and_a_folder_in_use_are_told(tmp_path: Path, tier: Any, primary: np.ndarray) -> None:
