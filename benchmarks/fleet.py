@@ -1,7 +1,7 @@
 """Stores on many machines that share a remote tier. `python -m benchmarks.fleet [TRACE ...] [--only real simulation]`
 
 TRACE: requests in Mooncake's format, one JSON object a line with `timestamp`, `hash_ids`, `input_length` and
-`output_length`. Without one, sessions are made (`benchmarks.eviction`).
+`output_length`. Without one, sessions are made (`benchmarks.workloads.requests`).
 
 real: 8 stores in processes of this machine, a cluster of 3 Valkey servers over loopback, the first requests of the
 trace, each sent to a store that has nothing to do. Caches are tiny: a block of the trace is four tokens. A request is
@@ -34,8 +34,9 @@ from pathlib import Path
 from benchmarks.common import Rows, arguments, percentile, scratch
 from benchmarks.drills import fleet
 from benchmarks.drills.simulation import Assumed, Call, Outcome, settled
-from benchmarks.eviction import Trace, load, sessions
+from benchmarks.eviction import load
 from benchmarks.peers.servers import cluster, find_each_other
+from benchmarks.workloads.requests import Trace, sessions
 
 PARTS = ("real", "simulation")
 SIZES = (10, 20, 100, 1_000, 10_000)
