@@ -72,13 +72,18 @@ def test_it_follows_another_order_once_that_saves_more() -> None:
     policy = Adaptive(experts=["prior", "arc"])
     prior, arc = policy._shadows
     held = set[int]()
+    prior.saved = 1e6
     replay(policy, mixed(100, seed=7), 40, held)
     assert policy._leader is prior
-    arc.saved += 1000.0
+    arc.saved = 2e6
     replay(policy, [[1 << 40]], 40, held)
     assert policy._leader is arc
+    had_left = arc.held - held
     replay(policy, [[(1 << 41) + 2 * i, (1 << 41) + 2 * i + 1] for i in range(200)], 40, held)
-    assert held == set(policy._leaves) == arc.held  # what it holds became what that order would hold
+    # What it holds became what that order would hold, but for what it had given up before.
+    assert held == set(policy._leaves)
+    assert arc.held - held <= had_left
+    assert len(arc.held & held) > 10
 
 
 def test_what_saves_more_is_worth_more_to_the_shadows() -> None:
