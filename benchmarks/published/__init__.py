@@ -8,6 +8,7 @@ were published, what they count, and what differs here. A row with the peer `pap
 from __future__ import annotations
 
 PAPERS = {
+    "aqua": "AQUA-KV, arXiv 2501.19392, 2025",
     "splitzip": "SplitZip, arXiv 2605.01708, 2026",
     "tsc": "Temporal state compression, technical reports I to IV, Solstice EIM, 2026",
 }
