@@ -1,10 +1,11 @@
 """What the store does on a GPU: `python -m benchmarks.gpu [--quick] [--json FILE] [--only SECTION...] [--dry-run]`
 
-Sections: splitzip, predictive, donor, stores (the device tier, and host and disk to a cache on the GPU), demotion
-(beside computing), resume. Each says in `benchmarks/device/` what it measures. Each runs in a process of its own with a
-limit of time, so that one that fails or hangs costs no other. Every figure stands beside a ceiling that was measured in
-the same rounds: a copy on the device for codecs, a copy between the device and pinned memory for transfers. What does
-not come back bit for bit is not timed, and its section fails. `make gpu` runs it after the tests.
+Sections: splitzip, predictive, levels (predictive's), donor, stores (the device tier, and host and disk to a cache on
+the GPU), demotion (beside computing), resume. Each says in `benchmarks/device/` what it measures. Each runs in a
+process of its own with a limit of time, so that one that fails or hangs costs no other. Every figure stands beside a
+ceiling that was measured in the same rounds: a copy on the device for codecs, a copy between the device and pinned
+memory for transfers. What does not come back bit for bit is not timed, and its section fails. `make gpu` runs it after
+the tests.
 
 --json FILE gets one object: `header` (device, driver, versions, date), `rows`, and `failed`: why, by section.
 --dry-run runs every line on the CPU, in tiny sizes and kernels in Triton's interpreter; its times mean nothing.
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 # By name: the most seconds that it may take. The first are those that nothing else can show.
-SECTIONS = {"splitzip": 90, "predictive": 120, "demotion": 90, "stores": 120, "resume": 150, "donor": 60}
+SECTIONS = {"splitzip": 90, "predictive": 120, "levels": 90, "demotion": 90, "stores": 120, "resume": 150, "donor": 60}
 LEAST_S = 20  # in less no section is measured
 NO_GPU = 3
 ERROR_CHARACTERS = 2000

@@ -127,6 +127,13 @@ class Codec(Protocol):
         """Return whether the kernels can decode what `encode` wrote. The CPU alone decodes blocks of some modes."""
         return self.has_kernels
 
+    def decodes_on(self, device: torch.device, dtype: str, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        """Return whether what `encode` wrote is decoded on `device`, for a payload that kernels can decode.
+
+        As `codes_on`, but for codecs whose modes have kernels of their own, of the mode of this payload alone.
+        """
+        return self.codes_on(device, dtype)
+
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decode the first `out.tokens` tokens of the block into `out`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,12 @@ def codes_on_device(codec: Codec, view: KVView) -> bool:
     """Return whether the device that holds a view's tensors codes them; False for tensors on the CPU."""
     device = device_of(view)
     return device is not None and codec.codes_on(device, view.layout.dtype)
+
+
+def decodes_on_device(codec: Codec, payload: memoryview, layer_sizes: Sequence[int], target: KVView) -> bool:
+    """Return whether the device that holds a target's tensors decodes this payload into them."""
+    device = device_of(target)
+    return device is not None and codec.decodes_on(device, target.layout.dtype, payload, layer_sizes)
 
 
 def falls_back(codec: Codec, view: KVView) -> bool:

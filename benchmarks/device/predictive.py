@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvstore.codecs.predictive.codec import PredictiveCodec
 # Models with random arrays, and blocks that they predict, are made by what the tests of the codec are made of.
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 
+Made = tuple[np.ndarray[Any, Any], Layers]
 NO_LIMIT = 1 << 40
 MADE = 2  # blocks that are made; they take a second each, and are coded again and again
 
@@ -31,91 +33,99 @@ def measure(machine: Machine, rows: Rows) -> None:
     import predictcases
 
     from kvstore.codecs.predictive.kernels import blocks as kernels
+    from kvstore.codecs.predictive.kernels import launch
 
     if machine.dry:
         kernels.TRIAL_TOKENS = 4  # the interpreter takes its time
     layers = machine.choose(8, 4, 2)
     shape = machine.choose((8, 128, 128), (8, 128, 128), (1, 8, 8))
     model = predictcases.model_of([shape] * layers, True, 5)
-    made = [made_block(machine, model, number) for number in range(machine.choose(MADE, MADE, 1))]
-    trial(machine, rows, model, made[0])
-    device = kernels.load(model, machine.device)
+    made = [made_block(machine, model, number, predictcases) for number in range(machine.choose(MADE, MADE, 1))]
+    trial(machine, rows, "predictive", PredictiveCodec(model), model, made[0])
+    native = predictcases.native(model)
+
+    def encoded(tokens: np.ndarray[Any, Any], view: KVView) -> list[bytes]:
+        return predictcases.encoded(native, tokens, 0, view, "scalar")
+
+    blocks = Blocks("predictive", kernels.load(model, machine.device), launch, encoded, made)
     for count in machine.choose((1, 8, 32), (1, 8), (1,)):
-        measure_blocks(machine, rows, model, device, [made[number % len(made)] for number in range(count)])
+        blocks.measure(machine, rows, count)
 
 
-def made_block(machine: Machine, model: Any, number: int) -> tuple[np.ndarray[Any, Any], Layers]:
-    """Tokens, and the tensors of a block that the model predicts, on the CPU."""
+def made_block(machine: Machine, model: Any, number: int, cases: Any) -> Made:
+    """Tokens, and the tensors of a block that the model predicts, on the CPU. cases: what makes models of this kind."""
     import predictcases
 
     count = machine.choose(64, 64, 3)
     tokens = np.random.default_rng(number).integers(0, predictcases.VOCABULARY, count).astype(np.int64)
-    tensors = predictcases.view_of(model, predictcases.block_of(model, "predicted", tokens, 0, number)).tensors()
+    tensors = predictcases.view_of(model, cases.block_of(model, "predicted", tokens, 0, number)).tensors()
     return tokens, list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def trial(machine: Machine, rows: Rows, model: Any, made: tuple[np.ndarray[Any, Any], Layers]) -> None:
+def trial(machine: Machine, rows: Rows, name: str, codec: PredictiveCodec, model: Any, made: Made) -> None:
     """The device passes the codec's own trial; the store's way through the codec gives back every bit."""
-    codec, (tokens, layers) = PredictiveCodec(model), made
+    tokens, layers = made
     info = BlockInfo(model.layout, tokens.astype(np.uint32), 0)
     if not codec.codes_on(machine.device, "bfloat16"):
-        raise WrongBits("predictive: the device does not pass the codec's trial; the CPU codes instead")
+        raise WrongBits(f"{name}: the device does not pass the codec's trial; the CPU codes instead")
     outs = [memoryview(bytearray(codec.bound(info))) for _ in range(2)]
     there = moved(machine, layers)
     views = (KVView.of_layers(info.layout, layers), machine.view(info.layout, there))
     sizes = [codec.encode(info, view, out) for view, out in zip(views, outs, strict=True)]
     if sizes[0] is None or sizes[0] != sizes[1]:
-        raise WrongBits(f"predictive: the layers have {sizes[1]} bytes, the CPU's {sizes[0]}")
+        raise WrongBits(f"{name}: the layers have {sizes[1]} bytes, the CPU's {sizes[0]}")
     payload = outs[1][: sum(sizes[0])]
-    check_bytes(bytes(payload), bytes(outs[0][: len(payload)]), "predictive")
+    check_bytes(bytes(payload), bytes(outs[0][: len(payload)]), name)
     back = like(there)
     codec.decode(info, payload, sizes[0], machine.view(info.layout, back))
-    check(back, layers, "predictive")
-    rows.add("predictive/trial", "passed", 1, "1 = yes")
+    check(back, layers, name)
+    rows.add(f"{name}/trial", "passed", 1, "1 = yes")
 
 
-def measure_blocks(
-    machine: Machine, rows: Rows, model: Any, device: Any, made: list[tuple[np.ndarray[Any, Any], Layers]]
-) -> None:
-    import predictcases
+@dataclass
+class Blocks:
+    """What is coded and timed. launch: has `encode_blocks` and `decode_blocks`; encoded: the layers as the CPU writes
+    them."""
 
-    from kvstore.codecs.predictive.kernels.launch import decode_blocks, encode_blocks
+    name: str
+    device: Any
+    launch: Any
+    encoded: Callable[[np.ndarray[Any, Any], KVView], list[bytes]]
+    made: list[Made]
 
-    count = len(made)
-    tokens, starts = [of for of, _ in made], [0] * count
-    blocks = [moved(machine, layers) for _, layers in made]
-    payload, sizes = encode_blocks(device, blocks, tokens, starts, [NO_LIMIT] * count)
-    known = [of for of in sizes if of is not None]
-    if len(known) < count:
-        raise WrongBits("predictive: a block without a limit was not coded")
-    native = predictcases.native(model)
-    first = [
-        b"".join(predictcases.encoded(native, of, 0, KVView.of_layers(model.layout, layers), "scalar"))
-        for of, layers in made[:MADE]
-    ]
-    expected = b"".join(first[number % MADE] for number in range(count))
-    check_bytes(payload.cpu().numpy().tobytes(), expected, "predictive")
-    out = [like(layers) for layers in blocks]
-    if decode_blocks(device, payload, known, tokens, starts, out).any():
-        raise WrongBits("predictive: the kernel refuses what it wrote")
-    for found, layers in zip(out, blocks, strict=True):
-        check(found, layers, "predictive")
-    raw, coded = sum(map(nbytes, blocks)), payload.numel()
-    source, target = machine.empty(raw), machine.empty(raw)
-    functions: dict[str, Callable[[], object]] = {
-        "copy": lambda: target.copy_(source),
-        "encode": lambda: encode_blocks(device, blocks, tokens, starts, [NO_LIMIT] * count),
-        "decode": lambda: decode_blocks(device, payload, known, tokens, starts, out),
-    }
-    found_s = machine.interleave({name: machine.by_clock(function) for name, function in functions.items()})
-    case, copied = f"predictive/{count}blocks", 2 * raw / found_s["copy"]
-    rows.add(case, "ratio", raw / coded, "x, of values that a random model predicts")
-    rows.add(case, "copy_GBps", raw / found_s["copy"] / 1e9, "GB/s")
-    for way in ("encode", "decode"):
-        share = (raw + coded) / found_s[way] / copied
-        rows.add(case, f"{way}_GBps", raw / found_s[way] / 1e9, "GB/s", "device copy", share)
-        rows.add(case, f"{way}_block_us", found_s[way] / count * 1e6, "us")
-    rows.add(case, "bit_identical", 1, "1 = yes")
+    def measure(self, machine: Machine, rows: Rows, count: int) -> None:
+        made = [self.made[number % len(self.made)] for number in range(count)]
+        tokens, starts = [of for of, _ in made], [0] * count
+        blocks = [moved(machine, layers) for _, layers in made]
+        payload, sizes = self.launch.encode_blocks(self.device, blocks, tokens, starts, [NO_LIMIT] * count)
+        known = [of for of in sizes if of is not None]
+        if len(known) < count:
+            raise WrongBits(f"{self.name}: a block without a limit was not coded")
+        layout = self.device.layout
+        right = [b"".join(self.encoded(of, KVView.of_layers(layout, layers))) for of, layers in self.made]
+        expected = b"".join(right[number % len(right)] for number in range(count))
+        check_bytes(payload.cpu().numpy().tobytes(), expected, self.name)
+        out = [like(layers) for layers in blocks]
+        if self.launch.decode_blocks(self.device, payload, known, tokens, starts, out).any():
+            raise WrongBits(f"{self.name}: the kernel refuses what it wrote")
+        for found, layers in zip(out, blocks, strict=True):
+            check(found, layers, self.name)
+        raw, coded = sum(map(nbytes, blocks)), payload.numel()
+        source, target = machine.empty(raw), machine.empty(raw)
+        functions: dict[str, Callable[[], object]] = {
+            "copy": lambda: target.copy_(source),
+            "encode": lambda: self.launch.encode_blocks(self.device, blocks, tokens, starts, [NO_LIMIT] * count),
+            "decode": lambda: self.launch.decode_blocks(self.device, payload, known, tokens, starts, out),
+        }
+        found_s = machine.interleave({name: machine.by_clock(function) for name, function in functions.items()})
+        case, copied = f"{self.name}/{count}blocks", 2 * raw / found_s["copy"]
+        rows.add(case, "ratio", raw / coded, "x, of values that a random model predicts")
+        rows.add(case, "copy_GBps", raw / found_s["copy"] / 1e9, "GB/s")
+        for way in ("encode", "decode"):
+            share = (raw + coded) / found_s[way] / copied
+            rows.add(case, f"{way}_GBps", raw / found_s[way] / 1e9, "GB/s", "device copy", share)
+            rows.add(case, f"{way}_block_us", found_s[way] / count * 1e6, "us")
+        rows.add(case, "bit_identical", 1, "1 = yes")
 
 
 def moved(machine: Machine, layers: Layers) -> Layers:

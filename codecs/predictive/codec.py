@@ -1,7 +1,7 @@
 """Codec 2: what the token and the layers before say of a value is left out, the rest is coded by rANS.
 
 Several modes write it, and the first layer of a payload says which did. The exact mode (exact.py) gives back every bit;
-so do its levels 1 to 3 (levels/), which also predict inside a layer, on the CPU. The lossy mode (lossy.py) codes with
+so do its levels 1 to 3 (levels/), which also predict inside a layer. The lossy mode (lossy.py) codes with
 steps, in whose units every error costs the same. All predict with the 8-bit weights of a profile. Blocks of fp32, fp16
 and float8 are coded exactly, by their words (codecs/words.py), if the profile is of such caches. Blocks that no mode
 makes smaller or can predict, and those of other layouts than the profile's, are coded as by `entropy`.
@@ -53,9 +53,9 @@ class PredictiveCodec(Codec):
     Thread-safe.
 
     A codec encodes in one mode, exact or lossy, and decodes all. The exact modes of bf16 differ in ratio and speed:
-    levels 1 to 3, if the profile has them, and the first mode, which GPUs code. Without a level, the CPU codes in the
-    highest level of the profile, and a GPU that has kernels in the first mode. The CPU alone codes levels, and blocks
-    with loss.
+    levels 1 to 3, if the profile has them, and the first mode. GPUs have kernels for all of them. Without a level, the
+    CPU codes in the highest level of the profile, and a GPU in the first mode, which takes it fewer steps in a row. The
+    CPU alone codes blocks with loss.
 
     Example:
         A profile made by hand, of a model with one layer that predicts nothing:
@@ -260,16 +260,21 @@ class PredictiveCodec(Codec):
             from_pairs(target, self._order, out)
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
-        """See `ExactMode.codes_on`. Blocks with loss, and in a level that was asked for, are coded by the CPU."""
-        return (
-            self.exact
-            and self._level is None
-            and dtype == self._exact.model.layout.dtype
-            and self._exact.codes_on(device)
-        )
+        """See `Devices.coder`. Blocks with loss are coded by the CPU."""
+        if not self.exact or dtype != self._exact.model.layout.dtype:
+            return False
+        mode = self._exact if self._level is None else self._levels.get(self._level)
+        return mode.codes_on(device)
 
     def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
-        return mode_of(payload, layer_sizes) == MODE
+        mode = mode_of(payload, layer_sizes)
+        return mode == MODE or LEVEL_MODES.get(mode) in self._levels.known
+
+    def decodes_on(self, device: torch.device, dtype: str, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        level = LEVEL_MODES.get(mode_of(payload, layer_sizes))
+        if level is None or not self.exact or dtype != self._exact.model.layout.dtype:
+            return self.codes_on(device, dtype)
+        return self._levels.get(level).codes_on(device)
 
 
 class LevelModes:

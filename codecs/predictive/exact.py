@@ -7,9 +7,7 @@ once it has shown that it writes the CPU's bytes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from threading import Lock
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,29 +15,25 @@ import numpy.typing as npt
 
 import kvstore.codecs.predictive._predict as _predict
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, device_of, may_have_kernels, wait_for
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.codecs.predictive.on_device import Devices
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
 if TYPE_CHECKING:
     import torch
 
-    from kvstore.codecs.predictive.kernels.device import DeviceModel
+    from kvstore.codecs.predictive.kernels.blocks import Loaded
 
 
 class ExactMode:
-    """Codes blocks exactly, on the device that holds them or on the CPU. Thread-safe.
-
-    Remembers of every device whose tensors it was given either the model there, which takes about the bytes of its
-    weights, or that the CPU does the work. `_trial` guards what it remembers.
-    """
+    """Codes blocks exactly, on the device that holds them or on the CPU. Thread-safe."""
 
     def __init__(self, model: PredictiveModel) -> None:
         self.model = model
         self._native = native_model(model)
-        self._trial = Lock()
-        self._devices: dict[torch.device, DeviceModel | None] = {}  # None: the CPU codes for it
+        self._devices = Devices(model.layout, self._tried)
 
     def encode(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int
@@ -50,11 +44,11 @@ class ExactMode:
             The block on the device that coded it, and one of: the bytes of each layer; None if `out`, shorter than
             `limit`, is too small; FALL_BACK if the block takes `limit` bytes or more, or cannot be predicted.
         """
-        coder = self._coder_for(block)
+        coder = self._devices.coder_for(block)
         if coder is not None:
             from kvstore.codecs.predictive.kernels.blocks import encode_into
 
-            with self._watched(coder):
+            with self._devices.watched(coder):
                 return block, encode_into(coder, info, block, out, limit)
         view = block if block.on_cpu else copy_on_cpu(block)
         dtype = info.layout.dtype
@@ -62,11 +56,11 @@ class ExactMode:
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """Decode a block of the model's layout whose sizes were checked; see `Codec.decode`."""
-        coder = self._coder_for(out)
+        coder = self._devices.coder_for(out)
         if coder is not None:
             from kvstore.codecs.predictive.kernels.blocks import decode_from
 
-            with self._watched(coder):
+            with self._devices.watched(coder):
                 if decode_from(coder, [info], [payload], [layer_sizes], [out]):
                     raise CodecError("predictive: the block is damaged, or the profile is another one")
                 return
@@ -82,49 +76,17 @@ class ExactMode:
             wait_for(tensor.device for tensor in out.tensors())
 
     def codes_on(self, device: torch.device) -> bool:
-        """Return whether tensors on `device` (a GPU with its index) are coded there.
-
-        They are if values are bf16, triton is installed and can compile for the device, and the kernels wrote the bytes
-        of the CPU in a trial. The first call makes the trial, which takes as long as the compiler does; others wait.
-        """
-        return self._coder(device) is not None
+        """Return whether tensors on `device` (a GPU with its index) are coded there; see `Devices.coder`."""
+        return self._devices.coder(device) is not None
 
     def codes_blocks_like(self, block: KVView) -> bool:
         """Return whether kernels code this block on the device that holds it."""
-        return self._coder_for(block) is not None
+        return self._devices.coder_for(block) is not None
 
-    def _coder_for(self, view: KVView) -> DeviceModel | None:
-        device = device_of(view)
-        return self._coder(device) if device is not None and view.layout == self.model.layout else None
+    def _tried(self, device: torch.device) -> Loaded | None:
+        from kvstore.codecs.predictive.kernels.blocks import tried
 
-    def _coder(self, device: torch.device) -> DeviceModel | None:
-        if self.model.layout.dtype != "bfloat16" or not may_have_kernels(device):
-            return None
-        with self._trial:
-            if device not in self._devices:
-                self._devices[device] = self._tried(device)
-            return self._devices[device]
-
-    def _tried(self, device: torch.device) -> DeviceModel | None:
-        try:
-            from kvstore.codecs.predictive.kernels.blocks import tried
-        except ImportError:
-            return None
         return tried(self.model, self._native, device)
-
-    @contextlib.contextmanager
-    def _watched(self, coder: DeviceModel) -> Iterator[None]:
-        """What a device raises inside, besides errors of its callers and of the moment, is its last: kernels are
-        compiled for more kinds of arguments than the trial has. The CPU goes on."""
-        import torch
-
-        try:
-            yield
-        except (CodecError, ValueError, torch.OutOfMemoryError):
-            raise
-        except Exception:
-            with self._trial:
-                self._devices[coder.device] = None
 
 
 def native_model(model: PredictiveModel) -> _predict.Model:

@@ -10,7 +10,7 @@ import torch
 
 from kvstore.codecs import Codec, KVView, is_delta
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.device import buffer_on_cpu, codes_on_device, move
+from kvstore.codecs.device import buffer_on_cpu, decodes_on_device, move
 from kvstore.core.keys import chain_key
 from kvstore.core.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
@@ -100,7 +100,8 @@ class BlockDecoder:
         decode."""
         info, sizes = BlockInfo(target.layout, header.tokens, header.start, header.cut), header.layer_sizes
         by_device = not target.on_cpu and codec.kernels_decode(payload, sizes)
-        out = target if target.on_cpu or (by_device and codes_on_device(codec, target)) else buffer_on_cpu(target)
+        near = by_device and decodes_on_device(codec, payload, sizes, target)
+        out = target if target.on_cpu or near else buffer_on_cpu(target)
         try:
             codec.decode(info, payload, sizes, out)
         except torch.OutOfMemoryError:
@@ -108,7 +109,9 @@ class BlockDecoder:
             out = buffer_on_cpu(target)
             codec.decode(info, payload, sizes, out)
             return out
-        if by_device and not codes_on_device(codec, target):  # which may have failed at this very block
+        if by_device and not decodes_on_device(
+            codec, payload, sizes, target
+        ):  # which may have failed at this very block
             self._count_fallback()
         return out
 

@@ -21,6 +21,8 @@ METRICS = {
     "splitzip": {"ratio", "copy_GBps", "encode_GBps", "decode_GBps", "bit_identical"},
     "predictive": {"passed", "ratio", "copy_GBps", "bit_identical"}
     | {f"{way}_{what}" for way in ("encode", "decode") for what in ("GBps", "block_us")},
+    "levels": {"passed", "ratio", "copy_GBps", "bit_identical"}
+    | {f"{way}_{what}" for way in ("encode", "decode") for what in ("GBps", "block_us")},
     "donor": {"ratio", "encode_GBps", "decode_GBps", "bit_identical"},
     "stores": {"ratio", "put_GBps", "get_GBps", "fallbacks", "bit_identical"},
     "demotion": {"demote_GBps", "slowdown", "hidden", "compute_s", "bit_identical"},

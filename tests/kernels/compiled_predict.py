@@ -18,6 +18,10 @@ from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kern
 from kvstore.codecs.predictive.kernels.dense import dense_kernel
 from kvstore.codecs.predictive.kernels.device import BLOCK_K, BLOCK_M, BLOCK_N, DENSE_OPTIONS, OPTIONS, TILE
 from kvstore.codecs.predictive.kernels.encode import pack_kernel, split_kernel
+from kvstore.codecs.predictive.levels.kernels.decode import join_kernel
+from kvstore.codecs.predictive.levels.kernels.device import GROUP_K, GROUP_OPTIONS
+from kvstore.codecs.predictive.levels.kernels.encode import pack_groups_kernel, split_groups_kernel
+from kvstore.codecs.predictive.levels.kernels.groups import sums_kernel
 
 KERNELS = {
     "dense": dense_kernel,
@@ -27,18 +31,46 @@ KERNELS = {
     "split": split_kernel,
     "pack": pack_kernel,
     "copy": copy_kernel,
+    "sums": sums_kernel,
+    "join": join_kernel,
+    "split_groups": split_groups_kernel,
+    "pack_groups": pack_groups_kernel,
+}
+# Others have OPTIONS.
+OF_KERNELS = {
+    "dense": DENSE_OPTIONS,
+    "sums": DENSE_OPTIONS,
+    "join": GROUP_OPTIONS,
+    "split_groups": GROUP_OPTIONS,
+    "pack_groups": GROUP_OPTIONS,
 }
 _TYPES = {
-    "*i8": "inputs weight",
-    "*i16": "scale mu values",
-    "*i32": "bias cos sin offsets adapts fits raw_bits escapes bad sums block_of words",
-    "*i64": "tokens sections firsts places targets pieces",
-    "*u8": "classes symbols payload source target",
+    "*i8": "inputs weight residuals shift",
+    "*i16": "scale mu values p gain narrow factor",
+    "*i32": "bias cos sin offsets adapts fits raw_bits escapes bad sums block_of words"
+    " sums_without found sizes slots state status",
+    "*i64": "tokens sections firsts places targets pieces streams",
+    "*u8": "classes symbols payload source target stream",
     "*fp32": "out_scale from_fixed to_fixed in_scale",
 }
 POINTERS = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 # What the launch code passes that is no multiple of 16, or may be none.
-ODD = {"blocks", "shift0", "shift1", "shift2", "until0", "until1", "vocabulary", "part", "parts", "rows", "first_class"}
+ODD = {
+    "blocks",
+    "shift0",
+    "shift1",
+    "shift2",
+    "until0",
+    "until1",
+    "vocabulary",
+    "part",
+    "parts",
+    "rows",
+    "first_class",
+    "before",
+    "tables",
+    "stream_bytes",
+}
 PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|kind::i8)")
 
 
@@ -60,8 +92,21 @@ def cases(few: bool) -> list[tuple[str, dict[str, Any], int]]:
         ]
     chosen += [("pack", {"DIM": dim, "TILE": TILE}) for dim in (128, 80)]
     chosen += [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
+    chosen += of_levels(few, product)
     others = chosen[:3:2] if few else chosen
     return [(*case, arch) for arch in ARCHITECTURES for case in (chosen if arch == 90 else others)]
+
+
+def of_levels(few: bool, product: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the levels; few: of a K that is rotated, above layer 0."""
+    chosen: list[tuple[str, dict[str, Any]]] = []
+    group = {"BLOCK_M": BLOCK_M, "BLOCK_K": GROUP_K}
+    for dim, rotate, first in ((128, True, False), (128, False, False), (80, True, True), (80, False, True)):
+        of_part = {"GROUPED": not first, "DIM": dim, "ROTATE": rotate, **group}
+        chosen += [("join", {**of_part, "TILE": TILE, "BITS": 12}), ("split_groups", of_part)]
+        chosen += [("pack_groups", {"DIM": dim, "ROTATE": rotate, "TILE": TILE})]
+        chosen += [("sums", {"FIRST": first, **product})] * rotate
+    return chosen[:4] if few else chosen
 
 
 def compile_for(
@@ -69,9 +114,13 @@ def compile_for(
 ) -> dict[str, Any]:
     """One row. changes: options of the compiler beside the launch code's."""
     function = KERNELS[kernel]
-    types = {name: POINTERS.get(name, "i32") for name in function.arg_names if name not in constants}
+    types = {
+        name: POINTERS.get(name, "i64" if name == "stream_bytes" else "i32")
+        for name in function.arg_names
+        if name not in constants
+    }
     even = [name for name in types if name not in ODD]
-    options = (DENSE_OPTIONS if kernel == "dense" else OPTIONS) | changes
+    options = OF_KERNELS.get(kernel, OPTIONS) | changes
     compiled = compile_kernel(function, types, constants, even, arch, options)
     ptx = compiled.asm["ptx"]
     if ptx_folder is not None:

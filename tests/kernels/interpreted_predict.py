@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
@@ -40,8 +42,10 @@ from kvstore.codecs.predictive.kernels import (
 from kvstore.codecs.predictive.kernels import (
     encode as predict_encode,
 )
+from kvstore.codecs.predictive.kernels import (
+    launch as predict_launch,
+)
 from kvstore.codecs.predictive.kernels.launch import DeviceModel, decode_blocks, encode_blocks
-from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.errors import CodecError
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
@@ -52,8 +56,8 @@ PLENTY = 1 << 40
 class Case:
     """Blocks of one model and what the reference makes of them."""
 
-    model: PredictiveModel
-    device: DeviceModel
+    model: Any
+    device: Any
     tokens: list[np.ndarray]
     starts: list[int]
     blocks: list[Block]
@@ -62,6 +66,17 @@ class Case:
     @property
     def sizes(self) -> list[list[int]]:
         return [list(map(len, layers)) for layers in self.coded]
+
+    @property
+    def launch(self) -> ModuleType:
+        """Decodes and encodes."""
+        return predict_launch
+
+    def says(self, layers: Sequence[bytes], out: Layers) -> str | None:
+        """What the CPU says of the first block's layers."""
+        rows, sizes = KVView.of_layers(self.model.layout, out).rows, list(map(len, layers))
+        coder, start, count = native(self.model), self.starts[0], len(self.tokens[0])
+        return _predict.decode(coder, self.tokens[0], start, count, b"".join(layers), sizes, rows, out[0][0].shape[1])
 
 
 def make(
@@ -72,9 +87,7 @@ def make(
     seed: int = 0,
     reach: float = 1.0,
 ) -> Case:
-    model, rng = model_of(shapes, rope, seed, reach), np.random.default_rng(seed)
-    tokens = [rng.integers(-5, VOCABULARY + 20, n).astype(np.int64) for n in counts]
-    starts = [int(start) for start in rng.integers(0, 6000, len(counts))]
+    model, (tokens, starts) = model_of(shapes, rope, seed, reach), places_of(counts, seed)
     blocks = [
         block_of(model, kind, ids, start, seed + i)
         for i, (kind, ids, start) in enumerate(zip(kinds, tokens, starts, strict=True))
@@ -84,6 +97,13 @@ def make(
         for ids, start, block in zip(tokens, starts, blocks, strict=True)
     ]
     return Case(model, DeviceModel(model, "cpu"), tokens, starts, blocks, coded)
+
+
+def places_of(counts: Sequence[int], seed: int) -> tuple[list[np.ndarray], list[int]]:
+    """Tokens of blocks, some unknown, and where they begin."""
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(-5, VOCABULARY + 20, n).astype(np.int64) for n in counts]
+    return tokens, [int(start) for start in rng.integers(0, 6000, len(counts))]
 
 
 def tensors_of(case: Case, number: int) -> Layers:
@@ -127,7 +147,7 @@ def decoded(
     if payload is None:
         payload = torch.from_numpy(np.frombuffer(b"".join(b for layers in coded for b in layers), np.uint8).copy())
     sizes = [list(map(len, layers)) for layers in coded]
-    status = decode_blocks(case.device, payload, sizes, case.tokens, case.starts, out)
+    status = case.launch.decode_blocks(case.device, payload, sizes, case.tokens, case.starts, out)
     assert all(untouched(tensor) for layers in out for pair in layers for tensor in pair)
     return status.tolist(), out
 
@@ -145,7 +165,7 @@ def check(case: Case) -> None:
     assert status == [0] * len(out)
     assert all(same(case, i, layers) for i, layers in enumerate(out))
     everything = range(len(case.blocks))
-    payload, sizes = encode_blocks(
+    payload, sizes = case.launch.encode_blocks(
         case.device, [tensors_of(case, i) for i in everything], case.tokens, case.starts, [PLENTY] * len(out)
     )
     assert sizes == [tuple(of) for of in case.sizes]
@@ -208,18 +228,14 @@ def refusals() -> None:
     assert (payload.numel(), sizes) == (0, [None])
 
 
-def on_cpu(case: Case, layers: Sequence[bytes], out: Layers) -> str | None:
-    """What the CPU says of the first block's layers."""
-    rows, sizes = KVView.of_layers(case.model.layout, out).rows, list(map(len, layers))
-    count = len(case.tokens[0])
-    coder, start = native(case.model), case.starts[0]
-    return _predict.decode(coder, case.tokens[0], start, count, b"".join(layers), sizes, rows, out[0][0].shape[1])
-
-
 def hostile() -> None:
     """What the CPU refuses is refused, what it decodes is decoded alike, beside blocks that are sound. Nothing beyond
     the payload is read: it ends where unreadable memory begins."""
-    one = make([(1, 4, 3), (1, 4, 6)], True, ["special"], [3], seed=10)
+    refuse_damage(make([(1, 4, 3), (1, 4, 6)], True, ["special"], [3], seed=10))
+
+
+def refuse_damage(one: Case) -> None:
+    """one: of a block of three tokens and two layers."""
     good, rng = one.coded[0], np.random.default_rng(0)
     coded = [good, [good[0], b""], [good[0][:27], good[1]], [good[1], good[0]], [good[0], good[1] + b"\0\0"]]
     for field in range(7):
@@ -241,7 +257,7 @@ def hostile() -> None:
     for place in range(8 * len(good[0])):  # a bit that nothing is made of
         changed = bytearray(good[0])
         changed[place // 8] ^= 1 << place % 8
-        if on_cpu(one, [bytes(changed), good[1]], room_for(one, 0, 3)) is None:
+        if one.says([bytes(changed), good[1]], room_for(one, 0, 3)) is None:
             break
     coded += [[bytes(changed), good[1]], good]
     many = replace(one, tokens=one.tokens * len(coded), starts=one.starts * len(coded), blocks=one.blocks * len(coded))
@@ -257,7 +273,7 @@ def hostile() -> None:
     refused = 0
     for layers, bad, found in zip(coded, status, out, strict=True):
         right = room_for(one, 0, 3)
-        wrong = on_cpu(one, layers, right)
+        wrong = one.says(layers, right)
         assert (bad != 0) == (wrong is not None), wrong
         refused += bad != 0
         pairs = [(a, b) for mine, theirs in zip(found, right, strict=True) for a, b in zip(mine, theirs, strict=True)]

@@ -15,6 +15,8 @@ RUNS = [
     ("interpreted_predict_codec.py", "counting"),
     ("interpreted_predict_codec.py", "coding sample refusing"),
     ("interpreted_predict_codec.py", "once trial waits failures stored"),
+    ("interpreted_levels.py", "shapes long prefixes limits"),
+    ("interpreted_levels.py", "hostile trial golden"),
     ("interpreted.py", "lengths contents strides dtypes prefixes hostile look_back"),
     ("interpreted_rans.py", "lengths divisions refusals hostile arguments"),
     ("interpreted_store.py", "control encoding decoding hostile tier store"),

@@ -90,8 +90,9 @@ def before_in_block(totals, first, row, STEP: tl.constexpr):
 
 
 @triton.jit
-def adapt(total, width, part, rows, row, adapts, offsets, fits):
-    """From what a row's energies add up to: its fit, and its offset in the next part.
+def adapt(total, width, part, rows, row, adapts, offsets, fits, there=None):
+    """From what a row's energies add up to: its fit, and its offset in the next part. Of several rows those count that
+    are `there`.
 
     adapts: [parts + 1, 3], offsets: [parts + 1, rows], fits: [parts + 2, rows], two rows of zeros first.
     """
@@ -99,12 +100,12 @@ def adapt(total, width, part, rows, row, adapts, offsets, fits):
     top = log2_of(mean)
     m = mean << (15 - top)
     quarters = 4 * top + (m >= 38968).to(tl.int32) + (m >= 46341).to(tl.int32) + (m >= 55109).to(tl.int32)
-    fit = tl.load(offsets + part * rows + row) + quarters - 34
-    tl.store(fits + (part + 2) * rows + row, fit)
-    last = tl.load(fits + (part + 1) * rows + row)
+    fit = tl.load(offsets + part * rows + row, mask=there) + quarters - 34
+    tl.store(fits + (part + 2) * rows + row, fit, mask=there)
+    last = tl.load(fits + (part + 1) * rows + row, mask=there)
     adapts += 3 * (part + 1)
     scaled = tl.load(adapts) * fit + tl.load(adapts + 1) * last + tl.load(adapts + 2) + 128
-    tl.store(offsets + (part + 1) * rows + row, tl.minimum(tl.maximum(scaled >> 8, -32), 40))
+    tl.store(offsets + (part + 1) * rows + row, tl.minimum(tl.maximum(scaled >> 8, -32), 40), mask=there)
 
 
 @triton.jit

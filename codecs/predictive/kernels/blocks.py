@@ -5,8 +5,9 @@ Every call returns when the device is done with it, and may be made by any threa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,19 @@ import torch
 import kvstore.codecs.predictive._predict as _predict
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.predictive._predict import FALL_BACK
-from kvstore.codecs.predictive.kernels.device import Array, Run, Tensor, on
-from kvstore.codecs.predictive.kernels.launch import DeviceModel, decode_blocks, encode_parts
-from kvstore.codecs.predictive.kernels.layers import assemble, fetch_arrays
+from kvstore.codecs.predictive.kernels.device import (
+    Array,
+    DeviceLinearModel,
+    DeviceModel,
+    Layers,
+    Rows,
+    Run,
+    Tensor,
+    on,
+)
+from kvstore.codecs.predictive.kernels.launch import decode_blocks, encode_parts
+from kvstore.codecs.predictive.kernels.layers import Coded, assemble, fetch_arrays
+from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.linear_model import FINE, LinearPredictor
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.rans.kernels.launch import Encoded
@@ -29,24 +40,54 @@ TRIAL_TOKENS = 64
 _SPECIAL = (0, 0x8000, 1, 0x807F, 0x80, 0x7F7F, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF)
 
 
-def load(model: PredictiveModel, device: torch.device) -> DeviceModel:
+class Loaded(DeviceLinearModel):
+    """A model on a device, and how blocks are coded with it."""
+
+    def send(self, array: Array) -> Tensor:
+        # A profile's arrays are read-only, of which torch makes no tensor without a warning.
+        return super().send(array if array.flags.writeable else array.copy())
+
+    def begin(self, tokens: Sequence[Array], starts: Sequence[int], blocks: Sequence[Layers]) -> FetchedRows:
+        raise NotImplementedError
+
+    def encode_parts(self, run: Any, limits: Array) -> Coded:
+        """See launch.py, as of the next."""
+        raise NotImplementedError
+
+    def decode_blocks(self, *arguments: Any) -> Tensor:
+        raise NotImplementedError
+
+
+def load(model: PredictiveModel, device: torch.device) -> Loaded:
     """The model on a device (a GPU with its index)."""
     with beside(device):
         return _LoadedModel(model, device)
 
 
-def tried(model: PredictiveModel, native: _predict.Model, device: torch.device) -> DeviceModel | None:
+Written = Callable[[BlockInfo, KVView, memoryview], "tuple[int, ...] | int | None"]
+
+
+def tried(model: PredictiveModel, native: _predict.Model, device: torch.device) -> Loaded | None:
     """The model on a device that was seen to code a block to the bytes of the CPU (native: the same model there) and
     back; None for a device that does not. Nothing else is asked of it before blocks of the store depend on it."""
+
+    def write(info: BlockInfo, view: KVView, room: memoryview) -> tuple[int, ...] | int | None:
+        return _predict.encode(native, info.tokens.astype(np.int64), info.start, view.rows, room)
+
+    return tried_on(lambda: load(model, device), sample(model), write)
+
+
+def tried_on(make: Callable[[], Loaded], block: tuple[BlockInfo, list[Tensor]], write: Written) -> Loaded | None:
+    """What `make` gives if it codes a block as `write`, the CPU, does; see `tried`."""
     try:
-        found = load(model, device)
-        return found if _agrees(model, native, found) else None
+        found = make()
+        return found if _agrees(found, *block, write) else None
     except Exception:  # whatever the compiler and the driver raise: the CPU writes the same bytes
         return None
 
 
 def encode_into(
-    model: DeviceModel, info: BlockInfo, block: KVView, out: memoryview, limit: int
+    model: Loaded, info: BlockInfo, block: KVView, out: memoryview, limit: int
 ) -> tuple[int, ...] | int | None:
     """Codes a block into memory on the host and returns the bytes of its layers.
 
@@ -61,8 +102,8 @@ def encode_into(
     with beside(model.device), on(model.device):
         layers = readable(block)  # kept until the device is done: kernels get addresses
         with LAUNCH:
-            run = _FetchedRun(model, [info.tokens], [info.start], [layers])
-            coded = encode_parts(run, most)
+            run = model.begin([info.tokens], [info.start], [layers])
+            coded = model.encode_parts(run, most)
         coded = replace(coded, streams=run.fetch(coded.streams))  # waits
         with LAUNCH:
             payload, (sizes,) = assemble(run, coded, most)
@@ -73,7 +114,7 @@ def encode_into(
 
 
 def decode_from(
-    model: DeviceModel,
+    model: Loaded,
     infos: Sequence[BlockInfo],
     payloads: Sequence[memoryview],
     layer_sizes: Sequence[Sequence[int]],
@@ -94,18 +135,12 @@ def decode_from(
         coded = host.to(model.device, non_blocking=True)
         tokens, starts = [info.tokens for info in infos], [info.start for info in infos]
         with LAUNCH:
-            status = decode_blocks(model, coded, layer_sizes, tokens, starts, targets)
+            status = model.decode_blocks(coded, layer_sizes, tokens, starts, targets)
         return torch.nonzero(status).flatten().tolist()  # waits
 
 
-class _LoadedModel(DeviceModel):
-    def send(self, array: Array) -> Tensor:
-        # A profile's arrays are read-only, of which torch makes no tensor without a warning.
-        return super().send(array if array.flags.writeable else array.copy())
-
-
-class _FetchedRun(Run):
-    """A run that waits for its sums when it is told to, with no lock held: `assemble` takes them where they are, and
+class FetchedRows(Rows):
+    """Rows that wait for their sums when they are told to, with no lock held: `assemble` takes them where they are, and
     launches kernels behind them."""
 
     _known: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -127,14 +162,28 @@ class _FetchedRun(Run):
         return self._layer_sums
 
 
+class _FetchedRun(FetchedRows, Run):
+    pass
+
+
+class _LoadedModel(Loaded, DeviceModel):
+    def begin(self, tokens: Sequence[Array], starts: Sequence[int], blocks: Sequence[Layers]) -> FetchedRows:
+        return _FetchedRun(self, tokens, starts, blocks)
+
+    def encode_parts(self, run: Run, limits: Array) -> Coded:
+        return encode_parts(run, limits)
+
+    def decode_blocks(self, *arguments: Any) -> Tensor:
+        return decode_blocks(self, *arguments)
+
+
 # ---- the trial ---------------------------------------------------------------------------------------------------
 
 
-def _agrees(model: PredictiveModel, native: _predict.Model, device: DeviceModel) -> bool:
-    info, tensors = sample(model)
+def _agrees(device: Loaded, info: BlockInfo, tensors: list[Tensor], write: Written) -> bool:
     view = _view(info, tensors)
     room = memoryview(bytearray(4 * view.nbytes + (1 << 16)))  # a symbol, raw bits and an escape take 38 bits
-    sizes = _predict.encode(native, info.tokens.astype(np.int64), info.start, view.rows, room)
+    sizes = write(info, view, room)
     if not isinstance(sizes, tuple):
         return False
     right = room[: sum(sizes)]
@@ -152,20 +201,27 @@ def _agrees(model: PredictiveModel, native: _predict.Model, device: DeviceModel)
 def sample(model: PredictiveModel) -> tuple[BlockInfo, list[Tensor]]:
     """A block that the model might have made, on the CPU: bf16 [heads, n, dim] in a view's order, at positions in the
     middle of the tables. Every input takes its whole range; some values are escapes, some tokens unknown."""
+    return sample_of(model, [_spread(part) for pair in model.parts for part in pair])
+
+
+def sample_of(
+    model: PredictiveModel | LevelModel, spreads: Sequence[np.ndarray[tuple[int], np.dtype[np.float64]]]
+) -> tuple[BlockInfo, list[Tensor]]:
+    """spreads: of the values of each part, as `_spread` gives them."""
     rng = np.random.default_rng(0)
     count = TRIAL_TOKENS
     start = max(0, FINE * (model.positions // FINE // 2) - count // 2)
     tokens = rng.integers(0, len(model.token_kv), count).astype(np.uint32)
     tokens[5::16] = len(model.token_kv)
     tensors = []
-    for shape, pair in zip(model.layout.layers, model.parts, strict=True):
-        for part, dim in zip(pair, (shape.key_dim, shape.value_dim), strict=True):
-            values = rng.normal(0, 1, (count, part.width)) * rng.exponential(1, (count, 1)) * _spread(part)
-            bits = torch.from_numpy(values).bfloat16().view(torch.int16)
-            some = torch.from_numpy(rng.random(values.shape) < 0.01)
-            chosen = rng.choice(np.array(_SPECIAL, np.uint16), int(some.sum()))
-            bits[some] = torch.from_numpy(chosen.view(np.int16))
-            tensors.append(bits.view(torch.bfloat16).view(count, shape.heads, dim).transpose(0, 1))
+    shapes = [(x.heads, dim) for x in model.layout.layers for dim in (x.key_dim, x.value_dim)]
+    for (heads, dim), spread in zip(shapes, spreads, strict=True):
+        values = rng.normal(0, 1, (count, heads * dim)) * rng.exponential(1, (count, 1)) * spread
+        bits = torch.from_numpy(values).bfloat16().view(torch.int16)
+        some = torch.from_numpy(rng.random(values.shape) < 0.01)
+        chosen = rng.choice(np.array(_SPECIAL, np.uint16), int(some.sum()))
+        bits[some] = torch.from_numpy(chosen.view(np.int16))
+        tensors.append(bits.view(torch.bfloat16).view(count, heads, dim).transpose(0, 1))
     return BlockInfo(model.layout, tokens, start), tensors
 
 

@@ -44,7 +44,7 @@ def _bins_of(symbols, mu, scale, column, inside, offset):
 
 
 @triton.jit
-def _raw_word(raw, raw_bytes, bit, there):
+def raw_word(raw, raw_bytes, bit, there):
     """The three bytes that the raw bits of a value lie in, int32; bytes beyond `raw_bytes` are zeros."""
     byte = (bit >> 3).to(tl.int64)
     word = tl.load(raw + byte, mask=there & (byte < raw_bytes), other=0).to(tl.int32)
@@ -54,7 +54,7 @@ def _raw_word(raw, raw_bytes, bit, there):
 
 
 @triton.jit
-def _magnitude(index, linear, count, rest):
+def magnitude_of(index, linear, count, rest):
     """(bits without the sign of the value in a bin whose `count` raw bits are `rest`, whether it is an escape)."""
     gap = rest & 7
     deep = index == 0
@@ -65,7 +65,7 @@ def _magnitude(index, linear, count, rest):
 
 
 @triton.jit
-def _escaped_bits(source, rank, there):
+def escaped_bits(source, rank, there):
     """bf16 bits of escape number `rank`, int32."""
     byte = source + 2 * rank.to(tl.int64)
     bits = tl.load(byte, mask=there, other=0).to(tl.int32)
@@ -155,8 +155,8 @@ def read_kernel(
         count = tl.where(inside & ~far, raw_count(index), 0)
         bit = done + tl.cumsum(count, axis=0) - count
         done += tl.sum(count, axis=0)
-        rest = (_raw_word(raw, raw_bytes, bit, count > 0) >> (bit & 7)) & ((1 << count) - 1)
-        magnitude, escaped = _magnitude(index, linear, count, rest)
+        rest = (raw_word(raw, raw_bytes, bit, count > 0) >> (bit & 7)) & ((1 << count) - 1)
+        magnitude, escaped = magnitude_of(index, linear, count, rest)
         whole = far | escaped
         wrong |= (inside & ~whole & ((magnitude > 0x7FFF) | (magnitude < 128))).to(tl.int32)
         found += (inside & whole).to(tl.int32)
@@ -218,7 +218,7 @@ def finish_kernel(
         whole = inside & (tl.load(symbols + column, mask=inside, other=0).to(tl.int32) == ESCAPE)
         rank = done + tl.cumsum(whole.to(tl.int32), axis=0) - 1
         done = tl.max(rank, axis=0) + 1  # a sum of bits would be counted in local memory
-        escaped = _escaped_bits(source, rank, whole & (rank < limit))
+        escaped = escaped_bits(source, rank, whole & (rank < limit))
         x = tl.where(whole, escaped, load_bits(values + column, inside))
         tl.store(values + column, x.to(tl.int16), mask=whole)
         to = target + (column // DIM).to(tl.int64) * head_stride + column % DIM  # `in_heads` takes more registers here

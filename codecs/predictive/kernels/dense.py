@@ -30,7 +30,7 @@ def _store(v, column, inside, exists, row, width, offset, scale, mu, classes, fi
 
 
 @triton.jit
-def _columns(width, ROTATE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
+def columns_of(width, ROTATE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
     """Columns a and b of a program's pairs and whether they exist; and the number of a pair in its head, if ROTATE."""
     lane = tl.arange(0, BLOCK_N)
     tile = tl.program_id(1)
@@ -46,17 +46,17 @@ def _columns(width, ROTATE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constex
 
 
 @triton.jit
-def _table_sums(table, table_stride, vocabulary, token, column_a, column_b, inside_a, inside_b):
-    """Columns a and b of the tokens' rows in the table of layer 0, in the scale of products; unknown tokens have 0."""
+def table_rows(table, table_stride, vocabulary, token, column_a, column_b, inside_a, inside_b):
+    """Columns a and b of the tokens' rows in the table of layer 0, int32; unknown tokens have 0."""
     known = (token >= 0) & (token < vocabulary)
     place = table + tl.where(known, token, 0)[:, None] * table_stride
     a = tl.load(place + column_a[None, :], mask=known[:, None] & inside_a[None, :], other=0)
     b = tl.load(place + column_b[None, :], mask=known[:, None] & inside_b[None, :], other=0)
-    return 256 * a.to(tl.int32), 256 * b.to(tl.int32)
+    return a.to(tl.int32), b.to(tl.int32)
 
 
 @triton.jit
-def _products(
+def products(
     from_q,  # first inputs of the rows
     weight,
     blocks,
@@ -141,16 +141,17 @@ def dense_kernel(
 ):
     """Grid (tiles of rows, tiles of pairs)."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column_a, column_b, inside_a, inside_b, pair = _columns(width, ROTATE, DIM, BLOCK_N)
+    column_a, column_b, inside_a, inside_b, pair = columns_of(width, ROTATE, DIM, BLOCK_N)
     columns = (column_a, column_b, inside_a, inside_b)
     exists = row < rows
     if FIRST:
         token = tl.load(tokens + row, mask=exists, other=-1)
-        total_a, total_b = _table_sums(weight, table_stride, vocabulary, token, *columns)
+        total_a, total_b = table_rows(weight, table_stride, vocabulary, token, *columns)
+        total_a, total_b = 256 * total_a, 256 * total_b  # in the scale of products
     else:
         shifts = (shift0, until0, shift1, until1, shift2)
         from_q = inputs + row.to(tl.int64)[:, None] * input_stride
-        total_a, total_b = _products(from_q, weight, blocks, *shifts, *columns, BLOCK_M, BLOCK_N, BLOCK_K)
+        total_a, total_b = products(from_q, weight, blocks, *shifts, *columns, BLOCK_M, BLOCK_N, BLOCK_K)
     total_a += tl.load(bias + column_a, mask=inside_a, other=0)[None, :]
     total_b += tl.load(bias + column_b, mask=inside_b, other=0)[None, :]
     v_a = total_a.to(tl.float32) * tl.load(out_scale + column_a, mask=inside_a, other=0)[None, :]

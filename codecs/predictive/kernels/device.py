@@ -14,8 +14,11 @@ import triton
 
 from kvstore.codecs.predictive.kernels.axis import PLACE_COLUMNS
 from kvstore.codecs.predictive.kernels.dense import dense_kernel
+from kvstore.codecs.predictive.kernels.encode import pack_kernel
+from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.linear_model import FINE
 from kvstore.codecs.predictive.model import CLASSES, PredictiveModel
+from kvstore.codecs.predictive.reference import MODE
 from kvstore.codecs.rans.coder import RansTables
 from kvstore.codecs.rans.kernels.launch import DeviceTables
 from kvstore.errors import CodecError
@@ -69,10 +72,13 @@ class DevicePart:
         return -(-self.width // (2 * self.pairs))
 
 
-class DeviceModel:
-    """A `PredictiveModel` on a device, which takes about the bytes of its weights. Immutable, for any thread."""
+class DeviceLinearModel:
+    """What every model on a device has: tables, where the inputs of parts lie, and rotations. Immutable."""
 
-    def __init__(self, model: PredictiveModel, device: torch.device | str) -> None:
+    mode: int  # of the layers that are coded with it
+    parts: Sequence[Any]  # each with `number`, `width`, `dim` and `scale`
+
+    def __init__(self, model: PredictiveModel | LevelModel, device: torch.device | str) -> None:
         self.device = torch.device(device)
         if self.device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise CodecError(f"predictive: {self.device} runs no kernels; code on the CPU")
@@ -84,8 +90,6 @@ class DeviceModel:
         self.input_stride = SLOTS * max(
             sum(map(_padded, self.widths[i : i + 2])) for i in range(0, len(self.widths), 2)
         )
-        self.token_kv = self.send(model.token_kv)
-        self.parts = [self._part(model, number) for number in range(len(self.widths))]
         adapts = [*(part.adapt for pair in model.parts for part in pair), np.zeros(3, np.int32)]
         self.adapts = self.send(np.stack(adapts).astype(np.int32))
         self._first_offset = min(max((int(adapts[0][2]) + 128) >> 8, -32), 40)
@@ -120,20 +124,51 @@ class DeviceModel:
         offsets[0] = self._first_offset
         return offsets
 
+    def _sources(self, number: int, reach: int) -> list[int]:
+        """The parts that a part takes inputs from, `reach` layers back, in the order of its weights."""
+        layer, which = divmod(number, 2)
+        before = [2 * i + j for i in range(layer - 1, layer - 1 - reach, -1) if i >= 0 for j in (0, 1)]
+        return before + ([number - 1] if which else [])
+
+    def _weight(self, weight: Array, sources: Sequence[int]) -> tuple[Tensor, int]:
+        """Weights [inputs, C] as `dense_kernel` takes them, and how many blocks of inputs they have."""
+        ends = np.cumsum([self.widths[i] for i in sources])[:-1]
+        pieces = [np.pad(piece, ((0, _padded(len(piece)) - len(piece)), (0, 0))) for piece in np.split(weight, ends)]
+        return self.send(np.concatenate(pieces).T), sum(map(len, pieces)) // BLOCK_K
+
+    def _own(self, number: int) -> int:
+        return number // 2 % SLOTS * (self.input_stride // SLOTS) + self._columns[number]
+
+    def _shifts(self, sources: Sequence[int]) -> tuple[int, ...]:
+        """Of parts in this order; K and V of a layer lie side by side."""
+        begins, found = [], 0
+        for number in sources:
+            if number % 2 == 0:
+                begins.append((found, self._own(number) // BLOCK_K - found))
+            found += _padded(self.widths[number]) // BLOCK_K
+        begins += [(found, 0)] * (3 - len(begins))
+        return begins[0][1], begins[1][0], begins[1][1], begins[2][0], begins[2][1]
+
+
+class DeviceModel(DeviceLinearModel):
+    """A `PredictiveModel` on a device, which takes about the bytes of its weights. Immutable, for any thread."""
+
+    mode = MODE
+    parts: Sequence[DevicePart]
+
+    def __init__(self, model: PredictiveModel, device: torch.device | str) -> None:
+        super().__init__(model, device)
+        self.token_kv = self.send(model.token_kv)
+        self.parts = [self._part(model, number) for number in range(len(self.widths))]
+
     def _part(self, model: PredictiveModel, number: int) -> DevicePart:
         layer, which = divmod(number, 2)
         part, shape = model.parts[layer][which], self.layout.layers[layer]
         fix = np.zeros(part.width, np.float32) if part.fix is None else part.fix.astype(np.float32)
-        sources = [2 * i + j for i in (layer - 1, layer - 2) if i >= 0 for j in (0, 1)] + (
-            [number - 1] if which else []
-        )
+        sources = self._sources(number, 2)
         weight, blocks = self.token_kv[:, self.widths[0] :] if which else self.token_kv[:, : self.widths[0]], 0
         if part.weight is not None:
-            ends = np.cumsum([self.widths[i] for i in sources])[:-1]
-            pieces = [
-                np.pad(piece, ((0, _padded(len(piece)) - len(piece)), (0, 0))) for piece in np.split(part.weight, ends)
-            ]
-            weight, blocks = self.send(np.concatenate(pieces).T), sum(map(len, pieces)) // BLOCK_K
+            weight, blocks = self._weight(part.weight, sources)
         return DevicePart(
             number=number,
             width=part.width,
@@ -151,29 +186,16 @@ class DeviceModel:
             column=self._own(number),
         )
 
-    def _own(self, number: int) -> int:
-        return number // 2 % SLOTS * (self.input_stride // SLOTS) + self._columns[number]
 
-    def _shifts(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """Of parts in this order; K and V of a layer lie side by side."""
-        begins, found = [], 0
-        for number in sources:
-            if number % 2 == 0:
-                begins.append((found, self._own(number) // BLOCK_K - found))
-            found += _padded(self.widths[number]) // BLOCK_K
-        begins += [(found, 0)] * (3 - len(begins))
-        return begins[0][1], begins[1][0], begins[1][1], begins[2][0], begins[2][1]
-
-
-class Run:
-    """Blocks that are coded at once, part after part: what launches leave to later ones.
+class Rows:
+    """The rows of blocks that are coded at once, part after part: what launches leave to later ones.
 
     tokens: ids of each block; starts: their positions; block: `Layers` of each, to be read or written, which may have
     fewer tokens if they are written. Raises `CodecError` where these are not of the model's shapes.
     """
 
     def __init__(
-        self, model: DeviceModel, tokens: Sequence[Array], starts: Sequence[int], blocks: Sequence[Layers]
+        self, model: DeviceLinearModel, tokens: Sequence[Array], starts: Sequence[int], blocks: Sequence[Layers]
     ) -> None:
         self.model = model
         self.counts = np.array([len(ids) for ids in tokens], np.int64)
@@ -192,9 +214,49 @@ class Run:
         self.fits = torch.zeros(parts + 2, self.rows, dtype=torch.int32, device=device)
         self.raw_bits, self.escapes = torch.empty(2, parts, self.rows, dtype=torch.int32, device=device)
         self.sums = torch.empty(2, parts, self.rows, dtype=torch.int32, device=device)
-        self.mu = torch.empty(self.rows * max(model.widths), dtype=torch.int16, device=device)
         padded = -(-self.rows // BLOCK_M) * BLOCK_M
         self.inputs = torch.zeros(padded, model.input_stride, dtype=torch.int8, device=device)
+
+    @property
+    def last_of_layers(self) -> Array:
+        """The last part of the stream in each layer."""
+        return np.arange(1, len(self.model.parts), 2)
+
+    def pack(self, part: Any, symbols: Tensor, targets: Tensor, bits: Tensor, payload: Tensor) -> None:
+        """Adds a part's raw bits to `bits`, and writes its escapes, where `targets` says."""
+        raise NotImplementedError
+
+    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        """Launches a kernel of the rows, a program a row, on the current stream."""
+        kernel[(self.rows,)](*arguments, TILE=TILE, **constants, **OPTIONS)
+
+    def totals(self, of_rows: Tensor) -> Tensor:
+        """int64 [..., blocks] of integers [..., rows], added up exactly."""
+        shape = (*of_rows.shape[:-1], self.blocks)
+        zeros = torch.zeros(shape, dtype=torch.int64, device=of_rows.device)
+        return zeros.index_add_(-1, self.block_of, of_rows.long())
+
+    def layer_sums(self) -> Tensor:
+        """The two sums of every layer of every block, int64 [2, layers, blocks], from those of the rows."""
+        widths = self.model.send(np.array(self.model.widths, np.int64))[:, None]
+        counts = torch.diff(self.firsts)[self.block_of.long()]
+        before = self.in_block * widths  # values of the layer before a row
+        before[1::2] += counts * widths[::2]
+        plain, weighted = self.sums.long() & 0xFFFFFFFF
+        both = self.totals(plain), self.totals((weighted + plain * before) & 0xFFFFFFFF)
+        return torch.stack([x[::2] + x[1::2] for x in both]) & 0xFFFFFFFF
+
+
+class Run(Rows):
+    """Rows with predictions of one part after the other. model: a `DeviceModel`; else as `Rows`."""
+
+    model: DeviceModel
+
+    def __init__(
+        self, model: DeviceModel, tokens: Sequence[Array], starts: Sequence[int], blocks: Sequence[Layers]
+    ) -> None:
+        super().__init__(model, tokens, starts, blocks)
+        self.mu = torch.empty(self.rows * max(model.widths), dtype=torch.int16, device=model.device)
 
     def predict(self, part: DevicePart, classes: Tensor) -> None:
         """Sets `mu` and classes, uint8 [rows * C], of a part."""
@@ -230,25 +292,13 @@ class Run:
             **DENSE_OPTIONS,
         )
 
-    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
-        """Launches a kernel of the rows, a program a row, on the current stream."""
-        kernel[(self.rows,)](*arguments, TILE=TILE, **constants, **OPTIONS)
-
-    def totals(self, of_rows: Tensor) -> Tensor:
-        """int64 [..., blocks] of integers [..., rows], added up exactly."""
-        shape = (*of_rows.shape[:-1], self.blocks)
-        zeros = torch.zeros(shape, dtype=torch.int64, device=of_rows.device)
-        return zeros.index_add_(-1, self.block_of, of_rows.long())
-
-    def layer_sums(self) -> Tensor:
-        """The two sums of every layer of every block, int64 [2, layers, blocks], from those of the rows."""
-        widths = self.model.send(np.array(self.model.widths, np.int64))[:, None]
-        counts = torch.diff(self.firsts)[self.block_of.long()]
-        before = self.in_block * widths  # values of the layer before a row
-        before[1::2] += counts * widths[::2]
-        plain, weighted = self.sums.long() & 0xFFFFFFFF
-        both = self.totals(plain), self.totals((weighted + plain * before) & 0xFFFFFFFF)
-        return torch.stack([x[::2] + x[1::2] for x in both]) & 0xFFFFFFFF
+    def pack(self, part: DevicePart, symbols: Tensor, targets: Tensor, bits: Tensor, payload: Tensor) -> None:
+        self.launch(
+            pack_kernel,
+            *(self.places, self.block_of, self.firsts, symbols, part.scale, self.offsets, self.raw_bits),
+            *(self.escapes, targets, bits, payload, part.number, self.rows, self.blocks, part.width),
+            DIM=part.dim,
+        )
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -265,7 +315,7 @@ def _columns(widths: Sequence[int]) -> list[int]:
     return [_padded(widths[number - 1]) if number % 2 else 0 for number in range(len(widths))]
 
 
-def _places(model: DeviceModel, blocks: Sequence[Layers]) -> Array:
+def _places(model: DeviceLinearModel, blocks: Sequence[Layers]) -> Array:
     """See axis.py; int64 [parts, blocks, PLACE_COLUMNS]."""
     table = np.empty((len(model.parts), len(blocks), PLACE_COLUMNS.value), np.int64)
     for number, layers in enumerate(blocks):

@@ -37,7 +37,7 @@ TARGET_COLUMNS = tl.constexpr(2)
 
 
 @triton.jit
-def _open(x, linear, far):
+def open_of(x, linear, far):
     """(raw bits, how many, whether the value is an escape), int32 and bool, of bf16 bits."""
     e = exponent(x)
     mantissa = x & 127
@@ -111,7 +111,7 @@ def split_kernel(
         x = load_bits(in_heads(source, column, head_stride, DIM), inside)
         symbol, linear, far, size = _symbols_of(x, mu, scale, column, inside, offset)
         tl.store(symbols + column, symbol.to(tl.uint8), mask=inside)
-        _rest, count, whole = _open(x, linear, far)
+        _rest, count, whole = open_of(x, linear, far)
         counts += tl.where(inside, count, 0)
         sizes += tl.where(inside, size, 0)
         found += (inside & whole).to(tl.int32)
@@ -126,7 +126,7 @@ def split_kernel(
 
 
 @triton.jit
-def _add_bits(words, rest, bit, inside, TILE: tl.constexpr):
+def add_bits(words, rest, bit, inside, TILE: tl.constexpr):
     """Adds raw bits to words, from bit `bit` on."""
     # Four values have up to 40 bits, which lie in up to three words.
     start = tl.min(tl.reshape(bit, (TILE // 4, 4)), axis=1)
@@ -189,7 +189,7 @@ def pack_kernel(
         x = load_bits(in_heads(source, column, head_stride, DIM), inside)
         linear, _quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
         far = tl.load(symbols + column, mask=inside, other=0).to(tl.int32) == ESCAPE
-        rest, count, whole = _open(x, linear, far)
+        rest, count, whole = open_of(x, linear, far)
         count = tl.where(inside, count, 0)
         whole = inside & whole
         bit = bits_before + tl.cumsum(count, axis=0) - count
@@ -199,5 +199,5 @@ def pack_kernel(
         byte = payload + 2 * rank.to(tl.int64)
         tl.store(byte, (x & 255).to(tl.uint8), mask=whole)
         tl.store(byte + 1, (x >> 8).to(tl.uint8), mask=whole)
-        _add_bits(words, rest, bit, inside, TILE)
+        add_bits(words, rest, bit, inside, TILE)
         at += TILE

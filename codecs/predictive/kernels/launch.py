@@ -8,14 +8,24 @@ has a stream of its own; results are there when the current stream is done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kernel, read_kernel
-from kvstore.codecs.predictive.kernels.device import Array, DeviceModel, DevicePart, Layers, Run, Tensor, on
+from kvstore.codecs.predictive.kernels.device import (
+    Array,
+    DeviceLinearModel,
+    DeviceModel,
+    DevicePart,
+    Layers,
+    Rows,
+    Run,
+    Tensor,
+    on,
+)
 from kvstore.codecs.predictive.kernels.encode import split_kernel
 from kvstore.codecs.predictive.kernels.layers import Coded, Sections, assemble
 from kvstore.codecs.predictive.reference import HEADER
@@ -26,20 +36,30 @@ from kvstore.errors import CodecError
 __all__ = ["DeviceModel", "decode_blocks", "encode_blocks"]
 
 
+class Passes(NamedTuple):
+    """How the parts of blocks are coded in one mode."""
+
+    begin: Callable[..., Rows]
+    decode_parts: Callable[..., Tensor]
+    encode_parts: Callable[..., Coded]
+
+
 def decode_blocks(
-    model: DeviceModel,
+    model: DeviceLinearModel,
     payload: Tensor,
     sizes: Sequence[Sequence[int]],
     tokens: Sequence[Array],
     starts: Sequence[int],
     out: Sequence[Layers],
+    passes: Passes | None = None,
 ) -> Tensor:
     """Decodes blocks, whose payloads follow each other in `payload` (uint8, contiguous, on the model's device).
 
     sizes: bytes of the layers of each block; tokens: integers `[n]`, starts: position of the first; out: tensors of
-    each block, mutated: of its first tokens as many as they have. Returns int32 `[blocks]` on the device: 0 where what
-    was decoded is what was encoded. Whatever the payload holds, nothing outside of it is read, and nothing but `out`
-    written; blocks of another status have undefined values. Raises `CodecError` where arguments do not fit each other.
+    each block, mutated: of its first tokens as many as they have; passes: of the model's mode, `EXACT` by default.
+    Returns int32 `[blocks]` on the device: 0 where what was decoded is what was encoded. Whatever the payload holds,
+    nothing outside of it is read, and nothing but `out` written; blocks of another status have undefined values.
+    Raises `CodecError` where arguments do not fit each other.
     """
     layers = len(model.layout.layers)
     _check(sizes, tokens, starts, out)
@@ -59,16 +79,18 @@ def decode_blocks(
         status = torch.ones(len(sizes), dtype=torch.int32, device=model.device)
         if not chosen:
             return status
-        run = Run(model, [tokens[i] for i in chosen], [starts[i] for i in chosen], [out[i] for i in chosen])
+        passes = passes or EXACT
+        here = ([of[i] for i in chosen] for of in (tokens, starts, out))
+        run = passes.begin(model, *here)
         table = np.array(sizes, np.int64).reshape(len(sizes), layers)
         begins = np.cumsum(table).reshape(table.shape) - table
         sections = Sections(model, payload, begins[chosen], table[chosen])
-        wrong = sections.wrong | _decode_parts(run, payload, sections)
+        wrong = sections.wrong | passes.decode_parts(run, payload, sections)
         status[model.send(np.array(chosen, np.int64))] = wrong.int()
         return status
 
 
-def _decode_parts(run: Run, payload: Tensor, sections: Sections) -> Tensor:
+def decode_parts(run: Run, payload: Tensor, sections: Sections) -> Tensor:
     """Bool [blocks]: which are damaged."""
     model, most = run.model, run.rows * max(run.model.widths)
     symbols, classes = torch.empty(2, most, dtype=torch.uint8, device=payload.device)
@@ -104,17 +126,19 @@ def _decode_parts(run: Run, payload: Tensor, sections: Sections) -> Tensor:
 
 
 def encode_blocks(
-    model: DeviceModel,
+    model: DeviceLinearModel,
     blocks: Sequence[Layers],
     tokens: Sequence[Array],
     starts: Sequence[int],
     limits: Sequence[int],
+    passes: Passes | None = None,
 ) -> tuple[Tensor, list[tuple[int, ...] | None]]:
     """Codes blocks; waits for the device once.
 
-    tokens, starts: as in `decode_blocks`; limits: bytes that a block must come to less than. Returns the payloads one
-    after the other, uint8 on the device, and the bytes of the layers of each block: None, and no payload, of those that
-    cannot be predicted or do not stay below their limit. Raises `CodecError` where arguments do not fit each other.
+    tokens, starts, passes: as in `decode_blocks`; limits: bytes that a block must come to less than. Returns the
+    payloads one after the other, uint8 on the device, and the bytes of the layers of each block: None, and no payload,
+    of those that cannot be predicted or do not stay below their limit. Raises `CodecError` where arguments do not fit
+    each other.
     """
     _check(limits, tokens, starts, blocks)
     for ids, pairs in zip(tokens, blocks, strict=True):
@@ -125,22 +149,21 @@ def encode_blocks(
     with on(model.device):
         if not chosen:
             return torch.empty(0, dtype=torch.uint8, device=model.device), found
-        run = Run(model, [tokens[i] for i in chosen], [starts[i] for i in chosen], [blocks[i] for i in chosen])
+        passes = passes or EXACT
+        here = ([of[i] for i in chosen] for of in (tokens, starts, blocks))
+        run = passes.begin(model, *here)
         most = np.array([limits[i] for i in chosen], np.int64)
-        payload, sizes = assemble(run, encode_parts(run, most), most)
+        payload, sizes = assemble(run, passes.encode_parts(run, most), most)
     for i, of in zip(chosen, sizes, strict=True):
         found[i] = of
     return payload, found
 
 
 def encode_parts(run: Run, limits: Array) -> Coded:
-    model, parts = run.model, len(run.model.parts)
-    widths = np.array(model.widths, np.int64)
-    ends = np.cumsum(widths * run.rows)
-    begins = ends - widths * run.rows
-    symbols, classes = torch.empty(2, int(ends[-1]), dtype=torch.uint8, device=model.device)
-    for part in model.parts:
-        mine = slice(begins[part.number], ends[part.number])
+    """The parts of a run's blocks as symbols and streams. limits: of the bytes of each block."""
+    model, places = run.model, places_of_parts(run)
+    symbols, classes = torch.empty(2, places[-1].stop, dtype=torch.uint8, device=model.device)
+    for part, mine in zip(model.parts, places, strict=True):
         run.predict(part, classes[mine])
         run.launch(
             split_kernel,
@@ -149,15 +172,30 @@ def encode_parts(run: Run, limits: Array) -> Coded:
             DIM=part.dim,
             ROTATE=part.rotated,
         )
+    widths = np.array(model.widths, np.int64)
     spans = np.stack([run.ends - run.counts, run.counts], -1)[:, None] * widths[:, None]
-    spans[..., 0] += begins
-    values = run.counts * widths.sum()
+    spans[..., 0] += [mine.start for mine in places]
+    return encode_streams(run, symbols, classes, places, spans, limits)
+
+
+def places_of_parts(run: Rows) -> list[slice]:
+    """Where the symbols of each part are: one part of all rows after the other."""
+    ends = np.cumsum(np.array(run.model.widths, np.int64) * run.rows).tolist()
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def encode_streams(
+    run: Rows, symbols: Tensor, classes: Tensor, places: list[slice], spans: Array, limits: Array
+) -> Coded:
+    """spans: int64 [blocks, parts of a stream, 2]: where symbols of each part of each stream begin, and how many."""
+    model = run.model
     # A longer stream would not stay below the block's limit.
-    rooms = np.minimum([RansTables.bound(int(count)) for count in values], np.maximum(limits, 0) + 1) // 2 * 2
+    bounds = [RansTables.bound(int(count)) for count in run.counts * sum(model.widths)]
+    rooms = np.minimum(bounds, np.maximum(limits, 0) + 1) // 2 * 2
     out = torch.empty(int(rooms.sum()), dtype=torch.uint8, device=model.device)
     table = model.send(np.stack([np.cumsum(rooms) - rooms, rooms], -1))
-    done = encode(model.tables, symbols, classes, model.send(spans.reshape(run.blocks, parts, 2)), out, table)
-    return Coded(symbols, [slice(a, b) for a, b in zip(begins, ends, strict=True)], out, done)
+    done = encode(model.tables, symbols, classes, model.send(spans), out, table)
+    return Coded(symbols, places, out, done)
 
 
 def _of_inputs(run: Run, part: DevicePart) -> tuple[Any, ...]:
@@ -179,3 +217,6 @@ def _of_inputs(run: Run, part: DevicePart) -> tuple[Any, ...]:
 def _check(*lists: Sequence[Any]) -> None:
     if len({len(one) for one in lists}) != 1:
         raise CodecError("predictive: the lists differ in length")
+
+
+EXACT = Passes(Run, decode_parts, encode_parts)

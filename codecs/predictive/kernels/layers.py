@@ -9,9 +9,8 @@ import torch
 
 from kvstore.codecs.predictive.kernels import device as predict_device
 from kvstore.codecs.predictive.kernels.copy import copy_kernel
-from kvstore.codecs.predictive.kernels.device import OPTIONS, Array, DeviceModel, Run, Tensor
-from kvstore.codecs.predictive.kernels.encode import pack_kernel
-from kvstore.codecs.predictive.reference import HEADER, MODE
+from kvstore.codecs.predictive.kernels.device import OPTIONS, Array, DeviceLinearModel, Rows, Tensor
+from kvstore.codecs.predictive.reference import HEADER
 from kvstore.codecs.rans.kernels.launch import Encoded
 
 COPIERS = 16  # programs that copy one piece
@@ -24,7 +23,7 @@ class Sections:
     their layer are taken for empty, and `wrong`, bool [blocks], says so.
     """
 
-    def __init__(self, model: DeviceModel, payload: Tensor, begins: Array, sizes: Array) -> None:
+    def __init__(self, model: DeviceLinearModel, payload: Tensor, begins: Array, sizes: Array) -> None:
         blocks, layers = sizes.shape
         rooms = (sizes.sum(1) + 1) // 2 * 2
         begin, size, room, shifts = map(model.send, (begins, sizes, np.cumsum(rooms) - rooms, np.arange(0, 32, 8)))
@@ -32,7 +31,7 @@ class Sections:
         fields = (payload[at].long().view(blocks, layers, 7, 4) << shifts).sum(-1)
         mode, raw_k, raw_v, escapes_k, escapes_v, a, b = fields.unbind(-1)
         words = size - HEADER.size - raw_k - raw_v - 2 * (escapes_k + escapes_v)
-        broken = (mode != MODE) | (words < 0)
+        broken = (mode != model.mode) | (words < 0)
         self.wrong = broken.any(1)
         raw_k, raw_v, escapes_k, escapes_v, words = (
             x.masked_fill(broken, 0) for x in (raw_k, raw_v, escapes_k, escapes_v, words)
@@ -61,7 +60,7 @@ class Coded:
     streams: Encoded
 
 
-def assemble(run: Run, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple[int, ...] | None]]:
+def assemble(run: Rows, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple[int, ...] | None]]:
     """The payloads one after the other, and the bytes of the layers of each block; None, and none of the payload, of
     those that do not stay below their limit (int64 [blocks]). Waits for the device."""
     model = run.model
@@ -69,9 +68,9 @@ def assemble(run: Run, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple[
     known = fetch_arrays(*sums_of_rows, *_of_streams(coded.streams))
     raw_bits, escapes, sums, first, after, status = known
     raw = (raw_bits + 7) // 8  # [parts, blocks]
-    ends = (first[:, 1:] - after)[:, 1::2]  # of the words of each layer in their stream
+    ends = (first[:, 1:] - after)[:, run.last_of_layers]  # of the words of each layer in their stream
     words = np.diff(ends, axis=1, prepend=0)
-    header = np.stack([np.full_like(raw[::2], MODE), raw[::2], raw[1::2], escapes[::2], escapes[1::2], *sums], -1)
+    header = np.stack([np.full_like(raw[::2], model.mode), raw[::2], raw[1::2], escapes[::2], escapes[1::2], *sums], -1)
     sizes = HEADER.size + (header[..., 1:5] * (1, 1, 2, 2)).sum(-1).T + words  # [blocks, layers]
     kept = (status == 0) & (sizes.sum(1) < limits)
 
@@ -89,12 +88,7 @@ def assemble(run: Run, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple[
     bits = torch.zeros(int(packed.sum()) + 1, dtype=torch.int32, device=model.device)
     targets = model.send(np.where(kept[:, None], np.stack([packed_at, escapes_at], -1), -1))
     for part, mine in zip(model.parts, coded.parts, strict=True):
-        run.launch(
-            pack_kernel,
-            *(run.places, run.block_of, run.firsts, coded.symbols[mine], part.scale, run.offsets, run.raw_bits),
-            *(run.escapes, targets, bits, payload, part.number, run.rows, run.blocks, part.width),
-            DIM=part.dim,
-        )
+        run.pack(part, coded.symbols[mine], targets, bits, payload)
     headers = model.send(header.transpose(1, 0, 2).astype("<u4").view(np.uint8).reshape(-1))
     numbers = HEADER.size * np.arange(sizes.size).reshape(sizes.shape)
     for source, begin, target, count in (

@@ -1,9 +1,12 @@
-"""The levels of the exact predictor on the CPU: blocks coded by csrc/levels/levels.h."""
+"""The levels of the exact predictor: blocks coded by csrc/levels/levels.h, or by the GPU that holds them.
+
+Kernels code for a device (kernels/blocks.py) once it has shown that it writes the CPU's bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,26 +14,47 @@ import kvstore.codecs.predictive._levels as _levels
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.predictive.levels.model import LevelModel
+from kvstore.codecs.predictive.on_device import Devices
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
+if TYPE_CHECKING:
+    import torch
+
+    from kvstore.codecs.predictive.kernels.blocks import Loaded
+
 
 class LevelMode:
-    """Codes blocks of the model's layout in one level, on the CPU. Immutable and thread-safe."""
+    """Codes blocks of the model's layout in one level, on the device that holds them or on the CPU. Thread-safe."""
 
     def __init__(self, model: LevelModel) -> None:
-        self.level = model.level
+        self.level, self._model = model.level, model
         self._native = native_model(model)
+        self._devices = Devices(model.layout, self._tried)
 
     def encode(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int
     ) -> tuple[KVView, tuple[int, ...] | int | None]:
         """As `ExactMode.encode`."""
+        coder = self._devices.coder_for(block)
+        if coder is not None:
+            from kvstore.codecs.predictive.kernels.blocks import encode_into
+
+            with self._devices.watched(coder):
+                return block, encode_into(coder, info, block, out, limit)
         view = block if block.on_cpu else copy_on_cpu(block)
         return view, _levels.encode(self._native, info.tokens, info.start, view.rows, out, limit)
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """As `ExactMode.decode`."""
+        coder = self._devices.coder_for(out)
+        if coder is not None:
+            from kvstore.codecs.predictive.kernels.blocks import decode_from
+
+            with self._devices.watched(coder):
+                if decode_from(coder, [info], [payload], [layer_sizes], [out]):
+                    raise CodecError("predictive: the block is damaged, or the profile is another one")
+                return
         target = out if out.on_cpu else buffer_on_cpu(out)
         wrong = _levels.decode(self._native, info.tokens, info.start, payload, layer_sizes, target.rows, out.tokens)
         if wrong is not None:
@@ -38,6 +62,15 @@ class LevelMode:
         if target is not out:
             target.copy_to(out)
             wait_for(tensor.device for tensor in out.tensors())
+
+    def codes_on(self, device: torch.device) -> bool:
+        """As `ExactMode.codes_on`."""
+        return self._devices.coder(device) is not None
+
+    def _tried(self, device: torch.device) -> Loaded | None:
+        from kvstore.codecs.predictive.levels.kernels.blocks import tried
+
+        return tried(self._model, self._native, device)
 
 
 def native_model(model: LevelModel) -> _levels.Model:

@@ -50,24 +50,12 @@ def decode_part(x, taken, total, words, classes, symbols, count, slots, tables, 
     return x, taken, (tl.max(unknown, axis=0) == 0) & (taken <= total)
 
 
-@triton.jit(do_not_specialize=["payload_bytes", "parts", "tables"])
-def decode_kernel(
-    payload,  # bytes, at an even address
-    payload_bytes: "i64",  # noqa: F821
-    streams,  # [streams, 2] int64: first byte, bytes
-    places,  # [streams, parts, 2] int64: of classes and symbols alike
-    parts: "i32",  # noqa: F821
-    slots,  # [tables, 2^BITS] int32, as csrc/rans/rans.h has them
-    tables: "i32",  # noqa: F821
-    classes,  # bytes
-    symbols,  # bytes, written
-    state,  # [streams, STATE_COLUMNS] int32, zeros before the first parts; mutated
-    status,  # [streams] int32, set: 0 where a stream ends here as it should
-    BITS: tl.constexpr,
-):
-    """Grid (streams,): the next `parts` parts of each."""
-    number = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, LANES)
+@triton.jit
+def resume(payload, payload_bytes, streams, state, number, lane):
+    """Where a stream was left, or its begin: (states, words taken, of so many, pointer to words, flags, soundness).
+
+    payload .. state: as in `decode_kernel`.
+    """
     begin = tl.load(streams + 2 * number + FIRST)
     size = tl.load(streams + 2 * number + COUNT)
     good = within(begin, size, payload_bytes) & ((size == 0) | ((size >= 2 * HEADER_WORDS) & (size % 2 == 0)))
@@ -88,7 +76,41 @@ def decode_kernel(
     good &= tl.min(possible.to(tl.int32), axis=0) != 0
     x = tl.where(possible, x, LOW)
     taken = tl.where((taken == 0) & (total > 0), HEADER_WORDS, taken)
+    return x, taken, total, words, flags, good
 
+
+@triton.jit
+def leave(x, taken, total, flags, good, state, status, number, lane):
+    """Keeps where a stream is left; its status is 0 if it may end here."""
+    flags |= tl.where(good, 0, DAMAGED)
+    state += number * STATE_COLUMNS
+    tl.store(state + lane, x.to(tl.int32))
+    tl.store(state + TAKEN, taken)
+    tl.store(state + FLAGS, flags)
+    at_rest = tl.min((x == LOW).to(tl.int32), axis=0) != 0
+    ends = at_rest & (taken == total) & (flags == tl.where(total > 0, ANY, 0))
+    tl.store(status + number, tl.where(ends, 0, 1))
+
+
+@triton.jit(do_not_specialize=["payload_bytes", "parts", "tables"])
+def decode_kernel(
+    payload,  # bytes, at an even address
+    payload_bytes: "i64",  # noqa: F821
+    streams,  # [streams, 2] int64: first byte, bytes
+    places,  # [streams, parts, 2] int64: of classes and symbols alike
+    parts: "i32",  # noqa: F821
+    slots,  # [tables, 2^BITS] int32, as csrc/rans/rans.h has them
+    tables: "i32",  # noqa: F821
+    classes,  # bytes
+    symbols,  # bytes, written
+    state,  # [streams, STATE_COLUMNS] int32, zeros before the first parts; mutated
+    status,  # [streams] int32, set: 0 where a stream ends here as it should
+    BITS: tl.constexpr,
+):
+    """Grid (streams,): the next `parts` parts of each."""
+    number = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    x, taken, total, words, flags, good = resume(payload, payload_bytes, streams, state, number, lane)
     part = 0
     while part < parts:
         place = places + 2 * (number * parts + part)
@@ -100,10 +122,4 @@ def decode_kernel(
         good &= well & ((count <= 0) | (total > 0))
         flags |= tl.where(count > 0, ANY, 0)
         part += 1
-    flags |= tl.where(good, 0, DAMAGED)
-    tl.store(state + lane, x.to(tl.int32))
-    tl.store(state + TAKEN, taken)
-    tl.store(state + FLAGS, flags)
-    at_rest = tl.min((x == LOW).to(tl.int32), axis=0) != 0
-    ends = at_rest & (taken == total) & (flags == tl.where(total > 0, ANY, 0))
-    tl.store(status + number, tl.where(ends, 0, 1))
+    leave(x, taken, total, flags, good, state, status, number, lane)
