@@ -234,8 +234,8 @@ def hostile() -> None:
     refuse_damage(make([(1, 4, 3), (1, 4, 6)], True, ["special"], [3], seed=10))
 
 
-def refuse_damage(one: Case) -> None:
-    """one: of a block of three tokens and two layers."""
+def refuse_damage(one: Case, step: int = 1) -> None:
+    """one: of a block of three tokens and two layers. step: of what may be damaged, one in so many is."""
     good, rng = one.coded[0], np.random.default_rng(0)
     coded = [good, [good[0], b""], [good[0][:27], good[1]], [good[1], good[0]], [good[0], good[1] + b"\0\0"]]
     for field in range(7):
@@ -254,6 +254,7 @@ def refuse_damage(one: Case) -> None:
         else:
             del which[at:]
         coded.append([bytes(layer) for layer in bad])
+    coded = [good, *coded[1::step]]
     for place in range(8 * len(good[0])):  # a bit that nothing is made of
         changed = bytearray(good[0])
         changed[place // 8] ^= 1 << place % 8
