@@ -255,6 +255,7 @@ def bundle(data: bytes) -> None:
         "../store.json", "/etc/passwd", "segments/../x", "",
     )  # fmt: skip
     rows: list[Any] = []
+    damage = arrival.number()
     for _ in range(arrival.number() % 6):
         name: Any = names[arrival.number() % len(names)]
         kind = arrival.number() % 8
@@ -277,12 +278,16 @@ def bundle(data: bytes) -> None:
         count += 1
     piece = module._PIECE.pack(module._END, 0, count)
     made += piece + xxhash.xxh3_128_digest(piece)
+    if damage % 4 == 1:
+        made = made[: max(0, len(made) - damage // 4)]
+    elif damage % 4 == 2:
+        made = made[: damage // 4] + b"\xff" + made[damage // 4 + 1 :]
     with small_stores.scratch() as scratch:
         (scratch / "bundle").write_bytes(made)
         with contextlib.suppress(CorruptStore):
             module.unpack(FileSystem(), str(scratch / "bundle"), str(scratch / "store"))
             for name, size in rows:
-                assert (scratch / "store" / name).stat().st_size == int(size)
+                assert damage % 4 == 2 or (scratch / "store" / name).stat().st_size == int(size)
         assert {path.name for path in scratch.iterdir()} <= {"bundle", "store"}
         for path in (scratch / "store").rglob("*"):
             assert path.is_dir() or module._NAME.fullmatch(os.path.relpath(path, scratch / "store")), path

@@ -1,7 +1,8 @@
 """What reads files, given anything with right checksums: it works, or refuses with an error that it may raise.
 
 `python tests/fuzz/parsers.py NAME [corpus folders and options of libFuzzer]` runs one of them under atheris, which is
-guided by what the code reaches. `TARGETS` are plain functions of bytes: test_parsers.py calls them, too.
+guided by what the code reaches; `NAME --lines FOLDER...` says how much of it the files in folders reach. `TARGETS` are
+plain functions of bytes: test_parsers.py calls them, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import arrivals
 import coded
+import reach
 
 HELPERS = Path(__file__).resolve().parents[1] / "helpers"
 MOST_BYTES = 1 << 20
@@ -297,6 +299,11 @@ def changed(data: bytes, rng: random.Random) -> bytes:
 def main() -> None:
     sys.path[:0] = [str(HELPERS)]
     name = sys.argv.pop(1)
+    if sys.argv[1] == "--lines":
+        paths = [path for folder in sys.argv[2:] for path in Path(folder).iterdir()]
+        reached, lines, needed = reach.lines_reached(TARGETS[name], paths, reach.READS[name])
+        print(json.dumps({"lines": lines, "coverage": round(reached / lines, 3), "needed": list(map(str, needed))}))
+        return
     import atheris
 
     with atheris.instrument_imports(include=["kvstore"], enable_loader_override=False):

@@ -139,7 +139,7 @@ def run_native(name: str, seconds: float, seed: int, keep: bool) -> dict[str, ob
         subprocess.run(
             [str(program), f"reduce={short}", str(out), *_folders(name)], check=True, capture_output=True, env=env
         )
-        _replace(name, short)
+        _replace(name, short.iterdir())
     return row
 
 
@@ -149,10 +149,11 @@ def run_parser(name: str, seconds: float, seed: int, keep: bool) -> dict[str, ob
     if importlib.util.find_spec("atheris") is None:
         return {**row, "findings": 0, "executions": 0, "skipped": "atheris is not installed"}
     path = os.pathsep.join([str(HERE.parent / "helpers"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(HERE / "parsers.py"), name, str(out), *_folders(name)]
-    command += [f"-max_total_time={int(seconds)}", f"-seed={seed}", f"-artifact_prefix={out}/crash-", "-max_len=2048"]
+    command = [sys.executable, str(HERE / "parsers.py"), name]
+    options = [str(out), *_folders(name)]
+    options += [f"-max_total_time={int(seconds)}", f"-seed={seed}", f"-artifact_prefix={out}/crash-", "-max_len=2048"]
     done = subprocess.run(
-        [*command, "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=4096"],
+        [*command, *options, "-print_final_stats=1", "-timeout=60", "-rss_limit_mb=4096"],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     text = done.stdout + done.stderr
@@ -162,8 +163,14 @@ def run_parser(name: str, seconds: float, seed: int, keep: bool) -> dict[str, ob
     row["executions"] = int(text.rpartition("stat::number_of_executed_units:")[2].split()[0])
     row["features"] = int(text.rpartition("ft: ")[2].split()[0]) if "ft: " in text else 0
     row["places"] = int(text.rpartition("cov: ")[2].split()[0]) if "cov: " in text else 0
+    lines = subprocess.run(
+        [*command[:3], "--lines", str(out), *_folders(name)],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    row.update(json.loads(lines.stdout.splitlines()[-1]))
+    needed = [Path(path) for path in row.pop("needed")]  # type: ignore[attr-defined]
     if keep:
-        _replace(name, out, KEPT)
+        _replace(name, [*needed, *sorted(out.iterdir(), key=lambda path: path.stat().st_size)][:KEPT])
     return row
 
 
@@ -178,11 +185,9 @@ def _folders(name: str) -> list[str]:
     return [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
 
 
-def _replace(name: str, folder: Path, most: int | None = None) -> None:
-    """The new corpus of a target: the inputs that are short enough, the `most` shortest of them."""
-    paths = [path for path in folder.iterdir() if path.stat().st_size <= MOST_INPUT]
-    chosen = sorted(paths, key=lambda path: (path.stat().st_size, path.name))[:most]
-    kept = {path.name: path.read_bytes() for path in chosen}
+def _replace(name: str, paths: Iterable[Path]) -> None:
+    """The new corpus of a target: those of these files that are short enough."""
+    kept = {path.name: path.read_bytes() for path in paths if path.stat().st_size <= MOST_INPUT}
     shutil.rmtree(CORPUS / name, ignore_errors=True)
     (CORPUS / name).mkdir(parents=True)
     for file, data in kept.items():
