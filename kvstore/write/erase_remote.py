@@ -60,8 +60,8 @@ class RemoteErasure:
         size = self._residency.config.block_tokens
         whole = tokens[: len(tokens) // size * size]
         keys = list(chain_keys(self._root(namespace), whole, size))
-        self._keys.update(dict.fromkeys(keys[-(-kept // size) :]))
-        for key in keys[: -(-kept // size)]:
+        self._keys.update(dict.fromkeys(keys[kept // size :]))
+        for key in keys[: kept // size]:  # a block that is kept in part is another sequence's record there
             self._keys.pop(key, None)
 
     def end(self, result: EraseResult) -> EraseResult:

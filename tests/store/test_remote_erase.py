@@ -129,3 +129,12 @@ def test_a_server_that_is_down_is_told(tmp_path: Path) -> None:
         engine.plan = FaultPlan()
         rs.until(lambda: store.delete(TOKENS, erase=True).remote_blocks == 6)
     assert _there(tmp_path / "b", faulty, TOKENS) == 0
+
+
+def test_a_block_that_only_begins_like_a_kept_one_goes(tmp_path: Path, remote: Any) -> None:
+    like = np.concatenate([TOKENS[: BLOCK // 2], small.tokens_of(3, BLOCK)])
+    with rs.open_store(tmp_path / "a", remote) as store:
+        _put(store, like, TOKENS)
+        assert store.delete(TOKENS, erase=True).kept_tokens == BLOCK // 2
+    assert _there(tmp_path / "b", remote, TOKENS) == 0
+    assert _there(tmp_path / "c", remote, like) == BLOCK
