@@ -15,8 +15,8 @@ from kvstore.tiers.remote.engine import RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 from kvstore.tiers.remote.engines.files import ValueFiles
 from kvstore.tiers.remote.engines.threads import Threads
+from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix
-from kvstore.tiers.remote.values import byte_views
 
 T = TypeVar("T")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -77,17 +77,14 @@ class FolderEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
-        check_keys(key)
-        with self._counts.call():
-            deadline = Deadline(timeout_s)
-            views, size = byte_views(parts, self._max_value_bytes)
+        def write(views: list[memoryview], deadline: Deadline) -> bool:
             late = threading.Event()
             try:
-                stored = self._run(lambda: self._files.write(key, views, late), deadline)
+                return self._run(lambda: self._files.write(key, views, late), deadline)
             finally:
                 late.set()
-            self._counts.add(bytes_written=size * stored)
-            return stored
+
+        return counted_put(self._counts, key, parts, self._max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)

@@ -27,8 +27,9 @@ from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engine import RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 from kvstore.tiers.remote.engines.loop import LoopThread
+from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix, is_key
-from kvstore.tiers.remote.values import byte_views, too_large
+from kvstore.tiers.remote.values import too_large
 
 T = TypeVar("T")
 _AT_ONCE = 32  # questions about single keys
@@ -113,16 +114,13 @@ class S3Engine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
-        check_keys(key)
-        with self._counts.call():
-            deadline = Deadline(timeout_s)
-            views, size = byte_views(parts, self.limits.max_value_bytes)
+        def write(views: list[memoryview], deadline: Deadline) -> bool:
             if not self._is_probed:
                 self._probe(deadline)
             # A copy: after the deadline the library may still read, and the parts are the caller's again.
-            stored = self._run(lambda: self._put(key, b"".join(views)), deadline)
-            self._counts.add(bytes_written=size * stored)
-            return stored
+            return self._run(lambda: self._put(key, b"".join(views)), deadline)
+
+        return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)

@@ -14,8 +14,8 @@ from kvstore.tiers.remote.engines.resp.connection import Login
 from kvstore.tiers.remote.engines.resp.engine import MAX_VALUE
 from kvstore.tiers.remote.engines.resp.nodes import Nodes
 from kvstore.tiers.remote.engines.resp.router import Router
+from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix
-from kvstore.tiers.remote.values import byte_views
 
 
 class ClusterEngine:
@@ -70,15 +70,12 @@ class ClusterEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
-        check_keys(key)
-        with self._counts.call():
-            deadline = Deadline(timeout_s)
-            views, size = byte_views(parts, self.limits.max_value_bytes)
-            stored = self._router.one(
+        def write(views: list[memoryview], deadline: Deadline) -> bool:
+            return self._router.one(
                 key, deadline, lambda node, ask: node.put_if_absent(key, views, deadline, ttl_s, ask)
             )
-            self._counts.add(bytes_written=size * stored)
-            return stored
+
+        return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         check_keys(*keys)

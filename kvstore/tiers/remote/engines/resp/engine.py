@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engine import RemoteLimits
@@ -13,8 +14,8 @@ from kvstore.tiers.remote.engines.resp.connection import Connection, Login, numb
 from kvstore.tiers.remote.engines.resp.feed import ChangeFeed
 from kvstore.tiers.remote.engines.resp.node import Node
 from kvstore.tiers.remote.engines.resp.pool import Pool
+from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix
-from kvstore.tiers.remote.values import byte_views
 
 MAX_VALUE = 512 << 20  # of servers as they are configured by default
 
@@ -72,13 +73,8 @@ class RespEngine:
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
     ) -> bool:
-        check_keys(key)
-        with self._counts.call():
-            deadline = Deadline(timeout_s)
-            views, size = byte_views(parts, self.limits.max_value_bytes)
-            stored = self._node.put_if_absent(key, views, deadline, ttl_s)
-            self._counts.add(bytes_written=size * stored)
-            return stored
+        write = partial(self._node.put_if_absent, key, ttl_s=ttl_s)
+        return counted_put(self._counts, key, parts, self.limits.max_value_bytes, timeout_s, write)
 
     def exist(self, keys: Sequence[str], timeout_s: float) -> list[bool]:
         return [count > 0 for count in self._each("EXISTS", keys, timeout_s)]
