@@ -12,11 +12,9 @@ import numpy as np
 
 import kvstore.codecs.predictive._levels as _levels
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
+from kvstore.codecs.predictive.device_mode import DeviceMode
 from kvstore.codecs.predictive.levels.model import LevelModel
-from kvstore.codecs.predictive.on_device import Devices
 from kvstore.codecs.view import KVView
-from kvstore.errors import CodecError
 
 if TYPE_CHECKING:
     import torch
@@ -24,48 +22,23 @@ if TYPE_CHECKING:
     from kvstore.codecs.predictive.kernels.blocks import Loaded
 
 
-class LevelMode:
+class LevelMode(DeviceMode):
     """Codes blocks of the model's layout in one level, on the device that holds them or on the CPU. Thread-safe."""
 
     def __init__(self, model: LevelModel) -> None:
+        super().__init__(model.layout)
         self.level, self._model = model.level, model
         self._native = native_model(model)
-        self._devices = Devices(model.layout, self._tried)
 
-    def encode(
+    def _encode_on_cpu(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int
-    ) -> tuple[KVView, tuple[int, ...] | int | None]:
-        """As `ExactMode.encode`."""
-        coder = self._devices.coder_for(block)
-        if coder is not None:
-            from kvstore.codecs.predictive.kernels.blocks import encode_into
+    ) -> tuple[int, ...] | int | None:
+        return _levels.encode(self._native, info.tokens, info.start, block.rows, out, limit)
 
-            with self._devices.watched(coder):
-                return block, encode_into(coder, info, block, out, limit)
-        view = block if block.on_cpu else copy_on_cpu(block)
-        return view, _levels.encode(self._native, info.tokens, info.start, view.rows, out, limit)
-
-    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
-        """As `ExactMode.decode`."""
-        coder = self._devices.coder_for(out)
-        if coder is not None:
-            from kvstore.codecs.predictive.kernels.blocks import decode_from
-
-            with self._devices.watched(coder):
-                if decode_from(coder, [info], [payload], [layer_sizes], [out]):
-                    raise CodecError("predictive: the block is damaged, or the profile is another one")
-                return
-        target = out if out.on_cpu else buffer_on_cpu(out)
-        wrong = _levels.decode(self._native, info.tokens, info.start, payload, layer_sizes, target.rows, out.tokens)
-        if wrong is not None:
-            raise CodecError(wrong)
-        if target is not out:
-            target.copy_to(out)
-            wait_for(tensor.device for tensor in out.tensors())
-
-    def codes_on(self, device: torch.device) -> bool:
-        """As `ExactMode.codes_on`."""
-        return self._devices.coder(device) is not None
+    def _decode_on_cpu(
+        self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView
+    ) -> str | None:
+        return _levels.decode(self._native, info.tokens, info.start, payload, layer_sizes, out.rows, out.tokens)
 
     def _tried(self, device: torch.device) -> Loaded | None:
         from kvstore.codecs.predictive.levels.kernels.blocks import tried
