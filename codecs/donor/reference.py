@@ -21,9 +21,10 @@ from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.tables import frequencies
 from kvstore.codecs.predictive import reference as base
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, CodingTables
-from kvstore.codecs.rans.coder import RansTables
+from kvstore.codecs.rans.coder import RansDecoder
 from kvstore.errors import CodecError
 
+DAMAGE = "donor: the decoded values differ from the encoded ones: damage, or another donor"
 HEADER = struct.Struct("<6I")  # bytes of raw bits of K and V, escapes of K and V, two sums
 GROUP = 8  # channels of a head that share a scale
 ADAPT = np.array([110, 90, 0], np.int32)  # how a row's offset follows from the two parts before
@@ -223,23 +224,12 @@ def encode(rows: Rows, block: Block) -> list[bytes]:
     """The coded layers; all scales stand before the first one's header."""
     rows, block = rows.on_cpu(), _on_cpu(block)
     scales, coded, _ = parts_of(rows, block)
-    stream, ends = RansTables(frequencies(), 12).encode_parts(
-        [base.byte_array(c.symbols) for c in coded], [base.byte_array(c.classes) for c in coded]
-    )
-    layers, begin = [], 0
-    for layer, pair in enumerate(block):
-        raws, escapes = [], []
-        for which, bits in enumerate(pair):
-            number = 2 * layer + which
-            offset = offsets_of([c.fits for c in coded[:number]], len(rows))
-            part = tables_of(scales[number], rows.heads[layer], bits.shape[1])
-            value, count, whole = base.raw_bits(bits, base.linear_exponent(part, offset)[0], coded[number].symbols)
-            raws.append(base.pack_bits(value.flatten().tolist(), count.flatten().tolist()))
-            escapes.append(np.asarray(bits[whole].tolist(), "<u2").tobytes())
-        sizes = [*map(len, raws), *(len(e) // 2 for e in escapes)]
-        end = ends[2 * layer + 1]
-        layers.append(HEADER.pack(*sizes, *base.checksums(pair)) + b"".join([*raws, *escapes, stream[begin:end]]))
-        begin = end
+    fits, parts = [c.fits for c in coded], []
+    for number, bits in enumerate(x for pair in block for x in pair):
+        part = tables_of(scales[number], rows.heads[number // 2], bits.shape[1])
+        linear, _ = base.linear_exponent(part, offsets_of(fits[:number], len(rows)))
+        parts.append((bits, linear, coded[number]))
+    layers = base.pack_layers(frequencies(), parts, HEADER.pack)
     layers[0] = b"".join(map(_packed, scales)) + layers[0]
     return layers
 
@@ -250,29 +240,23 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
     n, walk = len(rows), Predictor(rows)
     scales, at = _scales_in(rows, layers[0])
     sections = [_section(data) for data in (layers[0][at:], *layers[1:])]
-    coder = RansTables(frequencies(), 12).decoder(b"".join(s.words for s in sections))
-    fits: list[Tensor] = []
-    block = []
-    for layer, section in enumerate(sections):
-        found = []
-        for which in range(2):
-            mu = walk.predict(layer)
-            part = tables_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
-            offset = offsets_of(fits, n)
-            linear, quarter = base.linear_exponent(part, offset)
-            octaves = base.octaves_above(mu, linear)
-            classes = 4 * octaves + quarter + CLASSES * which
-            symbols = torch.from_numpy(coder.part(base.byte_array(classes), mu.numel())).long().view_as(mu)
-            escaped, index = symbols == ESCAPE, base.warp(mu, linear) + symbols - OFFSET
-            bits = base.values_at(index, linear, escaped, section.raw[which], section.escapes[which])
-            fits.append(base.fits_of(offset, symbols - OFFSET, escaped, octaves, quarter))
-            found.append(bits)
-            walk.take(layer, bits)
-        if base.checksums(found) != section.sums:
-            raise CodecError("donor: the decoded values differ from the encoded ones: damage, or another donor")
-        block.append((found[0], found[1]))
-    coder.finish()
-    return block
+
+    def next_part(
+        coder: RansDecoder, section: base.Section, layer: int, which: int, fits: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        mu = walk.predict(layer)
+        part = tables_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
+        offset = offsets_of(fits, n)
+        linear, quarter = base.linear_exponent(part, offset)
+        octaves = base.octaves_above(mu, linear)
+        classes = 4 * octaves + quarter + CLASSES * which
+        symbols = torch.from_numpy(coder.part(base.byte_array(classes), mu.numel())).long().view_as(mu)
+        escaped, index = symbols == ESCAPE, base.warp(mu, linear) + symbols - OFFSET
+        bits = base.values_at(index, linear, escaped, section.raw[which], section.escapes[which])
+        walk.take(layer, bits)
+        return bits, base.fits_of(offset, symbols - OFFSET, escaped, octaves, quarter)
+
+    return base.unpack_layers(frequencies(), sections, next_part, DAMAGE)
 
 
 def _scales_in(rows: Rows, data: bytes) -> tuple[list[Tensor], int]:

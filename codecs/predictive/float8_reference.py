@@ -14,7 +14,7 @@ import torch
 
 from kvstore.codecs.predictive import reference
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, CodingTables, PredictiveModel
-from kvstore.codecs.rans.coder import RansTables
+from kvstore.codecs.rans.coder import RansDecoder, RansTables
 from kvstore.codecs.words import FLOAT8, float8_words
 from kvstore.errors import CodecError
 
@@ -112,27 +112,25 @@ def decode(
 ) -> list[tuple[Tensor, Tensor]]:
     """The inverse; `CodecError` unless the layers are what `encode` wrote."""
     axis, walk = Axis(dtype), reference.Predictor(model, tokens, start)
-    sections = [_section(data, MODES[dtype]) for data in layers]
-    coder = RansTables(model.freqs, 12).decoder(b"".join(s.words for s in sections))
-    fits: list[Tensor] = []
-    block = []
-    for layer, section in enumerate(sections):
-        found = []
-        for which, part in enumerate(model.parts[layer]):
-            mu, offset = walk.predict(layer), reference.offsets(part, fits, len(tokens))
-            rise = axis.rise(mu, scales(part, offset))
-            classes = reference.byte_array(axis.classes(mu, rise) + CLASSES * which)
-            symbols = torch.from_numpy(coder.part(classes, mu.numel())).long().view_as(mu)
-            bits, sizes = _values(axis, symbols, mu, rise, section.escapes[which])
-            fits.append(reference.fits_from(offset, sizes))
-            found.append(bits)
-            walk.take(layer, bits)
-        if reference.checksums(found) != section.sums:
-            raise CodecError("predictive: the decoded values differ from the encoded ones")
-        pair = [axis.code(bits) | (bits >> 8 & 128) for bits in found]
-        block.append((pair[0], pair[1]))
-    coder.finish()
-    return block
+
+    def next_part(
+        coder: RansDecoder, section: reference.Section, layer: int, which: int, fits: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        part, mu = model.parts[layer][which], walk.predict(layer)
+        offset = reference.offsets(part, fits, len(tokens))
+        rise = axis.rise(mu, scales(part, offset))
+        classes = reference.byte_array(axis.classes(mu, rise) + CLASSES * which)
+        symbols = torch.from_numpy(coder.part(classes, mu.numel())).long().view_as(mu)
+        bits, sizes = _values(axis, symbols, mu, rise, section.escapes[which])
+        walk.take(layer, bits)
+        return bits, reference.fits_from(offset, sizes)
+
+    words = reference.unpack_layers(model.freqs, [_section(data, MODES[dtype]) for data in layers], next_part)
+    return [(_codes(axis, k), _codes(axis, v)) for k, v in words]
+
+
+def _codes(axis: Axis, words: Tensor) -> Tensor:
+    return axis.code(words) | (words >> 8 & 128)
 
 
 def _values(axis: Axis, symbols: Tensor, mu: Tensor, rise: Tensor, escapes: list[int]) -> tuple[Tensor, Tensor]:

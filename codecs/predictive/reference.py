@@ -11,8 +11,9 @@ where those are wider. FORMAT.md says it in words. Torch, on any device; slow.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ import torch
 
 from kvstore.codecs.predictive.linear_model import FINE, RANGE, LinearPredictor
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, CodingTables, Part, PredictiveModel
-from kvstore.codecs.rans.coder import RansTables
+from kvstore.codecs.rans.coder import RansDecoder, RansTables
 from kvstore.errors import CodecError
 
 MODE = 4
 HEADER = struct.Struct("<7I")  # mode, bytes of raw bits of K and V, escapes of K and V, two sums
 _RESIDUAL = (64, 54, 45, 38)  # 64 * 2**(-i / 4)
 MANTISSA = (38968, 46341, 55109)  # 2**15 * 2**(i / 4)
+WHOLE = 1 << 31  # more columns than a part has
 
 Tensor = torch.Tensor
 
@@ -245,53 +247,94 @@ def parts_of(model: PredictiveModel, tokens: Tensor, start: int, block: Sequence
 def encode(model: PredictiveModel, tokens: Tensor, start: int, block: Sequence[tuple[Tensor, Tensor]]) -> list[bytes]:
     """The coded layers. block: as in `parts_of`; its positions must lie below `model.positions`."""
     coded = parts_of(model, tokens, start, block)
-    stream, ends = RansTables(model.freqs, 12).encode_parts(
-        [byte_array(c.symbols) for c in coded], [byte_array(c.classes) for c in coded]
-    )
-    layers, begin = [], 0
-    seen: list[Tensor] = []
-    for layer, pair in enumerate(block):
-        raws, escapes = [], []
-        for which, bits in enumerate(pair):
-            offset = offsets(model.parts[layer][which], seen, len(tokens))
-            linear = linear_exponent(model.parts[layer][which], offset)[0]
-            seen = [*seen, coded[2 * layer + which].fits][-2:]
-            value, count, whole = raw_bits(bits, linear, coded[2 * layer + which].symbols)
-            raws.append(pack_bits(value.flatten().tolist(), count.flatten().tolist()))
-            escapes.append(np.asarray(bits[whole].tolist(), "<u2").tobytes())
-        sizes = [*map(len, raws), *(len(e) // 2 for e in escapes)]
-        end = ends[2 * layer + 1]
-        layers.append(HEADER.pack(MODE, *sizes, *checksums(pair)) + b"".join([*raws, *escapes, stream[begin:end]]))
-        begin = end
-    return layers
+    fits, parts = [c.fits for c in coded], [part for pair in model.parts for part in pair]
+    linear = [linear_exponent(part, offsets(part, fits[:i], len(tokens)))[0] for i, part in enumerate(parts)]
+    bits = [x for pair in block for x in pair]
+    return pack_layers(model.freqs, list(zip(bits, linear, coded, strict=True)), partial(HEADER.pack, MODE))
 
 
 def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
     """The inverse; `CodecError` unless the layers are what `encode` wrote."""
     n, walk = len(tokens), Predictor(model, tokens, start)
-    sections = [_section(data) for data in layers]
-    coder = RansTables(model.freqs, 12).decoder(b"".join(s.words for s in sections))
+
+    def next_part(
+        coder: RansDecoder, section: Section, layer: int, which: int, fits: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        part, mu = model.parts[layer][which], walk.predict(layer)
+        offset = offsets(part, fits, n)
+        linear, quarter = linear_exponent(part, offset)
+        octaves = octaves_above(mu, linear)
+        classes = 4 * octaves + quarter + CLASSES * which
+        symbols = torch.from_numpy(coder.part(byte_array(classes), n * part.width)).long().view(n, part.width)
+        escaped, index = symbols == ESCAPE, warp(mu, linear) + symbols - OFFSET
+        bits = values_at(index, linear, escaped, section.raw[which], section.escapes[which])
+        walk.take(layer, bits)
+        return bits, fits_of(offset, symbols - OFFSET, escaped, octaves, quarter)
+
+    return unpack_layers(model.freqs, [_section(data) for data in layers], next_part)
+
+
+def pack_layers(
+    freqs: npt.NDArray[np.uint16],
+    parts: Sequence[tuple[Tensor, Tensor, Coded]],
+    header: Callable[..., bytes],
+    columns: int = WHOLE,
+) -> list[bytes]:
+    """The coded layers.
+
+    parts: of K and V of each layer: bits, linear exponents, and what is coded. header: makes a layer's from four counts
+    and two sums. columns: so many stand together in the stream, row after row.
+    """
+    symbols = [byte_array(x) for _, _, coded in parts for x in torch.split(coded.symbols, columns, 1)]
+    classes = [byte_array(x) for _, _, coded in parts for x in torch.split(coded.classes, columns, 1)]
+    stream, ends = RansTables(freqs, 12).encode_parts(symbols, classes)
+    layers, begin, pieces = [], 0, 0
+    for pair in zip(parts[::2], parts[1::2], strict=True):
+        raws, escapes = [], []
+        for bits, linear, coded in pair:
+            value, count, whole = (in_stream(x, columns) for x in raw_bits(bits, linear, coded.symbols))
+            raws.append(pack_bits(value.tolist(), count.tolist()))
+            escapes.append(np.asarray(in_stream(bits, columns)[whole].tolist(), "<u2").tobytes())
+            pieces += len(torch.split(bits, columns, 1))
+        counts = [*map(len, raws), *(len(e) // 2 for e in escapes)]
+        sums = checksums([in_stream(bits, columns) for bits, _, _ in pair])
+        end = ends[pieces - 1]
+        layers.append(header(*counts, *sums) + b"".join([*raws, *escapes, stream[begin:end]]))
+        begin = end
+    return layers
+
+
+def unpack_layers(
+    freqs: npt.NDArray[np.uint16],
+    sections: Sequence[Section],
+    next_part: Callable[[RansDecoder, Section, int, int, Sequence[Tensor]], tuple[Tensor, Tensor]],
+    damage: str = "predictive: the decoded values differ from the encoded ones",
+    columns: int = WHOLE,
+) -> list[tuple[Tensor, Tensor]]:
+    """The bits of K and V of each layer. `CodecError`, which says `damage`, if the sums are others.
+
+    next_part: of the coder, a layer's section, the layer, 0 for K or 1 for V, and the fits of the parts before: the
+    bits of the part, and its fits. columns: as of `pack_layers`.
+    """
+    coder = RansTables(freqs, 12).decoder(b"".join(section.words for section in sections))
     fits: list[Tensor] = []
     block = []
     for layer, section in enumerate(sections):
         found = []
-        for which, part in enumerate(model.parts[layer]):
-            mu = walk.predict(layer)
-            offset = offsets(part, fits, n)
-            linear, quarter = linear_exponent(part, offset)
-            octaves = octaves_above(mu, linear)
-            classes = 4 * octaves + quarter + CLASSES * which
-            symbols = torch.from_numpy(coder.part(byte_array(classes), n * part.width)).long().view(n, part.width)
-            escaped, index = symbols == ESCAPE, warp(mu, linear) + symbols - OFFSET
-            bits = values_at(index, linear, escaped, section.raw[which], section.escapes[which])
-            fits.append(fits_of(offset, symbols - OFFSET, escaped, octaves, quarter))
+        for which in range(2):
+            bits, fit = next_part(coder, section, layer, which, fits)
+            fits.append(fit)
             found.append(bits)
-            walk.take(layer, bits)
-        if checksums(found) != section.sums:
-            raise CodecError("predictive: the decoded values differ from the encoded ones")
+        if checksums([in_stream(bits, columns) for bits in found]) != section.sums:
+            raise CodecError(damage)
         block.append((found[0], found[1]))
     coder.finish()
     return block
+
+
+def in_stream(x: Tensor, columns: int) -> Tensor:
+    """The values of a part, flat, in the order of the stream: `columns` columns after the others, rows of each."""
+    return torch.cat([some.flatten() for some in torch.split(x, columns, 1)])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from kvstore.codecs.predictive import reference as base
 from kvstore.codecs.predictive.levels import reference as levels
 from kvstore.codecs.predictive.levels.model import GROUP, LevelModel, LevelPart, group_sizes
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, CodingTables
-from kvstore.codecs.rans.coder import RansDecoder, RansTables
+from kvstore.codecs.rans.coder import RansDecoder
 from kvstore.errors import CodecError
 
 SIZE = 18
@@ -187,23 +187,8 @@ def encode(rows: donor.Rows, model: LevelModel, block: Block) -> list[bytes]:
     rows, block = rows.on_cpu(), [(k.cpu(), v.cpu()) for k, v in block]
     shifts = shifts_of(rows, model, block)
     found = parts_of(rows, model, shifts, block)
-    symbols = [base.byte_array(x) for p in found for x in torch.split(p.coded.symbols, GROUP, 1)]
-    classes = [base.byte_array(x) for p in found for x in torch.split(p.coded.classes, GROUP, 1)]
-    stream, ends = RansTables(model.freqs, 12).encode_parts(symbols, classes)
-    layers, begin, groups = [], 0, 0
-    for pair in zip(found[::2], found[1::2], strict=True):
-        raws, escapes = [], []
-        for p in pair:
-            linear = base.linear_exponent(p.tables, p.offsets)[0]
-            value, count, whole = (levels.by_groups(x) for x in base.raw_bits(p.bits, linear, p.coded.symbols))
-            raws.append(base.pack_bits(value.tolist(), count.tolist()))
-            escapes.append(levels.by_groups(p.bits)[whole].numpy().astype("<u2").tobytes())
-            groups += len(p.corrections)
-        sizes = [*map(len, raws), *(len(e) // 2 for e in escapes)]
-        sums = base.checksums([levels.by_groups(p.bits) for p in pair])
-        end = ends[groups - 1]
-        layers.append(donor.HEADER.pack(*sizes, *sums) + b"".join([*raws, *escapes, stream[begin:end]]))
-        begin = end
+    coded = [(p.bits, base.linear_exponent(p.tables, p.offsets)[0], p.coded) for p in found]
+    layers = base.pack_layers(model.freqs, coded, donor.HEADER.pack, GROUP)
     before = torch.cat([shifts, *(p.corrections for p in found)])
     layers[0] = before.to(torch.int8).numpy().tobytes() + layers[0]
     return layers
@@ -215,22 +200,15 @@ def decode(rows: donor.Rows, model: LevelModel, layers: Sequence[bytes]) -> list
     shifts, corrections, at = _before(rows, model, layers[0])
     walk = Walk(rows, model, shifts)
     sections = [_section(data) for data in (layers[0][at:], *layers[1:])]
-    coder = RansTables(model.freqs, 12).decoder(b"".join(s.words for s in sections))
-    fits: list[Tensor] = []
-    block = []
-    for layer, section in enumerate(sections):
-        found = []
-        for which, part in enumerate(model.parts[layer]):
-            tables = tables_of(part, corrections[2 * layer + which])
-            bits, fit = _decode_part(walk, layer, which, tables, coder, section, fits)
-            fits.append(fit)
-            found.append(bits)
-        if base.checksums([levels.by_groups(bits) for bits in found]) != section.sums:
-            raise CodecError("donor: the decoded values differ from the encoded ones: damage, or another donor")
-        pair = [levels.as_cached(b, p, walk.rotation) for b, p in zip(found, model.parts[layer], strict=True)]
-        block.append((pair[0], pair[1]))
-    coder.finish()
-    return block
+
+    def next_part(
+        coder: RansDecoder, section: base.Section, layer: int, which: int, fits: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        tables = tables_of(model.parts[layer][which], corrections[2 * layer + which])
+        return _decode_part(walk, layer, which, tables, coder, section, fits)
+
+    block = base.unpack_layers(model.freqs, sections, next_part, donor.DAMAGE, GROUP)
+    return levels.block_as_cached(block, model, walk.rotation)
 
 
 def _decode_part(
@@ -240,7 +218,7 @@ def _decode_part(
     tables: CodingTables,
     coder: RansDecoder,
     section: base.Section,
-    fits: list[Tensor],
+    fits: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """(bits in coding order, fits) of the next part."""
     part, n, mu = walk.model.parts[layer][which], len(walk.rows), walk.donors(layer, which)

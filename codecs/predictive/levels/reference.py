@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ from kvstore.codecs.predictive import reference as base
 from kvstore.codecs.predictive.levels.model import GROUP, LevelModel, LevelPart, group_sizes
 from kvstore.codecs.predictive.linear_model import RANGE
 from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET
-from kvstore.codecs.rans.coder import RansDecoder, RansTables
+from kvstore.codecs.rans.coder import RansDecoder
 from kvstore.errors import CodecError
 
 MODES = {1: 21, 2: 22, 3: 23}
@@ -152,6 +153,14 @@ def as_cached(x: Tensor, part: LevelPart, rotation: base.Angles | None) -> Tenso
     return x.reshape(len(x), -1, rotation[0].shape[2], 2).transpose(2, 3).reshape(x.shape)
 
 
+def block_as_cached(
+    block: Sequence[tuple[Tensor, Tensor]], model: LevelModel, rotation: base.Angles | None
+) -> list[tuple[Tensor, Tensor]]:
+    """The same of K and V of each layer."""
+    pairs = [(model.parts[layer], pair) for layer, pair in enumerate(block)]
+    return [(as_cached(k, parts[0], rotation), as_cached(v, parts[1], rotation)) for parts, (k, v) in pairs]
+
+
 def walk_groups(
     part: LevelPart,
     total: Tensor,
@@ -198,60 +207,26 @@ def parts_of(
     return found
 
 
-def by_groups(x: Tensor) -> Tensor:
-    """Rows of a part in the order of the stream: group after group, rows of each."""
-    return torch.cat([group.flatten() for group in torch.split(x, GROUP, 1)])
-
-
 def encode(model: LevelModel, tokens: Tensor, start: int, block: Sequence[tuple[Tensor, Tensor]]) -> list[bytes]:
     """The coded layers. block: as in `parts_of`; its positions must lie below `model.positions`."""
     found = parts_of(model, tokens, start, block)
-    symbols = [base.byte_array(x) for _, coded in found for x in torch.split(coded.symbols, GROUP, 1)]
-    classes = [base.byte_array(x) for _, coded in found for x in torch.split(coded.classes, GROUP, 1)]
-    stream, ends = RansTables(model.freqs, 12).encode_parts(symbols, classes)
-    layers, begin, groups = [], 0, 0
-    seen: list[Tensor] = []
-    for layer, pair in enumerate(zip(found[::2], found[1::2], strict=True)):
-        raws, escapes = [], []
-        for part, (bits, coded) in zip(model.parts[layer], pair, strict=True):
-            linear = base.linear_exponent(part, base.offsets(part, seen, len(tokens)))[0]
-            seen = [*seen, coded.fits][-2:]
-            value, count, whole = (by_groups(x) for x in base.raw_bits(bits, linear, coded.symbols))
-            raws.append(base.pack_bits(value.tolist(), count.tolist()))
-            escapes.append(by_groups(bits)[whole].numpy().astype("<u2").tobytes())
-            groups += len(group_sizes(part.width))
-        sizes = [*map(len, raws), *(len(e) // 2 for e in escapes)]
-        sums = base.checksums([by_groups(bits) for bits, _ in pair])
-        end = ends[groups - 1]
-        layers.append(HEADER.pack(MODES[model.level], *sizes, *sums) + b"".join([*raws, *escapes, stream[begin:end]]))
-        begin = end
-    return layers
+    fits, parts = [coded.fits for _, coded in found], [part for pair in model.parts for part in pair]
+    coded = []
+    for i, (part, (bits, one)) in enumerate(zip(parts, found, strict=True)):
+        coded.append((bits, base.linear_exponent(part, base.offsets(part, fits[:i], len(tokens)))[0], one))
+    return base.pack_layers(model.freqs, coded, partial(HEADER.pack, MODES[model.level]), GROUP)
 
 
 def decode(model: LevelModel, tokens: Tensor, start: int, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
     """The inverse; `CodecError` unless the layers are what `encode` wrote."""
     walk = Walk(model, tokens, start)
     sections = [_section(model.level, data) for data in layers]
-    coder = RansTables(model.freqs, 12).decoder(b"".join(s.words for s in sections))
-    fits: list[Tensor] = []
-    block = []
-    for layer, section in enumerate(sections):
-        found = []
-        for which, part in enumerate(model.parts[layer]):
-            bits, coded_fits = _decode_part(walk, layer, which, coder, section, fits)
-            fits.append(coded_fits)
-            found.append(bits)
-            walk.take(layer, which, fixed(part, bits, walk.rotation))
-        if base.checksums([by_groups(bits) for bits in found]) != section.sums:
-            raise CodecError("predictive: the decoded values differ from the encoded ones")
-        pair = [as_cached(bits, part, walk.rotation) for bits, part in zip(found, model.parts[layer], strict=True)]
-        block.append((pair[0], pair[1]))
-    coder.finish()
-    return block
+    block = base.unpack_layers(model.freqs, sections, partial(_decode_part, walk), columns=GROUP)
+    return block_as_cached(block, model, walk.rotation)
 
 
 def _decode_part(
-    walk: Walk, layer: int, which: int, coder: RansDecoder, section: base.Section, fits: list[Tensor]
+    walk: Walk, coder: RansDecoder, section: base.Section, layer: int, which: int, fits: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """(bits in coding order, fits) of the next part."""
     part, n = walk.model.parts[layer][which], len(walk.tokens)
@@ -271,6 +246,7 @@ def _decode_part(
 
     walk_groups(part, walk.sums(layer, which), walk.rotation, values)
     source.finish()
+    walk.take(layer, which, fixed(part, bits, walk.rotation))
     return bits, base.fits_from(offset, torch.cat(sizes, 1))
 
 
