@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TypeVar
 
 from kvstore.errors import RemoteTimeout
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -36,6 +41,16 @@ class Deadline:
         if left <= 0:
             raise self.passed()
         return left
+
+    def wait(self, future: Future[T]) -> T:
+        """Return the result of a future, or raise what it raises. At this moment the future is cancelled, and
+        `RemoteTimeout` raised; a result that is there already is returned afterwards, too."""
+        try:
+            return future.result(None if future.done() else self.left_s())
+        except FutureTimeout:
+            raise self.passed() from None
+        finally:
+            future.cancel()
 
     def passed(self) -> RemoteTimeout:
         """Return the error that says so."""

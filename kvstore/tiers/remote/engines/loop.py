@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 from kvstore.errors import RemoteUnavailable
@@ -35,14 +34,9 @@ class LoopThread:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
         """Return what the coroutine returns, or raise what it raises. Raises `RemoteTimeout` at the deadline."""
-        loop, left_s = self._started(), deadline.left_s()
-        future = asyncio.run_coroutine_threadsafe(work(), loop)
-        try:
-            return future.result(left_s)
-        except FutureTimeout:
-            raise deadline.passed() from None
-        finally:
-            future.cancel()
+        loop = self._started()
+        deadline.left_s()  # what is late is not begun
+        return deadline.wait(asyncio.run_coroutine_threadsafe(work(), loop))
 
     def close(self) -> None:
         """Cancel what runs, and end the thread."""

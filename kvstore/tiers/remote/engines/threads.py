@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 from kvstore.errors import RemoteUnavailable
@@ -44,10 +43,10 @@ class Threads:
     def run(self, work: Callable[[], T], deadline: Deadline) -> T:
         """Return what `work` returns, or raise what it raises. Raises `RemoteTimeout` at the deadline; `work` may then
         go on."""
-        return self.wait(self.submit(work), deadline)
+        return deadline.wait(self.submit(work))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done; see `wait`. Raises `RemoteUnavailable` after `close`."""
+        """Have `work` done; see `Deadline.wait`. Raises `RemoteUnavailable` after `close`."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -59,16 +58,6 @@ class Threads:
                 threading.Thread(target=self._serve, name=self._name, daemon=True).start()
             self._works.put((work, future))
         return future
-
-    @staticmethod
-    def wait(future: Future[T], deadline: Deadline) -> T:
-        """Return the result of a work; see `run`. One that is there already is returned after the deadline, too."""
-        try:
-            return future.result(None if future.done() else deadline.left_s())
-        except FutureTimeout:
-            raise deadline.passed() from None
-        finally:
-            future.cancel()
 
     def close(self) -> None:
         """Let the threads end; works that have not begun raise `RemoteUnavailable`."""

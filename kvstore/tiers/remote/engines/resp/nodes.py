@@ -140,7 +140,7 @@ def together(works: Sequence[tuple[Member, Callable[[], T]]], deadline: Deadline
     if len(works) == 1:
         return [_outcome(works[0][1])]
     futures = [member.threads.submit(work) for member, work in works]
-    return [_outcome(partial(Threads.wait, future, deadline)) for future in futures]
+    return [_outcome(partial(deadline.wait, future)) for future in futures]
 
 
 def _outcome(work: Callable[[], T]) -> T | RemoteError:
