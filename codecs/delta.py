@@ -84,12 +84,7 @@ class DeltaCodec(Protocol):
         """
 
     def decode(
-        self,
-        info: BlockInfo,
-        payload: memoryview,
-        layer_sizes: Sequence[int],
-        donors: Sequence[KVView],
-        out: KVView,
+        self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], donors: Sequence[KVView], out: KVView
     ) -> None:
         """Decode the first `out.tokens` tokens of the block into `out`, as `Codec.decode` does.
 

@@ -146,12 +146,7 @@ class DonorCodec(DeltaCodec):
         return tuple(sizes)
 
     def decode(
-        self,
-        info: BlockInfo,
-        payload: memoryview,
-        layer_sizes: Sequence[int],
-        donors: Sequence[KVView],
-        out: KVView,
+        self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], donors: Sequence[KVView], out: KVView
     ) -> None:
         """See `DeltaCodec.decode`. Raises `CodecError` also if the block needs a model that is missing."""
         check_payload(self.name, info, payload, layer_sizes, out)
