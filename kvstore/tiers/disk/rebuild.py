@@ -143,13 +143,10 @@ def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> 
     Raises:
         OSError: the file cannot be read, which says nothing about its bytes: too few descriptors, no right to read it.
     """
-    try:
-        size = min(fs.size(path), segment_bytes)
-        fd = fs.open(path, os.O_RDONLY)
-    except OSError as error:
-        if is_passing(error):
-            raise
+    opened = _opened(fs, path)
+    if opened is None:
         return
+    fd, size = opened[0], min(opened[1], segment_bytes)
     try:
         offset = PAGE_BYTES
         while offset + PAGE_BYTES <= size:
@@ -165,6 +162,17 @@ def scan_segment(fs: FileSystem, path: str, number: int, segment_bytes: int) -> 
             offset += extent.nbytes
     finally:
         close_quietly(fs, fd)
+
+
+def _opened(fs: FileSystem, path: str) -> tuple[int, int] | None:
+    """A descriptor of a file, and its size; None if it cannot be opened for good."""
+    try:
+        size = fs.size(path)
+        return fs.open(path, os.O_RDONLY), size
+    except OSError as error:
+        if is_passing(error):
+            raise
+        return None
 
 
 def _read_header(fs: FileSystem, fd: int, offset: int, size: int) -> RecordHeader:
@@ -250,13 +258,10 @@ def _keep_newer(best: dict[bytes, SessionRecord], name: bytes, record: SessionRe
 
 def _leaf_pairs(fs: FileSystem, path: str) -> Iterator[tuple[bytes, bytes]]:
     """Key and value of every node of every leaf page, sound or not; nothing is trusted but the file's size."""
-    try:
-        size = fs.size(path)
-        fd = fs.open(path, os.O_RDONLY)
-    except OSError as error:
-        if is_passing(error):
-            raise
+    opened = _opened(fs, path)
+    if opened is None:
         return
+    fd, size = opened
     try:
         page, offset = bytearray(PAGE_BYTES), 0
         while offset + PAGE_BYTES <= size:
