@@ -161,6 +161,11 @@ class SharedKVStore:
             self._become(self._join(role))
             self._promised.owner_died(lambda tokens, namespace: self._role.store.contains(tokens, namespace=namespace))
 
+    def _has_left(self, role: _Role) -> bool:
+        """Whether the store of `role` is closed for this process has another role by now; waits while it changes."""
+        with self._switch:
+            return not self._closed and self._role is not role
+
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise StoreForked("the store was opened in the parent process; open it again in this one")
@@ -175,9 +180,8 @@ class SharedKVStore:
             try:
                 return call(role.store, *arguments, **options)
             except StoreClosed:
-                with self._switch:  # it is being opened for writing
-                    if self._closed or self._role is role:
-                        raise
+                if not self._has_left(role):
+                    raise
 
     def _change(self, call: str, timeout_s: float | None = None, **arguments: Any) -> Any:
         """Makes a call that changes the store, here or in its owner."""
@@ -191,9 +195,8 @@ class SharedKVStore:
             except Disconnected:
                 self._succeed(role)
             except StoreClosed:
-                with self._switch:
-                    if self._closed or self._role is role:
-                        raise
+                if not self._has_left(role):
+                    raise
 
     def _store_cache(
         self, call: str, tokens: Tokens, kv: Any, namespace: str | bytes, start: int = 0, **options: Any
@@ -220,9 +223,8 @@ class SharedKVStore:
             except Disconnected:
                 self._succeed(role)
             except StoreClosed:
-                with self._switch:
-                    if self._closed or self._role is role:
-                        raise
+                if not self._has_left(role):
+                    raise
             else:
                 if done.new_blocks and self._given.durability != "put":
                     self._promised.add(tokens, namespace, done.new_blocks)
