@@ -96,6 +96,20 @@ class _LayerPieces:
     pieces: list[Bytes]
 
 
+@dataclass(frozen=True)
+class _Side:
+    """K or V of a layer, and what both sides know of it.
+
+    tensor: `[heads, tokens, dim]`. turns: the rotations, of keys that are coded without them. guess: what is expected
+    of the coded rows; None: nothing.
+    """
+
+    part: _CodedTokens
+    tensor: torch.Tensor
+    turns: Turns | None
+    guess: Floats | None
+
+
 class AquaCodec(Codec):
     """Lossy: 2, 3 or 4 bits a value. Decodes any bits and backbone, with the predictors it was coded with. Thread-safe.
 
@@ -204,7 +218,7 @@ class AquaCodec(Codec):
         room = _HEADER.size + len(fingerprint) + k.nbytes + v.nbytes
         for side, tensor in enumerate((k, v)):
             guess = self._predict(mode, number, side, before, found)
-            coded, decoded = self._encode_side(info, part, side, tensor, turns, guess, bits)
+            coded, decoded = self._encode_side(info, _Side(part, tensor, None if side else turns, guess), bits)
             if coded is None:
                 break
             pieces.append(coded.tobytes())
@@ -215,21 +229,12 @@ class AquaCodec(Codec):
             return pieces, self._raw_layer(info, part, k, v)
         return pieces, (found[0], found[1]) if found else None
 
-    def _encode_side(
-        self,
-        info: BlockInfo,
-        part: _CodedTokens,
-        side: int,
-        tensor: torch.Tensor,
-        turns: Turns | None,
-        guess: Floats | None,
-        bits: int,
-    ) -> tuple[Bytes | None, Floats]:
-        """The coded rows of K (side 0) or V (1), None if they cannot be coded, and what a decoder has of them."""
+    def _encode_side(self, info: BlockInfo, side: _Side, bits: int) -> tuple[Bytes | None, Floats]:
+        """The coded rows, None if they cannot be coded, and what a decoder has of them."""
+        part, tensor, turns, guess = side.part, side.tensor, side.turns, side.guess
         none = np.empty((0, 0), np.float32)
         if not part.rows:
             return None, none
-        turns = None if side else turns
         if isinstance(self._backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
             return self._backbone.encode_side(tensor, part.sinks, turns, guess, bits)
         values = rows_of(tensor[:, part.sinks :])
@@ -284,27 +289,18 @@ class AquaCodec(Codec):
         for side, tensor in enumerate((k, v)):
             fill(tensor[:, : part.sinks], layer.pieces[side])
             guess = self._predict(layer.mode, number, side, before, found)
-            found.append(self._decode_side(info, part, side, tensor, turns, guess, layer))
+            coded = _Side(part, tensor, None if side else turns, guess)
+            found.append(self._decode_side(info, coded, layer.pieces[2 + side], layer.backbone, layer.bits))
         return found[0], found[1]
 
-    def _decode_side(
-        self,
-        info: BlockInfo,
-        part: _CodedTokens,
-        side: int,
-        tensor: torch.Tensor,
-        turns: Turns | None,
-        guess: Floats | None,
-        layer: _LayerPieces,
-    ) -> Floats:
-        """Decodes K (side 0) or V (1) into `tensor`. Returns what later parts are predicted from."""
-        assert layer.backbone is not None
-        turns, data = None if side else turns, layer.pieces[2 + side]
-        if isinstance(layer.backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
-            return layer.backbone.decode_side(tensor, part.sinks, turns, guess, data, layer.bits)
+    def _decode_side(self, info: BlockInfo, side: _Side, data: Bytes, backbone: Backbone, bits: int) -> Floats:
+        """Decodes coded rows into the side's tensor. Returns what later parts are predicted from."""
+        part, tensor, turns, guess = side.part, side.tensor, side.turns, side.guess
+        if isinstance(backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
+            return backbone.decode_side(tensor, part.sinks, turns, guess, data, bits)
         # Bytes that no encoder wrote may hold scales that add up to more than a float holds.
         with np.errstate(over="ignore", invalid="ignore"):
-            decoded = layer.backbone.decode(data, part.rows, tensor.shape[0] * tensor.shape[2], layer.bits)
+            decoded = backbone.decode(data, part.rows, tensor.shape[0] * tensor.shape[2], bits)
             if guess is not None:
                 decoded = guess + decoded
             kept = rounded(decoded)
