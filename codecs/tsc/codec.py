@@ -48,16 +48,15 @@ class TscCodec(Codec):
     Example:
         >>> import torch
         >>> from kvstore import KVLayout
-        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=64)
+        >>> info = BlockInfo(KVLayout.uniform(1, heads=2, head_dim=64), np.arange(64, dtype=np.uint32), start=64)
         >>> k, v = torch.randn(2, 2, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-        >>> info = BlockInfo(layout, np.arange(64, dtype=np.uint32), start=64)
         >>> codec = TscCodec(kappa=64, top=8)
         >>> out = memoryview(bytearray(codec.bound(info)))
-        >>> (size,) = codec.encode(info, KVView.of_layers(layout, [(k, v)]), out)
+        >>> (size,) = codec.encode(info, KVView.of_layers(info.layout, [(k, v)]), out)
         >>> round(info.layer_bytes()[0] / size, 2)
         3.17
         >>> back = torch.zeros_like(k), torch.zeros_like(v)
-        >>> codec.decode(info, out[:size], [size], KVView.of_layers(layout, [back]))
+        >>> codec.decode(info, out[:size], [size], KVView.of_layers(info.layout, [back]))
         >>> most = codec.error_bound(out[:size], [size])
         >>> most < 0.5 and bool(((back[0] - k).abs() <= most).all())
         True
