@@ -335,7 +335,7 @@ def _open_base(
         residency.shrink_to_quotas()
     if has_disk and not read_only:
         codecs.keep()
-    gate = _open_gate(opened, path, identity, config, metrics, read_only, fs, residency)
+    gate = _open_gate(opened, path, identity, residency, read_only, fs)
     residency.savings.ask = gate.growth
     next_record = loaded.next_record
     return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record, gate, recent)
@@ -345,13 +345,12 @@ def _open_gate(
     opened: contextlib.ExitStack,
     path: str,
     identity: ModelIdentity,
-    config: StoreConfig,
-    metrics: Metrics,
+    residency: Residency,
     read_only: bool,
     fs: FileSystem,
-    residency: Residency,
 ) -> Gate:
     """What decides between loading and computing, with what the process before knew."""
+    config, metrics = residency.config, residency.metrics
     load = LoadCost(max(1, identity.layout.bytes_per_token), config.threads)
     gate, disk = Gate(config.gate == "auto", load, float(config.prefill_tokens_per_s)), residency.disk
     known = saved.read(fs, path, metrics) if disk is not None else None
