@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,21 +37,33 @@ class Wiring:
 
 def fit_scales(dump: KVDump, arrays: Arrays) -> None:
     """How values become 8-bit inputs, and K's fixed point; from the first windows."""
+    for number, which, prefix, x in sampled_parts(dump):
+        largest = largest_inputs(x)
+        power = np.ones(len(largest), np.float32)
+        turned = which == 0 and rotates(dump.layout)
+        if turned:
+            arrays[prefix + "fix"] = _fixed_point(x, dump.layout.layers[number].key_dim // 2)
+            power = np.exp2(arrays[prefix + "fix"].astype(np.float32))
+        # A rotation leaves 14 binary places more.
+        arrays[prefix + "in_scale"] = (127 / largest / (power * (1 << 14) if turned else 1)).astype(np.float32)
+        if number == 0:
+            arrays[prefix + "out_scale"] *= power
+
+
+def sampled_parts(dump: KVDump) -> Iterator[tuple[int, int, str, np.ndarray[Any, Any]]]:
+    """Of each part its layer, 0 for K or 1 for V, the beginning of its arrays' names, and its values in the first
+    windows, float32 [rows, C]."""
     windows = list(dump.fit_windows)[:SCALE_WINDOWS]
-    for number, shape in enumerate(dump.layout.layers):
+    for number in range(len(dump.layout.layers)):
         for which in range(2):
-            prefix = f"{number}.{'kv'[which]}."
             x = np.concatenate([target(dump, number, which, window) for window in windows])
-            largest = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
-            power = np.ones(len(largest), np.float32)
-            turned = which == 0 and rotates(dump.layout)
-            if turned:
-                arrays[prefix + "fix"] = _fixed_point(x, shape.key_dim // 2)
-                power = np.exp2(arrays[prefix + "fix"].astype(np.float32))
-            # A rotation leaves 14 binary places more.
-            arrays[prefix + "in_scale"] = (127 / largest / (power * (1 << 14) if turned else 1)).astype(np.float32)
-            if number == 0:
-                arrays[prefix + "out_scale"] *= power
+            yield number, which, f"{number}.{'kv'[which]}.", x
+
+
+def largest_inputs(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What 8 bits must reach, of each column of values [rows, C]."""
+    largest: np.ndarray[Any, Any] = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
+    return largest
 
 
 def _fixed_point(x: np.ndarray[Any, Any], half: int) -> np.ndarray[Any, Any]:

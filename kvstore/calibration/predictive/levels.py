@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, silent
-from kvstore.calibration.predictive.inputs import HEADROOM, SCALE_WINDOWS, SIGMAS
+from kvstore.calibration.predictive.inputs import HEADROOM, largest_inputs, sampled_parts
 from kvstore.calibration.predictive.level_tables import fit_tables
 from kvstore.calibration.predictive.rounding import rounded
 from kvstore.calibration.predictive.sums import ProductSums
@@ -90,25 +90,20 @@ def fit_in_passes(
 def _shared(dump: KVDump, lossless: Arrays) -> Arrays:
     """What levels have in common: fixed point, inputs, and the rows of tokens."""
     arrays: Arrays = {}
-    windows = list(dump.fit_windows)[:SCALE_WINDOWS]
-    for number, shape in enumerate(dump.layout.layers):
-        for which in range(2):
-            prefix = f"{number}.{'kv'[which]}."
-            x = np.concatenate([target(dump, number, which, window) for window in windows])
-            reach = np.maximum(np.abs(x.mean(0)) + SIGMAS * x.std(0), 1e-6)
-            largest, most = np.abs(x).max(0), float(1 << 15)
-            if which == 0 and rotates(dump.layout):
-                pairs = x.reshape(len(x), -1, 2, shape.key_dim // 2)
-                largest, most = _both(np.hypot(pairs[:, :, 0], pairs[:, :, 1]).max(0)), float(RANGE)
-                reach = _both(reach.reshape(pairs.shape[1:]).max(1))
-            room = np.minimum(most / (HEADROOM * np.maximum(largest, 1e-6)), _LARGEST / reach)
-            fix = np.floor(np.log2(room)).clip(-14, 30)
-            arrays[prefix + "fix"] = fix.astype(np.int8)
-            wide = np.abs(x.mean(0)) + SIGMAS * x.std(0)
-            arrays[prefix + "gain"] = _factor(127 / (np.maximum(wide, 1e-6) * np.exp2(fix)))
-            if number == 0:
-                step = _first_steps(lossless, which)[0]
-                arrays[prefix + "row"] = _factor(step * np.exp2(fix + _ROW_PLACES) / (1 << 15))
+    for number, which, prefix, x in sampled_parts(dump):
+        inputs = reach = largest_inputs(x)
+        largest, most = np.abs(x).max(0), float(1 << 15)
+        if which == 0 and rotates(dump.layout):
+            pairs = x.reshape(len(x), -1, 2, dump.layout.layers[number].key_dim // 2)
+            largest, most = _both(np.hypot(pairs[:, :, 0], pairs[:, :, 1]).max(0)), float(RANGE)
+            reach = _both(inputs.reshape(pairs.shape[1:]).max(1))
+        room = np.minimum(most / (HEADROOM * np.maximum(largest, 1e-6)), _LARGEST / reach)
+        fix = np.floor(np.log2(room)).clip(-14, 30)
+        arrays[prefix + "fix"] = fix.astype(np.int8)
+        arrays[prefix + "gain"] = _factor(127 / (inputs * np.exp2(fix)))
+        if number == 0:
+            step = _first_steps(lossless, which)[0]
+            arrays[prefix + "row"] = _factor(step * np.exp2(fix + _ROW_PLACES) / (1 << 15))
     return arrays
 
 
