@@ -20,7 +20,7 @@ import torch
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.tables import frequencies
 from kvstore.codecs.predictive import reference as base
-from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, CodingTables
+from kvstore.codecs.predictive.model import CodingTables
 from kvstore.codecs.rans.coder import RansDecoder
 from kvstore.errors import CodecError
 
@@ -248,13 +248,11 @@ def decode(rows: Rows, layers: Sequence[bytes]) -> list[tuple[Tensor, Tensor]]:
         part = tables_of(scales[2 * layer + which], rows.heads[layer], mu.shape[1])
         offset = offsets_of(fits, n)
         linear, quarter = base.linear_exponent(part, offset)
-        octaves = base.octaves_above(mu, linear)
-        classes = 4 * octaves + quarter + CLASSES * which
-        symbols = torch.from_numpy(coder.part(base.byte_array(classes), mu.numel())).long().view_as(mu)
-        escaped, index = symbols == ESCAPE, base.warp(mu, linear) + symbols - OFFSET
+        distance, escaped, octaves = base.next_distances(coder, mu, linear, quarter, which)
+        index = base.warp(mu, linear) + distance
         bits = base.values_at(index, linear, escaped, section.raw[which], section.escapes[which])
         walk.take(layer, bits)
-        return bits, base.fits_of(offset, symbols - OFFSET, escaped, octaves, quarter)
+        return bits, base.fits_of(offset, distance, escaped, octaves, quarter)
 
     return base.unpack_layers(frequencies(), sections, next_part, DAMAGE)
 

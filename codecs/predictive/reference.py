@@ -263,13 +263,10 @@ def decode(model: PredictiveModel, tokens: Tensor, start: int, layers: Sequence[
         part, mu = model.parts[layer][which], walk.predict(layer)
         offset = offsets(part, fits, n)
         linear, quarter = linear_exponent(part, offset)
-        octaves = octaves_above(mu, linear)
-        classes = 4 * octaves + quarter + CLASSES * which
-        symbols = torch.from_numpy(coder.part(byte_array(classes), n * part.width)).long().view(n, part.width)
-        escaped, index = symbols == ESCAPE, warp(mu, linear) + symbols - OFFSET
-        bits = values_at(index, linear, escaped, section.raw[which], section.escapes[which])
+        distance, escaped, octaves = next_distances(coder, mu, linear, quarter, which)
+        bits = values_at(warp(mu, linear) + distance, linear, escaped, section.raw[which], section.escapes[which])
         walk.take(layer, bits)
-        return bits, fits_of(offset, symbols - OFFSET, escaped, octaves, quarter)
+        return bits, fits_of(offset, distance, escaped, octaves, quarter)
 
     return unpack_layers(model.freqs, [_section(data) for data in layers], next_part)
 
@@ -330,6 +327,17 @@ def unpack_layers(
         block.append((found[0], found[1]))
     coder.finish()
     return block
+
+
+def next_distances(
+    coder: RansDecoder, mu: Tensor, linear: Tensor, quarter: Tensor, which: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How many bins the next values lie from their predictions, which of them are escapes, and the octaves of the
+    predictions above the linear exponents; [n, C] as mu, linear and quarter. which: 0 for K, 1 for V."""
+    octaves = octaves_above(mu, linear)
+    classes = byte_array(4 * octaves + quarter + CLASSES * which)
+    symbols = torch.from_numpy(coder.part(classes, mu.numel())).long().view(mu.shape)
+    return symbols - OFFSET, symbols == ESCAPE, octaves
 
 
 def in_stream(x: Tensor, columns: int) -> Tensor:

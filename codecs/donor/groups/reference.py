@@ -19,7 +19,7 @@ from kvstore.codecs.donor import reference as donor
 from kvstore.codecs.predictive import reference as base
 from kvstore.codecs.predictive.levels import reference as levels
 from kvstore.codecs.predictive.levels.model import GROUP, LevelModel, LevelPart, group_sizes
-from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET, CodingTables
+from kvstore.codecs.predictive.model import CodingTables
 from kvstore.codecs.rans.coder import RansDecoder
 from kvstore.errors import CodecError
 
@@ -230,12 +230,9 @@ def _decode_part(
 
     def values(at: slice, delta: Tensor) -> Tensor:
         predicted = walk.added(mu[:, at], delta)
-        octaves = base.octaves_above(predicted, linear[:, at])
-        classes = base.byte_array(4 * octaves + quarter[:, at] + CLASSES * which)
-        symbols = torch.from_numpy(coder.part(classes, predicted.numel())).long().view(predicted.shape)
-        escaped, index = symbols == ESCAPE, base.warp(predicted, linear[:, at]) + symbols - OFFSET
-        bits[:, at] = source.take(index, linear[:, at], escaped)
-        sizes.append(base.sizes_of(symbols - OFFSET, escaped, octaves, quarter[:, at]))
+        distance, escaped, octaves = base.next_distances(coder, predicted, linear[:, at], quarter[:, at], which)
+        bits[:, at] = source.take(base.warp(predicted, linear[:, at]) + distance, linear[:, at], escaped)
+        sizes.append(base.sizes_of(distance, escaped, octaves, quarter[:, at]))
         return walk.differences(bits, mu, layer, which)[:, at]
 
     levels.walk_groups(part, walk.walk.sums(layer, which), walk.rotation, values)

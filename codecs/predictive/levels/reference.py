@@ -18,7 +18,6 @@ import torch
 from kvstore.codecs.predictive import reference as base
 from kvstore.codecs.predictive.levels.model import GROUP, LevelModel, LevelPart, group_sizes
 from kvstore.codecs.predictive.linear_model import RANGE
-from kvstore.codecs.predictive.model import CLASSES, ESCAPE, OFFSET
 from kvstore.codecs.rans.coder import RansDecoder
 from kvstore.errors import CodecError
 
@@ -236,12 +235,9 @@ def _decode_part(
     bits, sizes = torch.zeros(n, part.width, dtype=torch.long), []
 
     def values(at: slice, mu: Tensor) -> Tensor:
-        octaves = base.octaves_above(mu, linear[:, at])
-        classes = base.byte_array(4 * octaves + quarter[:, at] + CLASSES * which)
-        symbols = torch.from_numpy(coder.part(classes, mu.numel())).long().view(mu.shape)
-        escaped, index = symbols == ESCAPE, base.warp(mu, linear[:, at]) + symbols - OFFSET
-        bits[:, at] = source.take(index, linear[:, at], escaped)
-        sizes.append(base.sizes_of(symbols - OFFSET, escaped, octaves, quarter[:, at]))
+        distance, escaped, octaves = base.next_distances(coder, mu, linear[:, at], quarter[:, at], which)
+        bits[:, at] = source.take(base.warp(mu, linear[:, at]) + distance, linear[:, at], escaped)
+        sizes.append(base.sizes_of(distance, escaped, octaves, quarter[:, at]))
         return fixed(part, bits, walk.rotation)[:, at]
 
     walk_groups(part, walk.sums(layer, which), walk.rotation, values)
