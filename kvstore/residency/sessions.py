@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,10 +19,12 @@ from kvstore.core.session_record import TEXT_KEY_BYTES, SessionChange, SessionHe
 from kvstore.core.tokens import Tokens
 from kvstore.errors import ConfigError
 from kvstore.metrics import Metric
+from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.saved_sessions import most_bytes
 from kvstore.tiers.disk.tier import DiskTier
 
+Known = TypeVar("Known", SessionRecord, SessionHead)
 _RELIEF = 16  # see `SavedSessions.shrink`
 _EXPIRE_EVERY_S = 60.0  # bytes of sessions whose time is over; they are not found any more at once
 
@@ -61,22 +64,19 @@ class SessionTable:
 
     def get(self, key: bytes) -> SessionRecord | None:
         """Return a session; None if there is none, its time is over, or it is damaged."""
-        found = self._recently(key)
-        record = found[0] if found is not None else None
-        if found is None and self._disk is not None:
-            try:
-                record = self._disk.catalog.session(key)
-            except CatalogError:
-                self._disk.metrics.add(Metric.CATALOG_ERRORS)
-        return record if record is not None and not _is_over(record) else None
+        return self._current(key, lambda catalog: catalog.session(key))
 
     def known(self, key: bytes) -> SessionRecord | SessionHead | None:
         """Return what stands with a session; None if there is none. Reads no tokens."""
+        return self._current(key, lambda catalog: catalog.session_head(key))
+
+    def _current(self, key: bytes, read: Callable[[Catalog], Known | None]) -> SessionRecord | Known | None:
+        """What is in memory, or else what is read of the catalog; None if its time is over, or it cannot be read."""
         found = self._recently(key)
-        known: SessionRecord | SessionHead | None = found[0] if found is not None else None
+        known: SessionRecord | Known | None = found[0] if found is not None else None
         if found is None and self._disk is not None:
             try:
-                known = self._disk.catalog.session_head(key)
+                known = read(self._disk.catalog)
             except CatalogError:
                 self._disk.metrics.add(Metric.CATALOG_ERRORS)
         return known if known is not None and not _is_over(known) else None
