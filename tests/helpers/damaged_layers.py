@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,31 @@ def levels_agree(levels: Sequence[str], decode: Callable[[str], Any], right: Cal
             texts.add("")
     assert len(texts) == 1
     return texts != {""}
+
+
+def damage_found(
+    layers: Sequence[bytes],
+    turns: int,
+    rng: np.random.Generator,
+    words: int,
+    levels: Sequence[str],
+    decode: Callable[[list[bytes], str], Any],
+    right: Callable[[Any], bool],
+) -> int:
+    """How many of so many turns of `damaged` all levels refuse; what they decode of the others must be right."""
+    found = 0
+    for turn in range(turns):
+        bad = damaged(layers, turn, rng, words)
+        if bad != layers:
+            found += levels_agree(levels, partial(decode, bad), right)
+    return found
+
+
+def truncations(layers: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The layers with one of them shorter, by any number of bytes."""
+    for number, layer in enumerate(layers):
+        for length in range(len(layer)):
+            yield [*layers[:number], layer[:length], *layers[number + 1 :]]
 
 
 def damage_is_named(layers: Sequence[bytes], decode: Callable[[list[bytes]], Any]) -> None:

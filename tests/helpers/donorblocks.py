@@ -8,7 +8,7 @@ import donorcases
 import numpy as np
 import torch
 from donorcases import Case
-from predictcases import as_bits
+from predictcases import as_bits, laid_out
 
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.delta import DonorRows
@@ -34,7 +34,7 @@ def wholes(case: Case) -> tuple[list[KVView], Any]:
                     for mine, other in zip(pair, bits, strict=True):
                         mine[span.donor_start : span.donor_start + span.count] = other
         blocks.append(block)
-    return [donorcases.view_of(case.layout, block) for block in blocks], blocks  # type: ignore[arg-type]
+    return [laid_out(case.layout, block) for block in blocks], blocks  # type: ignore[arg-type]
 
 
 def apart(case: Case) -> Case:
@@ -51,7 +51,7 @@ def encode(codec: DonorCodec, case: Case, room: int | None = None) -> tuple[byte
     info, (donors, keep) = info_of(case), wholes(case)
     rows = [DonorRows.of(span, donors[span.donor]) for span in case.table.spans]
     memory = memoryview(bytearray(codec.bound(info) if room is None else room))
-    sizes = codec.encode(info, donorcases.view_of(case.layout, case.block), rows, memory)
+    sizes = codec.encode(info, laid_out(case.layout, case.block), rows, memory)
     del keep
     return None if sizes is None else (bytes(memory[: sum(sizes)]), sizes)
 

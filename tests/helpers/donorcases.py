@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import predictcases
 import torch
-from predictcases import SPECIAL, Block, as_bits
+from predictcases import SPECIAL, Block, as_bits, laid_out
 
 from kvstore.codecs import KVView
 from kvstore.codecs.donor import _donor
@@ -22,7 +23,8 @@ from kvstore.core.layout import KVLayout, LayerLayout
 from kvstore.errors import CodecError
 
 ROPE = '{"rope_theta": 100.0, "rope_type": "default"}'
-Shapes = list[tuple[int, int, int]]
+Shapes = predictcases.Shapes
+KINDS = ("near", "same", "random", "special", "zeros")  # of blocks, as `case_of` takes them
 
 
 def layout_of(shapes: Shapes, rope: bool) -> KVLayout:
@@ -135,18 +137,6 @@ def case_of(
     return Case(layout, table, start, block, donors, model)
 
 
-def view_of(layout: KVLayout, block: Block) -> KVView:
-    """A view of [heads, n, dim] tensors; every other one has its tokens apart."""
-    layers = []
-    for x, pair in zip(layout.layers, block, strict=True):
-        tensors = [
-            torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).view(len(bits), x.heads, dim).transpose(0, 1)
-            for bits, dim in zip(pair, (x.key_dim, x.value_dim), strict=True)
-        ]
-        layers.append((tensors[0], tensors[1].contiguous()))
-    return KVView.of_layers(layout, layers)
-
-
 def longs(bits: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(bits.astype(np.int64))
 
@@ -185,7 +175,7 @@ def rows_alone(case: Case) -> Block:
 
 def arguments(case: Case, rows: np.ndarray) -> tuple[tuple[Any, ...], list[KVView]]:
     """What both functions of `_donor` take, and what must live meanwhile."""
-    views = [view_of(case.layout, donor) for donor in case.donors]
+    views = [laid_out(case.layout, donor) for donor in case.donors]
     runs = np.array([(s.start, s.count, w) for s, w in zip(case.table.spans, case.table.which, strict=True)], np.int64)
     tables = [view.rows for view in views]
     return (case.start, case.count, rows, runs, tables, case.table.angles, case.model is not None), views
@@ -193,15 +183,12 @@ def arguments(case: Case, rows: np.ndarray) -> tuple[tuple[Any, ...], list[KVVie
 
 def encoded(coder: _donor.Coder, case: Case, level: str, room: int | None = None) -> list[bytes] | None:
     """The layers as a twin of the C++ writes them; None where `room` bytes do not do."""
-    view = view_of(case.layout, case.block)
+    view = laid_out(case.layout, case.block)
     out = bytearray(100_000 + 8 * view.nbytes if room is None else room)
     given, views = arguments(case, view.rows)
     sizes = _donor.encode(coder, *given, out, level=level)
     del views
-    if sizes is None:
-        return None
-    ends = np.cumsum(sizes)
-    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+    return None if sizes is None else predictcases.layers_of(out, sizes)
 
 
 def decoded(coder: _donor.Coder, case: Case, layers: list[bytes], level: str, wanted: int | None = None) -> Block:
@@ -234,5 +221,14 @@ def expected(case: Case, wanted: int | None = None) -> Block:
     return block  # type: ignore[return-value]
 
 
-def with_donors(case: Case, donors: list[Block]) -> Case:
+def comes_back(decode: Callable[..., Block], case: Case, wanted: int) -> None:
+    """`decode()` finds what is expected, and `decode(wanted)` of the first tokens."""
+    assert predictcases.same(decode(), expected(case))
+    assert predictcases.same(decode(wanted), expected(case, wanted))
+
+
+def with_another_donor(case: Case) -> Case:
+    """A case whose first donor has one bit changed."""
+    donors: Any = [[tuple(bits.copy() for bits in pair) for pair in donor] for donor in case.donors]
+    donors[0][1][1][0, 3] ^= 0x40
     return replace(case, donors=donors)

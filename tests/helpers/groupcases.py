@@ -11,7 +11,7 @@ import numpy as np
 import predictcases
 import torch
 from donorcases import Block, Case, Shapes, longs
-from predictcases import as_bits
+from predictcases import as_bits, laid_out
 
 from kvstore.codecs import KVView
 from kvstore.codecs.donor import _donor_groups
@@ -48,15 +48,12 @@ def referred(case: Case, model: LevelModel, layers: list[bytes]) -> Block:
 
 def encoded(coder: _donor_groups.Coder, case: Case, level: str, room: int | None = None) -> list[bytes] | None:
     """The layers as a twin of the C++ writes them; None where `room` bytes do not do."""
-    view = donorcases.view_of(case.layout, case.block)
+    view = laid_out(case.layout, case.block)
     out = bytearray(100_000 + 8 * view.nbytes if room is None else room)
     (*given, _), views = donorcases.arguments(case, view.rows)
     sizes = _donor_groups.encode(coder, *given, out, level=level)
     del views
-    if sizes is None:
-        return None
-    ends = np.cumsum(sizes)
-    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+    return None if sizes is None else predictcases.layers_of(out, sizes)
 
 
 def decoded(

@@ -18,7 +18,7 @@ from kvstore.errors import CodecError
 
 Arrays = dict[str, np.ndarray]
 Block = predictcases.Block
-Shapes = list[tuple[int, int, int]]
+Shapes = predictcases.Shapes
 _SPREAD = 10  # of the residuals that the frequencies expect, in bins
 
 
@@ -99,8 +99,7 @@ def encoded(coder: _levels.Model, tokens: np.ndarray, start: int, view: KVView, 
     out = bytearray(100_000 + 8 * view.nbytes)
     sizes = _levels.encode(coder, tokens, start, view.rows, out, level=cpu)
     assert isinstance(sizes, tuple)
-    ends = np.cumsum(sizes)
-    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+    return predictcases.layers_of(out, sizes)
 
 
 def decoded(

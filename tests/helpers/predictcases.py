@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,18 @@ WORDS: dict[str, tuple[torch.dtype, Any]] = {
     "float8_e4m3fn": (torch.uint8, np.uint8),
 }
 Block = list[tuple[np.ndarray, np.ndarray]]
+Shapes = list[tuple[int, int, int]]  # of layers: (heads, key_dim, value_dim)
+SHAPES: tuple[Shapes, ...] = (
+    [(2, 8, 8)] * 3,
+    [(2, 16, 24)] * 3,
+    [(1, 64, 64), (1, 64, 40), (3, 64, 64), (2, 64, 8)],
+    [(3, 64, 64)] * 2,
+    [(1, 10, 7)] * 4,
+    [(2, 2, 1)],
+)
 
 
-def arrays_of(
-    shapes: list[tuple[int, int, int]], rope: bool, seed: int, reach: float = 1.0
-) -> tuple[KVLayout, dict[str, np.ndarray]]:
+def arrays_of(shapes: Shapes, rope: bool, seed: int, reach: float = 1.0) -> tuple[KVLayout, dict[str, np.ndarray]]:
     """Random arrays of a profile for layers of (heads, key_dim, value_dim); reach: how wild they are."""
     rng = np.random.default_rng([seed, len(shapes), rope])
     layout = KVLayout(tuple(LayerLayout(*shape) for shape in shapes), "bfloat16", "rotate_half" if rope else "none")
@@ -72,7 +81,7 @@ def arrays_of(
     return layout, arrays
 
 
-def model_of(shapes: list[tuple[int, int, int]], rope: bool, seed: int, reach: float = 1.0) -> PredictiveModel:
+def model_of(shapes: Shapes, rope: bool, seed: int, reach: float = 1.0) -> PredictiveModel:
     """The model of `arrays_of`."""
     return PredictiveModel.from_arrays(*arrays_of(shapes, rope, seed, reach))
 
@@ -121,16 +130,21 @@ def block_of(model: PredictiveModel, kind: str, tokens: np.ndarray, start: int, 
     return block
 
 
-def view_of(model: LinearModel, block: Block) -> KVView:
+def view_of(model: LinearModel, block: Block, dtype: str = "bfloat16") -> KVView:
+    """A block of bits of this dtype, as `laid_out` views it."""
+    return laid_out(replace(model.layout, dtype=dtype), block)
+
+
+def laid_out(layout: KVLayout, block: Block) -> KVView:
     """A view of [heads, n, dim] tensors; every other one has its tokens apart."""
     layers = []
-    for x, pair in zip(model.layout.layers, block, strict=True):
-        tensors = [
-            torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).view(len(bits), x.heads, dim).transpose(0, 1)
+    for x, pair in zip(layout.layers, block, strict=True):
+        k, v = (
+            torch.from_numpy(bits).view(getattr(torch, layout.dtype)).view(len(bits), x.heads, dim).transpose(0, 1)
             for bits, dim in zip(pair, (x.key_dim, x.value_dim), strict=True)
-        ]
-        layers.append((tensors[0], tensors[1].contiguous()))
-    return KVView.of_layers(model.layout, layers)
+        )
+        layers.append((k, v.contiguous()))
+    return KVView.of_layers(layout, layers)
 
 
 def longs(block: Block) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -145,8 +159,12 @@ def encoded(
     out = bytearray(100_000 + 8 * view.nbytes)
     sizes = _predict.encode(coder, tokens, start, view.rows, out, level=level, dtype=dtype)
     assert isinstance(sizes, tuple)
-    ends = np.cumsum(sizes)
-    return [bytes(out[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
+    return layers_of(out, sizes)
+
+
+def layers_of(out: bytearray, sizes: Sequence[int]) -> list[bytes]:
+    """The layers of a payload."""
+    return [bytes(out[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 def decoded(
@@ -191,3 +209,8 @@ def same(a: Block, b: Block, wanted: int | None = None) -> bool:
         for mine, theirs in zip(a, b, strict=True)
         for x, y in zip(mine, theirs, strict=True)
     )
+
+
+def same_longs(a: list[tuple[torch.Tensor, torch.Tensor]], b: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether two blocks as `longs` gives them are the same."""
+    return all(torch.equal(x, y) for mine, theirs in zip(a, b, strict=True) for x, y in zip(mine, theirs, strict=True))

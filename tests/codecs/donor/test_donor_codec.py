@@ -15,7 +15,7 @@ from donorcases import Case, case_of, layout_of, model_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
-from predictcases import same
+from predictcases import laid_out, same
 
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.delta import DonorRows
@@ -166,18 +166,18 @@ def test_other_donors_are_noticed() -> None:
     info, payload, sizes = info_of(case), memoryview(found[0]), found[1]
     codec.decode(info, payload, sizes, donors, view)
     other = layout_of([(2, 8, 8)] * 4, True)
-    wide = donorcases.view_of(other, [*keep[0], keep[0][0]])
+    wide = laid_out(other, [*keep[0], keep[0][0]])
     for wrong in ([], [view.narrow(0, 1)] * len(donors), [wide] * len(donors)):
         with pytest.raises(CodecError, match="donor"):
             codec.decode(info, payload, sizes, wrong, view)
     keep[case.table.spans[0].donor][1][1][case.table.spans[0].donor_start] ^= 0x40
     with pytest.raises(CodecError):
-        codec.decode(info, payload, sizes, [donorcases.view_of(case.layout, block) for block in keep], view)
+        codec.decode(info, payload, sizes, [laid_out(case.layout, block) for block in keep], view)
 
 
 def test_calls_that_are_not_in_order_are_refused() -> None:
     case = case_of(SHAPES, True, "near", 20, 5)
-    codec, info, block = DonorCodec(PLAIN), info_of(case), donorcases.view_of(case.layout, case.block)
+    codec, info, block = DonorCodec(PLAIN), info_of(case), laid_out(case.layout, case.block)
     out = memoryview(bytearray(codec.bound(info)))
 
     def refused(match: str, *spans: Span, info: BlockInfo = info, rows: KVView = block) -> None:
@@ -189,11 +189,11 @@ def test_calls_that_are_not_in_order_are_refused() -> None:
     refused("rising order", Span(0, 4, 0, 0, 0), Span(3, 4, 0, 0, 0))
     refused("rising order", Span(0, 4, 1, 0, 0))
     refused("rising order", Span(18, 4, 0, 0, 0))
-    refused("the rows of its span", Span(0, 4, 0, 0, 0), rows=donorcases.view_of(layout_of(SHAPES, False), case.block))
+    refused("the rows of its span", Span(0, 4, 0, 0, 0), rows=laid_out(layout_of(SHAPES, False), case.block))
     half = KVLayout(case.layout.layers, "float16", case.layout.rope)
     refused("bfloat16", Span(0, 4, 0, 0, 0), info=BlockInfo(half, info.tokens, 0))
     strange = KVLayout(case.layout.layers, "bfloat16", '{"rope_type": "dynamic"}')
-    rows = donorcases.view_of(strange, case.block)
+    rows = laid_out(strange, case.block)
     refused("rotated to other positions", Span(0, 4, 0, 0, 3), info=BlockInfo(strange, info.tokens, 0), rows=rows)
     with pytest.raises(ValueError, match="narrow"):
         DonorRows.of(Span(0, 4, 0, 18, 0), block)
@@ -215,7 +215,7 @@ def test_donors_may_lie_at_any_address() -> None:
         view.copy_to(packed)
     out = memoryview(bytearray(codec.bound(info)))
     rows = [DonorRows.of(span, odd[span.donor]) for span in case.table.spans]
-    sizes = codec.encode(info, donorcases.view_of(case.layout, case.block), rows, out)
+    sizes = codec.encode(info, laid_out(case.layout, case.block), rows, out)
     assert sizes is not None
     assert encode(codec, case) == (bytes(out[: sum(sizes)]), sizes)
     assert len(keep) == len(donors)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import donorcases
 import numpy as np
 import pytest
+from codertwins import threads_agree
 from cpulevels import cpu_levels
-from damaged_layers import changed_word, damaged, levels_agree
-from donorcases import Shapes, case_of, expected
+from damaged_layers import changed_word, damage_found, truncations
+from donorcases import KINDS, Shapes, case_of, expected
 from groupcases import decoded, encoded, model_of, referred, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
-from predictcases import same
+from predictcases import SHAPES, laid_out, same
 
 from kvstore.codecs.donor import _donor_groups
 from kvstore.codecs.donor.groups.mode import native_coder
@@ -24,15 +23,6 @@ from kvstore.errors import CodecError
 
 pytestmark = pytest.mark.native
 CPUS = cpu_levels()
-KINDS = ("near", "same", "random", "special", "zeros")
-SHAPES: tuple[Shapes, ...] = (
-    [(2, 8, 8)] * 3,
-    [(2, 16, 24)] * 3,
-    [(1, 64, 64), (1, 64, 40), (3, 64, 64), (2, 64, 8)],
-    [(3, 64, 64)] * 2,
-    [(1, 10, 7)] * 4,
-    [(2, 2, 1)],
-)
 
 
 @settings(max_examples=part(60), deadline=None)
@@ -49,9 +39,7 @@ def test_twins_give_the_bytes_of_the_reference(
     assert same(referred(case, model, want), donorcases.rows_alone(case))
     for cpu in CPUS:
         assert encoded(coder, case, cpu) == want
-        assert same(decoded(coder, case, want, cpu), expected(case))
-        wanted = 1 + seed % count
-        assert same(decoded(coder, case, want, cpu, wanted), expected(case, wanted))
+        donorcases.comes_back(partial(decoded, coder, case, want, cpu), case, 1 + seed % count)
 
 
 def test_what_is_alike_costs_little_and_groups_are_used() -> None:
@@ -80,33 +68,25 @@ def test_damage_is_found_and_harms_nothing(kind: str) -> None:
     case, coder = case_of(SHAPES[0], True, kind, 30, 5), native_coder(model_of(SHAPES[0], True, 3, 2))
     layers = encoded(coder, case, CPUS[-1])
     assert layers is not None
-    found_out = 0
-    for turn in range(part(750)):
-        bad = damaged(layers, turn, rng, 6)
-        if bad != layers:
-            decode = partial(decoded, coder, case, bad)
-            found_out += levels_agree(CPUS, decode, lambda found: same(found, expected(case)))
-    assert found_out > part(600)
+    decode, right = partial(decoded, coder, case), partial(same, b=expected(case))
+    assert damage_found(layers, part(750), rng, 6, CPUS, decode, right) > part(600)
 
 
 def test_every_truncation_is_found() -> None:
     case, coder = case_of(SHAPES[0], True, "near", 9, 5), native_coder(model_of(SHAPES[0], True, 2, 2))
     layers = encoded(coder, case, CPUS[-1])
     assert layers is not None
-    for number, layer in enumerate(layers):
-        for length in range(len(layer)):
-            with pytest.raises(CodecError):
-                decoded(coder, case, [*layers[:number], layer[:length], *layers[number + 1 :]], CPUS[-1])
+    for shorter in truncations(layers):
+        with pytest.raises(CodecError):
+            decoded(coder, case, shorter, CPUS[-1])
 
 
 def test_another_donor_and_another_model_are_found() -> None:
     case, coder = case_of(SHAPES[0], True, "near", 40, 5), native_coder(model_of(SHAPES[0], True, 2, 2))
     layers = encoded(coder, case, CPUS[-1])
     assert layers is not None
-    donors: Any = [[tuple(bits.copy() for bits in pair) for pair in donor] for donor in case.donors]
-    donors[0][1][1][0, 3] ^= 0x40
     for other, by in (
-        (donorcases.with_donors(case, donors), coder),
+        (donorcases.with_another_donor(case), coder),
         (case, native_coder(model_of(SHAPES[0], True, 2, 9))),
     ):
         with pytest.raises(CodecError):
@@ -127,7 +107,7 @@ def test_every_kind_of_damage_is_named() -> None:
     refused("ends in what its first layer begins with", layers[0][:5], *layers[1:])
     refused("shorter than its header", layers[0], bytes(changed_word(layers[1], 12, 1 << 20)), layers[2])
     refused("not those that were encoded", layers[0], bytes(changed_word(layers[1], 16, 1)), layers[2])
-    view = donorcases.view_of(case.layout, case.block)
+    view = laid_out(case.layout, case.block)
     (*arguments, _), views = donorcases.arguments(case, view.rows)
     for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
         assert _donor_groups.decode(coder, *arguments, b"".join(layers), sizes, 20) is not None
@@ -136,7 +116,7 @@ def test_every_kind_of_damage_is_named() -> None:
 
 def test_calls_that_are_not_in_order_are_refused() -> None:
     case, coder = case_of(SHAPES[0], True, "near", 20, 5), native_coder(model_of(SHAPES[0], True, 2, 1))
-    view = donorcases.view_of(case.layout, case.block)
+    view = laid_out(case.layout, case.block)
     (_, count, rows, runs, tables, angles, _), views = donorcases.arguments(case, view.rows)
     out = bytearray(100_000)
     for first in (-1, coder.positions - 19, 1 << 62, -(1 << 62)):
@@ -154,7 +134,4 @@ def test_calls_that_are_not_in_order_are_refused() -> None:
 def test_threads_share_a_coder() -> None:
     cases = [case_of(SHAPES[3], True, "near", 64, seed) for seed in range(4)]
     coder = native_coder(model_of(SHAPES[3], True, 2, 1))
-    want = [encoded(coder, case, CPUS[-1]) for case in cases]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: encoded(coder, cases[i % 4], CPUS[-1]), range(40)))
-    assert found == want * 10
+    threads_agree(lambda case: encoded(coder, case, CPUS[-1]), cases, 10)

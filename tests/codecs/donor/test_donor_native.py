@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import donorcases
 import numpy as np
 import pytest
-import torch
+from codertwins import subnormals_flushed, threads_agree
 from cpulevels import cpu_levels
-from damaged_layers import changed_word, damaged, levels_agree
-from donorcases import Shapes, case_of, coder_of, decoded, encoded, expected, model_of, reference
+from damaged_layers import changed_word, damage_found, truncations
+from donorcases import KINDS, Shapes, case_of, coder_of, decoded, encoded, expected, model_of, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
-from predictcases import same
+from predictcases import laid_out, same
 
 from kvstore.codecs.donor import _donor
 from kvstore.codecs.donor.tables import frequencies
@@ -25,7 +24,6 @@ from kvstore.errors import CodecError
 
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
-KINDS = ("near", "same", "random", "special", "zeros")
 SHAPES: tuple[Shapes, ...] = (
     [(2, 8, 8)] * 3,
     [(2, 16, 24)] * 2,
@@ -53,9 +51,7 @@ def test_twins_give_the_bytes_of_the_reference(
     assert same(donorcases.referred(case, want), donorcases.rows_alone(case))
     for level in LEVELS:
         assert encoded(coder, case, level) == want
-        assert same(decoded(coder, case, want, level), expected(case))
-        wanted = 1 + seed % count
-        assert same(decoded(coder, case, want, level, wanted), expected(case, wanted))
+        donorcases.comes_back(partial(decoded, coder, case, want, level), case, 1 + seed % count)
 
 
 def test_a_model_changes_the_bytes_and_what_is_alike_costs_little() -> None:
@@ -91,13 +87,8 @@ def test_damage_is_found_and_harms_nothing(kind: str, propagated: bool) -> None:
     coder = coder_of(case.layout, model)
     layers = encoded(coder, case, LEVELS[-1])
     assert layers is not None
-    found_out = 0
-    for turn in range(part(750)):
-        bad = damaged(layers, turn, rng, 6)
-        if bad != layers:
-            decode = partial(decoded, coder, case, bad)
-            found_out += levels_agree(LEVELS, decode, lambda found: same(found, expected(case)))
-    assert found_out > part(600)
+    decode, right = partial(decoded, coder, case), partial(same, b=expected(case))
+    assert damage_found(layers, part(750), rng, 6, LEVELS, decode, right) > part(600)
 
 
 def test_every_truncation_is_found() -> None:
@@ -105,10 +96,9 @@ def test_every_truncation_is_found() -> None:
     coder = coder_of(case.layout, None)
     layers = encoded(coder, case, LEVELS[-1])
     assert layers is not None
-    for number, layer in enumerate(layers):
-        for length in range(len(layer)):
-            with pytest.raises(CodecError):
-                decoded(coder, case, [*layers[:number], layer[:length], *layers[number + 1 :]], LEVELS[-1])
+    for shorter in truncations(layers):
+        with pytest.raises(CodecError):
+            decoded(coder, case, shorter, LEVELS[-1])
 
 
 def test_another_donor_is_found() -> None:
@@ -116,10 +106,8 @@ def test_another_donor_is_found() -> None:
     coder = coder_of(case.layout, None)
     layers = encoded(coder, case, LEVELS[-1])
     assert layers is not None
-    donors = [[tuple(bits.copy() for bits in pair) for pair in donor] for donor in case.donors]
-    donors[0][1][1][0, 3] ^= 0x40
     with pytest.raises(CodecError):
-        decoded(coder, donorcases.with_donors(case, donors), layers, LEVELS[-1])  # type: ignore[arg-type]
+        decoded(coder, donorcases.with_another_donor(case), layers, LEVELS[-1])
 
 
 def test_every_kind_of_damage_is_named() -> None:
@@ -146,7 +134,7 @@ def test_every_kind_of_damage_is_named() -> None:
         decoded(coder, case, [struct.pack("<h", 401) + layers[0][2:], *layers[1:]], LEVELS[-1])
     with pytest.raises(CodecError, match="ends in its scales"):
         decoded(coder, case, [layers[0][:5], *layers[1:]], LEVELS[-1])
-    view = donorcases.view_of(case.layout, case.block)
+    view = laid_out(case.layout, case.block)
     given, views = donorcases.arguments(case, view.rows)
     for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
         assert _donor.decode(coder, *given, b"".join(layers), sizes, 20) is not None
@@ -156,7 +144,7 @@ def test_every_kind_of_damage_is_named() -> None:
 def test_calls_that_are_not_in_order_are_refused() -> None:
     shapes = SHAPES[0]
     case = case_of(shapes, True, "near", 20, 5)
-    coder, view = coder_of(case.layout, None), donorcases.view_of(case.layout, case.block)
+    coder, view = coder_of(case.layout, None), laid_out(case.layout, case.block)
     (start, count, rows, runs, tables, angles, _), views = donorcases.arguments(case, view.rows)
     out = bytearray(100_000)
 
@@ -210,10 +198,7 @@ def test_models_that_are_not_in_order_are_refused() -> None:
 def test_threads_share_a_coder() -> None:
     cases = [case_of(SHAPES[3], True, "near", 64, seed) for seed in range(4)]
     coder = coder_of(cases[0].layout, None)
-    want = [encoded(coder, case, LEVELS[-1]) for case in cases]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: encoded(coder, cases[i % 4], LEVELS[-1]), range(40)))
-    assert found == want * 10
+    threads_agree(lambda case: encoded(coder, case, LEVELS[-1]), cases, 10)
 
 
 def test_a_thread_that_flushes_subnormal_numbers_codes_the_same() -> None:
@@ -224,9 +209,5 @@ def test_a_thread_that_flushes_subnormal_numbers_codes_the_same() -> None:
                 bits[:] = bits & 0x807F  # subnormal
     coder = coder_of(case.layout, None)
     want = [encoded(coder, case, level) for level in LEVELS]
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this machine cannot flush")
-    try:
+    with subnormals_flushed():
         assert [encoded(coder, case, level) for level in LEVELS] == want
-    finally:
-        torch.set_flush_denormal(False)

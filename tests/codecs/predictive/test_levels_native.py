@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from codertwins import needs_exactly, threads_agree
 from cpulevels import cpu_levels
-from damaged_layers import changed_word, damage_is_named, damaged, levels_agree
+from damaged_layers import changed_word, damage_found, damage_is_named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
 from levelcases import block_of, decoded, encoded, model_of, same
-from predictcases import VOCABULARY, as_bits, longs, view_of
+from predictcases import SHAPES, VOCABULARY, Shapes, as_bits, longs, same_longs, view_of
 
 from kvstore.codecs.predictive import _levels
 from kvstore.codecs.predictive.levels import reference
@@ -26,14 +26,6 @@ from kvstore.errors import CodecError
 pytestmark = pytest.mark.native
 CPUS = cpu_levels()
 KINDS = ("predicted", "random", "special", "zeros")
-SHAPES = (
-    [(2, 8, 8)] * 3,
-    [(2, 16, 24)] * 3,
-    [(1, 64, 64), (1, 64, 40), (3, 64, 64), (2, 64, 8)],
-    [(3, 64, 64)] * 2,
-    [(1, 10, 7)] * 4,
-    [(2, 2, 1)],
-)
 
 
 @settings(max_examples=part(60), deadline=None)
@@ -42,7 +34,7 @@ SHAPES = (
     st.sampled_from([1, 5, 64, 123]), st.sampled_from([0, 5000]), st.sampled_from([0.3, 3.0]), st.integers(0, 1 << 20),
 )  # fmt: skip
 def test_twins_give_the_bytes_of_the_reference(
-    shapes: list[tuple[int, int, int]], level: int, rope: bool, kind: str, n: int, start: int, wild: float, seed: int
+    shapes: Shapes, level: int, rope: bool, kind: str, n: int, start: int, wild: float, seed: int
 ) -> None:
     model = model_of(shapes, rope, level, seed, wild)
     tokens = np.random.default_rng(seed).integers(-5, VOCABULARY + 20, n)
@@ -62,8 +54,7 @@ def test_the_reference_decodes_what_it_encodes(level: int) -> None:
     block = longs(block_of(model, "special", tokens, 9, 4))
     layers = reference.encode(model, torch.from_numpy(tokens), 9, block)
     found = reference.decode(model, torch.from_numpy(tokens), 9, layers)
-    flat = [[x for pair in layers for x in pair] for layers in (found, block)]
-    assert all(torch.equal(a, b) for a, b in zip(*flat, strict=True))
+    assert same_longs(found, block)
     with pytest.raises(CodecError, match="mode"):
         reference.decode(model, torch.from_numpy(tokens), 9, [bytes(changed_word(layers[0], 0, 1)), *layers[1:]])
 
@@ -101,11 +92,7 @@ def test_room_and_limit() -> None:
     model, tokens = model_of(SHAPES[0], True, 2, 1), np.arange(64)
     coder, view = native_model(model), view_of(model, block_of(model, "predicted", tokens, 0, 1))
     size = sum(map(len, encoded(coder, tokens, 0, view, CPUS[-1])))
-    for room in (0, 1, 50, 500, size // 2, size - 1):
-        assert _levels.encode(coder, tokens, 0, view.rows, bytearray(room)) is None
-        assert _levels.encode(coder, tokens, 0, view.rows, bytearray(room), room) == _levels.FALL_BACK
-    assert isinstance(_levels.encode(coder, tokens, 0, view.rows, bytearray(size), size + 1), tuple)
-    assert _levels.encode(coder, tokens, 0, view.rows, bytearray(size), size) == _levels.FALL_BACK
+    needs_exactly(size, partial(_levels.encode, coder, tokens, 0, view.rows), _levels.FALL_BACK)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -116,13 +103,8 @@ def test_damage_is_found_and_harms_nothing(kind: str, level: int) -> None:
     block = block_of(model, kind, tokens, 7, 5)
     coder = native_model(model)
     layers = encoded(coder, tokens, 7, view_of(model, block), CPUS[-1])
-    found_out = 0
-    for turn in range(400):
-        bad = damaged(layers, turn, rng, 7)
-        if bad != layers:
-            decode = partial(decoded, model, coder, tokens, 7, bad)
-            found_out += levels_agree(CPUS, decode, lambda found: same(found, model, block))
-    assert found_out > 320
+    decode = partial(decoded, model, coder, tokens, 7)
+    assert damage_found(layers, 400, rng, 7, CPUS, decode, partial(same, model=model, block=block)) > 320
 
 
 def test_every_kind_of_damage_is_named() -> None:
@@ -183,7 +165,4 @@ def test_threads_share_a_model() -> None:
     model, tokens = model_of(SHAPES[3], True, 3, 1), np.arange(64)
     coder = native_model(model)
     views = [view_of(model, block_of(model, "predicted", tokens, 0, i)) for i in range(4)]
-    want = [encoded(coder, tokens, 0, view, CPUS[-1]) for view in views]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: encoded(coder, tokens, 0, views[i % 4], CPUS[-1]), range(20)))
-    assert found == want * 5
+    threads_agree(lambda view: encoded(coder, tokens, 0, view, CPUS[-1]), views, 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,12 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from codertwins import needs_exactly, subnormals_flushed, threads_agree
 from cpulevels import cpu_levels
-from damaged_layers import damage_is_named, damaged, levels_agree
+from damaged_layers import damage_found, damage_is_named
+from exactcases import twins_agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
-from predictcases import VOCABULARY, block_of, decoded, encoded, longs, model_of, native, same, view_of
+from predictcases import (
+    SHAPES,
+    VOCABULARY,
+    Shapes,
+    block_of,
+    decoded,
+    encoded,
+    longs,
+    model_of,
+    native,
+    same,
+    view_of,
+)
 
 from kvstore.codecs.predictive import _predict
 from kvstore.codecs.predictive import reference as predictive_reference
@@ -23,14 +36,6 @@ from kvstore.codecs.predictive import reference as predictive_reference
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
 KINDS = ("predicted", "alike", "random", "special", "zeros")
-SHAPES = (
-    [(2, 8, 8)] * 3,
-    [(2, 16, 24)] * 3,
-    [(1, 64, 64), (1, 64, 40), (3, 64, 64), (2, 64, 8)],
-    [(3, 64, 64)] * 2,
-    [(1, 10, 7)] * 4,
-    [(2, 2, 1)],
-)
 
 
 @settings(max_examples=part(60), deadline=None)
@@ -39,7 +44,7 @@ SHAPES = (
     st.sampled_from([0, 5000]), st.sampled_from([0.3, 1.0, 8.0]), st.integers(0, 1 << 20),
 )  # fmt: skip
 def test_twins_give_the_bytes_of_the_reference(
-    shapes: list[tuple[int, int, int]], rope: bool, kind: str, n: int, start: int, reach: float, seed: int
+    shapes: Shapes, rope: bool, kind: str, n: int, start: int, reach: float, seed: int
 ) -> None:
     model = model_of(shapes, rope, seed, reach)
     tokens = np.random.default_rng(seed).integers(-5, VOCABULARY + 20, n).astype(np.int32)
@@ -54,10 +59,7 @@ def test_twins_give_the_bytes_of_the_reference(
         for (symbols, classes, _), layer in zip(found, coded, strict=True):
             assert np.array_equal(symbols, layer.symbols.numpy())
             assert np.array_equal(classes, layer.classes.numpy())
-        assert encoded(coder, tokens, start, view, level) == want
-        assert same(decoded(model, coder, tokens, start, want, level), block)
-        wanted = 1 + seed % n
-        assert same(decoded(model, coder, tokens, start, want, level, wanted), block, wanted)
+    twins_agree(model, tokens, start, block, want, 1 + seed % n)
 
 
 def test_offsets_are_those_of_the_reference() -> None:
@@ -103,12 +105,7 @@ def test_room_and_limit() -> None:
     model, tokens = model_of(SHAPES[0], True, 1), np.arange(64)
     coder, view = native(model), view_of(model, block_of(model, "alike", tokens, 0, 1))
     size = sum(map(len, encoded(coder, tokens, 0, view, LEVELS[-1])))
-    for room in (0, 1, 50, 500, size // 2, size - 1):
-        assert _predict.encode(coder, tokens, 0, view.rows, bytearray(room)) is None
-        assert _predict.encode(coder, tokens, 0, view.rows, bytearray(room), room) == _predict.FALL_BACK
-    assert isinstance(_predict.encode(coder, tokens, 0, view.rows, bytearray(size)), tuple)
-    assert isinstance(_predict.encode(coder, tokens, 0, view.rows, bytearray(size), size + 1), tuple)
-    assert _predict.encode(coder, tokens, 0, view.rows, bytearray(size), size) == _predict.FALL_BACK
+    needs_exactly(size, partial(_predict.encode, coder, tokens, 0, view.rows), _predict.FALL_BACK)
 
 
 @pytest.mark.parametrize("kind", ["predicted", "random", "special"])
@@ -119,13 +116,8 @@ def test_damage_is_found_and_harms_nothing(kind: str) -> None:
     coder = native(model)
     layers = encoded(coder, tokens, 7, view_of(model, block), LEVELS[-1])
     assert same(decoded(model, coder, tokens, 7, layers, LEVELS[-1]), block)
-    found_out = 0
-    for turn in range(1500):
-        bad = damaged(layers, turn, rng, 7)
-        if bad != layers:
-            decode = partial(decoded, model, coder, tokens, 7, bad)
-            found_out += levels_agree(LEVELS, decode, lambda found: same(found, block))
-    assert found_out > 1200
+    decode = partial(decoded, model, coder, tokens, 7)
+    assert damage_found(layers, 1500, rng, 7, LEVELS, decode, partial(same, b=block)) > 1200
 
 
 def test_every_kind_of_damage_is_named() -> None:
@@ -201,10 +193,7 @@ def test_calls_that_are_not_in_order_are_refused() -> None:
 def test_threads_share_a_model() -> None:
     model, tokens = model_of(SHAPES[3], True, 1), np.arange(64)
     coder, views = native(model), [view_of(model, block_of(model, "predicted", tokens, 0, i)) for i in range(4)]
-    want = [encoded(coder, tokens, 0, view, LEVELS[-1]) for view in views]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: encoded(coder, tokens, 0, views[i % 4], LEVELS[-1]), range(40)))
-    assert found == want * 10
+    threads_agree(lambda view: encoded(coder, tokens, 0, view, LEVELS[-1]), views, 10)
 
 
 def test_a_thread_that_flushes_subnormal_numbers_codes_the_same() -> None:
@@ -216,9 +205,5 @@ def test_a_thread_that_flushes_subnormal_numbers_codes_the_same() -> None:
     block[0][1][:] = np.arange(block[0][1].size).reshape(block[0][1].shape) % 128  # subnormal V, which K_1 is made of
     view = view_of(model, block)
     want = [encoded(coder, tokens, 0, view, level) for level in LEVELS]
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this machine cannot flush")
-    try:
+    with subnormals_flushed():
         assert [encoded(coder, tokens, 0, view, level) for level in LEVELS] == want
-    finally:
-        torch.set_flush_denormal(False)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from typing import Any
-
+import exactcases
 import numpy as np
 import predictcases
 import pytest
 import torch
+from codeccontract import decode, encode
 from cpulevels import cpu_levels
-from damaged_layers import damaged, levels_agree
+from damaged_layers import damage_found
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvcases import random_kv, same_kv
+from kvcases import Layers
 from length import part
-from predictcases import WORDS, Block, decoded, encoded, longs
-from profilecases import predicted_kv, profile_of
+from predictcases import WORDS, Block, Shapes, longs, view_of
+from profilecases import ROPE, profile_of
 
 from kvstore import KVLayout
-from kvstore.codecs import BlockInfo, KVView, codec_by_name
+from kvstore.codecs import BlockInfo, codec_by_name
 from kvstore.codecs.entropy.codec import EntropyCodec
 from kvstore.codecs.predictive import _predict, wide_reference
 from kvstore.codecs.predictive.codec import EXACT_MODES, PredictiveCodec
@@ -32,7 +30,6 @@ pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
 DTYPES = ("float32", "float16")
 SHAPES = ([(2, 8, 8)] * 3, [(2, 16, 24)] * 2, [(1, 10, 7)] * 3, [(2, 2, 1)])
-ROPE = '{"rope_theta": 10000.0, "rope_type": "default"}'
 
 
 def block_of(model: PredictiveModel, dtype: str, kind: str, tokens: np.ndarray, seed: int) -> Block:
@@ -59,18 +56,6 @@ def any_of(words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(0, 1 << 16, words.shape, np.uint16)
 
 
-def view_of(model: PredictiveModel, dtype: str, block: Block) -> KVView:
-    """A view of [heads, n, dim] tensors; every other one has its tokens apart."""
-    layers = []
-    for x, pair in zip(model.layout.layers, block, strict=True):
-        k, v = (
-            torch.from_numpy(bits).view(getattr(torch, dtype)).view(len(bits), x.heads, dim)
-            for bits, dim in zip(pair, (x.key_dim, x.value_dim), strict=True)
-        )
-        layers.append((k.transpose(0, 1), v.transpose(0, 1).contiguous()))
-    return KVView.of_layers(replace(model.layout, dtype=dtype), layers)
-
-
 @settings(max_examples=part(60), deadline=None)
 @given(
     st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.booleans(),
@@ -78,25 +63,12 @@ def view_of(model: PredictiveModel, dtype: str, block: Block) -> KVView:
     st.integers(0, 1 << 20),
 )  # fmt: skip
 def test_twins_give_the_bytes_of_the_reference(
-    dtype: str, shapes: list[tuple[int, int, int]], rope: bool, kind: str, n: int, seed: int
+    dtype: str, shapes: Shapes, rope: bool, kind: str, n: int, seed: int
 ) -> None:
     model = predictcases.model_of(shapes, rope, seed, 0.3)
     tokens = np.random.default_rng(seed).integers(-5, predictcases.VOCABULARY + 20, n)
     block = block_of(model, dtype, kind, tokens, seed)
-    ids = torch.from_numpy(tokens)
-    want = wide_reference.encode(model, dtype, ids, 3, longs(block))
-    coder, view = predictcases.native(model), view_of(model, dtype, block)
-    for level in LEVELS:
-        assert encoded(coder, tokens, 3, view, level, dtype) == want
-        assert predictcases.same(decoded(model, coder, tokens, 3, want, level, dtype=dtype), block)
-        wanted = 1 + seed % n
-        assert predictcases.same(decoded(model, coder, tokens, 3, want, level, wanted, dtype), block, wanted)
-    found = wide_reference.decode(model, dtype, ids, 3, want)
-    assert all(
-        torch.equal(a, b)
-        for mine, theirs in zip(found, longs(block), strict=True)
-        for a, b in zip(mine, theirs, strict=True)
-    )
+    want = exactcases.agrees_with_twins(wide_reference, model, dtype, tokens, block, 1 + seed % n)
     if dtype == "float32":
         assert {layer[1] for layer in want} <= {"upcast": {0}, "alike": {0, 1}}.get(kind, {0, 1, 2})
 
@@ -104,17 +76,11 @@ def test_twins_give_the_bytes_of_the_reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_room_and_limit(dtype: str) -> None:
     model, tokens = predictcases.model_of(SHAPES[0], True, 1), np.arange(64)
-    coder, view = predictcases.native(model), view_of(model, dtype, block_of(model, dtype, "alike", tokens, 1))
-    size = sum(map(len, encoded(coder, tokens, 3, view, LEVELS[-1], dtype)))
-    code = partial(_predict.encode, coder, tokens, 3, view.rows, dtype=dtype)
-    for room in (0, 1, 50, 500, size // 2, size - 1):
-        assert code(bytearray(room)) is None
-        assert code(bytearray(room), room) == _predict.FALL_BACK
-    assert isinstance(code(bytearray(size)), tuple)
-    assert isinstance(code(bytearray(size), size + 1), tuple)
-    assert code(bytearray(size), size) == _predict.FALL_BACK
+    block = block_of(model, dtype, "alike", tokens, 1)
+    exactcases.keeps_to_room_and_limit(model, dtype, tokens, block)
+    rows = view_of(model, block, dtype).rows
     with pytest.raises(ValueError, match="dtype: expected"):
-        _predict.encode(coder, tokens, 3, view.rows, bytearray(size), dtype="float64")
+        _predict.encode(predictcases.native(model), tokens, 3, rows, bytearray(1 << 20), dtype="float64")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -124,16 +90,9 @@ def test_damage_is_found_or_in_what_is_kept_and_harms_nothing(dtype: str, kind: 
     model, rng = predictcases.model_of(SHAPES[0], True, 2), np.random.default_rng(3)
     tokens = rng.integers(0, predictcases.VOCABULARY, 20)
     block = block_of(model, dtype, kind, tokens, 5)
-    coder = predictcases.native(model)
-    layers = encoded(coder, tokens, 3, view_of(model, dtype, block), LEVELS[-1], dtype)
+    layers, decode = exactcases.coded(model, dtype, tokens, block)
     words = words_of(block, dtype)
-    found_out = 0
-    for turn in range(800):
-        bad = damaged(layers, turn, rng, 1)
-        if bad != layers:
-            decode = partial(decoded, model, coder, tokens, 3, bad, dtype=dtype)
-            found_out += levels_agree(LEVELS, decode, lambda found: words_of(found, dtype) == words)
-    assert found_out > 400
+    assert damage_found(layers, 800, rng, 1, LEVELS, decode, lambda found: words_of(found, dtype) == words) > 400
 
 
 def words_of(block: Block, dtype: str) -> list[list[int]]:
@@ -144,36 +103,32 @@ def words_of(block: Block, dtype: str) -> list[list[int]]:
 def test_headers_that_cannot_be_are_refused(dtype: str) -> None:
     model, tokens = predictcases.model_of(SHAPES[0], True, 2), np.arange(20)
     block, ids = block_of(model, dtype, "predicted", tokens, 5), torch.arange(20)
-    coder = predictcases.native(model)
-    layers = encoded(coder, tokens, 3, view_of(model, dtype, block), LEVELS[-1], dtype)
+    layers, decode = exactcases.coded(model, dtype, tokens, block)
     other = 25 - EXACT_MODES[dtype]
     for start in (b"\x04\0\0\0", bytes([other, layers[1][1], 0, 0]), bytes([EXACT_MODES[dtype], 3, 0, 0])):
         bad = [layers[0], start + layers[1][4:], layers[2]]
         with pytest.raises(CodecError, match="does not fit its dtype"):
-            decoded(model, coder, tokens, 3, bad, LEVELS[-1], dtype=dtype)
+            decode(bad, LEVELS[-1])
         with pytest.raises(CodecError, match="does not fit its dtype"):
             wide_reference.decode(model, dtype, ids, 3, bad)
     for at in (2, 3):
         bad = [layers[0], layers[1][:at] + b"\1" + layers[1][at + 1 :], layers[2]]
         with pytest.raises(CodecError):
-            decoded(model, coder, tokens, 3, bad, LEVELS[-1], dtype=dtype)
+            decode(bad, LEVELS[-1])
     for size in (0, 3, 4, 100):
         bad = [layers[0], layers[1][:size], layers[2]]
         with pytest.raises(CodecError):
-            decoded(model, coder, tokens, 3, bad, LEVELS[-1], dtype=dtype)
+            decode(bad, LEVELS[-1])
         with pytest.raises(CodecError):
             wide_reference.decode(model, dtype, ids, 3, bad)
-    view = view_of(model, dtype, block)
+    coder, view = predictcases.native(model), view_of(model, block, dtype)
     for sizes in ([1, 1, 1 << 40], [len(layers[0]), 0, 0], [1 << 63, 0, 0]):
         assert _predict.decode(coder, tokens, 3, 20, b"".join(layers), sizes, view.rows, 20, dtype=dtype) is not None
 
 
-def made(dtype: str) -> tuple[PredictiveCodec, BlockInfo, list[Any]]:
+def made(dtype: str) -> tuple[PredictiveCodec, BlockInfo, Layers]:
     """A codec of a profile of this dtype, and a block that it predicts."""
-    layout = KVLayout.uniform(3, 2, 16, dtype, ROPE)
-    codec = codec_by_name("predictive", profile_of(layout, "lossless"))
-    info = BlockInfo(layout, np.arange(37, dtype=np.uint32), 0)
-    near = predicted_kv(profile_of(replace(layout, dtype="bfloat16"), "lossless"), info.tokens, 0)
+    codec, info, near = exactcases.codec_and_block(dtype)
     noise = torch.Generator().manual_seed(1)
     kv = [
         tuple((t.float() * (1 + torch.rand(t.shape, generator=noise) / 128)).to(getattr(torch, dtype)) for t in pair)
@@ -182,47 +137,23 @@ def made(dtype: str) -> tuple[PredictiveCodec, BlockInfo, list[Any]]:
     return codec, info, kv  # type: ignore[return-value]
 
 
-def coded(codec: Any, info: BlockInfo, kv: list[Any]) -> tuple[bytes, tuple[int, ...]]:
-    out = memoryview(bytearray(codec.bound(info)))
-    sizes = codec.encode(info, KVView.of_layers(info.layout, kv), out)
-    assert sizes is not None
-    return bytes(out[: sum(sizes)]), sizes
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_codec_predicts_the_dtype_of_its_profile(dtype: str) -> None:
     codec, info, kv = made(dtype)
-    payload, sizes = coded(codec, info, kv)
-    assert payload[0] == EXACT_MODES[dtype]
-    assert codec.fallbacks(memoryview(payload), sizes) == 0
-    assert not codec.kernels_decode(memoryview(payload), sizes)
-    assert not codec.codes_on(torch.device("cuda", 0), dtype)
-    assert not codec.has_kernels
-    assert len(payload) < len(coded(EntropyCodec(), info, kv)[0])
-    assert codec.usual(info) <= codec.bound(info)
-    for wanted in (1, 20, 37):
-        out = [tuple(torch.zeros(2, wanted, 16, dtype=getattr(torch, dtype)) for _ in "kv") for _ in range(3)]
-        codec.decode(info, memoryview(payload), sizes, KVView.of_layers(info.layout, out))  # type: ignore[arg-type]
-        assert same_kv(out, kv, wanted)
+    assert len(exactcases.predicts(codec, info, kv)) < len(encode(EntropyCodec(), info, kv)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_predicted_is_coded_as_by_entropy_and_counted(dtype: str) -> None:
-    codec, info, kv = made(dtype)
-    other = BlockInfo(replace(info.layout, rope="none"), info.tokens, 0)
-    for block, given_ in ((info, random_kv(37, info.layout)), (other, kv)):
-        payload, sizes = coded(codec, block, given_)
-        assert payload == coded(EntropyCodec(), block, given_)[0]
-        assert codec.fallbacks(memoryview(payload), sizes) == 3
+    exactcases.codes_the_rest_as_entropy_does(*made(dtype))
 
 
 def test_a_block_of_another_dtype_than_the_profile_s_is_not_read_as_its_own() -> None:
     codec, info, kv = made("float32")
-    payload, sizes = coded(codec, info, kv)
+    payload, sizes = encode(codec, info, kv)
     half, halves, _ = made("float16")
-    out = [tuple(torch.zeros(2, 37, 16, dtype=torch.float16) for _ in "kv") for _ in range(3)]
     with pytest.raises(CodecError):
-        half.decode(halves, memoryview(payload), sizes, KVView.of_layers(halves.layout, out))  # type: ignore[arg-type]
+        decode(half, halves, payload, sizes)
 
 
 def test_lossy_profiles_of_other_dtypes_are_refused_by_name() -> None:
