@@ -7,12 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from once import once
+
+from kvstore.codecs import KVView
 
 FOLDER = Path(__file__).parents[1] / "kernels"
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
@@ -35,6 +39,35 @@ def run_script(script: str, *arguments: str) -> str:
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def the_gpu_codes_as_the_cpu(
+    encode_blocks: Callable[..., Any],
+    decode_blocks: Callable[..., Any],
+    tokens: list[np.ndarray],
+    starts: list[int],
+    views: list[KVView],
+    right: list[list[bytes]],
+) -> None:
+    """The launch code of a model on a GPU writes the layers that are right, decodes them, and sees a wrong bit.
+
+    encode_blocks, decode_blocks: of the launch module, with the model.
+    """
+    blocks = [[t.cuda() for t in view.tensors()] for view in views]
+    layers = [list(zip(of[::2], of[1::2], strict=True)) for of in blocks]
+    for _ in range(3):  # programs run in another order each time
+        payload, sizes = encode_blocks(layers, tokens, starts, [1 << 40] * 4)
+        assert sizes == [tuple(map(len, of)) for of in right]
+        assert payload.cpu().numpy().tobytes() == b"".join(b for of in right for b in of)
+        out = [[(torch.empty_like(k), torch.empty_like(v)) for k, v in of] for of in layers]
+        assert not decode_blocks(payload, [of for of in sizes if of], tokens, starts, out).any()
+        for mine, theirs in zip(out, layers, strict=True):
+            for pair, other in zip(mine, theirs, strict=True):
+                assert all(
+                    torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(pair, other, strict=True)
+                )
+    payload[payload.numel() // 2] ^= 1
+    assert decode_blocks(payload, [of for of in sizes if of], tokens, starts, out).any()
 
 
 class Compiled:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
-import torch
-from kernelruns import FULL, Compiled, needs_triton, on_a_gpu
+from kernelruns import FULL, Compiled, needs_triton, on_a_gpu, the_gpu_codes_as_the_cpu
 from predictcases import VOCABULARY, block_of, encoded, model_of, native, view_of
 
 pytestmark = needs_triton
@@ -65,18 +66,5 @@ def test_the_gpu_s_bytes_are_the_cpu_s(shapes: list[tuple[int, int, int]], kind:
     tokens = [np.random.default_rng(n).integers(0, VOCABULARY + 20, n).astype(np.int64) for n in counts]
     views = [view_of(model, block_of(model, kind, *of, 5)) for of in zip(tokens, starts, strict=True)]
     right = [encoded(coder, *of, "scalar") for of in zip(tokens, starts, views, strict=True)]
-    blocks = [[t.cuda() for t in view.tensors()] for view in views]
-    layers = [list(zip(of[::2], of[1::2], strict=True)) for of in blocks]
-    for _ in range(3):  # programs run in another order each time
-        payload, sizes = encode_blocks(device, layers, tokens, starts, [1 << 40] * 4)
-        assert sizes == [tuple(map(len, of)) for of in right]
-        assert payload.cpu().numpy().tobytes() == b"".join(b for of in right for b in of)
-        out = [[(torch.empty_like(k), torch.empty_like(v)) for k, v in of] for of in layers]
-        assert not decode_blocks(device, payload, [of for of in sizes if of], tokens, starts, out).any()
-        for mine, theirs in zip(out, layers, strict=True):
-            for pair, other in zip(mine, theirs, strict=True):
-                assert all(
-                    torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(pair, other, strict=True)
-                )
-    payload[payload.numel() // 2] ^= 1
-    assert decode_blocks(device, payload, [of for of in sizes if of], tokens, starts, out).any()
+    encode = partial(encode_blocks, device)
+    the_gpu_codes_as_the_cpu(encode, partial(decode_blocks, device), tokens, starts, views, right)
