@@ -6,6 +6,7 @@ import random
 
 import pytest
 import seeds
+from policyruns import use
 
 from kvstore.eviction import Adaptive, EvictionPolicy, PriorGuided
 from kvstore.eviction.adaptive import EXPERTS
@@ -14,21 +15,7 @@ from kvstore.eviction.adaptive import EXPERTS
 def replay(policy: EvictionPolicy, trace: list[list[int]], capacity: int, held: set[int] | None = None) -> int:
     """Hit records of requests as a tier with room for so many records serves them."""
     held = set() if held is None else held
-    hits = 0
-    for path in trace:
-        policy.touch(path)
-        for record in path:
-            if record in held:
-                hits += 1
-                continue
-            if len(held) == capacity:
-                victim = next(policy.victims())
-                held.remove(victim)
-                policy.discard(victim)
-            held.add(record)
-            policy.add(record)
-        policy.touch(path)
-    return hits
+    return sum(use(policy, held, path, capacity) for path in trace)
 
 
 def mixed(requests: int, seed: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ import pytest
 import seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from policyruns import use
 
 from kvstore.eviction import POLICIES, EvictionPolicy, LeafFirstLFU, LeafFirstLRU, LeafFirstS3FIFO, PriorGuided
 from kvstore.eviction.leaf_first import LeafFirst
@@ -27,20 +28,6 @@ def path_of(node: int) -> list[int]:
         path.append(node)
         node //= 3
     return path[::-1]
-
-
-def use(policy: EvictionPolicy, held: set[int], path: list[int], capacity: int) -> None:
-    """One request as a tier serves it."""
-    policy.touch(path)
-    for record in path[:capacity]:
-        if record not in held:
-            if len(held) == capacity:
-                victim = next(policy.victims())
-                held.remove(victim)
-                policy.discard(victim)
-            held.add(record)
-            policy.add(record)
-    policy.touch(path)
 
 
 @pytest.mark.parametrize("make", ALL)
