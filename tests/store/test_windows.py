@@ -10,8 +10,8 @@ import pytest
 from child_writer import Writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvcases import BLOCK, kv_of, open_store, quick_directory, tokens
-from sessionturns import six_turns
+from kvcases import BLOCK, kv_of, open_store, tokens
+from sessionturns import put_one_by_one, six_turns
 from windowcases import ONLY_SLIDING, WINDOWED, is_kept, kept
 
 from kvstore import KVLayout, KVStore, TierConfig
@@ -157,28 +157,20 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90), st.booleans())
 
 
 @settings(max_examples=25, deadline=None)
-@given(STEPS, st.sampled_from(sorted(LAYOUTS)))
-def test_the_end_of_every_put_stays_a_place_to_resume(steps: list[tuple[int, int, bool]], name: str) -> None:
+@given(STEPS, st.sampled_from(list(LAYOUTS.values())))
+def test_the_end_of_every_put_stays_a_place_to_resume(steps: list[tuple[int, int, bool]], layout: KVLayout) -> None:
     """Whatever is put before and behind it; and every prefix that is returned is right."""
-    layout = LAYOUTS[name]
-    with quick_directory() as folder:
-        store = open_store(folder / "s", layout)
-        ends = set()
-        for which, count, reopen in steps:
-            put(store, SEQUENCES[which][:count], layout)
-            ends.add((which, count))
-            if reopen:
-                store.close()
-                store = open_store(folder / "s", layout)
-            for which_end, end in ends:
-                assert store.contains(SEQUENCES[which_end][:end]) == end
+
+    def all_are_there(store: KVStore, ends: set[tuple[int, int]]) -> None:
+        for which, end in ends:
+            assert store.contains(SEQUENCES[which][:end]) == end
+
+    with put_one_by_one(layout, put, SEQUENCES, steps, all_are_there) as (store, _):
         for which in (0, 1):
             for count in range(1, 91, 4):
                 hit = store.get(SEQUENCES[which][:count])
                 assert (hit.tokens if hit else 0) == store.contains(SEQUENCES[which][:count])
                 assert hit is None or is_kept(hit, SEQUENCES[which], layout)
-        assert store.check(deep=True).problems == ()
-        store.close()
 
 
 def test_sequences_that_part_inside_of_a_block_keep_the_ends_of_each_other(tmp_path: Path) -> None:
