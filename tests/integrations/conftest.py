@@ -1,13 +1,17 @@
-"""Tiny models of several families."""
+"""Tiny models of several families, and a store for one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scorecases import handed_to
 from tiny_models import tiny
+
+from kvstore import KVStore, ModelIdentity
 
 
 @pytest.fixture(params=["llama", "qwen3", "gpt2", "gemma3-full"])
@@ -18,6 +22,19 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def llama() -> Any:
     return tiny("llama")
+
+
+@pytest.fixture
+def store(tmp_path: Path, llama: Any, request: pytest.FixtureRequest) -> Iterator[KVStore]:
+    """A store for the llama, with the config `CONFIG` of the test's module."""
+    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(llama), request.module.CONFIG) as opened:
+        yield opened
+
+
+@pytest.fixture
+def handed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Any]]:
+    """The tokens and log-probabilities of every put."""
+    return handed_to(store, monkeypatch)
 
 
 @pytest.fixture

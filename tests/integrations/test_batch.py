@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,6 @@ Layers = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 @pytest.fixture(params=["llama", "qwen3", "gpt2", "gpt_neox", "gemma3-full"])
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
-
-
-@pytest.fixture
-def store(tmp_path: Path, llama: Any) -> Iterator[KVStore]:
-    with _open(tmp_path / "store", llama) as opened:
-        yield opened
 
 
 def _open(path: Path, model: Any) -> KVStore:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from warmupcases import CONFIG
 
@@ -16,12 +14,6 @@ from kvstore.integrations.transformers import generate, get_or_prefill, warmup
 PROMPT = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]])
 ANSWER: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4, "min_new_tokens": 4}
 SLOW = [(4096, 1e9), (65536, 1e9)]
-
-
-@pytest.fixture
-def store(tmp_path: Path, llama: Any) -> Iterator[KVStore]:
-    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(llama), CONFIG) as opened:
-        yield opened
 
 
 def passes(store: KVStore) -> list[tuple[int, int]]:

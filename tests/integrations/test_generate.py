@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
 
 def _open(path: Path, model: Any) -> KVStore:
     return KVStore(path, ModelIdentity.from_transformers(model), CONFIG)
-
-
-@pytest.fixture
-def store(tmp_path: Path, llama: Any) -> Iterator[KVStore]:
-    with _open(tmp_path / "store", llama) as opened:
-        yield opened
 
 
 def _tokens(count: int, seed: int = 0) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scorecases import logprobs_of, some_tokens
 from tiny_models import VOCABULARY, tiny
 from transformers import DynamicCache
 
@@ -26,90 +26,59 @@ GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
 
 
 @pytest.fixture
-def model() -> Any:
-    return tiny("llama")
-
-
-@pytest.fixture
-def store(tmp_path: Path, model: Any) -> Iterator[KVStore]:
-    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(model), CONFIG) as opened:
-        yield opened
-
-
-@pytest.fixture
-def handed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """What every put was given."""
-    given: list[np.ndarray] = []
-    put = store._put
-
-    def record(tokens: Any, kv: Any, digest: bytes, logprobs: Any, *rest: Any, **more: Any) -> Any:
-        given.append(logprobs)
-        return put(tokens, kv, digest, logprobs, *rest, **more)
-
-    monkeypatch.setattr(store, "_put", record)
-    return given
-
-
-def _tokens(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(1, VOCABULARY, (1, count), generator=torch.Generator().manual_seed(seed))
-
-
-def _want(model: Any, ids: torch.Tensor) -> np.ndarray:
-    """Of all tokens but the first, from one pass over everything."""
-    with torch.no_grad():
-        logits = model(ids).logits[0].float()
-    return logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
+def model(llama: Any) -> Any:
+    return llama
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3-full"])
 def test_the_answer_is_scored_and_the_prompt_is_not(tmp_path: Path, name: str) -> None:
     model = tiny(name)
     with KVStore(tmp_path / "store", ModelIdentity.from_transformers(model), CONFIG) as store:
-        out = generate(model, _tokens(20), store=store, **GREEDY)
-        want = _want(model, out)[:-1]  # the last token is not in the cache
+        out = generate(model, some_tokens(20), store=store, **GREEDY)
+        want = logprobs_of(model, out)[:-1]  # the last token is not in the cache
         match = store._residency.index.match(namespace_digest(b""), out[0, :-1].numpy().astype(np.uint32))
     assert match.depth == 28
     assert match.bits == pytest.approx(20 * 16 - want[19:].sum() / np.log(2), rel=1e-4)
 
 
-def test_each_token_has_its_own(model: Any, store: KVStore, handed: list[np.ndarray]) -> None:
-    out = generate(model, _tokens(20), store=store, **GREEDY)
-    assert handed[0].dtype == np.float32
-    assert handed[0][:20].tolist() == pytest.approx([UNIFORM_LOGPROB] * 20)
-    assert handed[0][20:] == pytest.approx(_want(model, out)[19:-1], abs=1e-4)
-    assert len(set(handed[0][20:].tolist())) > 4
+def test_each_token_has_its_own(model: Any, store: KVStore, handed: list[tuple[list[int], Any]]) -> None:
+    out = generate(model, some_tokens(20), store=store, **GREEDY)
+    assert handed[0][1].dtype == np.float32
+    assert handed[0][1][:20].tolist() == pytest.approx([UNIFORM_LOGPROB] * 20)
+    assert handed[0][1][20:] == pytest.approx(logprobs_of(model, out)[19:-1], abs=1e-4)
+    assert len(set(handed[0][1][20:].tolist())) > 4
 
 
 def test_after_a_hit_and_in_a_session_the_places_are_right(
-    model: Any, store: KVStore, handed: list[np.ndarray]
+    model: Any, store: KVStore, handed: list[tuple[list[int], Any]]
 ) -> None:
-    first = generate(model, _tokens(20), store=store, session="s", **GREEDY)
-    ids = torch.cat([first, _tokens(7, seed=1)], 1)
+    first = generate(model, some_tokens(20), store=store, session="s", **GREEDY)
+    ids = torch.cat([first, some_tokens(7, seed=1)], 1)
     out = generate(model, ids, store=store, session="s", **GREEDY)
     n = ids.shape[1]
-    assert len(handed[1]) == out.shape[1] - 1
-    assert handed[1][:n].tolist() == pytest.approx([UNIFORM_LOGPROB] * n)
-    assert handed[1][n:] == pytest.approx(_want(model, out)[n - 1 : -1], abs=1e-4)
+    assert len(handed[1][1]) == out.shape[1] - 1
+    assert handed[1][1][:n].tolist() == pytest.approx([UNIFORM_LOGPROB] * n)
+    assert handed[1][1][n:] == pytest.approx(logprobs_of(model, out)[n - 1 : -1], abs=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 3 * 4 * VOCABULARY, 1 << 20])
 def test_where_the_model_computes_the_logits_of_the_prompt_that_is_scored_too(
-    model: Any, store: KVStore, handed: list[np.ndarray], monkeypatch: pytest.MonkeyPatch, size: int
+    model: Any, store: KVStore, handed: list[tuple[list[int], Any]], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(logprobs_module, "CPU_BYTES", size)
     monkeypatch.setattr(model, "_supports_logits_to_keep", lambda: False)
-    out = generate(model, _tokens(20), store=store, **GREEDY)
-    assert handed[0][0] == pytest.approx(UNIFORM_LOGPROB)
-    assert handed[0][1:] == pytest.approx(_want(model, out)[:-1], abs=1e-4)
+    out = generate(model, some_tokens(20), store=store, **GREEDY)
+    assert handed[0][1][0] == pytest.approx(UNIFORM_LOGPROB)
+    assert handed[0][1][1:] == pytest.approx(logprobs_of(model, out)[:-1], abs=1e-4)
 
 
 def test_passes_with_other_caches_are_not_looked_at_and_the_hook_goes(model: Any) -> None:
-    cache, ids = DynamicCache(config=model.config), _tokens(6)
+    cache, ids = DynamicCache(config=model.config), some_tokens(6)
     with torch.no_grad(), Scores(model, cache) as scores:
         model(ids[:, :3], past_key_values=cache)
-        model(_tokens(9, seed=5), past_key_values=DynamicCache(config=model.config))
+        model(some_tokens(9, seed=5), past_key_values=DynamicCache(config=model.config))
         model(ids[:, 3:], past_key_values=cache)
-    assert scores.logprobs(6)[1:] == pytest.approx(_want(model, ids), abs=1e-4)
+    assert scores.logprobs(6)[1:] == pytest.approx(logprobs_of(model, ids), abs=1e-4)
     assert not model._forward_hooks
 
 

@@ -7,29 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, tiny
+from adaptercases import CONFIG, GREEDY, PROMPT, keys, weights
+from tiny_models import tiny
 
-from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import KVStore, ModelIdentity
 from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers import generate
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:peft", "ignore:`is_gradient_ch:FutureWarning")
-
-MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "raw"), segment_bytes=MIB, block_tokens=16)
-GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 3, "min_new_tokens": 3}
-PROMPT = torch.randint(1, VOCABULARY, (1, 24), generator=torch.Generator().manual_seed(1))
-
-
-def weights(model: Any) -> str:
-    return ModelIdentity.from_transformers(model).weights
-
-
-def keys(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(PROMPT, use_cache=True).past_key_values.layers[-1].keys
-    return found
 
 
 def lora(**changes: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scorecases import handed_to, logprobs_of, some_tokens
 from tiny_models import VOCABULARY, tiny, tiny_of_kind
 from transformers import CohereConfig, CohereForCausalLM, DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
@@ -26,45 +26,15 @@ SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermedi
 
 
 @pytest.fixture
-def model() -> Any:
-    return tiny("llama")
-
-
-@pytest.fixture
-def store(tmp_path: Path, model: Any) -> Iterator[KVStore]:
-    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(model), CONFIG) as opened:
-        yield opened
-
-
-@pytest.fixture
-def handed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Any]]:
-    """The tokens and log-probabilities of every put."""
-    return spied(store, monkeypatch)
-
-
-def spied(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Any]]:
-    given: list[tuple[list[int], Any]] = []
-    put = store._put
-
-    def record(tokens: Any, kv: Any, digest: bytes, logprobs: Any, *rest: Any, **more: Any) -> Any:
-        given.append((np.asarray(tokens).reshape(-1).tolist(), logprobs))
-        return put(tokens, kv, digest, logprobs, *rest, **more)
-
-    monkeypatch.setattr(store, "_put", record)
-    return given
-
-
-def some(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(1, VOCABULARY, (1, count), generator=torch.Generator().manual_seed(seed))
+def model(llama: Any) -> Any:
+    return llama
 
 
 def check(model: Any, tokens: list[int], found: np.ndarray, unknown: tuple[int, ...] = (0,)) -> None:
     """They are those of one pass over everything, but for the tokens that no pass scored."""
     ids = torch.tensor([tokens])
-    with torch.no_grad():
-        logits = model(ids).logits[0].float()
     want = np.full(len(tokens), UNIFORM_LOGPROB, np.float32)
-    want[1:] = logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
+    want[1:] = logprobs_of(model, ids)
     want[list(unknown)] = UNIFORM_LOGPROB
     assert found == pytest.approx(want, abs=2e-4)
 
@@ -96,8 +66,8 @@ def test_the_whole_prompt_is_scored_in_pieces(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(head, "_LOGITS_BYTES", 7 * 4 * VOCABULARY)
     model = models()[name]
     with KVStore(tmp_path / "store", ModelIdentity.from_transformers(model), CONFIG) as store:
-        handed = spied(store, monkeypatch)
-        generate(model, some(40), store=store, **GREEDY)
+        handed = handed_to(store, monkeypatch)
+        generate(model, some_tokens(40), store=store, **GREEDY)
         assert not store.stats()["counters"].get("fallback_prompt_not_scored")
     ((tokens, found),) = handed
     assert len(tokens) == 44
@@ -109,8 +79,8 @@ def test_the_whole_prompt_is_scored_in_pieces(tmp_path: Path, monkeypatch: pytes
 def test_behind_a_stored_prefix_only_the_first_token_is_not_scored(
     model: Any, store: KVStore, handed: list[tuple[list[int], Any]]
 ) -> None:
-    first = generate(model, some(20), store=store, **GREEDY)
-    generate(model, torch.cat([first, some(9, seed=1)], 1), store=store, prefill_chunk_size=4, **GREEDY)
+    first = generate(model, some_tokens(20), store=store, **GREEDY)
+    generate(model, torch.cat([first, some_tokens(9, seed=1)], 1), store=store, prefill_chunk_size=4, **GREEDY)
     tokens, found = handed[-1]
     assert found[:25].tolist() == pytest.approx([UNIFORM_LOGPROB] * 25)
     check(model, tokens, found, unknown=tuple(range(25)))
@@ -121,7 +91,7 @@ def test_answers_and_caches_are_the_same_as_without(tmp_path: Path, model: Any) 
     for scored in (True, False):
         config = replace(CONFIG, score_prompts=scored)
         with KVStore(tmp_path / str(scored), ModelIdentity.from_transformers(model), config) as store:
-            out = generate(model, some(40), store=store, **GREEDY)
+            out = generate(model, some_tokens(40), store=store, **GREEDY)
             hit = store.get(out[0])
             assert hit is not None
             found.append((out, hit.layers))
@@ -132,9 +102,9 @@ def test_answers_and_caches_are_the_same_as_without(tmp_path: Path, model: Any) 
 
 
 def test_batches_are_scored_row_by_row(model: Any, store: KVStore, handed: list[tuple[list[int], Any]]) -> None:
-    generate(model, some(18, seed=3)[:, :12], store=store, **GREEDY)
+    generate(model, some_tokens(18, seed=3)[:, :12], store=store, **GREEDY)
     handed.clear()
-    rows = [some(30, seed=2), some(18, seed=3), some(25, seed=4)]
+    rows = [some_tokens(30, seed=2), some_tokens(18, seed=3), some_tokens(25, seed=4)]
     ids, mask = torch.zeros(3, 30, dtype=torch.int64), torch.zeros(3, 30, dtype=torch.int64)
     for number, row in enumerate(rows):
         ids[number, 30 - row.shape[1] :], mask[number, 30 - row.shape[1] :] = row[0], 1
@@ -149,7 +119,7 @@ def test_an_attached_model_stores_the_prompt_with_them(
     model: Any, store: KVStore, handed: list[tuple[list[int], Any]]
 ) -> None:
     with attach(model, None, store):
-        model.generate(some(20), **GREEDY)
+        model.generate(some_tokens(20), **GREEDY)
     prompt, answer = handed
     assert (len(prompt[0]), len(answer[0])) == (20, 24)
     check(model, *prompt)
@@ -157,11 +127,11 @@ def test_an_attached_model_stores_the_prompt_with_them(
 
 
 def test_prefills_and_warmups_score_too(model: Any, store: KVStore, handed: list[tuple[list[int], Any]]) -> None:
-    get_or_prefill(store, some(33), model, chunk=10)
+    get_or_prefill(store, some_tokens(33), model, chunk=10)
     check(model, *handed[0])
     handed.clear()
-    shared = some(20, seed=6)[0].tolist()
-    prompts = [shared + some(15, seed=seed)[0].tolist() for seed in (7, 8)]
+    shared = some_tokens(20, seed=6)[0].tolist()
+    prompts = [shared + some_tokens(15, seed=seed)[0].tolist() for seed in (7, 8)]
     warmup(store, model, prompts)
     assert sorted(len(tokens) for tokens, _ in handed) == [20, 35, 35]
     for tokens, found in handed:
@@ -172,18 +142,18 @@ def test_a_model_that_makes_its_logits_in_another_way_is_counted_and_not_scored(
     model: Any, store: KVStore, handed: list[tuple[list[int], Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "_finish", lambda config: lambda logits: logits.flip(-1))
-    generate(model, some(20), store=store, **GREEDY)
+    generate(model, some_tokens(20), store=store, **GREEDY)
     assert handed[0][1][:20].tolist() == pytest.approx([UNIFORM_LOGPROB] * 20)
     assert handed[0][1][20] > UNIFORM_LOGPROB
     assert store.stats()["counters"]["fallback_prompt_not_scored"] == 1
 
 
 def test_a_pass_with_another_cache_leaves_nothing(model: Any, store: KVStore) -> None:
-    cache, ids = DynamicCache(config=model.config), some(6)
+    cache, ids = DynamicCache(config=model.config), some_tokens(6)
     with torch.no_grad(), Scores(model, cache, store) as scores:
         assert scores_of(cache) is scores
         model(ids[:, :3], past_key_values=cache, logits_to_keep=1)
-        model(some(9, seed=5), past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
+        model(some_tokens(9, seed=5), past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
         model(ids[:, 3:], past_key_values=cache, logits_to_keep=2)
     assert scores_of(cache) is None
     check(model, ids[0].tolist(), scores.logprobs(6))
