@@ -92,6 +92,17 @@ class HistoryMachine(RuleBasedStateMachine):
         assert self.store is not None
         return self.store
 
+    def recovered(self) -> bool:
+        """Whether the disk failed: it no longer does, and the store is open again, with nothing in it certain."""
+        if self.fs.fault is None:
+            return False
+        self.close()
+        self.fs.forget_failed_syncs()
+        self.fs.fault = None
+        self.doubt()
+        self.open()
+        return True
+
     def reopened(self) -> None:
         """Closes and opens the store; it holds what it held, unless the disk refused a part of that."""
         before = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,14 @@ vv04nrcWbaVzXjaV+MiHp8kvMpUV26abc0sT+duuyF0=
 """A key, and a certificate of localhost signed with it, until the year 2126. For tests alone."""
 
 
+_LOOKS_S = 0.01  # how often a server looks whether it is to end
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
 def trusting(folder: Path) -> ssl.SSLContext:
     """The context of clients that take the certificate."""
     return ssl.create_default_context(cafile=str(_file(folder)))
@@ -43,24 +52,19 @@ def tls_in_front_of(port: int, folder: Path) -> Iterator[int]:
     """The port of a server with TLS that passes on all bytes, both ways."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_file(folder))
-    listener = socket.create_server(("127.0.0.1", 0))
 
-    def serve(client: socket.socket) -> None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as behind:
-            with context.wrap_socket(client, server_side=True) as front:
-                _pass_on(front, behind)
+    class Front(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as behind:
+                with context.wrap_socket(self.request, server_side=True) as front:
+                    _pass_on(front, behind)
 
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+    with _Server(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, args=(_LOOKS_S,), daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
 
 
 def _pass_on(front: ssl.SSLSocket, behind: socket.socket) -> None:

@@ -84,12 +84,7 @@ class FamilyMachine(HistoryMachine):
 
     @rule()
     def reopen(self) -> None:
-        if self.fs.fault is not None:
-            self.close()
-            self.fs.forget_failed_syncs()
-            self.fs.fault = None
-            self.doubt()
-            self.open()
+        self.recovered()
         self.reopened()
 
     @rule()

@@ -169,13 +169,8 @@ class StoreMachine(HistoryMachine):
 
     @rule()
     def reopen(self) -> None:
-        if self.fs.fault is not None:
-            self.close()
-            self.fs.forget_failed_syncs()
-            self.fs.fault = None
-            self.doubt()
+        if self.recovered():
             self.sessions_certain = False
-            self.open()
         else:
             self.settle_sessions()
         self.reopened()
