@@ -58,31 +58,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     scalar.add(heads[i], wanted, row_bytes[i], by_token);
     best.add(heads[i], wanted, row_bytes[i], by_token);
   }
-  fuzz::Payload payload;
-  bool edited = true, coded = input.flag();
-  if (coded) {
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < layers; ++i) most += splitzip::bound(shape, i);
+  const fuzz::Payload payload = fuzz::Payload::made(input, layers, most, [&](fuzz::Payload& to) {
     fuzz::Random random(input.byte());
     source.fill(random, static_cast<int>(input.below(4)));
-    std::size_t most = 0;
-    for (std::size_t i = 0; i < layers; ++i) most += splitzip::bound(shape, i);
-    payload.bytes.resize(most);
-    payload.sizes.resize(layers);
-    fuzz::require(encode(shape, source.rows(), payload, machine_level()) != splitzip::kTooShort, "the bound is wrong");
-    std::size_t used = 0;
-    for (const std::uint64_t layer : payload.sizes) used += layer;
-    payload.bytes.resize(used);
-    payload.bytes.shrink_to_fit();
-    edited = payload.edit(input);
-  } else {
-    payload = fuzz::Payload::plain(input, layers);
-  }
+    fuzz::require(encode(shape, source.rows(), to, machine_level()) != splitzip::kTooShort, "the bound is wrong");
+    return true;
+  });
   const char* const one = decode(shape, payload, scalar.rows(), wanted, Level::scalar);
   const char* const two = decode(shape, payload, best.rows(), wanted, machine_level());
-  fuzz::require((one == nullptr) == (two == nullptr), "two twins disagree on whether a payload is damaged");
-  if (one == nullptr) fuzz::require(scalar.same(best), "two twins decode different values");
-  if (coded && !edited) {
-    fuzz::require(one == nullptr, "what was coded is called damaged");
-    if (wanted == tokens) fuzz::require(source.same(scalar), "what was coded comes back different");
-  }
+  fuzz::require_alike(payload, one, two, scalar, best);
+  if (payload.origin == fuzz::Payload::Origin::coded && wanted == tokens)
+    fuzz::require(source.same(scalar), "what was coded comes back different");
   return 0;
 }

@@ -26,34 +26,20 @@ void check_exact(Profile& profile, const Model& model, const Encode& encode, con
     scalar.add(part.heads, wanted, item * part.dim, by_token);
     best.add(part.heads, wanted, item * part.dim, by_token);
   }
-  Payload payload;
-  const std::size_t layers = model.parts().size() / 2;
-  const bool coded = input.flag();
-  bool edited = true;
-  if (coded) {
+  const std::size_t layers = model.parts().size() / 2, room = 8 * count * model.width() + 1000 * layers + 1000;
+  const Payload payload = Payload::made(input, layers, room, [&](Payload& to) {
     source.fill(profile.random(), static_cast<int>(input.below(4)));
-    payload.sizes.resize(layers);
-    payload.bytes.resize(8 * count * model.width() + 1000 * layers + 1000);
-    if (encode(predict::Block{tokens.data(), count, start, source.rows()}, payload, fast) != 0) return;
-    std::size_t used = 0;
-    for (const std::uint64_t layer : payload.sizes) used += layer;
-    payload.bytes.resize(used);
-    payload.bytes.shrink_to_fit();
-    edited = payload.edit(input);
-  } else {
-    payload = Payload::plain(input, layers);
-  }
+    return encode(predict::Block{tokens.data(), count, start, source.rows()}, to, fast) == 0;
+  });
+  if (payload.origin == Payload::Origin::nothing) return;
   const auto decoded = [&](const Tensors& target, Level twin) {
     return decode(predict::Block{tokens.data(), count, start, target.rows()}, payload, wanted, twin);
   };
   const char* const one = decoded(scalar, Level::scalar);
   const char* const two = decoded(best, fast);
-  require((one == nullptr) == (two == nullptr), "two twins disagree on whether a payload is damaged");
-  if (one == nullptr) require(scalar.same(best), "two twins decode different values");
-  if (coded && !edited) {
-    require(one == nullptr, "what was coded is called damaged");
-    if (wanted == count) require(source.same(scalar), "what was coded comes back different");
-  }
+  require_alike(payload, one, two, scalar, best);
+  if (payload.origin == Payload::Origin::coded && wanted == count)
+    require(source.same(scalar), "what was coded comes back different");
 }
 
 }  // namespace fuzz

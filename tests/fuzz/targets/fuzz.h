@@ -112,8 +112,11 @@ class Tensors {
 
 // A payload and where its layers end.
 struct Payload {
+  enum class Origin { given, coded, nothing };  // nothing: the block could not be coded
+
   Bytes bytes;
   std::vector<std::uint64_t> sizes;
+  Origin origin = Origin::given;
 
   // What is left of the input changes it; false if nothing was.
   bool edit(Input& input) {
@@ -143,6 +146,23 @@ struct Payload {
     return any;
   }
 
+  // A flag of the input says whether `encode` (of this payload) fills `room` bytes and the sizes, and says if it did; what
+  // is left of the input then changes them. Otherwise the payload is what was given.
+  template <class Encode>
+  static Payload made(Input& input, std::size_t layers, std::size_t room, const Encode& encode) {
+    if (!input.flag()) return plain(input, layers);
+    Payload made;
+    made.sizes.resize(layers);
+    made.bytes.resize(room);
+    if (!encode(made)) return {{}, {}, Origin::nothing};
+    std::size_t used = 0;
+    for (const std::uint64_t layer : made.sizes) used += layer;
+    made.bytes.resize(used);
+    made.bytes.shrink_to_fit();
+    made.origin = made.edit(input) ? Origin::given : Origin::coded;
+    return made;
+  }
+
   // Only what was given, cut in layers anywhere.
   static Payload plain(Input& input, std::size_t layers) {
     Payload made;
@@ -159,6 +179,14 @@ struct Payload {
     return made;
   }
 };
+
+// Two twins, by what they say and what they decoded: they must do the same, and take what was coded.
+inline void require_alike(const Payload& payload, const char* one, const char* two, const Tensors& first,
+                          const Tensors& second) {
+  require((one == nullptr) == (two == nullptr), "two twins disagree on whether a payload is damaged");
+  if (one == nullptr) require(first.same(second), "two twins decode different values");
+  if (payload.origin == Payload::Origin::coded) require(one == nullptr, "what was coded is called damaged");
+}
 
 // A file of the repository as numbers of 16 bits.
 inline std::vector<std::uint16_t> table(const char* name) {

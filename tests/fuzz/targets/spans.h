@@ -52,28 +52,15 @@ void check_spans(Profile& profile, const Model& model, bool weights, bool must, 
   const auto block_of = [&](const Tensors& rows) {
     return donor::Block{spans.runs.data(), spans.runs.size(), angles, half, rows.rows(), start, propagated};
   };
-  Payload payload;
-  const std::size_t layers = model.parts().size() / 2;
-  const bool coded = input.flag();
-  bool edited = true;
-  if (coded) {
+  const std::size_t layers = model.parts().size() / 2, room = 16 * count * model.width() + 2000 * layers + 1000;
+  const Payload payload = Payload::made(input, layers, room, [&](Payload& to) {
     source.fill(profile.random(), static_cast<int>(input.below(4)));
-    payload.sizes.resize(layers);
-    payload.bytes.resize(16 * count * model.width() + 2000 * layers + 1000);
-    if (!encode(block_of(source), payload, machine_level())) return;
-    std::size_t used = 0;
-    for (const std::uint64_t layer : payload.sizes) used += layer;
-    payload.bytes.resize(used);
-    payload.bytes.shrink_to_fit();
-    edited = payload.edit(input);
-  } else {
-    payload = Payload::plain(input, layers);
-  }
+    return encode(block_of(source), to, machine_level());
+  });
+  if (payload.origin == Payload::Origin::nothing) return;
   const char* const one = decode(block_of(scalar), payload, wanted, Level::scalar);
   const char* const two = decode(block_of(best), payload, wanted, machine_level());
-  require((one == nullptr) == (two == nullptr), "two twins disagree on whether a payload is damaged");
-  if (one == nullptr) require(scalar.same(best), "two twins decode different values");
-  if (coded && !edited) require(one == nullptr, "what was coded is called damaged");
+  require_alike(payload, one, two, scalar, best);
 }
 
 }  // namespace fuzz
