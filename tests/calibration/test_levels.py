@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calibrated
 import numpy as np
 import pytest
 
@@ -10,11 +9,6 @@ from kvstore.calibration.dump import KVDump
 from kvstore.calibration.predictive import fit, levels, quality
 from kvstore.calibration.predictive.rounding import rounded
 from kvstore.codecs.predictive.levels.model import LEVELS, LevelModel, levels_of
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
-    return calibrated.dump(tmp_path_factory.mktemp("dump"))
 
 
 @pytest.fixture(scope="module")

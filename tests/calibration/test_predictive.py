@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calibrated
 import numpy as np
 import pytest
 import torch
@@ -12,11 +11,6 @@ from kvstore.calibration.dump import KVDump, floats
 from kvstore.calibration.predictive import fit, quality
 from kvstore.codecs.predictive import reference
 from kvstore.codecs.predictive.model import PredictiveModel
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory: pytest.TempPathFactory) -> KVDump:
-    return calibrated.dump(tmp_path_factory.mktemp("dump"))
 
 
 @pytest.fixture(scope="module")

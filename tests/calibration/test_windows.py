@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from kvcases import INTEGERS, same_kv
-from tiny_models import tiny_of_kind
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.calibration.calibrate import calibrate
@@ -30,20 +29,14 @@ LENGTHS = (7, WINDOW - 1, WINDOW, WINDOW + 1, 40, 100)  # below, at and above th
 
 
 def model(kind: str = "gemma3", dtype: torch.dtype = torch.bfloat16) -> Any:
-    one = tiny_of_kind(kind)
-    one.resize_token_embeddings(256, mean_resizing=False)  # a token a byte
-    return one.to(dtype)
+    return calibrated.of_kind(kind, dtype)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[str]]:
     """The model, the file of its profile, what calibration told."""
-    told: list[str] = []
-    path, one = tmp_path_factory.mktemp("windows") / "p", model()
-    calibrate(
-        one, calibrated.tokenizer(), calibrated.text(), path, **SIZES, progress=lambda what, _a, _b: told.append(what)
-    )
-    return one, path, told
+    one, path = model(), tmp_path_factory.mktemp("windows") / "p"
+    return one, path, calibrated.told(one, path)
 
 
 def ids_of(count: int) -> Any:

@@ -69,6 +69,13 @@ def decode(codec: Coder, info: BlockInfo, payload: bytes, sizes, count: int | No
     return out
 
 
+def round_trip(codec: Coder, info: BlockInfo, kv) -> bytes:
+    """The payload of a block, which comes back bit for bit."""
+    payload, sizes = encode(codec, info, kv)
+    assert same_kv(decode(codec, info, payload, sizes), kv)
+    return payload
+
+
 def comes_back(row: Row, info: BlockInfo, kv, given=None) -> bool:
     """Whether a block is decoded to what it was, as nearly as the row says. given: what is coded, where not `kv`."""
     codec = row.coder(info.layout)
