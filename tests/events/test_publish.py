@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -106,24 +107,28 @@ def _published(store: KVStore, **options: object) -> EventPublisher:
     return publish(store, **{**bound, **options})  # type: ignore[arg-type]
 
 
+@contextmanager
+def _routed(store: KVStore, **options: object) -> Iterator[Router]:
+    """A router that hears what the store publishes."""
+    with _published(store, **options) as publisher, closing(Router(publisher)) as router:
+        yield router
+
+
 def _longest(router: Router) -> list[int]:
     return max((router.sequence(name) for name in router.tokens), key=len)
 
 
 def test_a_router_knows_the_tokens_of_what_is_put(store: KVStore) -> None:
-    with _published(store) as publisher:
-        router = Router(publisher)
+    with _published(store) as publisher, closing(Router(publisher)) as router:
         small.put(store, TOKENS)
         store.flush()
         router.until({"CPU": 5, "STORAGE": 5})
         assert _longest(router) == TOKENS[: 5 * small.BLOCK].tolist()
-        router.close()
     assert publisher.stats()["events"] >= 2
 
 
 def test_messages_come_to_a_subscriber_in_order(store: KVStore) -> None:
-    with _published(store) as publisher:
-        router = Router(publisher)
+    with _routed(store) as router:
         router.catch_up()
         number = 1
         while not router._in.poll(10):  # until the subscription holds
@@ -135,77 +140,64 @@ def test_messages_come_to_a_subscriber_in_order(store: KVStore) -> None:
         store.flush()
         while {len(names) for names in router.has.values()} != {number}:
             router.receive()
-        router.close()
 
 
 def test_what_is_deleted_is_removed_everywhere(store: KVStore) -> None:
-    with _published(store) as publisher:
-        router = Router(publisher)
+    with _routed(store) as router:
         small.put(store, TOKENS)
         store.flush()
         router.until({"CPU": 5, "STORAGE": 5})
         store.delete(TOKENS)
         router.until({})
-        router.close()
 
 
 def test_what_memory_gives_up_is_still_on_disk(tmp_path: Path) -> None:
-    with KVStore(tmp_path / "store", small.IDENTITY, small.config(host=4096)) as store, _published(store) as publisher:
-        router = Router(publisher)
+    with KVStore(tmp_path / "store", small.IDENTITY, small.config(host=4096)) as store, _routed(store) as router:
         for number in range(1, 9):
             small.put(store, small.tokens_of(number, 4 * small.BLOCK))
             store.flush()
         held = store.stats()["host"]["records"]
         assert 0 < held < 32
         router.until({"CPU": held, "STORAGE": 32})
-        router.close()
 
 
 def test_what_was_there_before_is_told_first(store: KVStore) -> None:
     small.put(store, TOKENS)
     store.flush()
     for _ in range(2):
-        with _published(store) as publisher:
-            router = Router(publisher)
+        with _routed(store) as router:
             router.until({"CPU": 5, "STORAGE": 5})
             assert isinstance(router.events[0], AllBlocksCleared)
             assert _longest(router) == TOKENS[: 5 * small.BLOCK].tolist()
-            router.close()
 
 
 def test_a_store_in_memory_tells_too(tmp_path: Path) -> None:
     with KVStore(tmp_path / "store", small.IDENTITY, small.config(disk=0)) as store:
         small.put(store, TOKENS)
         store.flush()
-        with _published(store) as publisher:
-            router = Router(publisher)
+        with _routed(store) as router:
             router.until({"CPU": 5})
             assert _longest(router) == TOKENS[: 5 * small.BLOCK].tolist()
-            router.close()
 
 
 def test_a_full_queue_is_counted_and_everything_told_anew(store: KVStore) -> None:
-    with _published(store, queue=3) as publisher:
-        router = Router(publisher)
+    with _routed(store, queue=3) as router:
         for number in range(1, 20):
             small.put(store, small.tokens_of(number, 4 * small.BLOCK))
         store.flush()
         router.until({"CPU": 76, "STORAGE": 76})
         assert store.stats()["counters"]["dropped_events"] > 0
         assert sum(isinstance(event, AllBlocksCleared) for event in router.events) >= 2
-        router.close()
 
 
 def test_blocks_of_a_namespace_say_so(store: KVStore) -> None:
-    with _published(store) as publisher:
-        router = Router(publisher)
+    with _routed(store) as router:
         small.put(store, TOKENS[: small.BLOCK], b"tenant")
         store.flush()
         router.until({"CPU": 1, "STORAGE": 1})
         keys = {str(getattr(event, "extra_keys", None)) for event in router.events[1:]}
         assert len(keys) == 1
         assert "None" not in keys
-        router.close()
 
 
 def test_a_second_publisher_and_a_taken_port_are_refused(store: KVStore, tmp_path: Path) -> None:
@@ -236,8 +228,7 @@ def test_a_question_that_is_none_is_ignored(store: KVStore) -> None:
 
 def test_puts_and_deletes_at_random_end_in_what_the_store_has(store: KVStore) -> None:
     rng = np.random.default_rng(3)
-    with _published(store, queue=50) as publisher:
-        router = Router(publisher)
+    with _routed(store, queue=50) as router:
         stems = [small.tokens_of(number, 6 * small.BLOCK) for number in range(1, 6)]
         for _ in range(60):
             tokens = stems[rng.integers(5)][: small.BLOCK * rng.integers(1, 7)]
@@ -248,4 +239,3 @@ def test_puts_and_deletes_at_random_end_in_what_the_store_has(store: KVStore) ->
         store.flush()
         whole = sum(small.stored(store, stem) // small.BLOCK for stem in stems)
         router.until({"CPU": whole, "STORAGE": whole})
-        router.close()

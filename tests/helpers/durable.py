@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from kvcases import kv_of, same_kv
 
-from kvstore import KVStore
+from kvstore import KVStore, PutResult
 
 
-def put(store: KVStore, ids: np.ndarray, **settings: Any) -> None:
-    store.put(ids, kv_of(ids), **settings)
+def put(store: KVStore, ids: np.ndarray, **settings: Any) -> PutResult:
+    result = store.put(ids, kv_of(ids), **settings)
     store.flush()
+    return result
 
 
 def stored(store: KVStore, ids: np.ndarray) -> int:

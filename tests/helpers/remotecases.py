@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
 from motos import make_bucket, shared_moto
 from s3servers import s3_server
 from tlsproxy import tls_in_front_of, trusting
 from valkeys import cluster_url, shared_cluster, shared_valkey
 
+from kvstore.errors import RemoteError
 from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.engines.faulty import FaultPlan
 from kvstore.tiers.remote.opening import open_engine
@@ -100,6 +102,25 @@ def moto_bucket(folder: Path) -> Iterator[RemoteEngine]:
 
 if importlib.util.find_spec("moto") is not None:  # as `make test-remote` has it
     ENGINES["moto"] = moto_bucket
+
+
+def failures(
+    engine: RemoteEngine, timeout_s: float, nbytes: int, *more: Callable[[], object]
+) -> list[type[BaseException]]:
+    """How each kind of call fails, and these others. nbytes: of the value that is put."""
+    found = []
+    for call in (
+        lambda: engine.get_into("kvs1/a", memoryview(bytearray(9)), timeout_s),
+        lambda: engine.put_if_absent("kvs1/b", [bytes(nbytes)], timeout_s),
+        lambda: engine.exist(["kvs1/a", "kvs1/b"], timeout_s),
+        *more,
+        lambda: engine.delete(["kvs1/c"], timeout_s),
+        lambda: list(engine.list("kvs1/", timeout_s)),
+    ):
+        with pytest.raises(RemoteError) as caught:
+            call()
+        found.append(caught.type)
+    return found
 
 
 def put(engine: RemoteEngine, key: str, *parts: bytes, ttl_s: float | None = None) -> bool:

@@ -6,6 +6,7 @@ import errno
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from kvstore.codecs.raw import RawCodec
 from kvstore.codecs.registry import REGISTRY
 from kvstore.core.keys import namespace_digest
 from kvstore.tiers.disk.environment import CatalogError
+from kvstore.tiers.disk.tier import DiskTier
 
 TEXT = tokens_of(1, 10)  # blocks of 4: [0, 4), [4, 8), [8, 10)
 
@@ -41,6 +43,17 @@ def shorts(store: KVStore) -> dict[str, float]:
 
 def rows(found: Explanation) -> list[tuple[int, int, str]]:
     return [(block.start, block.end, block.reason.value) for block in found.blocks]
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[tuple[KVStore, DiskTier]]:
+    """A store that holds the text on disk alone."""
+    with KVStore(path, IDENTITY, config(host=0)) as store:
+        put(store, TEXT)
+        store.flush()
+        disk = store._residency.disk
+        assert disk is not None
+        yield store, disk
 
 
 def agrees(store: KVStore, tokens: np.ndarray, reason: Reason, namespace: bytes = b"") -> Explanation:
@@ -180,11 +193,7 @@ def test_deleted(path: Path, flushed: bool) -> None:
 
 
 def test_damaged(path: Path) -> None:
-    with KVStore(path, IDENTITY, config(host=0)) as store:
-        put(store, TEXT)
-        store.flush()
-        disk = store._residency.disk
-        assert disk is not None
+    with on_disk(path) as (store, _):
         extent = catalog_entries(store)[1].extent
         with open(path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
             file.seek(extent.offset + 330)
@@ -233,9 +242,7 @@ def test_unreadable_without_its_profile(path: Path) -> None:
 
 
 def test_unreadable_by_a_codec_of_a_newer_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with KVStore(path, IDENTITY, config(host=0)) as store:
-        put(store, TEXT)
-        store.flush()
+    with on_disk(path) as (store, _):
         monkeypatch.delitem(REGISTRY.labels, RawCodec.id)
         monkeypatch.delitem(REGISTRY._by_id, RawCodec.id)
         found = agrees(store, TEXT, Reason.UNREADABLE)
@@ -243,11 +250,7 @@ def test_unreadable_by_a_codec_of_a_newer_version(path: Path, monkeypatch: pytes
 
 
 def test_a_get_that_the_catalog_cut_short_is_no_block_that_was_never_put(path: Path) -> None:
-    with KVStore(path, IDENTITY, config(host=0)) as store:
-        put(store, TEXT)
-        store.flush()
-        disk = store._residency.disk
-        assert disk is not None
+    with on_disk(path) as (store, disk):
         environment = disk.catalog.environment
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(type(environment), "reading", _refuses)
@@ -265,11 +268,7 @@ def _refuses(environment: object) -> NoReturn:
 
 
 def test_a_get_that_one_refusal_of_the_catalog_cut_short_says_so(path: Path) -> None:
-    with KVStore(path, IDENTITY, config(host=0)) as store:
-        put(store, TEXT)
-        store.flush()
-        disk = store._residency.disk
-        assert disk is not None
+    with on_disk(path) as (store, disk):
         once = iter([CatalogError("the catalog cannot be read: too many open files")])
         with pytest.MonkeyPatch.context() as patched:
             get = type(disk.catalog).get
@@ -285,9 +284,7 @@ def test_a_get_that_one_refusal_of_the_catalog_cut_short_says_so(path: Path) -> 
 
 
 def test_a_hole_is_named_after_a_reopen(path: Path) -> None:
-    with KVStore(path, IDENTITY, config(host=0)) as store:
-        put(store, TEXT)
-        store.flush()
+    with on_disk(path) as (store, _):
         store._residency.quarantine(2)
         assert agrees(store, TEXT, Reason.DAMAGED).tokens == 4
     with KVStore(path, IDENTITY, config(host=0)) as store:
@@ -314,9 +311,8 @@ def test_a_member_and_the_donor_that_it_needs(path: Path) -> None:
 
 
 def test_a_reader_says_that_its_writer_process_removed_it(path: Path) -> None:
-    with KVStore(path, IDENTITY, config(host=0)) as store:
-        put(store, TEXT)
-        store.flush()
+    with on_disk(path):
+        pass
     shutil.copytree(path, path / "copy")
     with KVStore(path / "copy", IDENTITY, config(host=0), read_only=True) as reader:
         assert reader.explain(TEXT).tokens == 10

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvcases import GatedFS, kv_of, open_store, quick_directory, same_kv, tokens
+from durable import put, stored
+from kvcases import GatedFS, kv_of, open_store, quick_directory, tokens
 from threadruns import HANGS_S
 
 from kvstore import KVStore, TierConfig
@@ -31,16 +32,11 @@ def crowd(store: KVStore) -> None:
         put(store, tokens(20, seed))
 
 
-def put(store: KVStore, ids: np.ndarray, **settings: Any):
-    result = store.put(ids, kv_of(ids), **settings)
-    store.flush()
-    return result
-
-
-def stored(store: KVStore, ids: np.ndarray) -> int:
-    hit = store.get(ids)
-    assert hit is None or same_kv(hit.layers, kv_of(ids[: hit.tokens]))
-    return 0 if hit is None else hit.tokens
+def put_and_wait(store: KVStore, clock: list[float], *puts: tuple[np.ndarray, float | None]) -> None:
+    """Puts sequences with their lifetimes, and lets 500 seconds pass."""
+    for ids, ttl in puts:
+        put(store, ids, ttl=ttl)
+    clock[0] = 500
 
 
 # ---- time to live ------------------------------------------------------------------------------------------------
@@ -98,10 +94,7 @@ def test_a_ttl_goes_on_through_a_restart(tmp_path: Path, clock: list[float]) -> 
 
 def test_a_longer_ttl_prolongs_and_a_shorter_one_does_not_shorten(tmp_path: Path, clock: list[float]) -> None:
     with open_store(tmp_path) as store:
-        put(store, tokens(20), ttl=100)
-        put(store, tokens(20), ttl=1000)
-        put(store, tokens(20), ttl=10)
-        clock[0] = 500
+        put_and_wait(store, clock, (tokens(20), 100), (tokens(20), 1000), (tokens(20), 10))
         assert stored(store, tokens(20)) == 20
     with open_store(tmp_path) as store:
         assert stored(store, tokens(20)) == 20
@@ -137,9 +130,7 @@ def test_changes_in_the_same_group_as_the_put_are_durable(tmp_path: Path, clock:
 def test_a_beginning_lives_as_long_as_what_continues_it(tmp_path: Path, clock: list[float]) -> None:
     ids = tokens(32)
     with open_store(tmp_path) as store:
-        put(store, ids[:16], ttl=100)
-        put(store, ids, ttl=1000)
-        clock[0] = 500
+        put_and_wait(store, clock, (ids[:16], 100), (ids, 1000))
         put(store, tokens(3, seed=1))
         assert stored(store, ids) == 32
     with open_store(tmp_path) as store:
@@ -149,9 +140,7 @@ def test_a_beginning_lives_as_long_as_what_continues_it(tmp_path: Path, clock: l
 def test_an_end_that_expires_leaves_the_beginning(tmp_path: Path, clock: list[float]) -> None:
     ids = tokens(32)
     with open_store(tmp_path) as store:
-        put(store, ids[:16])
-        put(store, ids, ttl=100)
-        clock[0] = 500
+        put_and_wait(store, clock, (ids[:16], None), (ids, 100))
         assert stored(store, ids) == 16
         put(store, tokens(3, seed=1))
         assert store.contains(ids) == 16
@@ -160,9 +149,7 @@ def test_an_end_that_expires_leaves_the_beginning(tmp_path: Path, clock: list[fl
 def test_a_tail_that_grew_takes_the_lifetime_of_its_growth(tmp_path: Path, clock: list[float]) -> None:
     ids = tokens(20)
     with open_store(tmp_path) as store:
-        put(store, ids[:12], ttl=100)
-        put(store, ids, ttl=1000)
-        clock[0] = 500
+        put_and_wait(store, clock, (ids[:12], 100), (ids, 1000))
         assert stored(store, ids) == 20
         put(store, tokens(3, seed=1))
         assert stored(store, ids) == 20

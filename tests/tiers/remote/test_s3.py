@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from remotecases import LONG_S, S3_KEYS, get, opened, put
+from remotecases import LONG_S, S3_KEYS, failures, get, opened, put
 from remotestores import until
 from s3servers import S3Server, s3_server
 from valkeys import free_port
@@ -23,19 +23,8 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-def _fails(engine: RemoteEngine, timeout_s: float) -> set[type[Exception]]:
-    found = set()
-    for call in (
-        lambda: engine.get_into("kvs1/a", memoryview(bytearray(9)), timeout_s),
-        lambda: engine.put_if_absent("kvs1/b", [bytes(1 << 20)], timeout_s),
-        lambda: engine.exist(["kvs1/a", "kvs1/b"], timeout_s),
-        lambda: engine.delete(["kvs1/c"], timeout_s),
-        lambda: list(engine.list("kvs1/", timeout_s)),
-    ):
-        with pytest.raises(RemoteError) as caught:
-            call()
-        found.add(caught.type)
-    return found
+def _fails(engine: RemoteEngine, timeout_s: float) -> set[type[BaseException]]:
+    return set(failures(engine, timeout_s, 1 << 20))
 
 
 @pytest.mark.parametrize("is_weak", [False, True])
