@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+from threadruns import run_together
 
 from kvstore.core.record import Damage, DamagedRecord
 from kvstore.metrics import Metric, Metrics, hit_tokens
@@ -50,13 +50,7 @@ def test_no_count_is_lost_between_threads() -> None:
     metrics, switch = Metrics(), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [
-            threading.Thread(target=lambda: [metrics.add(Metric.GET_HITS) for _ in range(2000)]) for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*[lambda: [metrics.add(Metric.GET_HITS) for _ in range(2000)]] * 4)
     finally:
         sys.setswitchinterval(switch)
     assert metrics[Metric.GET_HITS] == 8000

@@ -166,20 +166,21 @@ BAD = {
 }
 
 
+def refused_with_its_reason(name: str, folder: Path, read: Callable[[Path, ModelIdentity], object]) -> None:
+    data, reason = BAD[name]
+    (folder / "p").write_bytes(data)
+    with pytest.raises(ProfileError, match=rf"(?s){folder}.*{reason}.*kvstore calibrate"):
+        read(folder / "p", IDENTITY)
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_file_is_refused_with_a_reason(name: str, tmp_path: Path) -> None:
-    data, reason = BAD[name]
-    (tmp_path / "p").write_bytes(data)
-    with pytest.raises(ProfileError, match=rf"(?s){tmp_path}.*{reason}.*kvstore calibrate"):
-        Profile.load(tmp_path / "p", IDENTITY)
+    refused_with_its_reason(name, tmp_path, Profile.load)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_the_header_of_a_bad_file_is_enough_to_refuse_it(name: str, tmp_path: Path) -> None:
-    data, reason = BAD[name]
-    (tmp_path / "p").write_bytes(data)
-    with pytest.raises(ProfileError, match=rf"(?s){tmp_path}.*{reason}.*kvstore calibrate"):
-        ProfileFile.open(tmp_path / "p", IDENTITY)
+    refused_with_its_reason(name, tmp_path, ProfileFile.open)
 
 
 def test_a_header_says_all_but_the_numbers(tmp_path: Path) -> None:

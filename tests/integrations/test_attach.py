@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attachcases import CONFIG, GREEDY, said, tokens
+from threadruns import run_together
 from tiny_models import tiny
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -210,11 +211,7 @@ def test_threads_share_a_model_and_each_hears_of_its_own(store: KVStore, llama: 
         heard.setdefault(report.prompt_tokens, []).append(report.reused_tokens)
 
     with kvstore.attach(llama, None, store, on_request=hear):
-        threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*(partial(serve, number) for number in range(4)))
     assert all(torch.equal(got[number], want[number]) for number in range(4))
     # By the prompt: a thread that begins after another one ended may have its number.
     assert {count: sorted(reused) for count, reused in heard.items()} == {30 + n: [0, 29 + n] for n in range(4)}

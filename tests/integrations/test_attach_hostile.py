@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from attachcases import CONFIG, GREEDY, said, tokens
+from threadruns import run_together
 from tiny_models import tiny
 from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -121,11 +122,7 @@ def test_one_of_many_threads_attaches(store: KVStore, llama: Any) -> None:
         except ValueError as error:
             refused.append(str(error))
 
-    threads = [threading.Thread(target=attach) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*[attach] * 6)
     assert len(refused) == 5
     kvstore.detach(llama)
     assert not llama._forward_hooks

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from threadruns import run_together
 
 from kvstore import StoreConfig, TierConfig
 from kvstore.config import MIB
@@ -118,11 +119,7 @@ def test_threads_put_and_get(tmp_path: Path) -> None:
                 wrong.append(key)
 
     with ChunkStores(tmp_path, "test", CONFIG) as chunks:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(*(partial(work, number) for number in range(4)))
     assert not wrong
 
 

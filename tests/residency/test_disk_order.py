@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import seeds
 from durable import put, stored
 from kvcases import GatedFS, config, identity, kv_of, open_store, quick_directory, tokens
 from small_stores import all_is_well, disk_order_agrees, disk_use
+from threadruns import run_together
 
 from kvstore import KVStore, TierConfig
 from kvstore.config import KIB, StoreConfig
@@ -290,11 +292,7 @@ def test_whoever_owns_a_policy_lets_one_thread_in_at_a_time(tmp_path: Path, monk
     sys.setswitchinterval(1e-5)
     try:
         with open_store(tmp_path, eviction="alone", **settings) as store:
-            threads = [threading.Thread(target=use, args=(store, seed)) for seed in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            run_together(*(partial(use, store, seed) for seed in range(4)))
             store.flush()
             residency = store._residency
             owned = [residency.host._policy, residency.device._policy, residency._disk_order._policy]

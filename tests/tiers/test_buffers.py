@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import threading
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threadruns import run_together
 
 from kvstore.config import GIB, KIB, MIB, PAGE_BYTES
 from kvstore.tiers.buffers import Buffer, BufferPool, size_class
@@ -117,10 +118,6 @@ def test_threads_get_memory_of_their_own() -> None:
             if bytes(buffer.view) != bytes([mark]) * (4 * KIB):
                 wrong.append(mark)
 
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*(partial(work, mark) for mark in range(1, 5)))
     assert not wrong
     assert pool.free_bytes <= 1 * MIB

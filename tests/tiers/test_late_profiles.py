@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import profile_stores
 import pytest
 import small_stores
+from threadruns import run_together
 
 from kvstore import KVStore
 from kvstore.codecs.profile import Profile, ProfileFile
@@ -147,23 +148,15 @@ def test_another_profile_of_the_same_header_is_kept_before_a_record_names_it(sto
 
 def test_threads_that_need_it_at_once_read_it_once(store: Path) -> None:
     with profile_stores.open_store(store, fs=(fs := Watched())) as again:
-        before, failed = fs.read, list[BaseException]()
+        before = fs.read
 
         def work(number: int) -> None:
-            try:
-                if number % 2:
-                    put(again, profile_stores.tokens_of(10 + number, 64))
-                else:
-                    assert profile_stores.stored(again, TOKENS) == len(TOKENS)
-            except BaseException as error:
-                failed.append(error)
+            if number % 2:
+                put(again, profile_stores.tokens_of(10 + number, 64))
+            else:
+                assert profile_stores.stored(again, TOKENS) == len(TOKENS)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
+        run_together(*(partial(work, number) for number in range(8)))
         profile = copy_of(store)
         assert fs.read - before <= profile.stat().st_size + len(Profile.load(profile).head.raw) + 8
         assert codecs(again) == {2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
 from ranscases import HAVE, case
+from threadruns import run_together
 
 from kvstore.codecs.rans import reference as rans_reference
 from kvstore.codecs.rans.coder import RansTables
@@ -274,9 +274,5 @@ def test_threads_share_tables() -> None:
         same = all(tables.encode(symbols, classes) == stream for _ in range(10))
         right.append(same and all(np.array_equal(tables.decode(stream, 20_000, classes), symbols) for _ in range(10)))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(*[work] * 4)
     assert right == [True] * 4
