@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,11 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, metavar="DIR|NAME", help=MODEL)
     parser.add_argument("--text", type=Path, metavar="FILE", help="text (default: installed conversations)")
     return parser
+
+
+def use_helpers_of_tests() -> None:
+    """Lets a benchmark import the models that the tests are made of, in tests/helpers."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
 
 class Rows:
@@ -106,6 +112,15 @@ def interleave(
             elapsed = clock() - start
             samples[name].append(own if isinstance(own, float) else elapsed)
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def together(jobs: Sequence[Callable[[], object]]) -> float:
+    """Seconds in which as many threads did the jobs. Raises the error of the first job that met one."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+    return time.perf_counter() - begin
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

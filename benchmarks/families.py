@@ -18,14 +18,12 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common import Rows, arguments
+from benchmarks.common import Rows, arguments, use_helpers_of_tests
 
-_HELPERS = Path(__file__).resolve().parent.parent / "tests" / "helpers"
 WINDOW = 16
 PROMPTS = (9, WINDOW, 45)
 MORE, STEPS = 20, 6
@@ -58,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 def main() -> None:
-    sys.path.insert(0, str(_HELPERS))
+    use_helpers_of_tests()
     import causal_models
 
     causal_models.MOST_PARAMETERS = MOST_PARAMETERS

@@ -10,17 +10,15 @@ Status 1 if a turn did not come back bit for bit, or if the store takes more tha
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Rows, arguments, scratch
+from benchmarks.common import Rows, arguments, scratch, use_helpers_of_tests
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 
-_HELPERS = Path(__file__).resolve().parent.parent / "tests" / "helpers"
 NAMES = ("gemma3", "gpt-oss", "mistral", "llama4", "qwen3-next", "mamba2", "falcon-h1")
 TURNS, FIRST, MORE = 6, 150, 90
 _WIDER: dict[str, dict[str, Any]] = {
@@ -51,7 +49,7 @@ class Turn:
 
 
 def main() -> None:
-    sys.path.insert(0, str(_HELPERS))
+    use_helpers_of_tests()
     parser = arguments("What a session that grows takes of the disk, by kind of layers.")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=NAMES)
     args = parser.parse_args()

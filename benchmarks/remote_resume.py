@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Rows, arguments, interleave, scratch
-from benchmarks.conversations import load_model, measured_text
+from benchmarks.common import Rows, interleave, scratch
+from benchmarks.conversations import load_model
 from benchmarks.peers.servers import valkey
-from benchmarks.resume import LONG, first_token, same
+from benchmarks.resume import LONG, add_times, first_token, measured_ids, resume_arguments, same
 from kvstore import KVStore, ModelIdentity, RemoteConfig, StoreConfig, TierConfig
 from kvstore.config import GIB
 
@@ -30,19 +30,13 @@ DEADLINE_S = 10.0  # of a get: longer than any takes, so that all of the prefix 
 
 
 def main() -> None:
-    parser = arguments("Time to the first token: prefix from a remote tier against recompute.")
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="prefix lengths (512 2048 8000)")
+    parser = resume_arguments("Time to the first token: prefix from a remote tier against recompute.")
     parser.add_argument("--codec", default="auto", help="codec of the disk, and so of the remote tier (auto)")
-    parser.add_argument("--dir", type=Path, help="where the stores are made (default: build/scratch)")
     args = parser.parse_args()
-    lengths = args.lengths or ([512, 2048] if args.quick else [512, 2048, 8000])
     rows = Rows("remote_resume", args.json)
     model, tokenizer = load_model(args.model)
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    text = measured_text(args.text, 8 * (max(lengths) + 1))
-    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + 1]
-    if ids.shape[1] <= max(lengths):
-        raise SystemExit(f"--text: {ids.shape[1]} tokens are too few")
+    lengths, ids = measured_ids(args, tokenizer, 1)
     first_token(model, ids[:, :64], None, 0)  # the libraries' own warm-up is nobody's first token
     ok = True
     with scratch("remote", args.dir) as folder:
@@ -93,11 +87,7 @@ def measure(
     rounds = 2 if quick or length >= LONG else 5
     functions = {"resume": lambda: statistics.median(resume() for _ in range(3)), "recompute": recompute}
     medians = interleave(functions, rounds)
-    case, speedup = f"resume/{length}", medians["recompute"] / medians["resume"]
-    rows.add(case, "ttft_s", medians["resume"], "s", "recompute", medians["resume"] / medians["recompute"])
-    rows.add(f"recompute/{length}", "ttft_s", medians["recompute"], "s")
-    rows.add(case, "speedup", speedup, "x", "recompute", speedup)
-    rows.add(case, "get_s", statistics.median(restored), "s")
+    case = add_times(rows, length, medians, restored)
     rows.add(case, "bit_identical", int(all(equal)), "1 = yes")
     return all(equal)
 

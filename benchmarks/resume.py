@@ -10,9 +10,11 @@ Every restored cache is compared bit for bit with the one that was put; a differ
 
 from __future__ import annotations
 
+import argparse
 import gc
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +32,15 @@ LONG_ROUNDS = 3
 
 
 def main() -> None:
-    parser = arguments("Time to first token: resume from disk against recompute.")
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="prefix lengths (512 2048 8000)")
+    parser = resume_arguments("Time to first token: resume from disk against recompute.")
     parser.add_argument("--new-tokens", type=int, default=1, metavar="N", help="tokens after the prefix (1)")
     parser.add_argument("--codec", default="splitzip", help="codec of the disk tier (splitzip)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
-    parser.add_argument("--dir", type=Path, help="where the store is made (default: build/scratch)")
     args = parser.parse_args()
-    lengths = args.lengths or ([512, 2048] if args.quick else [512, 2048, 8000])
     rows = Rows("resume", args.json)
     model, tokenizer = load_model(args.model)
     identity = ModelIdentity.from_transformers(model, tokenizer)
-    text = measured_text(args.text, 8 * (max(lengths) + args.new_tokens))
-    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + args.new_tokens]
-    if ids.shape[1] < max(lengths) + args.new_tokens:
-        raise SystemExit(f"--text: {ids.shape[1]} tokens are fewer than {max(lengths)} + {args.new_tokens}")
+    lengths, ids = measured_ids(args, tokenizer, args.new_tokens)
     profile = profile_path(model, tokenizer, args.profile) if needs_profile(args.codec) else None
     config = StoreConfig(disk=TierConfig(8 * GIB, args.codec), profile=profile)
     first_token(model, ids[:, :64], None, 0)  # the libraries' own warm-up is nobody's first token
@@ -54,6 +50,24 @@ def main() -> None:
             prompt = ids[:, : length + args.new_tokens]
             ok &= measure(rows, folder / str(length), identity, config, model, prompt, length, args.quick)
     rows.main_exit(ok)
+
+
+def resume_arguments(description: str) -> argparse.ArgumentParser:
+    """A parser that takes the lengths of prefixes and a folder, too."""
+    parser = arguments(description)
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="prefix lengths (512 2048 8000)")
+    parser.add_argument("--dir", type=Path, help="where stores are made (default: build/scratch)")
+    return parser
+
+
+def measured_ids(args: argparse.Namespace, tokenizer: Any, more: int) -> tuple[list[int], Any]:
+    """The lengths that are asked for, and the text's token ids `[1, n]`: the longest length of them, and `more`."""
+    lengths = args.lengths or ([512, 2048] if args.quick else [512, 2048, 8000])
+    text = measured_text(args.text, 8 * (max(lengths) + more))
+    ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + more]
+    if ids.shape[1] < max(lengths) + more:
+        raise SystemExit(f"--text: {ids.shape[1]} tokens are fewer than {max(lengths)} + {more}")
+    return lengths, ids
 
 
 def measure(
@@ -102,15 +116,21 @@ def measure(
     medians = interleave(
         {"resume": lambda: statistics.median(resume() for _ in range(resumes)), "recompute": recompute}, rounds
     )
+    case = add_times(rows, length, medians, restored)
+    rows.add(case, "open_s", statistics.median(opened), "s")
+    rows.add(case, "ratio", disk["raw_bytes"] / disk["bytes"], "raw bytes / stored bytes")
+    rows.add(case, "bit_identical", int(all(equal)), "1 = yes")
+    return all(equal)
+
+
+def add_times(rows: Rows, length: int, medians: Mapping[str, float], restored: Sequence[float]) -> str:
+    """Rows of the seconds of "resume" and "recompute", and of gets; returns their case."""
     case, speedup = f"resume/{length}", medians["recompute"] / medians["resume"]
     rows.add(case, "ttft_s", medians["resume"], "s", "recompute", medians["resume"] / medians["recompute"])
     rows.add(f"recompute/{length}", "ttft_s", medians["recompute"], "s")
     rows.add(case, "speedup", speedup, "x", "recompute", speedup)
     rows.add(case, "get_s", statistics.median(restored), "s")
-    rows.add(case, "open_s", statistics.median(opened), "s")
-    rows.add(case, "ratio", disk["raw_bytes"] / disk["bytes"], "raw bytes / stored bytes")
-    rows.add(case, "bit_identical", int(all(equal)), "1 = yes")
-    return all(equal)
+    return case
 
 
 def first_token(model: Any, prompt: Any, cache: Any, known: int) -> int:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Rows, arguments, scratch
+from benchmarks.common import Rows, arguments, scratch, together
 from kvstore import KVLayout, KVStore, ModelIdentity, SharedKVStore, StoreConfig, TierConfig
 from kvstore.config import GIB
 
@@ -151,23 +151,7 @@ class Threads:
 
     def run(self, jobs: list[Any]) -> float:
         """Seconds from the start of all jobs to the end of the last."""
-        errors: list[BaseException] = []
-
-        def work(worker: Worker, job: Any) -> None:
-            try:
-                worker.do(job)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=pair) for pair in zip(self._workers, jobs, strict=False)]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return time.perf_counter() - begin
+        return together([partial(worker.do, job) for worker, job in zip(self._workers, jobs, strict=False)])
 
     def close(self) -> None:
         self._store.close()

@@ -8,21 +8,18 @@ Wall-clock time, with what the host does between kernels.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Rows
+from benchmarks.common import Rows, use_helpers_of_tests
 from benchmarks.device.machine import Layers, Machine, WrongBits, check, check_bytes, like, nbytes
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.predictive.codec import PredictiveCodec
 
-# Models with random arrays, and blocks that they predict, are made by what the tests of the codec are made of.
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
+use_helpers_of_tests()  # models with random arrays, and blocks that they predict
 
 Made = tuple[np.ndarray[Any, Any], Layers]
 NO_LIMIT = 1 << 40

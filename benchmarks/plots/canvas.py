@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+
+def asked(description: str, bench: str) -> tuple[Path, list[dict[str, Any]], Path]:
+    """What the command line names: the file of rows of a benchmark, these rows, and where the picture goes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("rows", type=Path, metavar="FILE", help=f"rows of {bench}, as JSON")
+    parser.add_argument("--out", type=Path, required=True, metavar="PICTURE", help="where the picture goes")
+    args = parser.parse_args()
+    return args.rows, json.loads(args.rows.read_text()), args.out
 
 
 def plotting() -> Any:

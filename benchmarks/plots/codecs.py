@@ -6,14 +6,12 @@ and values in bfloat16 (in the tensors that the peers code where the run has the
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.codecs.base import LIBRARIES
-from benchmarks.plots.canvas import plotting, save
+from benchmarks.plots.canvas import asked, plotting, save
 
 CASES = ("bf16/KV", "bf16/KV/store-blocks")
 WAYS = ("encode", "decode")
@@ -147,15 +145,11 @@ def _draw_names(axis: Any, way: str, found: list[Point], dpi: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws ratio against speed of the codecs.")
-    parser.add_argument("rows", type=Path, metavar="FILE", help="rows of benchmarks.codecs, as JSON")
-    parser.add_argument("--out", type=Path, required=True, metavar="PICTURE", help="where the picture goes")
-    args = parser.parse_args()
-    rows = json.loads(args.rows.read_text())
+    file, rows, out = asked("Draws ratio against speed of the codecs.", "benchmarks.codecs")
     found = points(rows)
     if not found:
-        raise SystemExit(f"{args.rows}: no codec with a ratio and both speeds on {' or '.join(CASES)}")
-    draw(found, memcpy(rows), args.out)
+        raise SystemExit(f"{file}: no codec with a ratio and both speeds on {' or '.join(CASES)}")
+    draw(found, memcpy(rows), out)
 
 
 if __name__ == "__main__":

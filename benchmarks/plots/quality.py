@@ -6,13 +6,11 @@ divergences of protocol A, over all scored tokens and over the first 64.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plots.canvas import plotting, save
+from benchmarks.plots.canvas import asked, plotting, save
 
 METRICS = {"kl": "KL, nats a token, all 512", "kl_first64": "KL, nats a token, the first 64"}
 OURS = "predictive"
@@ -61,14 +59,10 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws rate against distortion.")
-    parser.add_argument("rows", type=Path, metavar="FILE", help="rows of benchmarks.quality, as JSON")
-    parser.add_argument("--out", type=Path, required=True, metavar="PICTURE", help="where the picture goes")
-    args = parser.parse_args()
-    rows = json.loads(args.rows.read_text())
+    file, rows, out = asked("Draws rate against distortion.", "benchmarks.quality")
     if not any(families(rows, metric) for metric in METRICS):
-        raise SystemExit(f"{args.rows}: no method with a rate and {' or '.join(METRICS)}")
-    draw(rows, args.out)
+        raise SystemExit(f"{file}: no method with a rate and {' or '.join(METRICS)}")
+    draw(rows, out)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.common import MIB
+from benchmarks.common import MIB, together
 from benchmarks.peers.stores.keyed import KEYED, Keyed, file_bytes
 
 RECORD = MIB // 2
@@ -178,24 +179,14 @@ class Load:
         """Let so many threads work so long; return the seconds of each kind of call, and what they found."""
         samples: dict[str, list[float]] = {"get": [], "put": [], "resume": []}
         found = {"hits": 0, "misses": 0}
-        errors: list[BaseException] = []
         begun, before = threading.Barrier(threads), self._put_bytes
         end = [0.0]
 
         def work(number: int) -> None:
-            try:
-                self._work(np.random.default_rng([seed, number]), begun, end, seconds, samples, found)
-            except BaseException as error:
-                errors.append(error)
+            self._work(np.random.default_rng([seed, number]), begun, end, seconds, samples, found)
 
         own = written()
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        if errors:
-            raise errors[0]
+        together([partial(work, number) for number in range(threads)])
         sizes = self._subject.finish()
         written_bytes = written() - own
         return {**samples, **found, **sizes, "put_bytes": self._put_bytes - before, "written_bytes": written_bytes}
