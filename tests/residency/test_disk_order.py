@@ -14,7 +14,7 @@ import family_stores
 import numpy as np
 import pytest
 import seeds
-from durable import put, stored
+from durable import favour, put, stored
 from kvcases import GatedFS, config, identity, kv_of, open_store, quick_directory, tokens
 from small_stores import all_is_well, disk_order_agrees, disk_use
 from threadruns import run_together
@@ -121,10 +121,7 @@ def test_a_full_disk_keeps_its_budget_what_is_pinned_and_every_parent(tmp_path: 
 def test_what_is_used_often_stays_where_recency_alone_drops_it(tmp_path: Path, name: str, kept: int) -> None:
     favourite = tokens(32, seed=999)
     with open_store(tmp_path, eviction=name, **TIGHT) as store:
-        put(store, favourite)
-        for seed in range(4):
-            put(store, tokens(8, seed=3000 + seed))
-            assert stored(store, favourite) == 32
+        favour(store, favourite)
         for seed in range(60):  # more than the disk holds, each once
             put(store, tokens(32, seed))
         assert counter(store, "disk_evicted_records") > 100

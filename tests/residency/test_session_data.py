@@ -10,6 +10,7 @@ from typing import Any
 
 import lmdb
 import pytest
+from durable import lose_meta_pages
 from kvcases import SMALL, kv_of, open_store, tokens
 
 from kvstore import KVStore, MetadataError, TierConfig
@@ -207,10 +208,7 @@ def test_a_rebuilt_catalog_keeps_them(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         save(store, "chat", metadata=FACTS)
         store.session("chat").resume()
-    data = tmp_path / "catalog" / "data.mdb"
-    raw = bytearray(data.read_bytes())
-    raw[:8192] = bytes(8192)  # both meta pages
-    data.write_bytes(raw)
+    lose_meta_pages(tmp_path)
     with open_store(tmp_path) as store:
         assert store.stats()["counters"]["catalog_rebuilt"] == 1
         (row,) = store.sessions()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from durable import lose_meta_pages
 from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
 
 from kvstore import KVStore, TierConfig
@@ -269,10 +270,7 @@ def test_sessions_survive_a_catalog_that_has_to_be_rebuilt(tmp_path: Path) -> No
     with open_store(tmp_path) as store:
         for number in range(30):
             save(store, f"s{number}", tokens(5 + number, seed=number))
-    path = tmp_path / "catalog" / "data.mdb"
-    data = bytearray(path.read_bytes())
-    data[:8192] = bytes(8192)  # both meta pages
-    path.write_bytes(data)
+    lose_meta_pages(tmp_path)
     with open_store(tmp_path) as store:
         assert store.stats()["counters"]["catalog_rebuilt_sessions"] == 30
         assert sorted(names(store)) == sorted(f"s{number}" for number in range(30))

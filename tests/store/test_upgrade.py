@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from durable import lose_meta_pages
 from goldenstore import config, files_of, identity, unpack
 from small_stores import all_is_well
 
@@ -137,9 +138,7 @@ def test_an_upgrade_that_dies_among_its_commits_goes_on(
 
 
 def test_an_upgrade_of_a_damaged_catalog_finds_its_sessions(path: Path) -> None:
-    data = bytearray((path / "catalog" / "data.mdb").read_bytes())
-    data[:8192] = bytes(8192)  # both meta pages
-    (path / "catalog" / "data.mdb").write_bytes(data)
+    lose_meta_pages(path)
     with KVStore(path, identity(), config()) as store:
         assert store.stats()["counters"]["catalog_rebuilt_sessions"] == len(SESSIONS)
     everything_is_there(path)
