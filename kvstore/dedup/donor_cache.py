@@ -159,11 +159,11 @@ class DonorReader:
             return self._decoded(record, found.header, found.payload)
         except OSError as error:
             self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
-            raise self._rejected(record, entry, Metric.DAMAGED_UNREADABLE) from error
+            return self._from_elsewhere(record, entry, Metric.DAMAGED_UNREADABLE)
         except DamagedRecord as damage:
-            raise self._rejected(record, entry, damage.metric) from damage
-        except CodecError as error:
-            raise self._rejected(record, entry, Metric.DAMAGED_CODEC) from error
+            return self._from_elsewhere(record, entry, damage.metric)
+        except CodecError:
+            return self._from_elsewhere(record, entry, Metric.DAMAGED_CODEC)
         finally:
             disk.release([entry])
 
@@ -182,6 +182,8 @@ class DonorReader:
         codec.decode(info, payload, header.layer_sizes, view)
         return DonorBlock(header.key, header.start, header.tokens, view)
 
-    def _rejected(self, record: int, entry: Entry, why: Metric) -> DonorLost:
-        self.residency.reject(record, entry, why)
-        return DonorLost(f"the donor is damaged: {why}")
+    def _from_elsewhere(self, record: int, entry: Entry, why: Metric) -> DonorBlock:
+        """What was read is not the record: a writer process has moved it meanwhile, or it is damaged."""
+        if self.residency.reject(record, entry, why):
+            return self._from_disk(record)
+        raise DonorLost(f"the donor is damaged: {why}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstore.codecs import KVView
@@ -120,6 +120,7 @@ class ReadTask:
     origin: int
     within: object = None
     later: LayerDecode | None = None
+    turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
 
@@ -201,9 +202,21 @@ class ReadTask:
         for i, buffer, failed, keep in zip(indexes, buffers, errors, kept, strict=True):
             if failed is not None and not is_passing(failed):
                 self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
-            if failed is not None or not self._accept(self.reads[i], buffer, keep):
+            good = failed is None and self._accept(self.reads[i], buffer, keep)
+            if not good and not self._read_where_it_moved(tier, self.reads[i]):
                 bad.append(i)
         return bad
+
+    def _read_where_it_moved(self, tier: StorageTier[Any], read: BlockRead) -> bool:
+        """Reads a block again that a writer process moved while it was read here; whether that was so, and it is
+        good."""
+        residency = self.fetcher.residency
+        if not self.turns or read.record not in residency.index or tier.is_current(read.source):
+            return False
+        source = residency.find([read.record])[0]
+        if source is None:
+            return False
+        return not replace(self, reads=[replace(read, source=source)], turns=self.turns - 1)(range(1))
 
     def _is_kept(self, read: BlockRead) -> bool:
         residency = self.fetcher.residency

@@ -222,11 +222,9 @@ class BlockReader:
             self.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
             return None
         except DamagedRecord as damage:
-            self.residency.reject(record, entry, damage.metric)
-            return None
+            return self.read(record) if self.residency.reject(record, entry, damage.metric) else None
         except CodecError:
-            self.residency.reject(record, entry, Metric.DAMAGED_CODEC)
-            return None
+            return self.read(record) if self.residency.reject(record, entry, Metric.DAMAGED_CODEC) else None
         finally:
             self.disk.release([entry])
         return words

@@ -242,25 +242,32 @@ class Residency(DiskEviction):
         self.metrics.add(Metric.QUARANTINED_RECORDS, len(members) + 1)
         self._remove_entries(gone)
 
-    def reject(self, record: int, source: Source, why: Metric) -> None:
+    def reject(self, record: int, source: Source, why: Metric) -> bool:
         """What `source` gave is not the record: it is quarantined, unless a writer process reused the space since it
-        was looked up, or another thread removed the record: that is not damage, only too late."""
-        self.own.run(self._reject, record, source, why)
+        was looked up, or another thread removed the record: that is not damage, only too late.
 
-    def _reject(self, record: int, source: Source, why: Metric) -> None:
+        Returns:
+            Whether the record may lie elsewhere by now: then it stays, and can be looked up and read again.
+        """
+        return self.own.run(self._reject, record, source, why)
+
+    def _reject(self, record: int, source: Source, why: Metric) -> bool:
         if not record:  # a block from the remote tier: none of this store's records
             self.metrics.add(Metric.REMOTE_DAMAGED, because=why.meaning)
-            return
+            return False
         if record not in self.index:
             self.metrics.add(Metric.STALE_READS)
-            return
+            return False
         tier = self.storage.get(source.tier)
         if tier is not None and not tier.is_current(source):
             self.metrics.add(Metric.STALE_READS)
-            self.forget([record], Reason.EVICTED)
-            return
+            if tier.lacks(record):
+                self.forget([record], Reason.EVICTED)
+                return False
+            return True
         self.metrics.add(why, because=f"record {record} in the {source.tier} tier")
         self.quarantine(record)
+        return False
 
     def may_be_there(self, record: int) -> bool:
         """Return whether a record that no tier found is one that a tier may have: it cannot be asked, or could not."""

@@ -77,8 +77,7 @@ class PortableRecords:
             metrics.add(Metric.DISK_READ_ERRORS, because=error)
             return None
         except DamagedRecord as damage:
-            self.residency.reject(record, entry, damage.metric)
-            return None
+            return self._as_stored(record) if self.residency.reject(record, entry, damage.metric) else None
         finally:
             disk.release([entry])
         return None if found.header.donors else found

@@ -17,6 +17,7 @@ from kvstore import KVStore, TierConfig
 from kvstore.codecs import KVView, codec_by_id, codec_by_name
 from kvstore.codecs.base import BlockInfo
 from kvstore.config import MIB
+from kvstore.core.explanation import Reason
 from kvstore.core.record import parse
 from kvstore.residency.block import Block
 from kvstore.tiers.base import Source, StorageTier, TensorSource, Tier
@@ -201,7 +202,8 @@ class RemoteRecord(Source):
 
 
 class RemoteTier(StorageTier[RemoteRecord]):
-    """Sealed records somewhere else, one call each."""
+    """Sealed records somewhere else, one call each. In `leaving` is what becomes of records as soon as they are read:
+    others have their place, and they themselves lie elsewhere, or nowhere (None)."""
 
     name, budget, nbytes = "remote", 1 * MIB, 0
 
@@ -210,7 +212,7 @@ class RemoteTier(StorageTier[RemoteRecord]):
             number: RemoteRecord(number, bytes(record.buffer.view), record.header.codec)
             for number, record in records.items()
         }
-        self.moved: set[int] = set()
+        self.leaving: dict[int, list[RemoteRecord | None]] = {}
         self.held = 0
 
     def locate(self, records: Sequence[int]) -> list[RemoteRecord | None]:
@@ -226,7 +228,14 @@ class RemoteTier(StorageTier[RemoteRecord]):
 
     def read(self, sources: Sequence[RemoteRecord], buffers: Sequence[Buffer]) -> None:
         for source, buffer in zip(sources, buffers, strict=True):
-            buffer.view[:] = source.data[: len(buffer.view)]
+            if not self.leaving.get(source.record):
+                buffer.view[:] = source.data[: len(buffer.view)]
+                continue
+            elsewhere = self.leaving[source.record].pop(0)
+            buffer.view[:] = bytes(len(buffer.view))
+            self.records.pop(source.record)
+            if elsewhere is not None:
+                self.records[source.record] = elsewhere
 
     def holds(self, record: int) -> bool:
         return record in self.records
@@ -235,7 +244,7 @@ class RemoteTier(StorageTier[RemoteRecord]):
         return record not in self.records
 
     def is_current(self, source: RemoteRecord) -> bool:
-        return source.record not in self.moved
+        return self.records.get(source.record) is source
 
     def remove(self, records: Sequence[int]) -> int:
         return sum(self.records.pop(record, None) is not None for record in records)
@@ -284,20 +293,38 @@ def test_what_only_such_a_tier_holds_stays_when_memory_gives_it_up(remote: tuple
     assert tier.held == 0
 
 
-def test_what_it_damages_is_quarantined_and_what_it_moved_is_only_late(remote: tuple[KVStore, RemoteTier]) -> None:
+def test_what_it_damages_is_quarantined_and_what_it_moved_is_read_elsewhere(remote: tuple[KVStore, RemoteTier]) -> None:
     store, tier = remote
     tier.records[3] = replace(tier.records[3], data=bytes(tier.records[3].nbytes))
     hit = store.get(IDS)
     assert hit is not None
     assert (hit.tokens, hit.tiers) == (2 * BLOCK, {"remote": 2 * BLOCK})
     assert store.stats()["counters"]["quarantined_records"] == 1
-    tier.records[2] = replace(tier.records[2], data=bytes(tier.records[2].nbytes))
-    tier.moved.add(2)
+    tier.leaving[2] = [replace(tier.records[2]) for _ in range(3)]
     hit = store.get(IDS)
     assert hit is not None
-    assert hit.tokens == BLOCK
+    assert (hit.tokens, hit.tiers) == (2 * BLOCK, {"remote": 2 * BLOCK})
+    assert same_kv(hit.layers, kv_of(IDS), 2 * BLOCK)
     counters = store.stats()["counters"]
-    assert (counters["quarantined_records"], counters["stale_reads"]) == (1, 1)
+    assert (counters["quarantined_records"], counters["stale_reads"]) == (1, 3)
+    assert tier.held == 0
+
+
+def test_what_it_moves_again_and_again_is_missed_and_stays(remote: tuple[KVStore, RemoteTier]) -> None:
+    store, tier = remote
+    tier.leaving[2] = [replace(tier.records[2]) for _ in range(4)]
+    assert [store.get(IDS).tokens for _ in range(2)] == [BLOCK, 3 * BLOCK]
+    assert store.stats()["counters"]["stale_reads"] == 4
+    assert tier.held == 0
+
+
+def test_what_it_removed_is_forgotten(remote: tuple[KVStore, RemoteTier]) -> None:
+    store, tier = remote
+    tier.leaving[2] = [None]
+    assert store.get(IDS).tokens == BLOCK
+    counters = store.stats()["counters"]
+    assert (counters["stale_reads"], counters.get("quarantined_records", 0)) == (1, 0)
+    assert store.explain(IDS).blocks[1].reason == Reason.EVICTED
     assert tier.held == 0
 
 

@@ -31,6 +31,8 @@ from kvstore.tiers.disk.survey import Survey, segment_problems
 from kvstore.tiers.disk.usage import Usage, Use
 from kvstore.tiers.disk.writes import DiskWrites
 
+_TURNS = 3  # how often a reader asks where records lie, if a segment that it was told of is gone
+
 
 class DiskTier(DiskWrites, StorageTier[Entry]):
     """Records in segment files, with the catalog as the truth about them.
@@ -203,14 +205,20 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
     def locate(self, records: Sequence[int]) -> list[Entry | None]:
         """Return where records lie; None for those not on disk. An entry's segment is held until `release`, or until
         nobody has the entry any more."""
+        found: list[Entry | None] = [None] * len(records)
         with self._lock:
-            try:
-                entries = self.catalog.get(records)
-            except CatalogError as error:
-                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
-                return [None] * len(records)
-            holds: dict[int, Hold | None] = {}
-            return [e if e is not None and not e.is_hole and self._held(e, holds) else None for e in entries]
+            for _ in range(_TURNS if self.read_only else 1):
+                try:
+                    entries = self.catalog.get(records)
+                except CatalogError as error:
+                    self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+                    return [None] * len(records)
+                holds: dict[int, Hold | None] = {}
+                there = [entry if entry is not None and not entry.is_hole else None for entry in entries]
+                found = [entry if entry is not None and self._held(entry, holds) else None for entry in there]
+                if all(a is b for a, b in zip(found, there, strict=True)):
+                    break  # else a writer process moved records since it was asked, and their file is gone
+        return found
 
     def release(self, entries: Iterable[Entry]) -> None:
         """End the hold of `locate`."""
