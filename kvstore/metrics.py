@@ -146,6 +146,10 @@ class Metric(StrEnum):
     REMOTE_GONE = "remote_gone", "blocks that were taken to be in the remote tier and were not"
     REMOTE_LATE = "remote_late", "blocks in the remote tier that did not come before a get's deadline"
     REMOTE_DAMAGED = "remote_damaged", "values in the remote tier that are not the record asked for; misses"
+    REMOTE_UNLISTED = (
+        "remote_unlisted",
+        "values not asked for in the remote tier, for they were not there when it was listed",
+    )
     REMOTE_SKIPPED = "remote_skipped", "blocks not asked for in the remote tier, for it did not answer before"
     REMOTE_READ_ERRORS = "remote_read_errors", "reads that the remote tier refused, or did not answer"
     REMOTE_WRITE_ERRORS = "remote_write_errors", "writes that the remote tier refused, or did not answer"
@@ -157,6 +161,10 @@ class Metric(StrEnum):
     REMOTE_WRITTEN_PROFILES = "remote_written_profiles", "profiles written to the remote tier"
     REMOTE_PRESENT = "remote_present", "values that were not written to the remote tier, for another store had done so"
     REMOTE_RECODED_MEMBERS = "remote_recoded_members", "members that were coded anew to stand alone in the remote tier"
+    REMOTE_RECODED_ENDS = (
+        "remote_recoded_ends",
+        "beginnings of blocks that were coded as blocks of their own for the remote tier, for sequences end there",
+    )
     REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"
     REMOTE_ERASED = "remote_erased", "values that erases removed from the remote tier"
     REMOTE_TOLD = "remote_told", "changes of values in the remote tier that its server told of"
@@ -168,10 +176,6 @@ class Metric(StrEnum):
     )
     DROPPED_REMOTE_CLOSE = "dropped_remote_close", "blocks not written to the remote tier, for the store was closed"
     DROPPED_EVENTS = "dropped_events", "changes that routers were not told of, for too many waited; all is told anew"
-    FALLBACK_REMOTE_LAYOUT = (
-        "fallback_remote_layout",
-        "opens without the remote tier, for layers have windows or states",
-    )
 
     # ---- damage
     QUARANTINED_RECORDS = "quarantined_records", "records removed because they, or what they need, are damaged"
@@ -351,7 +355,6 @@ NOTICES: dict[Metric, Notice] = {
     Metric.DROPPED_REMOTE_LEFT: Notice(INFO, "give the disk more, or use a faster server"),
     Metric.DROPPED_REMOTE_CLOSE: Notice(INFO, "call flush(remote=True) before, or raise remote.close_timeout_s"),
     Metric.DROPPED_EVENTS: Notice(INFO, "raise the queue of kvstore.events.publish"),
-    Metric.FALLBACK_REMOTE_LAYOUT: Notice(WARNING, "such caches are kept on this machine alone"),
     Metric.DROPPED_MEMBERS: Notice(INFO, "raise disk.bytes if it happens often"),
     Metric.LOST_MEMBERS: _MISSES,
     Metric.FALLBACK_PROFILE: Notice(WARNING, "free space on the disk, or make a new profile, and open the store again"),

@@ -233,7 +233,11 @@ def open_engine(
             pool=base.pool,
             getter=assembler.getter,
             explainer=Explainer(
-                assembler.getter.lookup, base.profiles, base.pool, assembler.getter.worth, assembler.getter.remote
+                assembler.getter.lookup,
+                base.profiles,
+                base.pool,
+                assembler.getter.worth,
+                assembler.getter.resumer or assembler.getter.remote,
             ),
             assembler=assembler,
             gate=base.gate,
@@ -386,8 +390,8 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base, fs: FileSystem) -> 
     fetcher = Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate)
     remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.profiles, base.read_only, fs)
     placement = Placement(layout, base.codecs, base.profiles, base.metrics)
-    reader = None if remote is None else remote.reader
-    getter = Getter(lookup, placement, fetcher, worth, layout, base.metrics, reader)
+    reader, resumer = (None, None) if remote is None else (remote.reader, remote.resumer)
+    getter = Getter(lookup, placement, fetcher, worth, layout, base.metrics, reader, resumer)
     return Assembler(residency, donors, getter, ProfileEstimates(base.profiles), base.metrics), remote
 
 

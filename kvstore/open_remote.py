@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from kvstore.config import StoreConfig
+from kvstore.config import PAGE_BYTES, StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ConfigError
 from kvstore.metrics import Metric, Metrics
@@ -16,6 +16,8 @@ from kvstore.read.decode import BlockDecoder
 from kvstore.read.fetch import Fetcher
 from kvstore.read.lookup import Lookup
 from kvstore.read.remote import RemoteReader
+from kvstore.read.remote_places import PlaceSearch
+from kvstore.read.remote_resume import RemoteResumer
 from kvstore.remote_config import RemoteConfig
 from kvstore.residency.block import most_bytes
 from kvstore.tiers.codecs import NewCodecs
@@ -24,6 +26,7 @@ from kvstore.tiers.profiles import Profiles
 from kvstore.tiers.remote.beliefs import Beliefs
 from kvstore.tiers.remote.engine import ChangingEngine, RemoteEngine
 from kvstore.tiers.remote.link import RemoteLink
+from kvstore.tiers.remote.listing import Listing
 from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.profiles import RemoteProfiles
@@ -48,12 +51,14 @@ class Remote:
     Attributes:
         tier: the servers.
         reader: reads there for gets.
+        resumer: goes on from places there; None but of layouts with windows or states.
         uploader: writes there; None if nothing is written.
         keeper: keeps what gets read there; None if nothing is kept.
     """
 
     tier: RemoteTier
     reader: RemoteReader
+    resumer: RemoteResumer | None = None
     uploader: Uploader | None = None
     keeper: Keeper | None = None
 
@@ -78,15 +83,17 @@ class Remote:
     def erase_with(self, put_path: PutPath, root: Callable[[bytes], bytes]) -> None:
         """Take out from now on what is erased here."""
         if self.uploader is not None and self.tier.config.erase:
-            put_path.remote_erasure = RemoteErasure(put_path.residency, self.tier, root, self.uploader.settle)
+            grouped = self.reader.layout.is_grouped
+            put_path.remote_erasure = RemoteErasure(put_path.residency, self.tier, root, self.uploader, grouped)
 
     def keep_with(self, opened: contextlib.ExitStack, put_path: PutPath, decoder: BlockDecoder) -> None:
         """Keep from now on what gets bring from there."""
-        there = self.uploader.there if self.uploader is not None else lambda records: None
+        there = self.uploader.there if self.uploader is not None else lambda records, end: None
         at_once = self.tier.config.promote == "first"
         self.keeper = Keeper(put_path.residency, put_path, decoder, put_path.pool, self.reader.layout, at_once, there)
         opened.callback(self.keeper.close)
         self.reader.keep = self.keeper.keep
+        put_path.arrived = self.keeper.wait
 
 
 def open_remote(
@@ -108,37 +115,65 @@ def open_remote(
     residency, layout, remote = fetcher.residency, identity.layout, config.remote
     if remote is None:
         return None
-    if layout.is_grouped:
-        residency.metrics.add(Metric.FALLBACK_REMOTE_LAYOUT)
-        return None
-    most = most_bytes(layout, config.block_tokens)
-    most += most // _SLACK_SHARE + _SLACK_BYTES
+    plain = most_bytes(layout, config.block_tokens)
+    most = plain + plain // _SLACK_SHARE + _SLACK_BYTES
     sealer, beliefs = _sealer(fs, remote), Beliefs(remote.belief_s, remote.miss_s)
     names, metrics = RemoteNames(lookup.digest), residency.metrics
-    link = RemoteLink(partial(_engine, remote, names, beliefs, metrics), metrics, remote.deadline_s)
+    told = _Told(names, beliefs, metrics)
+    link = RemoteLink(partial(_engine, remote, told), metrics, remote.deadline_s)
+    if remote.list_s:
+        told.listing = Listing(link, names, metrics, remote.list_s, remote.write_timeout_s)
     travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s, sealer)
-    tier = RemoteTier(remote, names, link, metrics, fetcher.pool, travelling, most, sealer, beliefs=beliefs)
+    tier = RemoteTier(
+        remote, names, link, metrics, fetcher.pool, travelling, most, sealer, beliefs=beliefs, listing=told.listing
+    )
     opened.callback(tier.close)
     exact = identity.codec_family == "exact"
     reader = RemoteReader(tier, layout, exact, config.block_tokens, fetcher.gate, residency.metrics)
+    resumer = None
+    if layout.is_grouped:
+        state_bytes = max(0, config.segment_bytes - plain - PAGE_BYTES)  # more of them could not be kept
+        search = PlaceSearch(tier, layout, config.block_tokens, exact, state_bytes, residency.metrics)
+        resumer = RemoteResumer(reader, search, lookup, fetcher)
     if read_only or remote.read_only:
-        return Remote(tier, reader)
+        return Remote(tier, reader, resumer)
     portable = PortableRecords(residency, fetcher, fetcher.pool, layout, codecs)
-    leaving = LeavingRecords(residency, fetcher.pool, remote.queue_bytes)
+    grouped = layout.is_grouped
+    leaving = LeavingRecords(residency, fetcher.pool, remote.queue_bytes, keep_tails=grouped)
     block_bytes = config.block_tokens * layout.bytes_per_token
-    uploader = Uploader(residency, tier, portable, lookup.root, block_bytes, leaving)
+    uploader = Uploader(residency, tier, portable, lookup.root, block_bytes, leaving, lookup if grouped else None)
     opened.callback(uploader.close, remote.close_timeout_s)
     residency.listen(forgotten=uploader.forget)
     if remote.upload == "put":
         residency.on_written(uploader.written)
+        if grouped:
+            residency.on_put_again(uploader.due)  # its end may be no place yet
     elif remote.upload == "second use":
         residency.on_use(uploader.due)
     else:
         residency.on_evicted(uploader.evicted)
-    return Remote(tier, reader, uploader)
+    return Remote(tier, reader, resumer, uploader)
 
 
-def _engine(remote: RemoteConfig, names: RemoteNames, beliefs: Beliefs, metrics: Metrics) -> RemoteEngine:
+@dataclass
+class _Told:
+    """What is told of changes goes here: nothing old is believed of what others changed."""
+
+    names: RemoteNames
+    beliefs: Beliefs
+    metrics: Metrics
+    listing: Listing | None = None
+
+    def __call__(self, changed: Sequence[str] | None) -> None:
+        found = None if changed is None else map(self.names.key, changed)
+        keys = None if found is None else [key for key in found if key is not None]
+        if self.listing is not None:
+            self.listing.add(keys)
+        self.beliefs.forget(keys)
+        self.metrics.add(Metric.REMOTE_TOLD, 1 if changed is None else len(changed))
+
+
+def _engine(remote: RemoteConfig, told: _Told) -> RemoteEngine:
     """The engine; what its server tells of changes is believed no more."""
     engine = open_engine(remote.url, **remote.settings)
     if not remote.follow:
@@ -146,13 +181,7 @@ def _engine(remote: RemoteConfig, names: RemoteNames, beliefs: Beliefs, metrics:
     if not engine.limits.has_change_feed:
         engine.close()
         raise ConfigError(f"remote.follow: {remote.url} does not tell of changes; leave it out")
-
-    def changed(changed_names: Sequence[str] | None) -> None:
-        keys = None if changed_names is None else [names.key(name) for name in changed_names]
-        beliefs.forget(None if keys is None else [key for key in keys if key is not None])
-        metrics.add(Metric.REMOTE_TOLD, 1 if keys is None else len(keys))
-
-    cast(ChangingEngine, engine).changes(names.prefix, changed)
+    cast(ChangingEngine, engine).changes(told.names.prefix, told)
     return engine
 
 

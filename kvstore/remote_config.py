@@ -36,6 +36,8 @@ class RemoteConfig:
         close_timeout_s: closing the store waits no longer for values that are due.
         belief_s: what was there is taken to be there for so long without asking.
         miss_s: what was not there is taken not to be there for so long.
+        list_s: list the names of all values every so many seconds; what was not there is not asked for. A value that
+            another store wrote since is at worst a miss for twice as long. 0: never list; each get asks. At least 1.
         follow: let the server tell of every value that others write, remove or evict, so that nothing old is believed
             (one server of Valkey or Redis; each store then hears of all writes).
         key: a fleet key: 32 bytes, or the path of a file that holds them or their 64 hex digits. Values are sealed with
@@ -64,6 +66,7 @@ class RemoteConfig:
     close_timeout_s: float = 2.0
     belief_s: float = 30.0
     miss_s: float = 2.0
+    list_s: float = 0.0
     follow: bool = False
     key: bytes | Path | None = field(default=None, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -73,8 +76,10 @@ class RemoteConfig:
             raise ConfigError(f"remote.url: expected a URL such as 'valkey://host:6379', found {self.url!r}")
         for name in ("deadline_s", "write_timeout_s"):
             check_seconds(f"remote.{name}", getattr(self, name), above=True)
-        for name in ("ttl_s", "flush_timeout_s", "close_timeout_s", "belief_s", "miss_s"):
+        for name in ("ttl_s", "flush_timeout_s", "close_timeout_s", "belief_s", "miss_s", "list_s"):
             check_seconds(f"remote.{name}", getattr(self, name))
+        if 0 < self.list_s < 1:
+            raise ConfigError(f"remote.list_s: expected 0 or at least 1 second, found {self.list_s!r}")
         if self.upload not in UPLOADS:
             raise ConfigError(f"remote.upload: expected one of {', '.join(UPLOADS)}, found {self.upload!r}")
         if self.promote not in PROMOTIONS:

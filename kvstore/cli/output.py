@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,26 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is no size; write a number with B, kB, MB, GB, KiB, MiB, GiB or TiB") from None
     if found <= 0:
         raise ValueError(f"{text!r} is no size; write a number above 0")
+    return found
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_seconds(text: str) -> float:
+    """Read a span of time such as 90m, 12h, 30d or 2w. Raises `ValueError`.
+
+    Example:
+        >>> parse_seconds("12h"), parse_seconds("1.5d")
+        (43200.0, 129600.0)
+    """
+    given = text.strip().lower()
+    try:
+        found = float(given[:-1]) * _SECONDS[given[-1:]]
+    except (KeyError, ValueError):
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise ValueError(f"{text!r} is no span of time; write a number above 0 with s, m, h, d or w")
     return found
 
 

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from kvstore.cli.errors import DAMAGED, OK, leave, told
-from kvstore.cli.output import AsJson, line, parse_size, print_json, size, table
+from kvstore.cli.output import AsJson, line, parse_seconds, parse_size, print_json, size, table
 from kvstore.cli.space import Really
 from kvstore.tiers.disk.fs import FileSystem, read_file
+from kvstore.tiers.remote.cleaning import older, orphans, remove, to_remove
 from kvstore.tiers.remote.engine import RemoteEngine
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.sealing import Sealer, key_from
-from kvstore.tiers.remote.survey import Value, batches, orphans, survey, to_remove
+from kvstore.tiers.remote.survey import Value, survey
 
 app = typer.Typer(
     no_args_is_help=True, help="A remote tier: what it holds, whether that is whole, and giving space back."
@@ -64,7 +65,8 @@ def _row(identity: str, values: list[Value], lost: set[str]) -> dict[str, Any]:
     good = [value for value in values if not (value.problem or value.is_profile or value.is_sealed)]
     return {
         "identity": identity,
-        "records": len(good),
+        "records": sum(value.is_record for value in good),
+        "places": sum(bool(value.parts) for value in good),
         "tokens": sum(value.tokens for value in good),
         "profiles": sum(value.is_profile for value in values),
         "sealed": sum(value.is_sealed for value in values),
@@ -97,23 +99,30 @@ def verify(
 def gc(
     url: Url,
     to: Annotated[str | None, typer.Option(help="What all may take afterwards, such as 400GiB.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Also what was neither written nor used for so long, such as 30d.")
+    ] = None,
     identity: Identity = "",
     key: KeyFile = None,
     timeout: Timeout = 10.0,
     yes: Really = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove values that are damaged or that no get reaches, and with --to also ends of sequences, until the rest fits.
+    """Remove values that are damaged or that no get reaches, with --older-than those not used for long, and with
+    --to also ends of sequences, until the rest fits.
 
     A block never goes before those that continue it.
     """
     with told(as_json), _opened(url) as engine:
+        seconds = None if older_than is None else parse_seconds(older_than)
+        budget = None if to is None else parse_size(to)
+        old = set[str]() if seconds is None else older(engine, identity, seconds, timeout)
         values = survey(engine, timeout, identity, _sealer(key))
-        going = to_remove(values, None if to is None else parse_size(to))
-        removed = sum(engine.delete(names, timeout) for names in batches(going)) if yes else 0
-    freed, before = sum(value.nbytes for value in going), sum(value.nbytes for value in values)
+        going = to_remove(values, budget, old)
+        gone = remove(engine, values, going, timeout, old, seconds or 0.0) if yes else []
+    freed, before = sum(value.nbytes for value in (gone if yes else going)), sum(value.nbytes for value in values)
     if as_json:
-        print_json({"before": before, "after": before - freed * yes, "due": len(going), "removed": removed})
+        print_json({"before": before, "after": before - freed * yes, "due": len(going), "removed": len(gone)})
         return
-    what = f"{removed} values removed" if yes else f"{len(going)} values would be removed; --yes removes them"
+    what = f"{len(gone)} values removed" if yes else f"{len(going)} values would be removed; --yes removes them"
     line(f"{what}, {size(freed)}; {size(before)} before")

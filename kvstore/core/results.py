@@ -114,7 +114,7 @@ class EraseResult:
         kept_blocks: blocks that hold those tokens.
         sessions: names of other sessions that have more of its tokens than those; erase them, too, if they are to go.
         remote_blocks: values that were removed from the remote tier.
-        remote_left: blocks that may still be there, for a server did not answer.
+        remote_left: values that may still be there, for a server did not answer.
 
     Example:
         >>> EraseResult(removed_blocks=3).kept_tokens

@@ -35,6 +35,20 @@ def lacks_more(layout: KVLayout, cut: int, other: int, start: int, tokens: int) 
     return any(group.missing(cut, start, tokens) > group.missing(other, start, tokens) for group in layout.groups)
 
 
+def raw_bytes(layout: KVLayout, cut: int, start: int, tokens: int) -> int:
+    """Return what the keys and values of a block take before coding, without states.
+
+    Example:
+        >>> from kvstore.core.layout import LayerLayout
+        >>> layout = KVLayout((LayerLayout(2, 8, 8), LayerLayout(2, 8, 8, "sliding", 17)), "bfloat16")
+        >>> raw_bytes(layout, 0, 0, 16), raw_bytes(layout, 24, 0, 16)
+        (2048, 1536)
+    """
+    if not layout.is_grouped:
+        return layout.bytes_per_token * tokens
+    return sum(group.layout.bytes_per_token * (tokens - group.missing(cut, start, tokens)) for group in layout.groups)
+
+
 def usable_end(layout: KVLayout, block_tokens: int, cuts: Sequence[int], ends: Sequence[int], limit: int) -> int:
     """Return how many tokens the longest usable prefix of blocks has, 0 if there is none.
 

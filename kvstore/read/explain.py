@@ -16,6 +16,7 @@ from kvstore.core.record import DamagedRecord, RecordHeader, header_bytes, padde
 from kvstore.core.tokens import Tokens
 from kvstore.read.lookup import Lookup
 from kvstore.read.remote import RemoteReader, RemoteRequest
+from kvstore.read.remote_resume import RemoteResumer
 from kvstore.read.worth import Worth
 from kvstore.tiers.base import Source, StorageTier
 from kvstore.tiers.buffers import BufferPool
@@ -31,7 +32,7 @@ class Explainer:
     profiles: Profiles
     pool: BufferPool
     worth: Worth
-    remote: RemoteReader | None = None
+    remote: RemoteReader | RemoteResumer | None = None
 
     def explain(self, namespace: bytes, tokens: Tokens) -> Explanation:
         """See `KVStore.explain`. namespace: its digest."""
@@ -156,12 +157,21 @@ def _cut_at(rows: Sequence[BlockExplanation], end: int, reason: Reason) -> Itera
         yield replace(row, start=max(row.start, end), reason=reason)
 
 
+def _halves(row: BlockExplanation, end: int) -> Iterator[BlockExplanation]:
+    """A row, in two if `end` lies inside of it."""
+    if row.start < end < row.end:
+        yield replace(row, end=end)
+        row = replace(row, start=end)
+    yield row
+
+
 def _with_remote(rows: Sequence[BlockExplanation], start: int, end: int, size: int) -> list[BlockExplanation]:
-    """The same rows; whole blocks from `start` to `end` are in the remote tier, which a get goes on with."""
+    """The same rows; blocks from `start` to `end` are in the remote tier, which a get goes on with."""
     if end <= start:
         return list(rows)
+    rows = [part for row in rows for part in _halves(row, end)]
     first, last = [row for row in rows if row.end <= start], [row for row in rows if row.start >= end]
-    there = [BlockExplanation(at, at + size, Reason.STORED, tiers=(TIER,)) for at in range(start, end, size)]
+    there = [BlockExplanation(at, min(at + size, end), Reason.STORED, tiers=(TIER,)) for at in range(start, end, size)]
     return [*first, *there, *_cut_at(last, end, Reason.GONE)]
 
 

@@ -22,6 +22,7 @@ from kvstore.read.lookup import Lookup
 from kvstore.read.place import place_of
 from kvstore.read.placement import Placement
 from kvstore.read.remote import RemoteReader, RemoteRequest, RemoteRun
+from kvstore.read.remote_resume import RemoteResumer, Resumed
 from kvstore.read.result import OutputBuffers, allocate, check_device, is_on_cpu, to_device
 from kvstore.read.worth import Worth
 from kvstore.timing import NOWHERE, Where
@@ -101,12 +102,15 @@ class Getter:
     layout: KVLayout
     metrics: Metrics
     remote: RemoteReader | None = None
+    resumer: RemoteResumer | None = None
 
     def get(self, request: GetRequest) -> Hit | None:
         """Return the cache of the longest stored prefix, as far as it is worth loading; None for nothing."""
         reads = self.lookup.reads(request.namespace, request.tokens)
         kept = self.worth.kept(reads, request.device, request.given) if request.gated else reads
         withheld = (reads[-1].end if reads else 0) - (kept[-1].end if kept else 0)
+        if self.resumer is not None and not withheld:
+            return self._at_place(self.resumer, request, reads)
         run = None if withheld else self._begin(request, reads)
         if run is None or not run.checks:
             return self.fetch(request, kept, withheld if run is None else run.withheld)
@@ -120,21 +124,45 @@ class Getter:
         if self.remote is None:
             return None
         try:
-            gated = request.gated and self.worth.gate.knows(request.device)
-            wanted = RemoteRequest(
-                self.lookup.root(request.namespace),
-                request.namespace,
-                request.tokens,
-                reads[-1].end if reads else 0,
-                request.given,
-                request.device,
-                gated,
-                self.worth.parts(reads) if gated else (),
-            )
-            return self.remote.begin(wanted)
+            return self.remote.begin(self._wanted(request, reads))
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])
             raise
+
+    def _wanted(self, request: GetRequest, reads: Sequence[BlockRead]) -> RemoteRequest:
+        """What is asked of the remote tier, behind blocks that are here."""
+        gated = request.gated and self.worth.gate.knows(request.device)
+        return RemoteRequest(
+            self.lookup.root(request.namespace),
+            request.namespace,
+            request.tokens,
+            reads[-1].end if reads else 0,
+            request.given,
+            request.device,
+            gated,
+            self.worth.parts(reads) if gated else (),
+        )
+
+    def _at_place(self, resumer: RemoteResumer, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
+        """Return the cache at the last place that can be gone on from, here or in the remote tier; None for none."""
+        sources = [read.source for read in reads]
+        try:
+            wanted = self._wanted(request, reads)
+            got = resumer.resume(wanted, request.reserve_behind) if wanted.local < len(wanted.tokens) else None
+        except BaseException:
+            self.fetcher.residency.release(sources)
+            raise
+        if not isinstance(got, Resumed):
+            return self.fetch(request, reads, known=got)
+        self.fetcher.residency.release(sources)
+        if request.lazy:
+            self.count_not_lazy("layers have windows or states")
+        end = got.out.view.tokens
+        reason = self.count_short(request, got.reads, len(got.reads), end, known=got.why)
+        place = place_of([read.source for read in got.reads])
+        return self._count_saved(
+            request, self.hit(request, got.out, got.out.layers(end), end, got.tiers, reason, 0, place)
+        )
 
     def _fetch_with(self, run: RemoteRun, request: GetRequest, reads: Sequence[BlockRead]) -> Hit | None:
         """Return the cache of local blocks and of those that come behind them; None if there is none."""
@@ -167,13 +195,15 @@ class Getter:
         tiers = {name: count for name, count in tiers.items() if count}
         return self._count_saved(request, self.hit(request, out, out.layers(end), end, tiers, reason, withheld, place))
 
-    def fetch(self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0) -> Hit | None:
+    def fetch(
+        self, request: GetRequest, reads: Sequence[BlockRead], withheld: int = 0, known: Reason | None = None
+    ) -> Hit | None:
         """Return the cache of blocks that were looked up, and release their sources; None if the first is lost.
 
-        withheld: tokens behind them that are stored and not worth loading.
+        withheld: tokens behind them that are stored and not worth loading. known: why no more comes, if that is known.
         """
         if not reads:
-            self._count_miss(request, reads, withheld)
+            self._count_miss(request, reads, withheld, known)
             return None
         count = reads[-1].end
         try:
@@ -193,7 +223,7 @@ class Getter:
         if good < len(reads) and self.layout.is_grouped:  # a shorter prefix needs other tokens of its windows
             return self.fetch(request, self.lookup.reads(request.namespace, request.tokens[:end]))
         withheld = withheld if good == len(reads) else 0
-        reason = self.count_short(request, reads, good, end, withheld)
+        reason = self.count_short(request, reads, good, end, withheld, known)
         place = place_of([read.source for read in reads[:good]])
         layers: Any = out.layers(end)
         if later is not None and later.begin(out.view, end):

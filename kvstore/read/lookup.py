@@ -9,7 +9,7 @@ from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_key, chain_keys, chain_root
 from kvstore.core.layout import KVLayout
 from kvstore.core.tokens import Tokens
-from kvstore.core.windows import usable_end
+from kvstore.core.windows import lacks_more, usable_end
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.residency.departures import BlockName
@@ -138,7 +138,7 @@ class Lookup:
         records, usable = self.place(namespace, tokens, touch=True)
         if not records:
             return [], 0
-        residency.use(records)
+        residency.use(records, usable)
         sources = residency.find(records)
         parents = [self.root(namespace), *chain_keys(self.root(namespace), tokens[: len(records) * size], size)]
         reads = []
@@ -152,6 +152,26 @@ class Lookup:
                 break
             reads.append(BlockRead(record, start, here, parents[i], source))
         return reads, usable
+
+    def parts(self, namespace: bytes, tokens: Tokens, cuts: Sequence[int]) -> dict[int, BlockRead]:
+        """Return blocks of a sequence that are here, by their index, but not its last: those that lack no more tokens
+        of windows than records with these cuts do. The sources must be released."""
+        size, coverage, residency = self.block_tokens, self.residency.coverage, self.residency
+        match = residency.index.match(namespace, tokens, touch=False)
+        parents = [self.root(namespace), *chain_keys(self.root(namespace), tokens, size)]
+        here: list[tuple[int, int]] = []
+        for i, record in enumerate(match.records.tolist()[: len(cuts) - 1]):
+            there = record and min(int(match.ends[i]), match.depth) >= (i + 1) * size
+            if there and not lacks_more(self.layout, coverage.cut(record), cuts[i], i * size, size):
+                here.append((i, record))
+        sources = residency.find([record for _, record in here])
+        found: dict[int, BlockRead] = {}
+        for (i, record), source in zip(here, sources, strict=True):
+            if source is None or residency.is_expired(record):
+                residency.release([source])
+                continue
+            found[i] = BlockRead(record, i * size, tokens[i * size : (i + 1) * size], parents[i], source)
+        return found
 
     def stored(self, namespace: bytes, tokens: Tokens) -> int:
         """Return how many leading tokens are stored, whether they can be used or not, by the index alone."""

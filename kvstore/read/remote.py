@@ -86,7 +86,7 @@ class RemoteReader:
         if len(keys) < 2:
             return None
         begin, size = self.tier.clock(), self.block_tokens
-        deadline = begin + self._seconds(request)
+        deadline = begin + self.seconds(request)
         found = self.tier.leading(keys[1:], deadline)
         if not found:
             return None
@@ -133,7 +133,7 @@ class RemoteReader:
         self.metrics.add(Metric.GET_WITHHELD_TOKENS, (there - count) * self.block_tokens)
         return count
 
-    def _seconds(self, request: RemoteRequest) -> float:
+    def seconds(self, request: RemoteRequest) -> float:
         """How long a get may wait: computing the rest must not be sooner done."""
         most, rest = self.tier.config.deadline_s, len(request.tokens) - request.local
         computing = self.gate.prefill_seconds(rest, start=request.local, device=request.device)

@@ -11,8 +11,9 @@ import numpy as np
 from kvstore.codecs import is_delta
 from kvstore.core.keys import chain_key
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import FLAG_PINNED, Damage, DamagedRecord, check_payload, parse
+from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES, Damage, DamagedRecord, check_payload, parse
 from kvstore.core.tokens import Tokens
+from kvstore.core.windows import raw_bytes
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.remote.record import RemoteRecord
 
@@ -29,7 +30,9 @@ class RemoteCheck:
         namespace: its digest.
         key, parent: of the block and of the one before it.
         start: position of its first token.
-        tokens: all of them; it is a whole block.
+        tokens: all of them.
+        cut: of a layout with windows, see `RecordHeader`.
+        state_bytes: the most that its states may take; 0: it has none.
     """
 
     layout: KVLayout
@@ -39,6 +42,13 @@ class RemoteCheck:
     parent: bytes
     start: int
     tokens: Tokens
+    cut: int = 0
+    state_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.start + len(self.tokens)
 
     def __call__(self, buffer: Buffer) -> RemoteRecord:
         """Return the record in `buffer`, which it fills.
@@ -60,10 +70,18 @@ class RemoteCheck:
             or chain_key(header.parent, header.tokens) != header.key
         ):
             raise DamagedRecord(Damage.KEY, "another block's record")
-        if header.donors or is_delta(header.codec) or header.flags & ~FLAG_PINNED:
+        if header.donors or is_delta(header.codec):
             raise DamagedRecord(Damage.FIELD, "the record does not stand alone")
-        raw = self.layout.bytes_per_token * len(self.tokens)
-        if len(header.layer_sizes) != self.layout.sections or header.raw_bytes != raw:
+        has_states = bool(header.flags & FLAG_STATES)
+        if (
+            header.cut != self.cut
+            or has_states != bool(self.state_bytes)
+            or header.flags & ~(FLAG_PINNED | FLAG_CUT | FLAG_STATES)
+        ):
+            raise DamagedRecord(Damage.FIELD, "the record has other tokens of windows than it should, or other states")
+        states = header.raw_bytes - raw_bytes(self.layout, self.cut, self.start, len(self.tokens))
+        fits = 0 < states <= self.state_bytes if has_states else states == 0
+        if len(header.layer_sizes) != self.layout.sections or not fits:
             raise DamagedRecord(Damage.FIELD, "a record of another layout")
         if self.exact and header.error_bound != 0.0:
             raise DamagedRecord(Damage.FIELD, "a record with loss, of an identity that is exact")

@@ -65,7 +65,8 @@ class Residency(DiskEviction):
 
     def __post_init__(self, open_disk: Callable[[Residency], DiskTier] | None) -> None:
         super().__post_init__()
-        self._used: tuple[Callable[[Sequence[int]], None], ...] = ()  # replaced as a whole, and so are the next
+        self._put_again: tuple[Callable[[Sequence[int], int], None], ...] = ()
+        self._used: tuple[Callable[[Sequence[int], int], None], ...] = ()  # replaced as a whole, and so are the next
         self._evicted: tuple[Callable[[Sequence[Entry]], None], ...] = ()
         self._done: tuple[Callable[[Sequence[Block]], None], ...] = ()
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
@@ -145,17 +146,27 @@ class Residency(DiskEviction):
         if self._disk_order is not None:
             self.own.run(self._touch_disk, records)
 
-    def use(self, records: Sequence[int]) -> None:
+    def use(self, records: Sequence[int], end: int = 0, put: bool = False) -> None:
         """The records of one prefix, root first, were used by somebody who put or gets it: `touch`, and with members
-        their donors. Whoever listens is told."""
+        their donors. Whoever listens is told.
+
+        Args:
+            end: where the prefix ends, in the last record; 0: where that does.
+            put: it was put, and its end was stored before.
+        """
         self.touch(records)
         self.use_donors_of(records)
-        for listener in self._used:
-            listener(records)
+        for listener in (*self._used, *(self._put_again if put else ())):
+            listener(records, end)
 
-    def on_use(self, listener: Callable[[Sequence[int]], None]) -> None:
-        """Call this from now on with the records of each prefix that is used, on any thread; it must not raise."""
+    def on_use(self, listener: Callable[[Sequence[int], int], None]) -> None:
+        """Call this from now on with the records of each prefix that is used, and where it ends (`use`), on any thread;
+        it must not raise."""
         self._used = (*self._used, listener)
+
+    def on_put_again(self, listener: Callable[[Sequence[int], int], None]) -> None:
+        """Call this from now on as `on_use` does, but only for what was put and whose end was stored before."""
+        self._put_again = (*self._put_again, listener)
 
     def on_written(self, listener: Callable[[Sequence[Block]], None]) -> None:
         """Call this from now on with the blocks of each put that are not queued any more; it must not raise."""

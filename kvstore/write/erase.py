@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvstore.core.results import EraseResult
@@ -22,12 +22,14 @@ class Erasing(ABC):
 
     Attributes:
         remote_erasure: takes what is erased out of the remote tier; None if there is none, or it is not to be changed.
+        arrived: returns when what came from there before is queued, as far as it is kept; None if nothing is.
     """
 
     residency: Residency
     queue: WriteQueue
     sessions: SessionTable
     remote_erasure: RemoteErasure | None = field(default=None, kw_only=True)
+    arrived: Callable[[], None] | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def note(self, key: bytes, record: SessionRecord | None) -> None:
@@ -81,6 +83,8 @@ class Erasing(ABC):
     @contextlib.contextmanager
     def _erasing(self, there: bool = True) -> Iterator[None]:
         """What is removed inside is overwritten at the end. there: it is to go from the remote tier, too."""
+        if self.arrived is not None:
+            self.arrived()  # or it would be kept after it was erased
         remote = self.remote_erasure if there else None
         if remote is not None:
             remote.begin()

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from kvstore.codecs import KVView
+from kvstore.codecs.groups import GroupedView
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import padded, seal
-from kvstore.core.workers import Workers
+from kvstore.core.record import FLAG_CUT, FLAG_STATES, RecordHeader, padded, seal
+from kvstore.core.workers import Task, Workers
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder
@@ -22,6 +23,9 @@ from kvstore.tiers.admission import SecondRead
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
 from kvstore.tiers.remote.record import RemoteRecord
+from kvstore.write.improve import keeps_tails
+from kvstore.write.keep_places import room_for, wanted, with_states
+from kvstore.write.plan import PutRequest
 from kvstore.write.put import PutPath
 from kvstore.write.queue import WriteBatch
 
@@ -37,7 +41,7 @@ class Keeper:
 
     Args:
         at_once: keep blocks at their first read; otherwise at their second.
-        kept: told of the records that are there and in the remote tier, too.
+        kept: told of the records that are there and in the remote tier, too, and where their sequence ends.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class Keeper:
         pool: BufferPool,
         layout: KVLayout,
         at_once: bool,
-        kept: Callable[[Sequence[int]], None],
+        kept: Callable[[Sequence[int], int], None],
     ) -> None:
         self._residency = residency
         self._put_path = put_path
@@ -72,7 +76,9 @@ class Keeper:
 
     def wait(self) -> None:
         """Return when the blocks of all gets before are queued, or not to be kept."""
-        self._worker.run(int)
+        task = Task(int)  # not `run`, which does not wait on a thread of the store's own: an erase is on one
+        self._worker.start(task)
+        task.result()
 
     def close(self) -> None:
         """Keep nothing any more, and end the thread."""
@@ -84,22 +90,26 @@ class Keeper:
             arrivals = self._waiting.popleft()
         except IndexError:
             return  # the store is being closed
-        nbytes = len(arrivals.records) * self._residency.config.block_tokens * self._layout.bytes_per_token
+        nbytes = sum(record.header.raw_bytes for record in arrivals.records)
         queue = self._put_path.queue
         if queue.wait_for_space(nbytes, _QUEUE_S) is None:
             return
         with self._put_path.paused():
-            blocks = self._blocks(arrivals)
+            grouped = self._layout.is_grouped
+            blocks = self._grouped(arrivals) if grouped else self._blocks(arrivals)
             if not blocks:
                 return
             self._put_path.next_record += len(blocks)
-            end, size = blocks[-1].end, len(blocks[0].tokens)
-            bits = np.zeros(end, np.float32)  # what is stored keeps its own
-            bits[blocks[0].start :] = np.repeat([block.bits / size for block in blocks], size)
-            needs = [blocks[0].parent] if blocks[0].parent else []
-            if self._residency.arrive(arrivals.tokens[:end], blocks, bits, needs=needs) is None:
+            tokens = arrivals.tokens[: blocks[-1].end]
+            bits = np.zeros(len(tokens), np.float32)  # what is stored keeps its own
+            for block in blocks:
+                bits[block.start : block.end] = block.bits / len(block.tokens)
+            numbers = {block.record for block in blocks}
+            needs = {block.parent for block in blocks} - numbers - {0}
+            keep = grouped and self._keeps_tails(arrivals, blocks)
+            if self._residency.arrive(tokens, blocks, bits, needs=needs, keep_tails=keep) is None:
                 return
-            self._kept([block.record for block in blocks])
+            self._kept([block.record for block in blocks], len(arrivals.tokens))
             queue.submit(WriteBatch(blocks))
         queue.begin()
         self._residency.metrics.add(Metric.REMOTE_KEPT_RECORDS, len(blocks))
@@ -122,16 +132,39 @@ class Keeper:
             parent = block.record
         return blocks
 
+    def _grouped(self, arrivals: Arrivals) -> list[Block]:
+        """Those of a layout with windows or states that are missing here, or lack something here."""
+        new = wanted(arrivals, self._residency, self._layout)
+        if len(new) > self._residency.most_new_records():
+            return []
+        match = self._residency.index.match(arrivals.namespace, arrivals.tokens, touch=False)
+        records, blocks = dict(enumerate(match.records.tolist())), list[Block]()
+        for i, record in sorted(new.items()):
+            block = self._block(record, self._put_path.next_record + len(blocks), records.get(i - 1, 0))
+            if block is None:
+                return []
+            blocks.append(block)
+            records[i] = block.record
+        return blocks
+
+    def _keeps_tails(self, arrivals: Arrivals, blocks: Sequence[Block]) -> bool:
+        """Whether shorter tails stay beside these blocks, as with a put of them."""
+        request = PutRequest(self._layout, b"", arrivals.namespace, arrivals.tokens[: blocks[-1].end], 0.0, 0.0, False)
+        return keeps_tails(request, blocks, self._residency.index, self._residency.coverage)
+
     def _block(self, arrived: RemoteRecord, number: int, parent: int) -> Block | None:
-        header = replace(arrived.header, record_id=number, flags=0)
+        flags = arrived.header.flags & (FLAG_CUT | FLAG_STATES)
+        header = replace(arrived.header, record_id=number, flags=flags)
         buffer = self._pool.take(padded(header.record_bytes))
         buffer.view[: len(arrived.buffer.view)] = arrived.buffer.view
         seal(header, buffer.view)
-        values = self._pool.take(header.raw_bytes)
-        view = KVView.packed(self._layout, header.count, values.address, values)
+        grouped = self._grouped_room(header) if self._layout.is_grouped else None
+        view = self._room(header) if grouped is None else grouped
         read = BlockRead(NO_RECORD, header.start, header.tokens, header.parent, arrived)
         if not self._decoder.decode(read, header, HostRecord(header, buffer).payload, view):
             return None
+        if grouped is not None:
+            view = with_states(grouped)
         return Block(
             record=number,
             parent=parent,
@@ -145,5 +178,15 @@ class Keeper:
             expiry=header.expiry,
             pinned=False,
             alone=True,
+            cut=header.cut,
             sealed_as=HostRecord(header, buffer),
         )
+
+    def _grouped_room(self, header: RecordHeader) -> GroupedView:
+        has_states = bool(header.flags & FLAG_STATES)
+        return room_for(self._layout, header.start, header.count, header.cut, self._pool, has_states)
+
+    def _room(self, header: RecordHeader) -> KVView:
+        """Memory for what is decoded."""
+        values = self._pool.take(header.raw_bytes)
+        return KVView.packed(self._layout, header.count, values.address, values)

@@ -9,6 +9,7 @@ from kvstore.codecs import KVView
 from kvstore.core.keys import chain_key
 from kvstore.core.layout import KVLayout
 from kvstore.core.record import DamagedRecord, seal
+from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
@@ -18,6 +19,7 @@ from kvstore.residency.whole_record import read_whole
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.codecs import NewCodecs
 from kvstore.tiers.host import HostRecord
+from kvstore.write.keep_places import room_for
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,25 @@ class PortableRecords:
         expiry = self.residency.expiry(record)
         if found.header.expiry != expiry:  # its life was extended since it was written
             found = self._with_expiry(found, expiry)
-        life_s = max(1.0, expiry - time.time()) if expiry else None
-        return Portable(found, life_s)
+        return self._living(found)
+
+    def beginning(self, record: int, parent_key: bytes, namespace: bytes, tokens: Tokens, cut: int) -> Portable | None:
+        """Return the first tokens of a record, decoded and coded anew as a block of their own; None if it is gone, or
+        cannot be read.
+
+        Args:
+            tokens: of the sequence, up to where the block is to end.
+            cut: of that block.
+        """
+        found = self._recoded(record, parent_key, namespace, tokens, cut)
+        if found is None:
+            return None
+        self.residency.metrics.add(Metric.REMOTE_RECODED_ENDS)
+        return self._living(found)
+
+    def _living(self, found: HostRecord) -> Portable:
+        expiry = found.header.expiry
+        return Portable(found, max(1.0, expiry - time.time()) if expiry else None)
 
     def _as_stored(self, record: int) -> HostRecord | None:
         disk, metrics = self.residency.disk, self.residency.metrics
@@ -84,17 +103,24 @@ class PortableRecords:
 
     def _alone(self, record: int, parent_key: bytes) -> HostRecord | None:
         """A member, decoded and coded anew."""
-        path, source = self.residency.whole_path(record), self.residency.find([record])[0]
-        if path is None or source is None:
-            self.residency.release([source])
+        path = self.residency.whole_path(record)
+        found = None if path is None else self._recoded(record, parent_key, *path)
+        if found is not None:
+            self.residency.metrics.add(Metric.REMOTE_RECODED_MEMBERS)
+        return found
+
+    def _recoded(
+        self, record: int, parent_key: bytes, namespace: bytes, tokens: Tokens, cut: int = 0
+    ) -> HostRecord | None:
+        """The last block of a sequence, which a record holds or begins with, decoded and coded anew, without states."""
+        source = self.residency.find([record])[0]
+        if source is None:
             return None
-        namespace, tokens = path
         size = self.residency.config.block_tokens
         start = (len(tokens) - 1) // size * size
         here = tokens[start:].copy()
-        buffer = self.pool.take(len(here) * self.layout.bytes_per_token)
-        view = KVView.packed(self.layout, len(here), buffer.address, buffer)
         read = BlockRead(record, start, here, parent_key, source)
+        view = self._room(start, len(here), cut)
         good, _ = self.fetcher.fetch([read], view, origin=start)
         if not good:
             return None
@@ -112,9 +138,16 @@ class PortableRecords:
             expiry=self.residency.expiry(record),
             pinned=False,
             alone=True,
+            cut=cut,
         )
-        self.residency.metrics.add(Metric.REMOTE_RECODED_MEMBERS)
         return block.encode(self.codecs.disk, self.pool)
+
+    def _room(self, start: int, count: int, cut: int) -> KVView:
+        """Memory for what is decoded."""
+        if self.layout.is_grouped:
+            return room_for(self.layout, start, count, cut, self.pool)
+        buffer = self.pool.take(count * self.layout.bytes_per_token)
+        return KVView.packed(self.layout, count, buffer.address, buffer)
 
     def _with_expiry(self, found: HostRecord, expiry: float) -> HostRecord:
         header, buffer = replace(found.header, expiry=expiry), self.pool.take(found.header.record_bytes)

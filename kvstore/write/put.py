@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -243,7 +243,7 @@ class PutPath(Erasing):
                 return False
         sessions = [self.sessions.set(*session)] if session is not None else []
         changed = self._extend_lives(request, match, blocks)
-        records = self._use(request, match, inserted=bool(blocks))
+        records = self._use(request, match, blocks)
         if blocks or changed or sessions:
             aged = self.recent.moved_on(match, blocks, len(request.tokens))
             self.queue.submit(WriteBatch(blocks, changed, sessions, aged))
@@ -252,13 +252,14 @@ class PutPath(Erasing):
             self._stand_alone(self._members_among(records))
         return True
 
-    def _use(self, request: PutRequest, match: Match, inserted: bool = False) -> list[int]:
-        """Counts what is stored of a sequence as used, as a get does it; returns its records."""
-        residency = self.residency
-        if not inserted:  # an insertion is a use by itself
+    def _use(self, request: PutRequest, match: Match, blocks: Sequence[Block] = ()) -> list[int]:
+        """Counts what is stored of a sequence as used, as a get does it; returns its records. blocks: its new ones."""
+        residency, count = self.residency, len(request.tokens)
+        if not blocks:  # an insertion is a use by itself
             residency.index.touch(request.namespace, request.tokens)
         records: list[int] = match.records.tolist()
-        residency.use(records)
+        is_old = match.depth >= count and not (blocks and blocks[-1].end == count)  # its end was stored before
+        residency.use(records, count if is_old else 0, put=is_old)
         return records
 
     def _changes_lives(self, request: PutRequest, match: Match) -> bool:

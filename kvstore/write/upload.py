@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.core.keys import chain_keys
+from kvstore.core.record import RecordHeader
 from kvstore.core.waiting import Bell
 from kvstore.core.workers import Workers
 from kvstore.metrics import Metric
+from kvstore.read.lookup import Lookup
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.leaving import LeavingRecord, LeavingRecords
 from kvstore.write.portable import PortableRecords
+from kvstore.write.upload_places import PlaceUpload
 
+_Prefix = tuple[int, int]  # number of the last record, and where the prefix ends in it; 0: where the record does
 _LOOK_S = 0.2  # a server that was down, and a block that was not written yet, are looked at again
 _MOST_SENT = 1 << 20
 
@@ -25,14 +29,16 @@ _MOST_SENT = 1 << 20
 class Uploader:
     """A bounded queue of prefixes, and the thread that writes what the remote tier lacks of them. Thread-safe.
 
-    A prefix is named by the last of its records. Nothing of it is held in memory: it is read when its turn comes. What
-    left the store by then is counted. `_lock` guards `_due`, `_busy` and `_bytes`.
+    A prefix is named by the last of its records, and where places are written by where it ends in that, too. Nothing of
+    it is held in memory: it is read when its turn comes. What left the store by then is counted. `_lock` guards `_due`,
+    `_busy`, `_is_leaving` and `_bytes`.
 
     Args:
         portable: gives the bytes of a record.
         root: gives the key before the first block of a namespace.
         block_bytes: raw bytes of a block, which the queue counts with.
         leaving: the records that the disk gave up.
+        lookup: of a layout with windows or states, whose places are written; None of any other.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Uploader:
         root: Callable[[bytes], bytes],
         block_bytes: int,
         leaving: LeavingRecords,
+        lookup: Lookup | None = None,
     ) -> None:
         self._residency = residency
         self._tier = tier
@@ -50,13 +57,18 @@ class Uploader:
         self._root = root
         self._block_bytes = block_bytes
         self._leaving = leaving
-        self._due: OrderedDict[int, int] = OrderedDict()  # prefixes by their last record: bytes of what may be missing
+        self._due: OrderedDict[_Prefix, int] = OrderedDict()  # bytes of what may be missing
         self._bytes = 0
-        self._busy: int | None = None
-        # Records that are there, and until when that need not be looked at; replaced as a whole if there are too many.
-        self._sent: dict[int, float] = {}
+        self._busy: _Prefix | None = None
+        self._is_leaving = False  # a record that the disk gave up is being written
+        # What is there, and until when that need not be looked at; replaced as a whole if there is too much.
+        self._sent: dict[int, dict[int, float]] = {}  # by record and end
         self._sent_s = tier.config.ttl_s / 2 or math.inf
         self._closing = False
+        self._places = None
+        if lookup is not None:
+            layout = lookup.layout
+            self._places = PlaceUpload(residency, tier, portable, lookup, layout, lambda: self._closing)
         self._lock = threading.Lock()
         self._changed = Bell()
         self._worker = Workers(1, "kvstore-upload")
@@ -64,19 +76,24 @@ class Uploader:
 
     # ---- what is due ---------------------------------------------------------------------------------------------
 
-    def due(self, records: Sequence[int]) -> None:
-        """Write the records of a prefix, root first, as far as they are not there; return at once."""
-        now, sent = self._tier.clock(), self._sent
-        new = [record for record in records if record and sent.get(record, 0.0) <= now]
+    def due(self, records: Sequence[int], end: int = 0) -> None:
+        """Write the records of a prefix, root first, as far as they are not there; return at once.
+
+        end: where the prefix ends in the last record, which counts only where places are written; 0: where that does.
+        """
+        if self._places is None:
+            end = 0
+        asked = records if self._places is None else records[-1:]  # what lies before a place may be there without it
+        new = [record for record in asked if record and not self._is_sent(record, end)]
         if not new or self._closing:
             return
-        nbytes = len(new) * self._block_bytes
+        nbytes, prefix = len(new) * self._block_bytes, (new[-1], end)
         with self._lock:
-            if new[-1] in self._due or new[-1] == self._busy:
+            if prefix in self._due or prefix == self._busy:
                 return
             fits = not self._due or self._bytes + nbytes <= self._tier.config.queue_bytes
             if fits:
-                self._due[new[-1]] = nbytes
+                self._due[prefix] = nbytes
                 self._bytes += nbytes
         if not fits:
             self._residency.metrics.add(Metric.DROPPED_REMOTE_QUEUE, len(new))
@@ -85,7 +102,7 @@ class Uploader:
     def written(self, blocks: Sequence[Block]) -> None:
         """The blocks of a put are written: all of them are due."""
         if blocks:
-            self.due([block.record for block in blocks])
+            self.due([block.record for block in blocks], blocks[-1].end)
 
     def evicted(self, entries: Sequence[Entry]) -> None:
         """The disk gives up records: they are due, and read now."""
@@ -93,11 +110,19 @@ class Uploader:
             if not self._closing and self._leaving.take(entry):
                 self._changed.ring()
 
-    def there(self, records: Sequence[int]) -> None:
-        """These records are in the remote tier: they came from there."""
+    def there(self, records: Sequence[int], end: int = 0) -> None:
+        """These records are in the remote tier: they came from there. end: as in `due`."""
         if len(self._sent) > _MOST_SENT:
             self._sent = {}
-        self._sent.update(dict.fromkeys(records, self._tier.clock() + self._sent_s))
+        until = self._tier.clock() + self._sent_s
+        if self._places is None:
+            self._sent.update({record: {0: until} for record in records})
+        else:
+            for record in records[-1:]:
+                self._sent[record] = {**self._sent.get(record, {}), end: until}
+
+    def _is_sent(self, record: int, end: int) -> bool:
+        return self._sent.get(record, {}).get(end, 0.0) > self._tier.clock()
 
     def forget(self, record: int) -> None:
         """A record left the store."""
@@ -120,9 +145,20 @@ class Uploader:
         self._changed.wait_for(lambda: not self.waiting or not self._tier.takes_writes, timeout_s)
         return self.waiting
 
-    def settle(self) -> None:
-        """Return when the prefix that is being written is; what is due and not begun is not waited for."""
-        self._changed.wait_for(lambda: self._busy is None or self._closing, self._tier.config.write_timeout_s)
+    def erase(self, keys: Iterable[bytes], namespace: bytes | None) -> list[RecordHeader]:
+        """Give up what the disk gave up of erased blocks: see `LeavingRecords.erase`."""
+        return self._leaving.erase(keys, namespace)
+
+    def settle(self) -> bool:
+        """Return when what is being written is; what is due and not begun is not waited for. False if that takes too
+        long."""
+        self._changed.wait_for(lambda: self._is_idle or self._closing, self._tier.config.write_timeout_s)
+        return self._is_idle
+
+    @property
+    def _is_idle(self) -> bool:
+        with self._lock:
+            return self._busy is None and not self._is_leaving
 
     def close(self, timeout_s: float) -> None:
         """Write what is due, as long as that takes no longer; then end the thread. Idempotent."""
@@ -140,25 +176,25 @@ class Uploader:
             if not (self._has_work and self._tier.takes_writes):
                 self._changed.wait_for(lambda: self._closing or (self._has_work and self._tier.takes_writes), _LOOK_S)
                 continue
-            if len(self._leaving) and not self._write_leaving(self._leaving.next()):
+            if len(self._leaving) and not self._leave():
                 self._changed.wait_for(lambda: self._closing, _LOOK_S)
             if not self._due:
                 self._changed.ring()
                 continue
             with self._lock:
-                record, nbytes = self._due.popitem(last=False)
-                self._busy = record
+                prefix, nbytes = self._due.popitem(last=False)
+                self._busy = prefix
             try:
-                done = self._upload(record)
+                done = self._upload(*prefix)
             except Exception as error:  # nothing may end this thread
                 self._residency.metrics.add(Metric.DROPPED_REMOTE_ERROR, because=error)
                 done = True
             with self._lock:
                 self._busy = None
-                if done or record in self._due:
+                if done or prefix in self._due:
                     self._bytes -= nbytes
                 else:
-                    self._due[record] = nbytes
+                    self._due[prefix] = nbytes
             self._changed.ring()
             if not done:
                 self._changed.wait_for(lambda: self._closing, _LOOK_S)
@@ -167,11 +203,32 @@ class Uploader:
     def _has_work(self) -> bool:
         return bool(self._due or len(self._leaving))
 
+    def _leave(self) -> bool:
+        """Write some records that the disk gave up; False to try again later."""
+        with self._lock:
+            self._is_leaving = True  # first: an erase takes out of the queue what is not begun, and waits for what is
+        chain = self._leaving.next()
+        try:
+            return not chain or self._write_leaving(chain)
+        except Exception as error:  # nothing may end this thread
+            self._residency.metrics.add(Metric.DROPPED_REMOTE_ERROR, len(chain), because=error)
+            for each in chain:
+                self._leaving.done(each)
+            return True
+        finally:
+            with self._lock:
+                self._is_leaving = False
+
     def _write_leaving(self, chain: Sequence[LeavingRecord]) -> bool:
         """Write records that the disk gave up, after what stands before them; False to try again later."""
+        if self._places is not None:
+            if not self._places.leave(chain, self._leaving.may_come):
+                return False
+            self._leaving.done(chain[-1])  # those before it may be waited for by others
+            return True
         first = chain[0].record.header
         if first.start and self._tier.absent([first.parent]) != [] and chain[0].parent in self._residency.index:
-            self._upload(chain[0].parent)
+            self._upload(chain[0].parent, 0)
         for i, leaving in enumerate(chain):
             header = leaving.record.header
             absent = self._tier.absent([header.key] if not header.start else [header.parent, header.key])
@@ -192,8 +249,10 @@ class Uploader:
             self._leaving.done(leaving)
         return True
 
-    def _upload(self, last: int) -> bool:
+    def _upload(self, last: int, end: int) -> bool:
         """Write what is missing of a prefix; False if that is to be tried again later."""
+        if self._places is not None:
+            return self._places.upload(last, end, lambda: self.there([last], end))
         residency, size = self._residency, self._residency.config.block_tokens
         path = residency.whole_path(last)
         if path is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,39 @@ def test_gc_to_a_budget_takes_ends_before_what_they_continue(
     assert done["removed"] == len(gone) > 0
     assert _run(0, "verify", url)["unreachable"] == 0
     assert max(_stored(tmp_path, url, "b")) >= len(STEM)
+
+
+def test_gc_by_age_keeps_what_something_younger_continues(tmp_path: Path, url: str) -> None:
+    values = {value.name: value for value in survey(open_engine(url), LONG_S)}
+    name = next(value.name for value in values.values() if value.depth == 6 * small.BLOCK)
+    young = {name, values[name].parent, values[values[name].parent].parent}
+    for file in (tmp_path / "shared").rglob("*"):
+        if file.is_file() and not any(name.endswith(file.name) for name in young):
+            os.utime(file, (0, 0))
+    assert _run(0, "gc", url, "--older-than", "36500d", "--yes")["removed"] == 0
+    assert _run(0, "gc", url, "--older-than", "30d", "--yes")["removed"] == 3  # the other fork, not what is before both
+    assert _run(0, "verify", url)["unreachable"] == 0
+    assert sorted(_stored(tmp_path, url, "b")) == [len(STEM), len(FORKS[0])]
+
+
+def test_a_use_makes_values_of_a_folder_young(tmp_path: Path, url: str) -> None:
+    files = [file for file in (tmp_path / "shared").rglob("*") if file.is_file()]
+    for file in files:
+        os.utime(file, (0, 0))
+    with rs.open_store(tmp_path / "b", rs.settings(url)) as store:
+        rs.got(store, FORKS[0])
+        rs.until(lambda: sum(file.stat().st_mtime > 0 for file in files) == 7)
+    assert _run(0, "gc", url, "--older-than", "30d", "--yes")["removed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("to", "age", "says"),
+    [("valkey://127.0.0.1:1", "30d", "does not say how old"), ("memory:gc", "soon", "is no span of time")],
+)
+def test_an_age_that_cannot_be_told_is_refused(to: str, age: str, says: str) -> None:
+    done = CliRunner().invoke(app, ["remote", "gc", to, "--older-than", age])
+    assert done.exit_code == 1
+    assert says in " ".join(done.output.split())
 
 
 def test_sealed_values_stay_where_the_key_is_not_known(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -28,6 +30,8 @@ class S3Server(ThreadingHTTPServer):
         self.is_weak = is_weak
         self.refuses = 0  # answered to everything, if not 0
         self.objects: dict[str, bytes] = {}
+        self.written: dict[str, float] = {}  # when, in unix seconds
+        self.ahead_s = 0.0  # how far the server's clock is ahead
         self.lock = threading.Lock()
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -46,11 +50,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16  # an answer in one piece: no wait of 40 ms between its head and its body
     server: S3Server
+    modified = 0.0
 
     def do_GET(self) -> None:
         path, query = self._read()
         with self.server.lock:
             found = self.server.objects.get(path)
+            self.modified = self.server.written.get(path, 0.0)
             if "list-type" in query:
                 found = self._listing(path, query).encode()
         self._answer(404 if found is None else 200, found or b"")
@@ -63,6 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
             is_taken = path in self.server.objects and not self.server.is_weak
             if not (is_taken and self.headers.get("If-None-Match") == "*"):
                 self.server.objects[path] = self.body
+                self.server.written[path] = time.time() + self.server.ahead_s
                 is_taken = False
         self._answer(412 if is_taken else 200)
 
@@ -110,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(self.server.refuses or status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"x"')
-        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("Last-Modified", formatdate(self.modified, usegmt=True))
         with self.server.lock:
             self.server.answered += 1
         self.end_headers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import small_stores as small
 
 from kvstore import KVStore
 from kvstore.tiers.remote.engines.faulty import FaultPlan
+from kvstore.tiers.remote.opening import open_engine
 
 BLOCK = small.BLOCK
 TOKENS = small.tokens_of(1, 6 * BLOCK)
 OTHER = np.concatenate([TOKENS[: 2 * BLOCK], small.tokens_of(2, 3 * BLOCK)])
+SMALL_DISK = {"host": 0, "disk": 4 * small.SEGMENT}
 OPTIONS = pytest.mark.parametrize("options", [{}, {"host": 0}], ids=["with memory", "from disk alone"])
 
 
@@ -129,6 +132,48 @@ def test_a_server_that_is_down_is_told(tmp_path: Path) -> None:
         engine.plan = FaultPlan()
         rs.until(lambda: store.delete(TOKENS, erase=True).remote_blocks == 6)
     assert _there(tmp_path / "b", faulty, TOKENS) == 0
+
+
+def _blocks(url: str) -> set[str]:
+    """What lies there, by name."""
+    return {name for name in open_engine(url).list("kvs1/", 60) if "/profile/" not in name}
+
+
+def test_what_the_disk_gave_up_and_waits_for_the_server_goes_too(tmp_path: Path) -> None:
+    faulty = rs.settings(f"memory:{tmp_path.name}", upload="eviction", settings={"faults": FaultPlan(failing=1.0)})
+    with rs.open_store(tmp_path / "a", faulty, **SMALL_DISK) as store:
+        small.put(store, TOKENS)
+        other = 100
+        while store.contains(TOKENS):
+            small.put(store, small.tokens_of(other, 6 * BLOCK))
+            store.flush()
+            other += 1
+        there = store._engine.remote
+        assert there is not None
+        assert there.stats()["due"] > 0
+        store.delete(TOKENS, erase=True)
+        engine: Any = there.tier._link.engine()
+        engine.plan = FaultPlan()
+        rs.until(lambda: there.tier.takes_writes)
+        assert store.flush(remote=True).remote_due == 0
+    assert _there(tmp_path / "b", rs.settings(faulty.url), TOKENS) == 0
+
+
+def test_what_a_get_brought_is_not_kept_behind_an_erase(tmp_path: Path, remote: Any) -> None:
+    rs.filled(tmp_path / "a", remote, TOKENS)
+    with rs.open_store(tmp_path / "b", remote) as store:
+        there, keeps = store._engine.remote, threading.Event()
+        assert there is not None
+        assert there.keeper is not None
+        there.keeper._worker.start(keeps.wait)  # nothing is kept yet
+        rs.got(store, TOKENS)
+        erasing = threading.Thread(target=store.delete, args=(TOKENS,), kwargs={"erase": True})
+        erasing.start()
+        erasing.join(0.3)  # one that does not wait has ended by then
+        keeps.set()
+        erasing.join()
+        store.flush()
+        assert (store.contains(TOKENS), len(_blocks(remote.url))) == (0, 0)
 
 
 def test_a_block_that_only_begins_like_a_kept_one_goes(tmp_path: Path, remote: Any) -> None:

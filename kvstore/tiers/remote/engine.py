@@ -17,6 +17,8 @@ class RemoteLimits:
         has_put_if_absent: the server itself refuses to replace a value. Otherwise the engine looks first, and two
             writers at once may both write.
         has_ttl: values expire by themselves; otherwise `ttl_s` and `touch` do nothing.
+        has_ages: the engine has `ages`, which tells how long ago values were written or touched.
+        keeps_use: `touch` makes values younger.
         has_change_feed: the engine has `changes`, which tells of keys that others wrote or removed.
         parallel: more calls at once than this wait for each other.
 
@@ -29,6 +31,8 @@ class RemoteLimits:
     exist_batch: int = 64
     has_put_if_absent: bool = True
     has_ttl: bool = False
+    has_ages: bool = False
+    keeps_use: bool = False
     has_change_feed: bool = False
     parallel: int = 16
 
@@ -109,6 +113,15 @@ class RemoteEngine(Protocol):
 
     def close(self) -> None:
         """Give back connections and threads. Calls from now on raise `RemoteUnavailable`. Can be called again."""
+        ...
+
+
+class AgingEngine(RemoteEngine, Protocol):
+    """An engine whose server knows how old values are: `limits.has_ages` is True."""
+
+    def ages(self, keys: Sequence[str], timeout_s: float) -> list[float | None]:
+        """Return for each key how many seconds ago its value was written, or touched where `limits.keeps_use`; None if
+        there is no value. By the server's clock, whatever this machine's says, to about a second."""
         ...
 
 

@@ -1,27 +1,25 @@
-"""What lies in a remote tier, whoever wrote it: read whole, checked by itself, and removed from the ends on."""
+"""What lies in a remote tier, whoever wrote it: read whole, and checked by itself."""
 
 from __future__ import annotations
 
-import heapq
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+
+import numpy as np
 
 from kvstore.codecs.profile import profile_id_of
 from kvstore.core.keys import chain_key
-from kvstore.core.record import DamagedRecord, check_payload, parse
+from kvstore.core.places import MARK, Place
+from kvstore.core.record import FLAG_STATES, DamagedRecord, check_payload, parse
 from kvstore.tiers.remote.engine import RemoteEngine
-from kvstore.tiers.remote.names import PREFIX
+from kvstore.tiers.remote.names import PREFIX, part_of, place_of, split
 from kvstore.tiers.remote.sealing import MAGIC, Sealer
 
 _THREADS = 8
 _MOST_BYTES = 1 << 28  # of a value; memory that is not written is not taken
-_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,12 @@ class Value:
         name: its key in the remote tier.
         nbytes: what it takes.
         problem: what is wrong with it; "" for nothing.
-        parent: the name of the block before it; "" for none, and of profiles.
-        depth: tokens before it.
-        tokens: how many it has.
+        parent: the name of the block before it; "" for none, and of profiles. That of a place is the block which ends
+            there.
+        depth: tokens before it; of a mark 0.
+        tokens: how many it has; 0 of a place or a mark.
+        after: the name of the block before it, also where that is the beginning of all; of a record.
+        parts: behind the name of each block, what tells apart the records that a place names.
         is_sealed: nothing is known of it without the fleet key.
 
     Example:
@@ -49,11 +50,28 @@ class Value:
     depth: int = 0
     tokens: int = 0
     is_sealed: bool = False
+    after: str = ""
+    parts: tuple[str, ...] = ()
 
     @property
     def is_profile(self) -> bool:
         """Whether it is a profile, and no record."""
         return "/profile/" in self.name
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it is a record, damaged or not."""
+        return not (self.is_profile or self.name.endswith((".place", ".mark")))
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether it is a mark, which says that there are places behind a block."""
+        return self.name.endswith(".mark")
+
+    @property
+    def block(self) -> str:
+        """The name of its block: one block may have several records, of which some lack tokens of windows."""
+        return _block_of(self.name)
 
     @property
     def identity(self) -> str:
@@ -62,7 +80,8 @@ class Value:
 
 
 def survey(engine: RemoteEngine, timeout_s: float, identity: str = "", sealer: Sealer | None = None) -> list[Value]:
-    """Read and check every value of an identity (its 16 hex digits), or of all.
+    """Read and check every value of an identity (its 16 hex digits), or of all: also what is written meanwhile, which
+    others that were read may need.
 
     Args:
         timeout_s: of each call.
@@ -71,11 +90,18 @@ def survey(engine: RemoteEngine, timeout_s: float, identity: str = "", sealer: S
     Raises:
         RemoteError: the server failed.
     """
-    names = sorted(set(engine.list(f"{PREFIX}/{identity}" + "/" * bool(identity), timeout_s)))
-    here = threading.local()
+    here, known, found = threading.local(), set[str](), list[Value | None]()
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = threads.map(partial(_look, engine, here, timeout_s, sealer), names)
-        return [value for value in found if value is not None]
+        for _ in range(2):
+            new = [name for name in names(engine, timeout_s, identity) if name not in known]
+            known.update(new)
+            found += threads.map(partial(_look, engine, here, timeout_s, sealer), new)
+    return [value for value in found if value is not None]
+
+
+def names(engine: RemoteEngine, timeout_s: float, identity: str = "") -> list[str]:
+    """Return the names of all values of an identity (its 16 hex digits), or of all."""
+    return sorted(set(engine.list(f"{PREFIX}/{identity}" + "/" * bool(identity), timeout_s)))
 
 
 def _look(
@@ -83,7 +109,7 @@ def _look(
 ) -> Value | None:
     """A value; None if it left meanwhile."""
     if not hasattr(here, "buffer"):
-        here.buffer = bytearray(_MOST_BYTES)
+        here.buffer = np.empty(_MOST_BYTES, np.uint8)
     view = memoryview(here.buffer)
     size = engine.get_into(name, view, timeout_s)
     if size is None:
@@ -104,14 +130,17 @@ def _checked(name: str, data: memoryview) -> Value:
     if "/profile/" in name:
         good = profile_id_of(data).hex() == name.rpartition("/")[2]
         return Value(name, size, "" if good else "is not the profile that its name says")
+    if name.endswith((".place", ".mark")):
+        return _checked_place(name, data)
     try:
         header = parse(data, size)
         check_payload(header, data)
     except DamagedRecord as damage:
         return Value(name, size, str(damage))
-    before, _, last = name.rpartition("/")
+    before, found = name.rpartition("/")[0], split(name)
+    part = part_of(header.key, header.cut, bool(header.flags & FLAG_STATES))
     problem = ""
-    if chain_key(header.parent, header.tokens) != header.key or header.key.hex() != last:
+    if chain_key(header.parent, header.tokens) != header.key or found is None or _joined(found) != part:
         problem = "key: another block's record"
     elif header.record_bytes != size:
         problem = f"length: a record of {header.record_bytes} bytes, found {size}"
@@ -119,55 +148,31 @@ def _checked(name: str, data: memoryview) -> Value:
         problem = "field: the record does not stand alone"
     elif header.expiry and header.expiry < time.time():
         problem = "its time to live is over"
-    parent = f"{before}/{header.parent.hex()}" if header.start else ""
-    return Value(name, size, problem, parent, header.start, len(header.tokens))
+    after = f"{before}/{header.parent.hex()}"
+    parent = after if header.start else ""
+    return Value(name, size, problem, parent, header.start, len(header.tokens), after=after)
 
 
-def orphans(values: Sequence[Value]) -> set[str]:
-    """Return the names of good records that no get reaches, for a block before them is missing or damaged."""
-    good = {value.name for value in values if not (value.problem or value.is_profile or value.is_sealed)}
-    lost = set[str]()
-    for value in sorted(values, key=lambda value: value.depth):
-        if value.name in good and value.parent and (value.parent not in good or value.parent in lost):
-            lost.add(value.name)
-    return lost
+def _checked_place(name: str, data: memoryview) -> Value:
+    """A place, which its last block comes before, or a mark."""
+    found, size = split(name), len(data)
+    if name.endswith(".mark"):
+        return Value(name, size, "" if data == MARK and found is not None else "is no mark")
+    try:
+        place = Place.unpack(data)
+        if found is None or place_of(place.key) != _joined(found):
+            raise ValueError("key: another place")
+    except ValueError as error:
+        return Value(name, size, str(error))
+    parts = [part_of(b"", *row).decode() for row in zip(place.cuts, place.with_states, strict=True)]
+    return Value(name, size, parent=_block_of(name), depth=place.end, parts=tuple(parts))
 
 
-def to_remove(values: Sequence[Value], budget: int | None) -> list[Value]:
-    """Return what is to go, in this order: what is of no use, and then ends of sequences, the farthest from their
-    beginning first, until the rest takes no more than `budget`. A block never comes before those that continue it.
-    Profiles stay, and so does what is sealed with a key that is not known.
-
-    Example:
-        >>> root = Value("kvs1/i/a", 10)
-        >>> values = [root, Value("kvs1/i/b", 10, parent="kvs1/i/a", depth=64), Value("kvs1/i/c", 10, problem="bad")]
-        >>> [value.name[-1] for value in to_remove(values, budget=15)]
-        ['c', 'b']
-    """
-    lost = orphans(values)
-    useless = [value for value in values if value.problem or value.name in lost]
-    going = sorted(useless, key=lambda value: -value.depth)
-    if budget is None:
-        return going
-    rest = [v for v in values if not (v.problem or v.name in lost or v.is_profile or v.is_sealed)]
-    total = sum(value.nbytes for value in values) - sum(value.nbytes for value in useless)
-    children = Counter(value.parent for value in rest)
-    by_name = {value.name: value for value in rest}
-    ends = [(-value.depth, value.name) for value in rest if not children[value.name]]
-    heapq.heapify(ends)
-    while total > budget and ends:
-        value = by_name[heapq.heappop(ends)[1]]
-        going.append(value)
-        total -= value.nbytes
-        children[value.parent] -= 1
-        if value.parent in by_name and not children[value.parent]:
-            heapq.heappush(ends, (-by_name[value.parent].depth, value.parent))
-    return going
+def _joined(found: tuple[bytes, str]) -> bytes:
+    return found[0] + found[1].encode()
 
 
-def batches(going: Sequence[Value]) -> Iterator[list[str]]:
-    """Yield the names in order, some at a time; no batch has both a block and one that continues it."""
-    for _, group in groupby(going, lambda value: value.depth):
-        names = [value.name for value in group]
-        for first in range(0, len(names), _BATCH):
-            yield names[first : first + _BATCH]
+def _block_of(name: str) -> str:
+    """The name of the block that a value belongs to, without what tells its records apart."""
+    found = split(name)
+    return name if found is None else f"{name.rpartition('/')[0]}/{found[0].hex()}"

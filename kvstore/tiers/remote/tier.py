@@ -20,6 +20,7 @@ from kvstore.remote_config import RemoteConfig
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.remote.beliefs import Beliefs
 from kvstore.tiers.remote.link import RemoteLink, Skipped
+from kvstore.tiers.remote.listing import Listing
 from kvstore.tiers.remote.names import RemoteNames
 from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.record import TIER, RemoteRecord
@@ -27,6 +28,7 @@ from kvstore.tiers.remote.sealing import Sealer
 from kvstore.tiers.remote.search import leading
 
 _CLOSING_S = 1.0  # see `RemoteLink`
+_SEAL_BYTES = 1 << 10  # more than sealing adds
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class RemoteTier:
         most_bytes: of a value; a larger one is a miss.
         sealer: seals values; None: they are records as they are.
         beliefs: which blocks are there, where others note that, too.
+        listing: which are not; None: each is asked for.
 
     Attributes:
         config: the settings.
         profiles: what records are coded with.
         beliefs: which blocks are there, by key.
+        listing: which were not there when they were listed; None where that is not done.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class RemoteTier:
         sealer: Sealer | None = None,
         clock: Callable[[], float] = time.monotonic,
         beliefs: Beliefs | None = None,
+        listing: Listing | None = None,
     ) -> None:
         self.config = config
         self.profiles = profiles
@@ -80,6 +85,7 @@ class RemoteTier:
         self._pool = pool
         self._most_bytes = most_bytes
         self._sealer = sealer
+        self.listing = listing
         self._workers = Workers(config.in_flight, "kvstore-remote")
 
     @property
@@ -99,40 +105,53 @@ class RemoteTier:
             return 0
         engine = self._link.engine()
         batch = engine.limits.exist_batch if engine is not None else 1
-        return leading(keys, self.beliefs.of, lambda asked: self._exist(asked, deadline), batch)
+        return leading(keys, self._believed, lambda asked: self._exist(asked, deadline), batch)
 
-    def fetch(self, keys: Sequence[bytes], deadline: float, checks: Sequence[Check]) -> list[Task[Fetched]]:
-        """Begin to read the values of some keys, and return a task for each, in order. They never raise."""
-        tasks = [Task(self._fetch, key, deadline, check) for key, check in zip(keys, checks, strict=True)]
+    def there(self, keys: Sequence[bytes], deadline: float, sure: bool = False) -> list[bool | None]:
+        """Return for each key whether its value seems to be there, asking for all that is not known at once; None where
+        that cannot be known in time. sure: ask also for what is believed not to be there."""
+        known = [(self.beliefs.of(key) or None) if sure else self._believed(key) for key in keys]
+        unknown = [key for key, there in zip(keys, known, strict=True) if there is None]
+        if not unknown:
+            return known
+        if not self._link.is_up("read"):
+            self._metrics.add(Metric.REMOTE_SKIPPED, len(unknown))
+            return known
+        asked = iter(self._exist(unknown, deadline))
+        return [next(asked) if there is None else there for there in known]
+
+    def _believed(self, key: bytes) -> bool | None:
+        """Whether a value is there, if that need not be asked."""
+        known = self.beliefs.of(key)
+        if known is None and self.listing is not None and self.listing.lacks(key):
+            self._metrics.add(Metric.REMOTE_UNLISTED)
+            return False
+        return known
+
+    def fetch(
+        self, keys: Sequence[bytes], deadline: float, checks: Sequence[Check], more_bytes: int = 0
+    ) -> list[Task[Fetched]]:
+        """Begin to read the values of some keys, and return a task for each, in order. They never raise.
+
+        more_bytes: so much larger than others the values may be.
+        """
+        most = self._most_bytes + more_bytes
+        tasks = [Task(self._fetch, key, deadline, check, most) for key, check in zip(keys, checks, strict=True)]
         for task in tasks:
             self._workers.start(task)
         return tasks
 
-    def _fetch(self, key: bytes, deadline: float, check: Check) -> Fetched:
-        left = deadline - self.clock()
-        if left <= 0:
-            return Fetched(None, Reason.REMOTE_LATE)
-        buffer, name = self._pool.take(self._most_bytes), self._names.block(key)
+    def read(self, key: bytes, most_bytes: int, deadline: float) -> bytes | Reason:
+        """Return a small value that is no record; or why it does not come."""
+        found = self._read(key, deadline, most_bytes + _SEAL_BYTES)
+        return bytes(found.view) if isinstance(found, Buffer) else found
+
+    def _fetch(self, key: bytes, deadline: float, check: Check, most_bytes: int) -> Fetched:
+        buffer, name = self._read(key, deadline, most_bytes), self._names.block(key)
+        if isinstance(buffer, Reason):
+            return Fetched(None, buffer)
+        size = len(buffer.view)
         try:
-            size = self._link.call("read", name, lambda e, timeout_s: e.get_into(name, buffer.view, timeout_s), left)
-        except Skipped:
-            self._metrics.add(Metric.REMOTE_SKIPPED)
-            return Fetched(None, Reason.REMOTE_FAILED)
-        except RemoteTooLarge as error:
-            self._metrics.add(Metric.REMOTE_DAMAGED, because=error)
-            return Fetched(None, Reason.REMOTE_REFUSED)
-        except RemoteError as error:
-            late = isinstance(error, RemoteTimeout)
-            self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
-            return Fetched(None, Reason.REMOTE_LATE if late else Reason.REMOTE_FAILED)
-        if size is None:
-            return Fetched(None, Reason.REMOTE_GONE)
-        try:
-            if self._sealer is not None:
-                data = self._sealer.opened(name, buffer.view[:size])
-                size = len(data)
-                buffer.view[:size] = data
-            buffer.trim(size)
             record = check(buffer)
         except DamagedRecord as damage:
             self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
@@ -143,6 +162,36 @@ class RemoteTier:
         self._metrics.add(Metric.REMOTE_READ_RECORDS)
         self._metrics.add(Metric.REMOTE_READ_BYTES, size)
         return Fetched(record, nbytes=size)
+
+    def _read(self, key: bytes, deadline: float, most_bytes: int) -> Buffer | Reason:
+        """What lies under a key, opened if it is sealed; or why there is nothing."""
+        left = deadline - self.clock()
+        if left <= 0:
+            return Reason.REMOTE_LATE
+        buffer, name = self._pool.take(most_bytes), self._names.block(key)
+        try:
+            size = self._link.call("read", name, lambda e, timeout_s: e.get_into(name, buffer.view, timeout_s), left)
+        except Skipped:
+            self._metrics.add(Metric.REMOTE_SKIPPED)
+            return Reason.REMOTE_FAILED
+        except RemoteTooLarge as error:
+            self._metrics.add(Metric.REMOTE_DAMAGED, because=error)
+            return Reason.REMOTE_REFUSED
+        except RemoteError as error:
+            self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
+            return Reason.REMOTE_LATE if isinstance(error, RemoteTimeout) else Reason.REMOTE_FAILED
+        if size is None:
+            return Reason.REMOTE_GONE
+        if self._sealer is not None:
+            try:
+                data = self._sealer.opened(name, buffer.view[:size])
+            except DamagedRecord as damage:
+                self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
+                return Reason.REMOTE_REFUSED
+            size = len(data)
+            buffer.view[:size] = data
+        buffer.trim(size)
+        return buffer
 
     def _exist(self, keys: Sequence[bytes], deadline: float) -> list[bool | None]:
         """Whether each is there; None where that cannot be known in time. One call for each server."""
@@ -201,7 +250,10 @@ class RemoteTier:
         if not self.profiles.send(profile):
             return False
         lives = [seconds for seconds in (self.config.ttl_s or None, life_s) if seconds is not None]
-        if not self._put(self._names.block(key), record, min(lives, default=None)):
+        done = self._put(self._names.block(key), record, min(lives, default=None))
+        if self.listing is not None:
+            self.listing.add([key])  # after: one that began meanwhile may have passed it. It may be there if it failed
+        if not done:
             return False
         self.beliefs.note([key], True)
         self._fresh.note([key], True)
@@ -211,7 +263,9 @@ class RemoteTier:
         """Let values that were used live on, unless that was done not long ago."""
         engine, ttl_s = self._link.engine(), self.config.ttl_s
         old = [key for key in keys if self._fresh.of(key) is None]
-        if not old or engine is None or not (ttl_s and engine.limits.has_ttl) or not self.takes_writes:
+        if not old or engine is None or not ttl_s or not self.takes_writes:
+            return
+        if not (engine.limits.has_ttl or engine.limits.keeps_use):
             return
         self._fresh.note(old, True)  # also where it fails: it is tried again after as long
         groups: dict[str, list[str]] = {}
@@ -224,6 +278,12 @@ class RemoteTier:
         """What `renew` does, on a thread of the tier."""
         if self.config.ttl_s and not self.config.read_only and any(self._fresh.of(key) is None for key in keys):
             self._workers.start(Task(self.renew, keys))
+
+    def recall_soon(self, key: bytes, most_bytes: int) -> None:
+        """Read a small value that was only asked for, on a thread of the tier: a server that gives up what was not read
+        for long knows nothing of that."""
+        deadline = self.clock() + self.config.write_timeout_s
+        self._workers.start(Task(self.read, key, most_bytes, deadline))
 
     def _renew(self, names: Sequence[str], ttl_s: float) -> None:
         timeout_s = self.config.write_timeout_s
@@ -288,10 +348,13 @@ class RemoteTier:
 
     def stats(self) -> dict[str, float]:
         """Return plain numbers: what is believed, which breakers are open, and the counters of the engine."""
-        return {"believed": len(self.beliefs), **self._link.stats()}
+        listing = {} if self.listing is None else self.listing.stats()
+        return {"believed": len(self.beliefs), **listing, **self._link.stats()}
 
     def close(self) -> None:
         """Close the engine, and end the threads that do not hang in it. Idempotent."""
+        if self.listing is not None:
+            self.listing.close()
         self._link.close()
         self._workers.close(cancel=True, timeout_s=_CLOSING_S)
         self.profiles.close()

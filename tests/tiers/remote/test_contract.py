@@ -52,6 +52,17 @@ def test_a_value_exactly_as_large_as_the_buffer_fits_and_a_larger_one_raises(eng
     assert get(engine, "kvs1/a") == bytes(5000)
 
 
+def test_ages_count_from_writing_and_from_touching_where_it_is_kept(engine: RemoteEngine) -> None:
+    if not engine.limits.has_ages:
+        assert not hasattr(engine, "ages")
+        return
+    put(engine, "kvs1/a", b"value")
+    first, none = engine.ages(["kvs1/a", "kvs1/none"], LONG_S)
+    assert (first is not None and 0 <= first < 3600, none) == (True, None)
+    engine.touch(["kvs1/a", "kvs1/none"], 60, LONG_S)
+    assert engine.ages(["kvs1/none"], LONG_S) == [None]
+
+
 def test_what_is_not_there_is_missing(engine: RemoteEngine) -> None:
     assert get(engine, "kvs1/none") is None
     assert engine.exist(["kvs1/none"], LONG_S) == [False]

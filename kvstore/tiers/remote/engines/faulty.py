@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 from kvstore.errors import RemoteFull, RemoteUnavailable
 from kvstore.tiers.remote.deadline import Deadline
-from kvstore.tiers.remote.engine import RemoteEngine, RemoteLimits
+from kvstore.tiers.remote.engine import AgingEngine, RemoteEngine, RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 
 
@@ -105,6 +106,10 @@ class FaultyEngine:
     def touch(self, keys: Sequence[str], ttl_s: float, timeout_s: float) -> None:
         with self._call(timeout_s) as left_s:
             self._engine.touch(keys, ttl_s, left_s)
+
+    def ages(self, keys: Sequence[str], timeout_s: float) -> list[float | None]:
+        with self._call(timeout_s) as left_s:
+            return cast(AgingEngine, self._engine).ages(keys, left_s)
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         with self._call(timeout_s) as left_s:

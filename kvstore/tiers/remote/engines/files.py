@@ -113,6 +113,32 @@ class ValueFiles:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def touch(self, key: str) -> bool:
+        """Make a value as young as one that was written now; return whether there is one."""
+        try:
+            self._fs.touch(self._file(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def now(self) -> float:
+        """Return the time of a file that is written now: by the clock that `age` goes by, which may be a server's."""
+        if not self._is_prepared:
+            self.prepare()
+        path = self._temporary()
+        close_quietly(self._fs, self._fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            return self._fs.modified(path)
+        finally:
+            self._fs.unlink(path)
+
+    def age(self, key: str, now: float) -> float | None:
+        """Return how many seconds before `now` a value was written or touched; None if there is none."""
+        try:
+            return max(0.0, now - self._fs.modified(self._file(key)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def remove(self, key: str) -> bool:
         try:
             self._fs.unlink(self._file(key))

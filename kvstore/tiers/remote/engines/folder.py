@@ -29,7 +29,7 @@ class FolderEngine:
     A value is written under a temporary name and then linked to its own, so readers see all of it or nothing, and of
     two writers one wins. Nothing is locked, and nothing is synced: after a power cut a value may be short or gone.
     Calls to the file system run in threads, since a file server that hangs cannot be interrupted; 16 of them can hang
-    before all calls are late.
+    before all calls are late. Nothing expires; `touch` sets a file's time, and `ages` goes by that.
 
     Args:
         path: made if it is missing, at opening or, if that fails, with the next write.
@@ -60,7 +60,9 @@ class FolderEngine:
 
     @property
     def limits(self) -> RemoteLimits:
-        return RemoteLimits(self._max_value_bytes, has_put_if_absent=self._files.has_links)
+        return RemoteLimits(
+            self._max_value_bytes, has_put_if_absent=self._files.has_links, has_ages=True, keeps_use=True
+        )
 
     def endpoint(self, key: str) -> str:
         return self._name
@@ -94,6 +96,15 @@ class FolderEngine:
 
     def touch(self, keys: Sequence[str], ttl_s: float, timeout_s: float) -> None:
         check_keys(*keys)
+        with self._counts.call():
+            deadline = Deadline(timeout_s)
+            self._run(lambda: sum(self._files.touch(key) for key in keys if deadline.left_s()), deadline)
+
+    def ages(self, keys: Sequence[str], timeout_s: float) -> list[float | None]:
+        check_keys(*keys)
+        with self._counts.call():
+            deadline = Deadline(timeout_s)
+            return list(self._run(lambda: self._ages(keys, deadline), deadline))
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         check_keys(*keys)
@@ -117,6 +128,10 @@ class FolderEngine:
 
     def close(self) -> None:
         self._threads.close()
+
+    def _ages(self, keys: Sequence[str], deadline: Deadline) -> Sequence[float | None]:
+        now = self._files.now()
+        return [self._files.age(key, now) for key in keys if deadline.left_s()]
 
     def _run(self, work: Callable[[], T], deadline: Deadline) -> T:
         try:

@@ -17,10 +17,12 @@ from kvstore.tiers.remote.values import byte_views, too_large
 
 @dataclass
 class Shelf:
-    """What all engines of one name share: key -> (value, when it expires or None). `lock` guards the rest."""
+    """What all engines of one name share: key -> (value, when it expires or None), and when each was written or
+    touched last. `lock` guards the rest."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     values: dict[str, tuple[bytes, float | None]] = field(default_factory=dict)
+    used: dict[str, float] = field(default_factory=dict)
     nbytes: int = 0
 
     def find(self, key: str) -> bytes | None:
@@ -34,6 +36,7 @@ class Shelf:
     def remove(self, key: str) -> bool:
         """Return whether it was there; the caller holds the lock."""
         value, _ = self.values.pop(key, (None, None))
+        self.used.pop(key, None)
         self.nbytes -= len(value or b"")
         return value is not None
 
@@ -65,7 +68,7 @@ class MemoryEngine:
         self._max_bytes = max_bytes
         self._counts = Counts()
         self._closed = False
-        self.limits = RemoteLimits(max_value_bytes, has_ttl=True, parallel=64)
+        self.limits = RemoteLimits(max_value_bytes, has_ttl=True, has_ages=True, keeps_use=True, parallel=64)
         with _SHELVES_LOCK:
             self._shelf = _SHELVES.setdefault(name, Shelf())
 
@@ -98,6 +101,7 @@ class MemoryEngine:
                 if self._shelf.nbytes + size > self._max_bytes:
                     raise RemoteFull(f"memory:{self._name} holds at most {self._max_bytes} bytes")
                 self._shelf.values[key] = value, None if ttl_s is None else time.monotonic() + ttl_s
+                self._shelf.used[key] = time.monotonic()
                 self._shelf.nbytes += size
             self._counts.add(bytes_written=size)
             return True
@@ -115,8 +119,17 @@ class MemoryEngine:
             with self._shelf.lock:
                 for key in keys:
                     value, end = self._shelf.values.get(key, (None, None))
+                    if value is not None:
+                        self._shelf.used[key] = time.monotonic()
                     if value is not None and end is not None and time.monotonic() < end < later:
                         self._shelf.values[key] = value, later
+
+    def ages(self, keys: Sequence[str], timeout_s: float) -> list[float | None]:
+        with self._counts.call():
+            self._begin(timeout_s, *keys)
+            with self._shelf.lock:
+                now, used = time.monotonic(), self._shelf.used
+                return [now - used[key] if self._shelf.find(key) is not None else None for key in keys]
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         with self._counts.call():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ _AT_ONCE = 32  # questions about single keys
 _PAGE = 1000
 _REQUEST_S = 60  # a request that its caller gave up is cancelled; if even that fails, it ends then
 _PROBE = "probe/put-if-absent-"
+_CLOCK = "probe/clock-"
 _REFUSED = (s3_errors.PermissionDeniedError, s3_errors.UnauthenticatedError)
 _REFUSED_STATUS = re.compile(r"status code: 40[13]\b")
 _FULL = re.compile(r"status code: 507\b|QuotaExceeded|InsufficientStorage|StorageFull")
@@ -46,8 +48,9 @@ class S3Engine:
 
     Keys of access come from the environment (AWS_ACCESS_KEY_ID and so on), as obstore finds them, or from `settings`.
     Whether the server honours put-if-absent is tried when the engine is opened, and again with the first writes if it
-    did not answer; where it does not, a write looks first, and two writers at once may both write. Nothing expires:
-    give the bucket a lifecycle rule. Needs the extra `remote`.
+    did not answer; where it does not, a write looks first, and two writers at once may both write. Nothing expires, and
+    `touch` does nothing: give the bucket a lifecycle rule. Ages count from when values were written. Needs the extra
+    `remote`.
 
     Args:
         bucket, prefix: where the objects are.
@@ -86,8 +89,9 @@ class S3Engine:
         self._counts = Counts()
         self._loop = LoopThread(f"kvstore-{self._name}")
         self._is_probed = False
+        self._ahead_s: float | None = None
         self._probe_key = f"{_PROBE}{uuid.uuid4().hex}"  # one for all probes: each removes what one given up may leave
-        self._limits = RemoteLimits(max_value_bytes, has_put_if_absent=False, parallel=64)
+        self._limits = RemoteLimits(max_value_bytes, has_put_if_absent=False, has_ages=True, parallel=64)
         try:
             self._probe(Deadline(timeout_s))
         except RemoteError:
@@ -129,6 +133,16 @@ class S3Engine:
 
     def touch(self, keys: Sequence[str], ttl_s: float, timeout_s: float) -> None:
         check_keys(*keys)
+
+    def ages(self, keys: Sequence[str], timeout_s: float) -> list[float | None]:
+        check_keys(*keys)
+        with self._counts.call():
+            deadline = Deadline(timeout_s)
+            if self._ahead_s is None:
+                self._ahead_s = self._run(self._difference, deadline)
+            now = time.time() - self._ahead_s
+            times = self._run(lambda: self._times(keys), deadline)
+            return [None if written is None else max(0.0, now - written) for written in times]
 
     def delete(self, keys: Sequence[str], timeout_s: float) -> int:
         check_keys(*keys)
@@ -182,20 +196,37 @@ class S3Engine:
         return True
 
     async def _exist(self, keys: Sequence[str]) -> Sequence[bool]:
+        return [written is not None for written in await self._times(keys)]
+
+    async def _times(self, keys: Sequence[str]) -> Sequence[float | None]:
         places = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(key: str) -> bool:
+        async def ask(key: str) -> float | None:
             async with places:
-                return await self._is_there(key)
+                return await self._time(key)
 
         return await asyncio.gather(*map(ask, keys))
 
     async def _is_there(self, key: str) -> bool:
+        return await self._time(key) is not None
+
+    async def _time(self, key: str) -> float | None:
+        """When an object was written, in unix seconds by the server's clock; None if there is none."""
         try:
-            await obstore.head_async(self._store, key)
+            found = await obstore.head_async(self._store, key)
         except FileNotFoundError:
-            return False
-        return True
+            return None
+        return found["last_modified"].timestamp()
+
+    async def _difference(self) -> float:
+        """How far this machine's clock is ahead of the server's, to a second: of an object that is written now."""
+        key = f"{_CLOCK}{uuid.uuid4().hex}"
+        try:
+            await obstore.put_async(self._store, key, b"clock", use_multipart=False)
+            written = await self._time(key)
+        finally:
+            await obstore.delete_async(self._store, key)
+        return 0.0 if written is None else time.time() - written
 
     async def _delete(self, keys: Sequence[str]) -> None:
         for begin in range(0, len(keys), _PAGE):
