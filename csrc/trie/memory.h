@@ -114,13 +114,12 @@ class Buffer {
       return;
     }
 #endif
-    room = (room + 63) & ~size_t{63};
-    fresh = static_cast<T*>(std::aligned_alloc(64, room));
+    fresh = static_cast<T*>(std::aligned_alloc(64, (room + 63) & ~size_t{63}));
     if (!fresh) throw std::bad_alloc();
     if (size_) std::memcpy(static_cast<void*>(fresh), data_, size_ * sizeof(T));
     std::free(data_);
     data_ = fresh;
-    capacity_ = room / sizeof(T);
+    capacity_ = next;  // and not what is allocated: by bytes() it is told what is mapped
   }
 
 #if defined(__linux__)

@@ -343,6 +343,19 @@ def test_tokens_take_two_bytes_where_all_of_an_edge_are_below_65536() -> None:
     assert sizes[0] < 3.2 * (1 << 20) < sizes[1] == sizes[2]
 
 
+@pytest.mark.parametrize("n", [(1 << 20) - 15, (1 << 20) - 1])
+def test_an_array_of_almost_4_mib_grows_like_any_other(n: int) -> None:
+    """From 4 MiB on arrays are mapped; what is allocated for one of a few bytes less is as large."""
+    tokens = np.full(n, 1 << 16, np.uint32)
+    trie = Trie(64)
+    trie.new_root()
+    trie.insert(0, tokens, 1.0, u32(n), u64(1))
+    other = tokens + u32(1)
+    trie.insert(0, other, 1.0, u32(n), u64(2))
+    assert trie.path(1)[1].tobytes() == tokens.tobytes()
+    assert trie.path(2)[1].tobytes() == other.tobytes()
+
+
 def test_wide_and_narrow_edges_live_side_by_side() -> None:
     """An edge is split, goes on with tokens of the other width, is compacted, and comes back as it was."""
     trie, stored = Trie(4), []
