@@ -93,7 +93,7 @@ setup(
     package_data={"": ["py.typed", "*.pyi", "*.bin", "*.css", "*.js"]},
     ext_modules=[
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
-        extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *CPU),
+        extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *TRIE, *CPU),
         extension("kvstore.tiers.disk._catalog", "bindings/catalog.cc", *CATALOG, *CPU),
         extension(
             "kvstore.codecs._native",

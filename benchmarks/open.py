@@ -4,11 +4,15 @@
 tokens each, random ids, no shared prefixes: the most an index has to hold), with one value a token so that disk space
 is not what is measured. Each opening is a process of its own, with the page cache dropped, then once more with it
 warm; memory is what the process has grown by, without and with the pages of the catalog that the system may take back.
+Who first looks for donors (a put with a codec that uses them, an approximate get) makes the index for that: `donors`
+has the processor time of such a get, and the memory after it. `--keep DIR` leaves stores in a folder; the next run
+opens them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -20,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, scratch
-from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import Approximate, KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import GIB, MIB
 
 BLOCK, BLOCKS_OF_A_PUT = 64, 64
@@ -31,6 +35,7 @@ def main() -> None:
     parser = arguments("Opening a store of many blocks.")
     parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="store sizes (100000 1000000)")
     parser.add_argument("--dir", type=Path, help="where the store is made (default: build/scratch)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where stores are kept, and found by the next run")
     parser.add_argument("--opening", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sequences", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -39,8 +44,8 @@ def main() -> None:
         return
     rows = Rows("open", args.json)
     for blocks in args.blocks or ([100_000] if args.quick else [100_000, 1_000_000]):
-        with scratch("open", args.dir) as folder:
-            measure(rows, folder / "store", blocks, 3 if args.quick else 5)
+        with contextlib.nullcontext(args.keep) if args.keep else scratch("open", args.dir) as folder:
+            measure(rows, folder / f"store-{blocks}", blocks, 3 if args.quick else 5)
     rows.main_exit()
 
 
@@ -54,9 +59,8 @@ def sequence(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 1 << 15, BLOCK * BLOCKS_OF_A_PUT, dtype=np.uint32)
 
 
-def measure(rows: Rows, path: Path, blocks: int, rounds: int) -> None:
-    name = f"{blocks // 1_000_000}M" if blocks % 1_000_000 == 0 else f"{blocks // 1000}k"
-    count = -(-blocks // BLOCKS_OF_A_PUT)
+def make(path: Path, blocks: int, count: int) -> float:
+    """Puts so many sequences into a new store; returns the seconds that took."""
     cache = [(torch.zeros(1, 1, BLOCK * BLOCKS_OF_A_PUT, 1, dtype=torch.bfloat16),) * 2]
     begin = time.perf_counter()
     with KVStore(path, IDENTITY, config(blocks)) as store:
@@ -64,8 +68,14 @@ def measure(rows: Rows, path: Path, blocks: int, rounds: int) -> None:
             store.put(sequence(number), cache)
         if store.flush().dropped_blocks:
             raise RuntimeError("blocks were dropped; is the disk full?")
-        catalog = store.stats()["disk"]["catalog_bytes"]
-    puts_s = time.perf_counter() - begin
+    return time.perf_counter() - begin
+
+
+def measure(rows: Rows, path: Path, blocks: int, rounds: int) -> None:
+    name = f"{blocks // 1_000_000}M" if blocks % 1_000_000 == 0 else f"{blocks // 1000}k"
+    count = -(-blocks // BLOCKS_OF_A_PUT)
+    if not path.exists():
+        rows.add(f"open/{name}", "puts_blocks_per_s", count * BLOCKS_OF_A_PUT / make(path, blocks, count), "blocks/s")
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     command = [sys.executable, "-m", "benchmarks.open", "--opening", str(path), "--sequences", str(count)]
     for _ in range(rounds):
@@ -83,8 +93,9 @@ def measure(rows: Rows, path: Path, blocks: int, rounds: int) -> None:
     rows.add(f"open/{name}", "memory_bytes_per_block", median("cold", "private") / blocks, "bytes")
     rows.add(f"open/{name}", "resident_bytes", median("cold", "resident"), "bytes")
     rows.add(f"open/{name}", "peak_resident_bytes", median("cold", "peak"), "bytes")
-    rows.add(f"open/{name}", "catalog_bytes", catalog, "bytes")
-    rows.add(f"open/{name}", "puts_blocks_per_s", count * BLOCKS_OF_A_PUT / puts_s, "blocks/s")
+    rows.add(f"open/{name}/donors", "first_look_processor_s", median("warm", "first_look_processor_s"), "s")
+    rows.add(f"open/{name}/donors", "memory_bytes_per_block", median("warm", "with_donors") / blocks, "bytes")
+    rows.add(f"open/{name}", "catalog_bytes", median("warm", "catalog"), "bytes")
 
 
 def opening(path: Path, sequences: int) -> dict[str, float]:
@@ -95,15 +106,27 @@ def opening(path: Path, sequences: int) -> dict[str, float]:
     seconds = time.perf_counter() - begin
     after = memory()
     with store:
-        records = store.stats()["disk"]["records"]
+        disk = store.stats()["disk"]
+        records = disk["records"]
         hit = store.get(sequence(sequences - 1))
         if records != sequences * BLOCKS_OF_A_PUT or hit is None or hit.tokens != BLOCK * BLOCKS_OF_A_PUT:
             raise SystemExit(f"{records} records, {hit and hit.tokens} tokens of the last sequence")
+        del hit
+        new = sequence(sequences)
+        begin = time.process_time()
+        found = store.get(new, approximate=Approximate())
+        first_look_s = time.process_time() - begin
+        with_donors = memory()
+        if found is not None or store.stats()["content"]["waiting"]:
+            raise SystemExit("nobody looked for donors, or some were found")
     return {
         "open_s": seconds,
         "private": after["RssAnon"] - before["RssAnon"],
         "resident": after["VmRSS"] - before["VmRSS"],
         "peak": after["VmHWM"] - before["VmRSS"],
+        "catalog": disk["catalog_bytes"],
+        "first_look_processor_s": first_look_s,
+        "with_donors": with_donors["RssAnon"] - before["RssAnon"],
     }
 
 

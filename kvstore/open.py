@@ -325,8 +325,8 @@ def _open_base(
     has_disk = config.disk.bytes > 0
     # Blocks of layouts with windows may lack what others would be coded against.
     has_donors = config.donors and has_disk and not identity.layout.is_grouped
-    content = ContentIndex() if has_donors else None
     index = TrieIndex(config.block_tokens)
+    content = ContentIndex(trie=index) if has_donors else None
     residency = Residency(config, index, metrics, content, open_disk if has_disk else None, own)
     opened.callback(residency.close)
     window = config.exact_recent_tokens if has_disk and not read_only and not _is_exact(identity, codecs) else 0

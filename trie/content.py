@@ -1,8 +1,8 @@
 """The index of what stored blocks hold: spans of a new sequence that some stored block holds too, under any prefix.
 
 Two prompts that differ early share no block under prefix hashing, yet may hold the same passages. A stored block may
-serve as *donor* of the passage that it shares, at another position. `ContentIndex` says which: it keeps the tokens of
-every block and posts a few hashes of token windows a block, chosen by winnowing (Schleimer, Wilkerson and Aiken, SIGMOD
+serve as *donor* of the passage that it shares, at another position. `ContentIndex` says which: it posts a few hashes of
+token windows a block, chosen by winnowing (Schleimer, Wilkerson and Aiken, SIGMOD
 2003, section 3): the least of every `winnow` consecutive windows of `window` tokens. Every run of at least
 `window + winnow - 1` tokens that lies inside one block and in the query is found, unless its postings were dropped (see
 `postings`); shorter ones often are. What is returned was compared token by token.
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.trie._content as _content
+from kvstore.trie.index import TrieIndex
 
 __all__ = ["ContentIndex", "DonorSpan"]
 
@@ -73,9 +74,13 @@ class ContentIndex:
     the call. Record numbers are 1 to 2**64 - 1 and never used again. Every method raises `ValueError` naming the
     argument for anything else, before anything changes.
 
-    Memory: 6 to 8 bytes a token in blocks of 64, the 4 of the token among them; it comes back when half is unused.
+    Memory: 90 to 102 bytes a block of 64 random tokens where a trie has them, and 4 bytes a token and 8 a block more
+    where none has; it comes back when half is unused.
 
     Args:
+        trie: an index that has the same records in blocks of the same tokens; they are read there, by number, when
+            donors are looked for, and not kept twice. What has left it is not found, and is to be removed here, too. It
+            lives as long as this. None: the tokens are kept here, and overwritten when their block is removed.
         window, winnow: see the module; 2 to 256 and 1 to 256 tokens.
         postings: how many places one hash may name, 1 to 255. Those of the highest record numbers (and last offsets)
             stay, so that tokens that occur often are found in the newest blocks. A place that was dropped does not come
@@ -94,13 +99,20 @@ class ContentIndex:
     """
 
     def __init__(
-        self, *, window: int = 16, winnow: int = 16, postings: int = 8, min_length: int = 8, seed: int | None = None
+        self,
+        *,
+        trie: TrieIndex | None = None,
+        window: int = 16,
+        winnow: int = 16,
+        postings: int = 8,
+        min_length: int = 8,
+        seed: int | None = None,
     ) -> None:
         seed = secrets.randbits(64) if seed is None else seed
         given = {"window": window, "winnow": winnow, "postings": postings, "min_length": min_length, "seed": seed}
         for name, (low, high) in LIMITS.items():
             _check_int(name, given[name], low, high)
-        self._index = _content.ContentIndex(**given)
+        self._index = _content.ContentIndex(**given, trie=None if trie is None else trie._trie)
         self._spaces: dict[bytes, int] = {}
         self._lock = threading.Lock()  # creation of spaces
 
@@ -111,7 +123,7 @@ class ContentIndex:
             namespace: of the block.
             record: its number.
             parent: the record before it in its sequence, 0 for none; it need not be known yet.
-            tokens: at most 65,536, which are copied.
+            tokens: at most 65,536.
 
         Returns:
             False, and nothing is kept, if the block is shorter than `window`.
@@ -126,7 +138,7 @@ class ContentIndex:
         return self._index.insert(self._space(namespace), record, parent, tokens)
 
     def insert_many(
-        self, namespaces: Sequence[bytes], which: U32, records: U64, parents: U64, counts: U32, tokens: U32
+        self, namespaces: Sequence[bytes], which: U32, records: U64, parents: U64, counts: U32, tokens: U32 | None
     ) -> int:
         """Add m blocks in one call, as when a store is opened. All or nothing.
 
@@ -135,7 +147,8 @@ class ContentIndex:
             which: uint32 `[m]`; block i is in `namespaces[which[i]]`.
             records, parents: uint64 `[m]`, as for `insert`.
             counts: uint32 `[m]`, tokens of each block.
-            tokens: the tokens of all blocks, one after the other.
+            tokens: the tokens of all blocks, one after the other. None: the trie has them, and they are read there when
+                donors are first looked for; the blocks take 29 bytes each until then.
 
         Returns:
             How many blocks were long enough to be kept.
@@ -167,7 +180,9 @@ class ContentIndex:
         first.
 
         Takes time linear in the tokens, also for repetitive text: at most 256 tokens are compared for each, and what
-        was found until then is returned.
+        was found until then is returned. Blocks that are read in a trie count as compared. The first call makes the
+        postings of all records that were inserted without tokens, about half a microsecond for each
+        (`benchmarks/open.py`); other calls wait for 256 of them at most.
 
         Args:
             namespace: of the query.
@@ -188,7 +203,7 @@ class ContentIndex:
         """Return a copy of the tokens of a block.
 
         Raises:
-            KeyError: the record is unknown.
+            KeyError: the record is unknown, or has left the trie.
         """
         if not _is_record(record):
             raise KeyError(f"record: {record!r:.80} is not indexed")
@@ -201,7 +216,8 @@ class ContentIndex:
         return len(self._index)
 
     def stats(self) -> dict[str, int]:
-        """Return records, tokens, entries (postings), bytes (of memory) and namespaces."""
+        """Return records, tokens, entries (postings), waiting (records without postings, for nobody has looked for
+        donors yet), bytes (of memory) and namespaces."""
         return {**self._index.stats(), "namespaces": len(self._spaces)}
 
     def _space(self, namespace: bytes) -> int:

@@ -21,11 +21,14 @@ bool insert(ContentIndex& index, uint32_t space, uint64_t record, uint64_t paren
 size_t insert_many(ContentIndex& index, py::handle spaces, py::handle records, py::handle parents, py::handle counts,
                    py::handle tokens) {
   const auto r = view<uint64_t>(records, "records");
-  const auto t = view<uint32_t>(tokens, "tokens");
   ContentRows rows{};
   rows.count = r.size;
-  rows.token_count = t.size;
-  rows.tokens = t.data;
+  if (!tokens.is_none()) {
+    const auto t = view<uint32_t>(tokens, "tokens");
+    static constexpr uint32_t kNone = 0;  // nullptr says that the trie has them
+    rows.token_count = t.size;
+    rows.tokens = t.size ? t.data : &kNone;
+  }
   rows.records = r.data;
   rows.spaces = column<uint32_t>(spaces, r.size, "spaces");
   rows.parents = column<uint64_t>(parents, r.size, "parents");
@@ -40,7 +43,7 @@ py::array_t<uint32_t> tokens(const ContentIndex& index, uint64_t record) {
   return to_numpy(std::move(out));
 }
 
-py::tuple find(const ContentIndex& index, uint32_t space, py::handle tokens, size_t first, py::handle exclude) {
+py::tuple find(ContentIndex& index, uint32_t space, py::handle tokens, size_t first, py::handle exclude) {
   const auto t = view<uint32_t>(tokens, "tokens");
   const auto e = view<uint64_t>(exclude, "exclude");
   ContentSpans found = unlocked([&] { return index.find(space, t.data, t.size, first, e.data, e.size); });
@@ -55,6 +58,7 @@ py::dict stats(const ContentIndex& index) {
   out["records"] = s.records;
   out["tokens"] = s.tokens;
   out["entries"] = s.entries;
+  out["waiting"] = s.waiting;
   out["bytes"] = s.bytes;
   return out;
 }
@@ -63,10 +67,12 @@ py::dict stats(const ContentIndex& index) {
 
 PYBIND11_MODULE(_content, m) {
   m.doc() = "Content index over uint32 tokens; see kvstore.trie.content for the facade.";
+  py::module_::import("kvstore.trie._trie");  // knows the type of `trie`
   m.attr("MAX_CONTEXT") = ContentIndex::kMaxContext;
   py::class_<ContentIndex>(m, "ContentIndex")
-      .def(py::init<uint32_t, uint32_t, uint32_t, uint32_t, uint64_t>(), py::arg("window"), py::arg("winnow"),
-           py::arg("postings"), py::arg("min_length"), py::arg("seed"))
+      .def(py::init<uint32_t, uint32_t, uint32_t, uint32_t, uint64_t, const Trie*>(), py::arg("window"),
+           py::arg("winnow"), py::arg("postings"), py::arg("min_length"), py::arg("seed"), py::arg("trie") = nullptr,
+           py::keep_alive<1, 7>())
       .def("insert", &insert, py::arg("space"), py::arg("record"), py::arg("parent"), py::arg("tokens"))
       .def("insert_many", &insert_many, py::arg("spaces"), py::arg("records"), py::arg("parents"), py::arg("counts"),
            py::arg("tokens"))

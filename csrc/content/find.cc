@@ -8,8 +8,9 @@
 //  4. Chains are taken by value, the best first; each gives the tokens that no better one took.
 //
 // Time: steps 2 and 3 compare at most kWork * tokens + kWorkLeast tokens a query, then stop: what was found until then
-// is the answer. A prompt with one donor for each of its tokens needs 1/250 of that, one with P = 8 of them 1/30, one
-// token over and over (each of its windows finds P postings, on other diagonals) a quarter with blocks of 64 tokens.
+// is the answer. A block that is read in a trie counts as if all of it were compared. A prompt with one donor for each
+// of its tokens needs 1/250 of that, one with P = 8 of them 1/30, and twice that with a trie; one token over and over
+// (each of its windows finds P postings, on other diagonals) a quarter with blocks of 64 tokens.
 // Candidates are at most P a window.
 #include <algorithm>
 #include <array>
@@ -103,6 +104,7 @@ class ContentIndex::Search {
     uint32_t diagonal() const { return begin - from; }
   };
 
+  const uint32_t* tokens_of(uint32_t slot);
   bool serves(uint32_t slot) const { return !std::binary_search(excluded_.begin(), excluded_.end(), slot); }
   static uint32_t key_hash(uint32_t slot, uint32_t diagonal) {
     return static_cast<uint32_t>(mix64((uint64_t{slot} << 32) | diagonal));
@@ -120,7 +122,29 @@ class ContentIndex::Search {
   std::vector<uint32_t> excluded_;  // slots
   std::vector<Match> matches_;
   ChildTable newest_;  // (slot, diagonal) -> 1 + the match that was added last
+
+  // The blocks that were read last, copied from the trie: repetitive text goes on in the same few.
+  static constexpr size_t kCopies = 16;
+  std::array<uint32_t, kCopies> copied_{};  // slots; 0: none
+  std::array<std::vector<uint32_t>, kCopies> copies_;  // empty: the block has left the trie
+  size_t oldest_ = 0;
 };
+
+// The tokens of a block, until the next call; nullptr if it has left the trie.
+const uint32_t* ContentIndex::Search::tokens_of(uint32_t slot) {
+  if (!index_.trie_) return index_.cells_.at(slot);
+  size_t at = static_cast<size_t>(std::find(copied_.begin(), copied_.end(), slot) - copied_.begin());
+  if (at == kCopies) {
+    at = oldest_;
+    oldest_ = (oldest_ + 1) % kCopies;
+    copied_[at] = slot;
+    if (index_.copy(slot, &copies_[at]))
+      work_ -= index_.blocks_[slot].count();
+    else
+      copies_[at].clear();
+  }
+  return copies_[at].empty() ? nullptr : copies_[at].data();
+}
 
 bool ContentIndex::Search::find_key(uint32_t slot, uint32_t diagonal, size_t* place) const {
   if (newest_.empty()) return false;
@@ -156,16 +180,17 @@ bool ContentIndex::Search::extend(const Candidate& c) {
   const bool known = find_key(c.slot, c.at - c.offset, &place);
   if (known && c.at + window <= matches_[newest_.at(place).node - 1].end) return true;
   if (work_ <= 0) return false;
-  const Block& block = index_.blocks_[c.slot];
+  const uint32_t* const tokens = tokens_of(c.slot);
+  if (!tokens) return true;
   const uint32_t* const here = query_ + c.at;
-  const uint32_t* const there = index_.arena_.data() + block.cell + c.offset;
+  const uint32_t* const there = tokens + c.offset;
   if (same_forward(here, there, window) < window) {  // other tokens, the same hash
     --work_;
     return true;
   }
   const uint32_t left = same_backward(here, there, std::min(c.at, c.offset));
-  const uint32_t right = window + same_forward(here + window, there + window,
-                                               std::min(count_ - c.at, block.count - c.offset) - window);
+  const uint32_t rest = std::min(count_ - c.at, index_.blocks_[c.slot].count() - c.offset) - window;
+  const uint32_t right = window + same_forward(here + window, there + window, rest);
   follow_parents(add(c.slot, c.at - left, c.at + right, c.offset - left));
   return true;
 }
@@ -176,18 +201,19 @@ void ContentIndex::Search::follow_parents(uint32_t match) {
     const uint32_t slot = index_.slot_of(index_.blocks_[matches_[match].slot].parent);
     const Block& block = index_.blocks_[slot];
     if (!slot || block.space != space_) return;
+    const uint32_t count = block.count();
     size_t place;
-    if (find_key(slot, begin - block.count, &place) && matches_[newest_.at(place).node - 1].end == begin) {
+    if (find_key(slot, begin - count, &place) && matches_[newest_.at(place).node - 1].end == begin) {
       const uint32_t before = newest_.at(place).node - 1;
       matches_[match].before = before;
       matches_[before].last = false;
       return;
     }
     if (work_ <= 0) return;
-    const uint32_t same = same_backward(query_ + begin, index_.arena_.data() + block.cell + block.count,
-                                        std::min(begin, block.count));
+    const uint32_t* const tokens = tokens_of(slot);
+    const uint32_t same = tokens ? same_backward(query_ + begin, tokens + count, std::min(begin, count)) : 0;
     if (!same) return;
-    const uint32_t before = add(slot, begin - same, begin, block.count - same);
+    const uint32_t before = add(slot, begin - same, begin, count - same);
     matches_[match].before = before;
     matches_[before].last = false;
     match = before;
@@ -199,7 +225,7 @@ void ContentIndex::Search::follow_parents(uint32_t match) {
 void ContentIndex::Search::look(const std::vector<Window>& windows) {
   constexpr size_t kBatch = 32;
   const uint32_t window = index_.windows_.window();
-  const PostingTable& table = index_.table_;
+  const HashTable<Posting>& table = index_.table_;
   std::vector<Candidate> candidates;
   std::vector<size_t> stops;  // per window of the batch
   for (size_t i = 0; i < std::min(kBatch, windows.size()); ++i) table.prefetch(windows[i].hash);
@@ -209,11 +235,11 @@ void ContentIndex::Search::look(const std::vector<Window>& windows) {
     candidates.clear();
     stops.clear();
     for (size_t i = at; i < stop; ++i) {
-      for (size_t j = table.home(windows[i].hash); table.at(j).slot; j = table.next(j)) {
-        const PostingTable::Posting& p = table.at(j);
-        if (p.hash != windows[i].hash) continue;
-        candidates.push_back({0, windows[i].at, p.slot, p.offset});
-        __builtin_prefetch(&index_.blocks_[p.slot]);
+      for (size_t j = table.home(windows[i].hash); table.at(j); j = table.next(j)) {
+        const Posting& p = table.at(j);
+        if (p.hash() != windows[i].hash) continue;
+        candidates.push_back({0, windows[i].at, p.slot(), p.offset()});
+        __builtin_prefetch(&index_.blocks_[p.slot()]);
       }
       stops.push_back(candidates.size());
     }
@@ -223,9 +249,9 @@ void ContentIndex::Search::look(const std::vector<Window>& windows) {
       for (; begin < end; ++begin) {
         Candidate c = candidates[begin];
         const Block& block = index_.blocks_[c.slot];
-        if (block.space != space_ || uint64_t{c.offset} + window > block.count || !serves(c.slot)) continue;
+        if (!block.record || block.space != space_ || c.offset + window > block.count() || !serves(c.slot)) continue;
         c.record = block.record;
-        __builtin_prefetch(index_.arena_.data() + block.cell + c.offset);
+        if (!index_.trie_) __builtin_prefetch(index_.cells_.at(c.slot) + c.offset);
         candidates[kept++] = c;
       }
       std::sort(candidates.data() + group, candidates.data() + kept, [](const Candidate& a, const Candidate& b) {
@@ -295,7 +321,7 @@ ContentSpans ContentIndex::Search::choose(uint32_t shift) {
 }
 
 ContentSpans ContentIndex::find(uint32_t space, const uint32_t* tokens, size_t count, size_t first,
-                                const uint64_t* exclude, size_t excluded) const {
+                                const uint64_t* exclude, size_t excluded) {
   if (count > kMaxQuery) throw std::invalid_argument("tokens: expected at most 2^26");
   if (first > count) throw std::invalid_argument("first: " + std::to_string(first) + " is beyond the last token");
   // Context further back than kMaxContext is not read, so that the time depends on the new tokens.
@@ -309,12 +335,20 @@ ContentSpans ContentIndex::find(uint32_t space, const uint32_t* tokens, size_t c
   windows_.choose(space, tokens + shift + begin, n - begin,
                   [&](uint32_t at, uint32_t hash) { windows.push_back({begin + at, hash}); });
 
-  FairLock::Shared guard(lock_);
-  if (table_.empty()) return {};
-  Search search(*this, space, tokens + shift, n, from);
-  search.exclude(exclude, excluded);
-  search.look(windows);
-  return search.choose(shift);
+  for (;;) {
+    {
+      FairLock::Shared guard(lock_);
+      if (waiting_ == waiting_end_) {
+        if (table_.empty()) return {};
+        Search search(*this, space, tokens + shift, n, from);
+        search.exclude(exclude, excluded);
+        search.look(windows);
+        return search.choose(shift);
+      }
+    }
+    FairLock::Exclusive guard(lock_);
+    post_waiting();
+  }
 }
 
 }  // namespace kvstore

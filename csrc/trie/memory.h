@@ -95,7 +95,8 @@ class Buffer {
 #if defined(__linux__)
     if (mapped(room)) {
       room = (room + kHuge - 1) & ~(kHuge - 1);
-      if (room % sizeof(T)) room += kHuge * (sizeof(T) - 1);  // never for the sizes in use; keeps bytes() exact
+      // If T does not divide `room`, bytes() is a little less, which munmap and mremap round up to whole pages. It is
+      // at least kLarge all the same: `next` values cannot take exactly kLarge then, so `room` is 2 MiB more.
       fresh = static_cast<T*>(map_aligned(room));
       if (mapped(bytes()) && data_) {
         // The huge-page alignment of both ends lets the kernel move whole page tables.

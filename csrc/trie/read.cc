@@ -155,8 +155,17 @@ std::vector<std::pair<uint64_t, uint32_t>> Trie::covers(uint32_t root, const uin
 uint32_t Trie::record_end(uint32_t node, uint64_t id) const {
   const Node& x = nodes_[node];
   if (x.tail == id) return x.end;
-  uint32_t i = 0;
-  while (slots_[x.slots + i] != id) ++i;
+  const uint64_t* const places = slots_.data() + x.slots;
+  uint32_t i = 0, stop = slot_count(x);
+  while (i < stop) {  // ids rise along an edge, unless a place was filled later
+    const uint32_t middle = i + (stop - i) / 2;
+    if ((places[middle] & ~kHole) < id)
+      i = middle + 1;
+    else
+      stop = middle;
+  }
+  if (i == slot_count(x) || places[i] != id)
+    for (i = 0; places[i] != id;) ++i;
   return (start(x) / block_ + 1 + i) * block_;
 }
 
@@ -176,6 +185,20 @@ bool Trie::path(uint64_t id, uint32_t* root, std::vector<uint32_t>* tokens) cons
     upto = from;
   }
   *root = static_cast<uint32_t>(nodes_[x].tail);
+  return true;
+}
+
+bool Trie::record_tokens(uint64_t id, std::vector<uint32_t>* tokens) const {
+  FairLock::Shared guard(lock_);
+  uint32_t x = records_.get(id);
+  if (!x) return false;
+  const uint32_t end = record_end(x, id), begin = (end - 1) / block_ * block_;
+  tokens->resize(end - begin);
+  for (uint32_t upto = end; upto > begin; x = nodes_[x].parent) {
+    const uint32_t edge = start(nodes_[x]), from = std::max(edge, begin);
+    arena_.copy(nodes_[x].offset + (from - edge), upto - from, tokens->data() + (from - begin));
+    upto = from;
+  }
   return true;
 }
 

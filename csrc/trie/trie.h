@@ -126,6 +126,7 @@ class Trie {
 
   bool contains(uint64_t id) const;
   bool path(uint64_t id, uint32_t* root, std::vector<uint32_t>* tokens) const;
+  bool record_tokens(uint64_t id, std::vector<uint32_t>* tokens) const;  // of the record's block; false: unknown
 
   std::vector<uint64_t> restore(const TrieRows& rows);
   void compact();

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import ClassVar
 
 # The order in which one thread may take them, when it takes more than one. Locks that are in no such list (of the
-# memory tiers, the trie, the content index, the families, the write queue) are leaves: nothing is taken below them.
+# memory tiers, the trie, the content index, the families, the write queue) are leaves: nothing is taken below them, but
+# for the trie's, which the content index takes.
 PUT, DISK_WRITE, DISK, RESIDENCY = range(4)
 _NAMES = ("the put lock", "the disk's write lock", "the disk's lock", "the lock of residency")
 

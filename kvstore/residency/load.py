@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
+from kvstore.core.heap import give_back_freed
 from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES
 from kvstore.metrics import Metric
 from kvstore.residency.disk_order import Durable
@@ -21,6 +21,8 @@ from kvstore.residency.residency import Residency
 from kvstore.tiers.disk.entry import FLAG_HOLE, Scan
 from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
+
+_MANY = 10_000  # records: the arrays that they were read into take megabytes
 
 
 class Loaded(NamedTuple):
@@ -45,9 +47,15 @@ def load_index(residency: Residency, keep_tails: bool = False, codec: int | None
         keep_tails: the layout has windows, so that a tail may hold tokens which the longer record of its block lacks.
         codec: the number of one whose records are to be named; None: of none.
     """
-    disk = residency.disk
-    if disk is None:
+    if residency.disk is None:
         return Loaded(1)
+    loaded = _load_all(residency, residency.disk, keep_tails, codec)
+    if residency.index.stats()["records"] >= _MANY:
+        give_back_freed()  # what was read of the catalog
+    return loaded
+
+
+def _load_all(residency: Residency, disk: DiskTier, keep_tails: bool, codec: int | None) -> Loaded:
     scan = disk.take_scan()
     last_record = scan.last_record
     names, scan, which, unknown = _by_namespace(disk, scan)
@@ -212,17 +220,12 @@ def _load_content(
         is_member=np.isin(rows["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors))),
         is_indexed=~np.isin(rows["record"], np.array(dropped, np.uint64)),
     )
-    size, tokens = residency.config.block_tokens, scan.tokens
-    if not serves.all():  # those that serve have as many tokens each
-        firsts = np.cumsum(rows["count"], dtype=np.int64) - rows["count"]
-        tokens = sliding_window_view(tokens, size)[firsts[serves]].reshape(-1) if serves.any() else tokens[:0]
     residency.load_content(
         names,
         which[serves].astype(np.uint32),
         np.ascontiguousarray(rows["record"][serves]),
         np.ascontiguousarray(parents[serves]),
         np.ascontiguousarray(rows["count"][serves]),
-        np.ascontiguousarray(tokens),
     )
 
 

@@ -18,7 +18,6 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.keys import namespace_digest
 from kvstore.core.record import NO_KEY, key_tag
-from kvstore.core.tokens import Tokens
 from kvstore.core.workers import Workers
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
@@ -105,12 +104,12 @@ class Residency(DiskEviction):
         records: npt.NDArray[np.uint64],
         parents: npt.NDArray[np.uint64],
         counts: npt.NDArray[np.uint32],
-        tokens: Tokens,
     ) -> None:
-        """Lets others find these records as donors, at open: see `ContentIndex.insert_many`."""
+        """Lets others find these records as donors, at open; their tokens are in the index. See
+        `ContentIndex.insert_many`."""
         with self._lock:
             if self.content is not None:
-                self.content.insert_many(namespaces, which, records, parents, counts, tokens)
+                self.content.insert_many(namespaces, which, records, parents, counts, None)
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
