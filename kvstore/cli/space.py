@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from kvstore.cli import stores
-from kvstore.cli.errors import told
+from kvstore.cli.errors import FAILED, OK, leave, told
 from kvstore.cli.output import AsJson, line, parse_size, print_json, size
+from kvstore.core.results import EraseResult
+from kvstore.core.tokens import Tokens
+from kvstore.remote_config import RemoteConfig
+from kvstore.store import KVStore
 from kvstore.stored import stored_bytes
 
 Really = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only said what would be done.")]
@@ -71,11 +76,19 @@ def erase(
     session: Annotated[str | None, typer.Option(help="A session, with its cache.")] = None,
     whole_namespace: Annotated[bool, typer.Option("--whole-namespace", help="All of --namespace.")] = False,
     namespace: stores.Namespace = None,
+    remote: Annotated[str | None, typer.Option(help="Also there: a remote tier's URL, as of RemoteConfig.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The file of the fleet key, if its values are sealed.")] = None,
     yes: Really = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a sequence, a session or a namespace, and overwrite it in every file of the store."""
+    """Remove a sequence, a session or a namespace, and overwrite it in every file of the store.
+
+    With --remote also from the remote tier; without, what was written there stays until its time is over.
+    """
     with told(as_json):
+        if key is not None and remote is None:
+            raise ValueError("--key: is of a remote tier; name that with --remote")
+        shared = None if remote is None else RemoteConfig(remote, upload="eviction", promote="second", key=key)
         named = tokens is not None or tokens_file is not None or text is not None
         if sum((named, session is not None, whole_namespace)) != 1:
             raise ValueError("name one of a sequence (--tokens, --tokens-file, --text), --session, --whole-namespace")
@@ -83,30 +96,39 @@ def erase(
             raise ValueError("--whole-namespace: name it with --namespace; an empty text is the one without a name")
         ids = stores.given_tokens(tokens, tokens_file, text, tokenizer) if named else None
         space = stores.namespace_of(namespace) or b""
-        if not yes:
+        if yes:
+            with stores.writing(store, remote=shared) as opened:
+                done = _erase(opened, ids, session, space)
+        else:
             with stores.reading(store) as opened:
                 there = _there(opened, ids, session, space)
-            document: dict[str, Any] = {"erased": False, "blocks": there, "hint": "repeat with --yes to erase"}
+    if not yes:
+        if as_json:
+            print_json({"erased": False, "blocks": there, "hint": "repeat with --yes to erase"})
         else:
-            with stores.writing(store) as opened:
-                if session is not None:
-                    done = opened.session(session, namespace=space).delete(blocks=True, erase=True)
-                elif whole_namespace:
-                    done = opened.delete_namespace(space, erase=True)
-                else:
-                    done = opened.delete(ids, namespace=space, erase=True)
-            document = {"erased": True, **asdict(done)}
+            line(f"{there} blocks and what continues them would be erased; repeat with --yes")
+        return
+    code = FAILED if done.remote_left else OK
     if as_json:
-        print_json(document)
-    elif yes:
-        line(
-            f"{document['removed_blocks']} blocks erased; {document['kept_blocks']} stay, for others share or pin them"
-        )
+        print_json({"erased": True, **asdict(done), "exit_code": code})
     else:
-        line(f"{document['blocks']} blocks and what continues them would be erased; repeat with --yes")
+        line(f"{done.removed_blocks} blocks erased; {done.kept_blocks} stay, for others share or pin them")
+        if remote is not None:
+            line(f"{done.remote_blocks} values removed from the remote tier")
+        if done.remote_left:
+            line(f"{done.remote_left} values may still be there, for it did not answer; erase again")
+    leave(code)
 
 
-def _there(opened: Any, ids: Any, session: str | None, space: bytes) -> int:
+def _erase(opened: KVStore, ids: Tokens | None, session: str | None, space: bytes) -> EraseResult:
+    if session is not None:
+        return opened.session(session, namespace=space).delete(blocks=True, erase=True)
+    if ids is None:
+        return opened.delete_namespace(space, erase=True)
+    return opened.delete(ids, namespace=space, erase=True)
+
+
+def _there(opened: KVStore, ids: Tokens | None, session: str | None, space: bytes) -> int:
     if session is not None:
         ids = opened.session(session, namespace=space).tokens
     if ids is not None:

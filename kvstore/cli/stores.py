@@ -14,6 +14,7 @@ import typer
 from kvstore.config import StoreConfig
 from kvstore.core.keys import NamespaceDigest, namespace_digest
 from kvstore.core.tokens import Tokens, as_tokens
+from kvstore.remote_config import RemoteConfig
 from kvstore.store import KVStore
 from kvstore.stored import stored_identity
 from kvstore.transfer.portable import READING, writing_config
@@ -36,15 +37,16 @@ def reading(path: Path) -> Iterator[KVStore]:
 
 
 @contextmanager
-def writing(path: Path, disk_bytes: int | None = None) -> Iterator[KVStore]:
+def writing(path: Path, disk_bytes: int | None = None, remote: RemoteConfig | None = None) -> Iterator[KVStore]:
     """An open store that may be changed.
 
     Args:
         path: of the store.
         disk_bytes: its budget; None for one that evicts nothing.
+        remote: its remote tier, if the command is to change that, too.
     """
     identity = stored_identity(path)
-    config = writing_config(str(path))
+    config = replace(writing_config(str(path)), remote=remote)
     if disk_bytes is not None:
         config = replace(config, disk=replace(config.disk, bytes=disk_bytes))
     with KVStore(path, identity, config) as store:
