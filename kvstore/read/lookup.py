@@ -73,7 +73,7 @@ class Lookup:
         size, coverage = self.block_tokens, self.residency.coverage
         cuts = [coverage.cut(record) for record in records]
         tails = [(end, record) for record, end in self.residency.index.tails(namespace, tokens[:stored])]
-        best, places = 0, tails
+        best, places, record = 0, tails, 0
         if self.layout.states:  # only the ends that have them
             both = zip(ends, records, strict=True)
             whole = [(end, record) for end, record in both if end <= stored and not end % size]
@@ -81,33 +81,38 @@ class Lookup:
         else:
             best = usable_end(self.layout, size, cuts, ends, stored)
             if best < stored:
-                best = max(best, self._with_another_cover(namespace, tokens[:stored], records, ends, cuts))
-        for end, record in places:
+                best, record = self._with_another_cover(namespace, tokens[:stored], ends, cuts, best)
+        for end, tail in places:
             i = (end - 1) // size
             if end <= best:
                 break
-            if usable_end(self.layout, size, [*cuts[:i], coverage.cut(record)], [*ends[:i], end], end) == end:
-                return [*records[:i], record], end
-        return records[: -(-best // size)], best
+            if usable_end(self.layout, size, [*cuts[:i], coverage.cut(tail)], [*ends[:i], end], end) == end:
+                best, record = end, tail
+                break
+        used = records[: -(-best // size)]
+        return ([*used[:-1], record] if record else used), best
 
     def _with_another_cover(
-        self, namespace: bytes, tokens: Tokens, records: list[int], ends: list[int], cuts: list[int]
-    ) -> int:
-        """How many of `tokens` can be used, more than where their last block begins, if another record takes the place
-        of the last one, and puts it there; otherwise 0. Sequences that part inside of a block have a record each, which
-        begin alike and lack different tokens."""
-        coverage, last = self.residency.coverage, len(records) - 1
-        failed = {cuts[last]}  # what fails for a prefix fails for shorter ones that end in the block
-        for count in range(len(tokens), last * self.block_tokens, -1):
-            for record, end in self.residency.index.covers(namespace, tokens[:count]):
-                cut = coverage.cut(record)
-                if cut in failed:
-                    continue
-                if usable_end(self.layout, self.block_tokens, [*cuts[:last], cut], [*ends[:last], end], count) == count:
-                    records[last] = record
-                    return count
-                failed.add(cut)
-        return 0
+        self, namespace: bytes, tokens: Tokens, ends: list[int], cuts: list[int], best: int
+    ) -> tuple[int, int]:
+        """How many of `tokens` can be used if another record may take the place of the last one of those, and which;
+        `best` and 0 if none helps. Sequences that part inside of a block have a record each, which begin alike and
+        lack different tokens."""
+        coverage, covers, size = self.residency.coverage, self.residency.index.covers, self.block_tokens
+        for i in range(len(cuts) - 1, best // size - 1, -1):
+            start = i * size
+            failed = {cuts[i]}  # what fails for a prefix fails for shorter ones that end in the block
+            if failed.issuperset(coverage.cut(record) for record, _ in covers(namespace, tokens[: start + 1])):
+                continue
+            for count in range(min(len(tokens), start + size - 1), max(start, best), -1):
+                for record, end in covers(namespace, tokens[:count]):
+                    cut = coverage.cut(record)
+                    if cut in failed:
+                        continue
+                    if usable_end(self.layout, size, [*cuts[:i], cut], [*ends[:i], end], count) == count:
+                        return count, record
+                    failed.add(cut)
+        return best, 0
 
     def use(self, namespace: bytes, tokens: Tokens) -> int:
         """Count the stored prefix as used, and return how many tokens it has."""

@@ -152,8 +152,12 @@ def test_a_prompt_that_is_put_after_what_continues_it_becomes_usable(
         assert store.check(deep=True).ok
 
 
-SEQUENCES = [tokens(90, seed=1), np.concatenate([tokens(37, seed=1), tokens(53, seed=2)])]
-STEPS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90), st.booleans()), min_size=1, max_size=8)
+SEQUENCES = [
+    tokens(90, seed=1),
+    np.concatenate([tokens(37, seed=1), tokens(53, seed=2)]),
+    np.concatenate([tokens(35, seed=1), tokens(55, seed=3)]),
+]
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 90), st.booleans()), min_size=1, max_size=8)
 
 
 @settings(max_examples=25, deadline=None)
@@ -166,17 +170,31 @@ def test_the_end_of_every_put_stays_a_place_to_resume(steps: list[tuple[int, int
             assert store.contains(SEQUENCES[which][:end]) == end
 
     with put_one_by_one(layout, put, SEQUENCES, steps, all_are_there) as (store, _):
-        for which in (0, 1):
+        for ids in SEQUENCES:
+            got = usable(store, ids)
+            assert got == [max(end for end in range(count + 1) if got[end] == end) for count in range(len(got))]
             for count in range(1, 91, 4):
-                hit = store.get(SEQUENCES[which][:count])
-                assert (hit.tokens if hit else 0) == store.contains(SEQUENCES[which][:count])
-                assert hit is None or is_kept(hit, SEQUENCES[which], layout)
+                hit = store.get(ids[:count])
+                assert (hit.tokens if hit else 0) == got[count]
+                assert hit is None or is_kept(hit, ids, layout)
+
+
+def test_more_tokens_never_find_less(tmp_path: Path, layout: KVLayout) -> None:
+    """A block before the last may be another sequence's: where they part, that one has what the windows need."""
+    first, other, _ = SEQUENCES  # 37 tokens alike
+    with open_store(tmp_path / "s", layout) as store:
+        for ids in (other[:33], other[:84], first[:42]):
+            put(store, ids, layout)
+        assert usable(store, other)[33:84] == [33, 34, 35, 36] + [37] * 47
+        hit = store.get(other[:83])
+        assert hit is not None
+        assert hit.tokens == 37
+        assert is_kept(hit, other, layout)
 
 
 def test_sequences_that_part_inside_of_a_block_keep_the_ends_of_each_other(tmp_path: Path) -> None:
     """Their blocks begin alike, and only one of them has what layers with windows need there."""
-    first, other = SEQUENCES[0], SEQUENCES[1]  # 37 tokens alike
-    third = np.concatenate([tokens(35, seed=1), tokens(55, seed=3)])
+    first, other, third = SEQUENCES  # the other has 37 tokens like the first, and the third 35
     with open_store(tmp_path / "s", WINDOWED) as store:
         for ids in (first[:33], first[:38], other[:43], third[:50]):
             put(store, ids)
