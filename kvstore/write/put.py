@@ -37,7 +37,7 @@ T = TypeVar("T")
 class PutPath(Erasing):
     """Makes the missing blocks of a sequence findable, and hands them to the write queue.
 
-    Thread-safe: one put, delete or change of a session at a time; the others wait for it.
+    Thread-safe: one put, delete or change of a session at a time; the others wait, but not a use of a session.
 
     Attributes:
         recoder: makes members stand alone before their donors go.
@@ -93,9 +93,12 @@ class PutPath(Erasing):
             self._change(self._note, key, record)
 
     def use_session(self, key: bytes) -> None:
-        """Count a use of a session as it is now; a save at the same time is not lost. Durable after `flush`."""
-        with self._lock:
-            self._change(self._use_session, key)
+        """Count a use of a session as it is now; a save at the same time is not lost. Durable after `flush`.
+
+        Waits for no put: whatever else changes a session does so on the thread of changes, too.
+        """
+        self._changes.run(self._use_session, key)
+        self.queue.begin()
 
     def delete(self, namespace: bytes, tokens: Tokens) -> int:
         """Remove a sequence, durably on return; see `KVStore.delete`.
@@ -126,10 +129,7 @@ class PutPath(Erasing):
     def delete_namespace(self, namespace: bytes) -> int:
         """Remove all blocks and sessions of a namespace, durably on return; see `KVStore.delete_namespace`."""
         with self._lock:
-            self.finish()
-            changes = [self.sessions.set(key, None) for key in self.sessions.keys(namespace)]
-            if changes:
-                self.queue.submit(WriteBatch(sessions=changes))
+            self._change(self._forget_sessions, namespace)
             self.queue.wait()
             records = self.residency.erase_namespace(namespace)
             if self.remote_erasure is not None:
@@ -194,6 +194,11 @@ class PutPath(Erasing):
         record = self.sessions.get(key)
         if record is not None:
             self._note(key, replace(record, used=time.time(), hits=record.hits + 1))
+
+    def _forget_sessions(self, namespace: bytes) -> None:
+        changes = [self.sessions.set(key, None) for key in self.sessions.keys(namespace)]
+        if changes:
+            self.queue.submit(WriteBatch(sessions=changes))
 
     def _delete(self, namespace: bytes, tokens: Tokens) -> tuple[int, Task[None]]:
         """Forgets a sequence; returns how many records went, and the task that takes them out of the catalog."""

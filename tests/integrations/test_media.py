@@ -28,7 +28,19 @@ MEDIA = {
     "MossTranscribeDiarize": "audio_token_id",
     "Phi4Multimodal": "audio_token_id",
 }
-OWN = ("Blt", "CpmAnt", "MiniMax", "OpenAIGPT", "RecurrentGemma", "Reformer", "Rwkv", "XLM", "XLNet", "xLSTM")
+OWN = (
+    "Blt",
+    "CpmAnt",
+    "MiniMax",
+    "OpenAIGPT",
+    "ProphetNet",
+    "RecurrentGemma",
+    "Reformer",
+    "Rwkv",
+    "XLM",
+    "XLNet",
+    "xLSTM",
+)
 
 
 def config_of(name: str, **changes: Any) -> Any:
@@ -99,7 +111,7 @@ def test_models_with_caches_of_their_own_are_refused_by_name(name: str) -> None:
     with causal_models.quiet():
         config = getattr(transformers, f"{name}Config")()
     if hasattr(config, "is_decoder"):
-        config.is_decoder = True
+        config.is_decoder, config.is_encoder_decoder = True, False
     with pytest.raises(UnsupportedModel, match="such caches are not supported"):
         layout_from_config(config, "float32")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -125,18 +126,34 @@ def test_a_session_whose_time_is_over_is_gone_with_its_blocks(store: KVStore, cl
 
 def test_a_save_beside_resumes_is_never_undone(store: KVStore) -> None:
     save(store, "chat", 1)
+    with resumed_all_the_time(store, "chat"):
+        for count in range(2, 40):
+            save(store, "chat", count)
+            assert len(store.session("chat").tokens) == count
+
+
+def test_a_session_that_goes_with_its_namespace_beside_resumes_stays_away(store: KVStore) -> None:
+    with resumed_all_the_time(store, "chat"):
+        for erase in [False, True] * 4:
+            save(store, "chat")
+            store.delete_namespace("", erase=erase)
+            store.flush()
+            assert not store.session("chat").exists
+
+
+@contextlib.contextmanager
+def resumed_all_the_time(store: KVStore, name: str) -> Iterator[None]:
+    """A context in which another thread resumes a session again and again."""
     ended = threading.Event()
 
     def resume() -> None:
         while not ended.is_set():
-            store.session("chat").resume()
+            store.session(name).resume()
 
     resuming = threading.Thread(target=resume)
     resuming.start()
     try:
-        for count in range(2, 40):
-            save(store, "chat", count)
-            assert len(store.session("chat").tokens) == count
+        yield
     finally:
         ended.set()
         resuming.join()

@@ -263,17 +263,43 @@ def test_puts_return_while_the_disk_stands_still_and_can_be_got(tmp_path: Path) 
         assert store.stats()["queue"] == {"bytes": 0, "records": 0}
 
 
-def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fs = GatedFS()
-    full, has_room = threading.Event(), WriteQueue._has_space
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a put finds no room."""
+    found_full, has_room = threading.Event(), WriteQueue._has_space
 
     def seen_has_room(self: WriteQueue, nbytes: int) -> bool:
         found = has_room(self, nbytes)
         if not found:
-            full.set()
+            found_full.set()
         return found
 
     monkeypatch.setattr(WriteQueue, "_has_space", seen_has_room)
+    return found_full
+
+
+def test_a_session_is_resumed_while_a_put_waits_for_room(tmp_path: Path, full: threading.Event) -> None:
+    fs = GatedFS()
+    with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW, put_timeout_s=HANGS_S) as store:
+        store.session("chat").save(tokens(8, seed=7), kv_of(tokens(8, seed=7)))
+        store.flush()
+        stalled(store, fs)
+        put(store, tokens(16))
+        with ThreadPoolExecutor(2) as executor:
+            waiting = executor.submit(put, store, tokens(16, seed=1))
+            try:
+                assert full.wait(HANGS_S)
+                hit = executor.submit(store.session("chat").resume).result(HANGS_S / 2)
+                assert same_kv(hit.layers, kv_of(tokens(8, seed=7)))
+                assert not waiting.done()
+            finally:
+                fs.gate.set()
+        store.flush()
+        assert [row.hits for row in store.sessions()] == [1]
+
+
+def test_a_put_waits_for_room_and_says_how_long(tmp_path: Path, full: threading.Event) -> None:
+    fs = GatedFS()
     with open_store(tmp_path, fs=fs, write_queue_bytes=30 * RAW) as store:
         stalled(store, fs)
         assert put(store, tokens(16)).dropped_blocks == 0

@@ -35,6 +35,7 @@ _REFUSED = {
     "gemma4_unified_assistant": "it drafts from the cache of another model and keeps none",
     "minimax": "it keeps states in a MiniMaxCache",
     "openai-gpt": "it keeps no cache",
+    "prophetnet": "it goes on from a cache by one token at a time only",
     "recurrent_gemma": "it keeps states in its modules",
     "reformer": "it keeps buckets and hidden states in a ReformerDynamicCache",
     "rwkv": "it keeps states in a list of tensors",
