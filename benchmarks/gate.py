@@ -3,7 +3,8 @@
 Prefix length x bandwidth of the disk: time to the first token with the gate, when everything that is stored is loaded
 (`gate=False`), and when nothing is (recompute), in turns. Every get is the first of a store that was just opened, so
 the gate knows what the process before kept, and a short read; recomputing begins behind such an opening, too, and asks
-the store nothing: both find the caches of the processor as an opening leaves them. The bandwidth of that process was another.
+the store nothing: both find the caches of the processor as an opening leaves them. The bandwidth of the process before
+was another.
 
 Rows: `ttft_s`, peer `recompute`; of the gate also `load_share`, the share of gets that loaded, and `decided_s`: what
 its decisions take by the medians of the two ways, and a get that is refused. That is the same as `ttft_s` on a machine
