@@ -97,7 +97,9 @@ class PutPath(Erasing):
 
         Waits for no put: whatever else changes a session does so on the thread of changes, too.
         """
-        self._changes.run(self._use_session, key)
+        use = Task(self._use_session, key)
+        self._changes.start(use)
+        use.result()
         self.queue.begin()
 
     def delete(self, namespace: bytes, tokens: Tokens) -> int:
