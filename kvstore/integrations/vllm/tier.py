@@ -94,9 +94,9 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]  # mypy has no vL
         self._chunks.close()
 
     def _submit(self, job: Any, work: Callable[[bytes, memoryview], bool]) -> None:
-        with self._changed:
+        with self._changed:  # so that the job does not end before it counts
+            self._workers.submit(self._run, job, work)
             self._open += 1
-        self._workers.submit(self._run, job, work)
 
     def _run(self, job: Any, work: Callable[[bytes, memoryview], bool]) -> None:
         begin, done = time.monotonic(), list[Any]()
