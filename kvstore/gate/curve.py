@@ -34,6 +34,7 @@ class Curve:
     Args:
         half_life: after so many newer observations one counts half.
         least: of a cell only the quickest counts: the others waited for something else.
+        parts: `[n, n]`, the coefficients are a sum of its columns, none of which is negative; each alone if not given.
 
     Example:
         >>> line = Curve(half_life=8)
@@ -43,8 +44,8 @@ class Curve:
         [0.5, 0.01]
     """
 
-    def __init__(self, half_life: float, least: bool = False) -> None:
-        self._half_life, self._least = half_life, least
+    def __init__(self, half_life: float, least: bool = False, parts: F64 | None = None) -> None:
+        self._half_life, self._least, self._parts = half_life, least, parts
         self._cells: dict[tuple[int, ...], deque[Seen]] = {}
         self._count = 0
         self._fitted: F64 | None = None
@@ -91,6 +92,8 @@ class Curve:
         weights = np.maximum(0.5 ** (ages / self._half_life), _LEAST_WEIGHT)
         more = np.array([factors for factors, _ in prior]).reshape(-1, rows.shape[1])
         wanted = np.array([value for _, value in prior])
+        parts = np.eye(rows.shape[1]) if self._parts is None else self._parts
+        rows, more = rows @ parts, more @ parts
         found, usual = np.zeros(rows.shape[1]), np.ones(len(rows))
         for _ in range(_ROUNDS):
             scale = np.sqrt(weights * usual)
@@ -98,7 +101,7 @@ class Curve:
             before, usual = usual, _USUAL / np.maximum(np.abs(rows @ found - 1), _USUAL)
             if (usual == before).all():
                 break  # nothing is unusual: another round would find the same
-        return found
+        return np.asarray(parts @ found)
 
 
 def _quickest(cell: Iterable[Seen]) -> list[Seen]:

@@ -16,6 +16,7 @@ _HALF_LIFE = 32.0
 # is expected to take where only long ones were seen, and the other way round.
 _PASS_TOKENS = {"cpu": 32.0}
 _DEVICE_PASS_TOKENS = 256.0
+_MOST_PASS = 4  # times that, at most: or one pass that was held up would show that tokens cost nothing
 _SHORT = 8  # passes of fewer tokens take as long as the weights take to be read, however many they are
 _MOST_SHORT = 9
 _PRIOR = 0.02  # the weight of what is only expected
@@ -27,7 +28,7 @@ _FARTHEST = 4  # no conclusion about sequences so many times longer than those t
 @dataclass
 class PrefillCost:
     """Of one model on one device: a pass of `n` tokens behind `start` others takes a + b n + c n (start + n / 2), but
-    no less than a pass of a few tokens.
+    no less than a pass of a few tokens. What a pass takes by itself, a, is no more than some tokens take.
 
     Not thread-safe: its owner has the lock.
 
@@ -49,8 +50,16 @@ class PrefillCost:
     device: str
     seen_s: float = 0.0
     reach: int = 0
-    curve: Curve = field(default_factory=lambda: Curve(_HALF_LIFE))
+    curve: Curve = field(init=False)
     short: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_SHORT))
+
+    def __post_init__(self) -> None:
+        least = 1 / (_MOST_PASS * self._pass_tokens)  # b by a
+        self.curve = Curve(_HALF_LIFE, parts=np.array([[1.0, 0.0, 0.0], [least, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+
+    @property
+    def _pass_tokens(self) -> float:
+        return _PASS_TOKENS.get(self.device, _DEVICE_PASS_TOKENS)
 
     def observe(self, tokens: int, seconds: float, start: int) -> None:
         """Note that a pass over `tokens` tokens behind `start` others took so long."""
@@ -86,7 +95,7 @@ class PrefillCost:
         """What any pass takes; if no short one was seen, what is expected of it."""
         if self.short:
             return statistics.median(self.short)
-        return _PASS_TOKENS.get(self.device, _DEVICE_PASS_TOKENS) * float(self.coefficients()[1])
+        return self._pass_tokens * float(self.coefficients()[1])
 
     def coefficients(self) -> F64:
         """Return a, b and c: seconds of a pass, of a token, and of a pair of tokens."""
@@ -95,7 +104,7 @@ class PrefillCost:
     def _prior(self) -> list[PriorRow]:
         """a is some b, and c is 0, unless what was seen says otherwise; in shares of what was seen."""
         seen = self.curve.observations()
-        passes = _PASS_TOKENS.get(self.device, _DEVICE_PASS_TOKENS)
+        passes = self._pass_tokens
         seconds = sum(taken for _, taken in seen)
         per_token = seconds / sum(features[1] + passes for features, _ in seen)
         per_pair = seconds / sum(features[2] for features, _ in seen)

@@ -43,6 +43,19 @@ def test_a_beginning_in_memory_is_loaded_without_the_rest() -> None:
     assert gate(byte_s=1e-9).decide([*near, *DISK], "cpu", whole=True).parts == 25
 
 
+@pytest.mark.parametrize("passes", [[(65, 9.58), (492, 3.53)], [(65, 2.0), (492, 1.4)], [(492, 1.4), (65, 2.0)]])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_one_pass_that_was_held_up_does_not_say_that_tokens_cost_nothing(
+    passes: list[tuple[int, float]], device: str
+) -> None:
+    made = gate(token_s=0)
+    for tokens, seconds in passes:
+        made.observe_prefill(tokens, seconds, device=device)
+    found = made.stats()
+    assert 0 < found[f"{device}_pass_s"] <= 1025 * found[f"{device}_token_s"]
+    assert made.decide(DISK[:4], device, total=401).parts == 4  # 400 tokens, which the disk has in half a millisecond
+
+
 def test_far_beyond_what_was_seen_nothing_is_concluded() -> None:
     assert gate(byte_s=1e-5).decide(DISK * 5, "cpu").parts == 100
 
