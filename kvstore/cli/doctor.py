@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import resource
@@ -17,10 +18,14 @@ from kvstore.cli.errors import told
 from kvstore.cli.output import AsJson, line, print_json, size, table
 from kvstore.config import MIB, StoreConfig
 from kvstore.core.layout import KVLayout
+from kvstore.errors import ConfigError
 from kvstore.gate.load import RATIOS
 from kvstore.stored import stored_identity
 from kvstore.tiers.disk.ceiling import disk_ceiling
 from kvstore.tiers.disk.files import most_open
+from kvstore.tiers.disk.fs import FileSystem
+
+_DISK_BYTES = 64 * MIB  # of the file that the disk is measured with
 
 
 def doctor(
@@ -35,7 +40,7 @@ def doctor(
         settings = stores.config_from(config)
         document: dict[str, Any] = {"machine": _machine(settings), "codecs": _codecs()}
         if path is not None:
-            document["disk"] = disk_ceiling(str(path), 64 * MIB)
+            document["disk"] = _disk(path)
         if store is not None or model is not None:
             layout = stored_identity(store).layout if store is not None else _layout(model)
             document["cost"] = _cost(layout, settings)
@@ -57,6 +62,20 @@ def doctor(
             for c in document["cost"]
         ]
         table(("tier", "codec", "a token", "budget", "tokens that fit, about"), rows, title="cost")
+
+
+def _disk(path: Path) -> dict[str, float]:
+    """What `disk_ceiling` measures. Raises `ConfigError`, `OSError` with the folder's name."""
+    try:
+        return disk_ceiling(str(path), _DISK_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        free = FileSystem().free(str(path))
+        raise ConfigError(
+            f"path: {path}: {error.strerror}; the disk is measured with a file of {size(_DISK_BYTES)}, and "
+            f"{size(free)} are free: free space, or name a folder on another disk"
+        ) from error
 
 
 def _machine(config: StoreConfig) -> dict[str, Any]:

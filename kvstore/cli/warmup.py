@@ -14,7 +14,9 @@ from kvstore.cli import stores
 from kvstore.cli.errors import FAILED, OK, leave, told
 from kvstore.cli.output import AsJson, err, line, print_json, progress_bars, size
 from kvstore.core.identity import ModelIdentity
+from kvstore.metrics import NOTICES, Metric
 from kvstore.store import KVStore
+from kvstore.tiers.disk.fs import FileSystem
 from kvstore.transfer.portable import writing_config
 
 if TYPE_CHECKING:
@@ -26,8 +28,9 @@ def warmup(
     model: Annotated[Path, typer.Option(help="Folder of a transformers checkpoint.")],
     prompts: Annotated[Path, typer.Option(help="The prompts, UTF-8.")],
     form: Annotated[
-        str, typer.Option("--format", help="Of the prompts: text, jsonl or chat (docs/warmup.md).")
-    ] = "text",
+        str | None,
+        typer.Option("--format", help="text, jsonl or chat (docs/warmup.md); default: as the file's name ends."),
+    ] = None,
     namespace: Annotated[str, typer.Option(help="Name of the namespace.")] = "",
     ttl: Annotated[float | None, typer.Option(help="Seconds after which the prompts are removed.")] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Never evict the prompts.")] = False,
@@ -45,16 +48,11 @@ def warmup(
     """Compute and store the caches of prompts, each shared token once. The same command goes on after a kill."""
     with told(as_json, "interrupted; the same command goes on from here"):
         try:
-            from kvstore.integrations.transformers.prompts import read_prompts
             from kvstore.integrations.transformers.warming import warmup as warm
         except ModuleNotFoundError as error:
             raise ValueError(f"warmup needs {error.name}; pip install 'kvstore-lm[transformers]'") from None
-        from kvstore.calibration.calibrate import load_model
-
         apart = _workers(workers, tasks, model, dtype)
-        lines = stores.text_of(prompts).splitlines()
-        loaded, tokenizer = load_model(model, dtype)
-        ids = list(read_prompts(lines, tokenizer, form))
+        loaded, tokenizer, ids = _loaded(model, dtype, prompts, form)
         settings = stores.config_from(config) if config is not None else writing_config(str(store))
         identity = ModelIdentity.from_transformers(loaded, tokenizer)
         with progress_bars(as_json) as bars, KVStore(store, identity, settings) as opened:
@@ -72,13 +70,39 @@ def warmup(
                 progress=_Progress(bars, as_json),
             )
             capacity = int(opened.stats()["disk"]["capacity"])
+            why = _why_dropped(opened) if report.dropped_blocks else ""
     code = FAILED if report.dropped_blocks else OK
     if as_json:
-        rate = {"tokens_per_s": report.tokens_per_s, "disk_capacity": capacity}
-        print_json({**asdict(report), **rate, "dry_run": dry_run, "exit_code": code})
+        more = {"tokens_per_s": report.tokens_per_s, "disk_capacity": capacity, "dropped_because": why}
+        print_json({**asdict(report), **more, "dry_run": dry_run, "exit_code": code})
     else:
-        line(_said(report, dry_run, capacity))
+        line(_planned(report, capacity) if dry_run else _said(report, why))
     leave(code)
+
+
+def _loaded(model: Path, dtype: str, prompts: Path, form: str | None) -> tuple[Any, Any, list[list[int]]]:
+    """The model, its tokenizer, and the token ids of the prompts."""
+    from kvstore.calibration.calibrate import load_model
+    from kvstore.integrations.transformers.prompts import format_of, read_prompts
+
+    lines = stores.text_of(prompts).split("\n")  # splitlines() would cut texts in JSON, too
+    form = format_of(str(prompts), lines) if form is None else form
+    loaded, tokenizer = load_model(model, dtype)
+    return loaded, tokenizer, list(read_prompts(lines, tokenizer, form, str(prompts)))
+
+
+def _why_dropped(store: KVStore) -> str:
+    """Why the store could not take blocks, and what to do."""
+    counters, segment, free = store.stats()["counters"], store.config.segment_bytes, FileSystem().free(store.path)
+    found = [metric for metric in NOTICES if metric.value.startswith("dropped_") and counters.get(metric.value)]
+    if counters.get(Metric.DISK_FULL.value) or (not found and free < segment):
+        return (
+            f"the file system of {store.path} is full: {size(free)} are free, and the store takes {size(segment)} at a "
+            "time. Free space there, or begin a store with a disk.bytes (--config) of what is free: it takes less at a "
+            "time"
+        )
+    told = [f"{counters[metric.value]:g} {metric.meaning}: {NOTICES[metric].advice}" for metric in found]
+    return "; ".join(told) or "the log says why"
 
 
 def _workers(name: str | None, tasks: int | None, model: Path, dtype: str) -> Workers | None:
@@ -108,23 +132,32 @@ class _Progress:
     def __call__(self, report: WarmupReport) -> None:
         left = f"{report.tokens_per_s:,.0f} tokens/s, {report.seconds_left:,.0f} s left"
         if report.tokens:
-            self._bars("tokens", report.stored_tokens + report.computed_tokens, report.tokens, left)
+            self._bars("tokens", report.done_tokens, report.tokens, left)
         if not self._hidden and not err.is_terminal and time.monotonic() >= self._next:
             self._next += 10.0
-            done = report.stored_tokens + report.computed_tokens
-            err.print(f"{done:,} of {report.tokens:,} tokens, {left}", markup=False, highlight=False, soft_wrap=True)
+            done = f"{report.done_tokens:,} of {report.tokens:,} tokens{_again(report)}, {left}"
+            err.print(done, markup=False, highlight=False, soft_wrap=True)
 
 
-def _said(report: WarmupReport, dry_run: bool, capacity: int) -> str:
-    begin = f"{report.prompts:,} prompts of {report.tokens:,} distinct tokens, {report.stored_tokens:,} stored before; "
-    if dry_run:
-        room = "" if report.bytes <= capacity else f"; the store holds at most {size(capacity)}: raise disk.bytes"
-        return (
-            f"{begin}{report.computed_tokens:,} to compute: {size(report.bytes)} before coding, "
-            f"about {report.seconds:,.0f} s{room}"
-        )
-    lost = f"; {report.dropped_blocks} blocks could not be stored" if report.dropped_blocks else ""
+def _again(report: WarmupReport) -> str:
+    return f", {report.repeated_tokens:,} computed again" if report.repeated_tokens else ""
+
+
+def _begin(report: WarmupReport) -> str:
+    return f"{report.prompts:,} prompts of {report.tokens:,} distinct tokens, {report.stored_tokens:,} stored before; "
+
+
+def _planned(report: WarmupReport, capacity: int) -> str:
+    room = "" if report.bytes <= capacity else f"; the store holds at most {size(capacity)}: raise disk.bytes"
     return (
-        f"{begin}{report.computed_tokens:,} computed in {report.seconds:,.1f} s "
-        f"({report.tokens_per_s:,.0f} tokens/s, {report.passes} passes){lost}"
+        f"{_begin(report)}{report.computed_tokens:,} to compute: {size(report.bytes)} before coding, "
+        f"about {report.seconds:,.0f} s{room}"
+    )
+
+
+def _said(report: WarmupReport, why: str) -> str:
+    lost = f"; {report.dropped_blocks} blocks could not be stored: {why}" if report.dropped_blocks else ""
+    return (
+        f"{_begin(report)}{report.computed_tokens - report.repeated_tokens:,} computed{_again(report)} in "
+        f"{report.seconds:,.1f} s ({report.tokens_per_s:,.0f} tokens/s, {report.passes} passes){lost}"
     )

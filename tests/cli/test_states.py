@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from kvstore import KVStore, ModelIdentity
 from kvstore.cli import app, main
 from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK, USAGE
+from kvstore.tiers.disk.fs import FileSystem
 
 # name: (arguments, whether it opens the store for writing, codes that differ from those of its kind)
 EMPTY_FAILS = {"empty": FAILED}
@@ -213,6 +214,20 @@ def test_what_cannot_be_printed_is_told(made: Path, monkeypatch: pytest.MonkeyPa
     done = run("ls", str(made / "healthy"), "--json")
     assert done.exit_code == FAILED
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_full_disk_is_told_with_its_folder_and_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_fs: FileSystem, _fd: int, _nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSystem, "allocate", full)
+    done = run("doctor", "--path", str(tmp_path))
+    assert done.exit_code == FAILED
+    assert f"error: path: {tmp_path}: No space left on device; the disk is measured with a file of 64" in done.stderr
+    assert "are free: free space, or name a folder on another disk" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:

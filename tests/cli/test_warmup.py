@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import calibrated
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvstore import KVStore, stored_identity
 from kvstore.cli import app
+from kvstore.tiers.disk.fs import FileSystem
 
 LINES = [
     {
@@ -50,13 +53,61 @@ def test_a_file_of_prompts_becomes_a_store(model: Path, tmp_path: Path) -> None:
         assert len(store.inventory().sequences) == 7
 
 
+def test_the_format_follows_from_the_ending(model: Path, tmp_path: Path) -> None:
+    text = json.dumps({"prompt": "a\u2028harbour"}, ensure_ascii=False)
+    for name in ("harbour.jsonl", "harbour.txt"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    given = (tmp_path / "store", "--model", model, "--dry-run", "--json", "--prompts")
+    assert json.loads(run(*given, tmp_path / "harbour.jsonl").stdout)["tokens"] == len("a\u2028harbour".encode())
+    done = run(*given, tmp_path / "harbour.txt")
+    assert done.exit_code == 1
+    assert "harbour.txt: each line is a JSON object" in json.loads(done.stdout)["error"]
+    taken = json.loads(run(*given, tmp_path / "harbour.txt", "--format", "text").stdout)
+    assert taken["tokens"] == len(text.encode())
+
+
+def test_a_full_disk_is_named_with_what_to_do(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_fs: FileSystem, _fd: int, _nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSystem, "allocate", full)
+    (tmp_path / "prompts").write_text("a prompt\nanother prompt\n")
+    given = (tmp_path / "store", "--model", model, "--prompts", tmp_path / "prompts")
+    done = run(*given)
+    assert done.exit_code == 1
+    assert "blocks could not be stored: the file system of " in done.stdout
+    assert "is full: " in done.stdout
+    assert "the store takes 64.0 MiB at a time. Free space there" in done.stdout
+    assert "unpin" not in done.stdout
+    assert "[the file system is full: it has no room for a segment of " in caplog.text
+    again = json.loads(run(*given, "--json").stdout)
+    assert "is full" in again["dropped_because"]
+
+
+def test_other_losses_are_told_by_their_counters(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = FileSystem.pwritev
+
+    def refuses(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if offset:  # records; the rest of a store is at the beginning of its files
+            raise OSError(errno.EIO, "Input/output error")
+        return written(fs, fd, buffers, offset)
+
+    monkeypatch.setattr(FileSystem, "pwritev", refuses)
+    (tmp_path / "prompts").write_text("a prompt\n")
+    done = run(tmp_path / "store", "--model", model, "--prompts", tmp_path / "prompts")
+    assert done.exit_code == 1
+    assert "1 blocks that the disk refused to write: check the disk" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"--prompts": "nowhere"}, "nowhere: No such file"),
         ({"--model": "nowhere"}, "nowhere: no model"),
         ({"--format": "yaml"}, "format: expected one of text, jsonl, chat"),
-        ({"--format": "jsonl"}, "line 1:"),
+        ({"--format": "jsonl"}, "prompts, line 1: is not JSON"),
         ({"--dtype": "int8"}, "dtype: expected bfloat16, float16 or float32"),
         ({"--workers": "nobody"}, "--workers: expected ray, found 'nobody'"),
         ({"--config": "nowhere"}, "cannot be read as TOML"),

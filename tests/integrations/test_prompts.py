@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.integrations.transformers.prompts import read_prompts
+from kvstore.integrations.transformers.prompts import format_of, read_prompts
 
 
 class Letters:
@@ -51,7 +51,8 @@ def test_chats_go_through_the_template() -> None:
     ("form", "row", "message"),
     [
         ("yaml", "a", "format: expected one of text, jsonl, chat"),
-        ("jsonl", "{", "line 1: "),
+        ("jsonl", "{", "line 1: is not JSON \\(.*in the format text a prompt"),
+        ("jsonl", {"messages": []}, 'line 1: expected a text as "prompt".*; for "messages" the format is chat'),
         ("jsonl", "[1]", "line 1: expected an object, found list"),
         ("jsonl", {"other": 1}, 'line 1: expected a text as "prompt"'),
         ("jsonl", {"tokens": []}, "line 1: tokens: expected at least one token"),
@@ -64,3 +65,16 @@ def test_chats_go_through_the_template() -> None:
 def test_a_line_that_does_not_fit_is_named(form: str, row: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         read(form, row)
+
+
+def test_the_file_is_named_with_the_line() -> None:
+    with pytest.raises(ValueError, match=r"^harbour\.txt, line 2: is not JSON"):
+        list(read_prompts(['{"prompt": "a"}', "a harbour"], Letters(), "jsonl", "harbour.txt"))
+
+
+def test_the_format_follows_from_the_ending_and_json_is_not_taken_for_text() -> None:
+    line = '{"prompt": "a"}'
+    assert [format_of(name, [line]) for name in ("a.jsonl", "a.JSON", "b.ndjson")] == ["jsonl"] * 3
+    assert format_of("a.txt", [line, "", "{a"]) == format_of("a.txt", []) == format_of("a", ["[1]"]) == "text"
+    with pytest.raises(ValueError, match=r"a\.txt: each line is a JSON object; give --format jsonl or chat"):
+        format_of("a.txt", [line, "", f" {line}\r"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from faultfs import Fault, FaultFS
 from threadruns import HANGS_S
 from tiny_models import tiny
 from warmupcases import CONFIG, facts, holds_what_it_would_compute, product
 
-from kvstore import IdentityMismatch, KVStore, ModelIdentity
+from kvstore import IdentityMismatch, KVStore, ModelIdentity, TierConfig
 from kvstore.integrations.transformers import get_or_prefill, warmup
 from kvstore.integrations.transformers.segments import distinct_tokens, segments_of
 
@@ -85,6 +87,30 @@ def test_what_is_stored_is_skipped(store: KVStore, llama: Any) -> None:
     assert report.stored_tokens + report.computed_tokens == report.tokens
     again = warmup(store, llama, prompts)
     assert (again.passes, again.computed_tokens) == (0, 0)
+
+
+def test_what_is_stored_in_part_is_counted(store: KVStore, llama: Any) -> None:
+    warmup(store, llama, [[7, *range(20, 30)]])
+    planned = warmup(store, llama, [[7, *range(40, 60)]], dry_run=True)
+    done = warmup(store, llama, [[7, *range(40, 60)]])
+    assert (planned.stored_tokens, planned.computed_tokens) == (1, 20)
+    assert (done.stored_tokens, done.computed_tokens, done.repeated_tokens) == (1, 20, 0)
+
+
+def test_what_a_full_disk_drops_is_computed_again_and_counted_apart(tmp_path: Path, llama: Any) -> None:
+    fs, looks = FaultFS(Fault("allocate", 1, errno.ENOSPC, sticky=True)), []
+    identity = ModelIdentity.from_transformers(llama)
+    with KVStore(tmp_path, identity, replace(WARM, host=TierConfig(0)), fs=fs) as full:
+
+        def look(report: Any) -> None:
+            full.flush()  # what was put left memory, and the disk did not take it
+            looks.append(report.done_tokens)
+
+        report = warmup(full, llama, product(2, 3, 2), progress=look)
+        full.close()
+    assert report.repeated_tokens > 0
+    assert report.computed_tokens - report.repeated_tokens == report.tokens == looks[-1]
+    assert looks == sorted(looks)
 
 
 def test_memory_is_bounded_by_the_tokens_of_a_pass(store: KVStore, llama: Any) -> None:

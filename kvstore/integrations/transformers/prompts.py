@@ -10,9 +10,43 @@ from typing import Any
 from kvstore.core.tokens import as_tokens
 
 FORMATS = ("text", "jsonl", "chat")
+_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
-def read_prompts(lines: Iterable[str], tokenizer: Any, form: str = "text") -> Iterator[list[int]]:
+def format_of(name: str, lines: Iterable[str]) -> str:
+    """Return the format of a file of prompts that nobody named: "jsonl" if it ends in .jsonl, .ndjson or .json, else
+    "text".
+
+    Args:
+        name: of the file.
+        lines: of the file.
+
+    Raises:
+        ValueError: the ending says text, and each line is a JSON object.
+
+    Example:
+        >>> format_of("prompts.jsonl", []), format_of("prompts.txt", ["a prompt"])
+        ('jsonl', 'text')
+    """
+    if name.lower().endswith(_ENDINGS):
+        return "jsonl"
+    full = [line for line in lines if line.strip()]
+    if full and all(map(_is_object, full)):
+        raise ValueError(
+            f"{name}: each line is a JSON object; give --format jsonl or chat, or text if the objects themselves are "
+            "the prompts"
+        )
+    return "text"
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.lstrip().startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_prompts(lines: Iterable[str], tokenizer: Any, form: str = "text", name: str = "") -> Iterator[list[int]]:
     """Yield the token ids of every prompt.
 
     Args:
@@ -22,6 +56,7 @@ def read_prompts(lines: Iterable[str], tokenizer: Any, form: str = "text") -> It
             "template", a text with names in braces, with "parts", the texts for each name: all combinations are
             prompts. "chat": each line is an object with "messages", for the tokenizer's chat template, and "parts" as
             above for their contents; "tools" and "add_generation_prompt" (true if it is not there) go to the template.
+        name: of the file, for what is raised.
 
     Raises:
         ValueError: names the line that does not fit.
@@ -44,12 +79,21 @@ def read_prompts(lines: Iterable[str], tokenizer: Any, form: str = "text") -> It
             if form == "text":
                 yield _ids(tokenizer(text).input_ids)
                 continue
-            row = json.loads(text)
-            if not isinstance(row, dict):
-                raise ValueError(f"expected an object, found {type(row).__name__}")
-            yield from (_chats if form == "chat" else _rows)(row, tokenizer)
+            yield from (_chats if form == "chat" else _rows)(_object(text, form), tokenizer)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from error
+            raise ValueError(f"{name}{', ' if name else ''}line {number}: {error}") from error
+
+
+def _object(line: str, form: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"is not JSON ({error}); in the format {form} each line is a JSON object, in the format text a prompt"
+        ) from error
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, found {type(row).__name__}")
+    return row
 
 
 def _rows(row: Mapping[str, Any], tokenizer: Any) -> Iterator[list[int]]:
@@ -58,7 +102,8 @@ def _rows(row: Mapping[str, Any], tokenizer: Any) -> Iterator[list[int]]:
         return
     text = row.get("template", row.get("prompt"))
     if not isinstance(text, str):
-        raise ValueError('expected a text as "prompt" or "template", or ids as "tokens"')
+        chat = '; for "messages" the format is chat' if "messages" in row else ""
+        raise ValueError(f'expected a text as "prompt" or "template", or ids as "tokens"{chat}')
     for values in combinations(row.get("parts", {})):
         yield _ids(tokenizer(filled(text, values)).input_ids)
 

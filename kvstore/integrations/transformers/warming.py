@@ -55,7 +55,9 @@ class WarmupReport:
         prompts: distinct ones.
         tokens: distinct ones of all prompts: what is computed if nothing is stored.
         stored_tokens: among them those that were stored before.
-        computed_tokens: tokens that were computed; of a dry run, that would be. Workers compute some of them twice.
+        computed_tokens: tokens that were computed; of a dry run, that would be.
+        repeated_tokens: among those, what was known before: the store had dropped it, or did not have it in time, or
+            several workers begin with it. At the end stored_tokens + computed_tokens - repeated_tokens is tokens.
         bytes: raw bytes of those.
         seconds: so far; of a dry run, about how many it would take.
         dropped_blocks: blocks that the store could not take.
@@ -66,6 +68,7 @@ class WarmupReport:
     tokens: int = 0
     stored_tokens: int = 0
     computed_tokens: int = 0
+    repeated_tokens: int = 0
     bytes: int = 0
     seconds: float = 0.0
     dropped_blocks: int = 0
@@ -77,10 +80,14 @@ class WarmupReport:
         return self.computed_tokens / self.seconds if self.seconds else 0.0
 
     @property
+    def done_tokens(self) -> int:
+        """Tokens of all prompts that are stored or computed by now: never more than there are."""
+        return min(self.tokens, self.stored_tokens + self.computed_tokens - self.repeated_tokens)
+
+    @property
     def seconds_left(self) -> float:
         """About how many it still takes."""
-        left = max(0, self.tokens - self.stored_tokens - self.computed_tokens)
-        return left / self.tokens_per_s if self.tokens_per_s else 0.0
+        return (self.tokens - self.done_tokens) / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
 class Workers(Protocol):
@@ -186,8 +193,9 @@ def warmup(
     levels = segments_of(prompts)
     for segment in (segment for level in levels for segment in level):
         check_length(store.identity.layout, segment.end)
-    missing = [[s for s in level if store.contains(s.tokens, namespace=namespace) < s.end] for level in levels]
-    todo = distinct_tokens(missing)
+    stored = {id(s): store.contains(s.tokens, namespace=namespace) for level in levels for s in level}
+    missing = [[s for s in level if stored[id(s)] < s.end] for level in levels]
+    todo = sum(s.end - max(s.start, stored[id(s)]) for level in missing for s in level)
     report = WarmupReport(sum(s.is_prompt for level in levels for s in level), distinct_tokens(levels))
     report.stored_tokens = report.tokens - todo
     if dry_run:
@@ -196,7 +204,7 @@ def warmup(
         return report
     options: dict[str, Any] = {"ttl": ttl, "pin": pin}
     if workers is None:
-        _Warmup(store, model, namespace, options, batch_tokens, chunk, report, progress).run(missing)
+        _Warmup(store, model, namespace, options, batch_tokens, chunk, report, progress, stored).run(missing)
     else:
         options |= {"namespace": namespace, "batch_tokens": batch_tokens, "chunk": chunk}
         _apart(workers, store, model, missing, options, report, progress)
@@ -217,6 +225,7 @@ def _apart(
     def done(part: WarmupReport | None = None) -> None:
         if part is not None:
             report.computed_tokens += part.computed_tokens
+            report.repeated_tokens += part.repeated_tokens
             report.bytes += part.bytes
             report.passes += part.passes
             report.dropped_blocks += part.dropped_blocks
@@ -228,6 +237,7 @@ def _apart(
     prompts = [segment.tokens for level in missing for segment in level if segment.is_prompt]
     if prompts:
         report.dropped_blocks += workers.warm(store, model, prompts, options, done)
+        report.repeated_tokens = max(0, report.stored_tokens + report.computed_tokens - report.tokens)
     report.seconds = time.monotonic() - begin
 
 
@@ -254,7 +264,8 @@ def check_model(model: Any, store: KVStore) -> None:
 
 @dataclass
 class _Warmup:
-    """One run of `warmup`. batch_tokens bounds a pass; options are those of a put."""
+    """One run of `warmup`. batch_tokens bounds a pass; options are those of a put. stored: how many tokens the store
+    had of each segment before, by id."""
 
     store: KVStore
     model: Any
@@ -264,6 +275,7 @@ class _Warmup:
     chunk: int | None
     report: WarmupReport
     progress: Callable[[WarmupReport], object] | None
+    stored: dict[int, int]
 
     def run(self, levels: list[list[Segment]]) -> None:
         begin = flushed = time.monotonic()
@@ -319,6 +331,7 @@ class _Warmup:
         held = [0 if hit is None else hit.tokens for hit in hits]
         if len(group) == 1:
             if held[0] == group[0].end:
+                self._count(group[0], held[0])
                 return
             cache = DynamicCache(config=self.model.config) if hits[0] is None else hits[0].cache()
             made = [(cache, _computed(self.store, self.model, cache, prompts[0], held[0], self.chunk))]
@@ -329,8 +342,15 @@ class _Warmup:
         self.report.passes += 1
         for segment, (cache, logprobs), known in zip(group, made, held, strict=True):
             self._put(segment, cache, logprobs)
-            self.report.computed_tokens += segment.end - known
-            self.report.bytes += (segment.end - known) * self.store.identity.layout.bytes_per_token
+            self._count(segment, known)
+
+    def _count(self, segment: Segment, held: int) -> None:
+        """A segment is whole, and the store held so many tokens of it."""
+        report, done = self.report, max(segment.start, self.stored[id(segment)])
+        report.computed_tokens += segment.end - held
+        report.repeated_tokens += max(0, done - held)
+        report.stored_tokens += max(0, held - done)  # another process stored them meanwhile
+        report.bytes += (segment.end - held) * self.store.identity.layout.bytes_per_token
 
     def _put(self, segment: Segment, cache: Any, logprobs: Logprobs | None) -> None:
         options = {"logprobs": logprobs, "ttl": self.options["ttl"], "pin": self.options["pin"] and segment.is_prompt}

@@ -170,6 +170,11 @@ class FileSystem:
         except OSError:
             return 0
 
+    def free(self, path: str) -> int:
+        """Return how many bytes the file system of a path has left for this user. Raises `OSError`."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def kind(self, path: str) -> str:
         """Return what is at `path` itself: "a file", "a folder", "a symbolic link", "a FIFO", "a socket", or else."""
         return _kind(os.lstat(path).st_mode)

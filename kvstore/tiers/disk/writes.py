@@ -48,6 +48,7 @@ class DiskWrites(DiskErase):
 
     _alive: Callable[[int], bool]  # whether a record is still wanted; called under _write_lock
     _quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]] | None
+    _is_full = False  # whether the group found the file system full; by _write_lock
 
     @property
     def session_budget(self) -> int:
@@ -247,6 +248,7 @@ class DiskWrites(DiskErase):
 
     def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
         placed: list[tuple[SealedRecord, Extent]] = []
+        self._is_full = False
         self._make_room(len(sealed))
         patient_until = time.monotonic() + _READERS_S
         self._make_room_for([padded(record.header.record_bytes) for record in sealed], patient_until)
@@ -293,6 +295,7 @@ class DiskWrites(DiskErase):
                     self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
                     return None
                 # The disk itself is full before the budget is: live with the segments there are.
+                self._is_full = True
                 self.metrics.add(Metric.DISK_FULL, because=error)
                 self.segments.max_segments = len(self.segments.by_number)
         return None
@@ -300,6 +303,8 @@ class DiskWrites(DiskErase):
     def _why_full(self) -> str:
         with self._lock:
             segments = self.segments
+            if self._is_full:
+                return f"the file system is full: it has no room for a segment of {segments.segment_bytes} bytes"
             live = segments.live_bytes / max(1, segments.used * segments.segment_bytes)
             return (
                 f"{segments.used} of {segments.max_segments} segments in use, {live:.0%} of their bytes live, "
