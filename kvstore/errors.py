@@ -65,7 +65,15 @@ class LayerLost(KVStoreError):
 
 
 class StoreLocked(KVStoreError):
-    """Another writer has the store open; the message names the holder."""
+    """Another writer has the store open; the message names the holder.
+
+    Attributes:
+        what: what happened, without the advice to a Python program.
+    """
+
+    def __init__(self, what: str = "", advice: str = "") -> None:
+        super().__init__(f"{what}; {advice}" if advice else what)
+        self.what = what
 
 
 class StoreClosed(KVStoreError):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from kvstore.version import __version__
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; the entry point of the package. Ends with `SystemExit`.
@@ -16,6 +18,9 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: default is those of the process.
     """
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # in an instant: without torch
+        print(f"kvstore {__version__}")
+        raise SystemExit(0)
     try:
         from kvstore.cli.commands import app
     except ModuleNotFoundError as error:

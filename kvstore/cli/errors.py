@@ -18,6 +18,7 @@ from kvstore.errors import (
 )
 
 OK, FAILED, USAGE, DAMAGED, LOCKED, MISSING, FOREIGN = range(7)
+_READING = "ls, inspect, stats, verify or backup"
 _CODES = (
     (StoreNotFound, MISSING),
     (StoreLocked, LOCKED),
@@ -46,6 +47,8 @@ def told(as_json: bool = False, interrupted: str = "interrupted") -> Iterator[No
         text, kind, code = str(error), type(error).__name__, code_of(error)
         if not isinstance(error, KVStoreError) and type(error) is not ValueError:
             raise
+        if isinstance(error, StoreLocked):
+            text = f"{error.what}; end that program, or use a command that only reads, such as {_READING}"
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         kind, code = type(error).__name__, FAILED

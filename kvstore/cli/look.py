@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,31 +14,48 @@ import typer
 from kvstore.cli import stores
 from kvstore.cli.errors import told
 from kvstore.cli.output import AsJson, line, print_json, size, table
+from kvstore.core.tokens import Tokens
 from kvstore.residency.inventory import SequenceInfo
 from kvstore.store import KVStore
 
 _FIRST = 8  # tokens of a sequence that are printed
+_FIRST_TEXT = 64  # tokens whose text is
 
 
 def ls(
     store: stores.Store,
     namespace: stores.Namespace = None,
     limit: Annotated[int, typer.Option(min=0, help="Most sequences to print; 0 for all.")] = 50,
+    tokenizer: stores.TokenizerFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stored sequences, the longest first."""
-    with told(as_json), stores.reading(store) as opened:
+    """List stored sequences, the longest first; with --tokenizer the text that each begins with."""
+    with told(as_json), _words(tokenizer) as text_of, stores.reading(store) as opened:
         wanted = stores.namespace_of(namespace)
         found = [s for s in opened.inventory().sequences if wanted is None or s.namespace == wanted]
-        rows = [_sequence(each) for each in found[: limit or None]]
+        rows = [{**_sequence(each), **text_of(each.tokens)} for each in found[: limit or None]]
     document = {"store": str(store), "sequences": rows, "count": len(found)}
     if as_json:
         print_json(document)
         return
-    columns = ("tokens", "blocks", "bytes", "expires", "pinned", "namespace", "begins")
+    columns = ("tokens", "blocks", "bytes", "expires", "pinned", "namespace")
     if rows:
-        table(columns, [[row[name] if name != "bytes" else size(row[name]) for name in columns] for row in rows])
+        shown = [[row[name] if name != "bytes" else size(row[name]) for name in columns] for row in rows]
+        table(
+            (*columns, "begins"),
+            [(*cells, row.get("text", row["begins"])) for cells, row in zip(shown, rows, strict=True)],
+            cut=tokenizer is not None,
+        )
+    if namespace is not None and not found:
+        line(stores.nothing_in(namespace))
     line(f"{len(found)} sequences" + (f", {len(rows)} shown" if len(rows) < len(found) else ""))
+
+
+@contextmanager
+def _words(tokenizer: Path | None) -> Iterator[Callable[[Tokens], dict[str, str]]]:
+    """What makes {"text": ...} of the tokens that a sequence begins with; of none, nothing."""
+    words = stores.load_tokenizer(tokenizer) if tokenizer is not None else None
+    yield lambda tokens: {} if words is None else {"text": str(words.decode(tokens[:_FIRST_TEXT].tolist()))}
 
 
 def _sequence(found: SequenceInfo) -> dict[str, Any]:
@@ -54,11 +74,12 @@ def _sequence(found: SequenceInfo) -> dict[str, Any]:
 def inspect(
     store: stores.Store,
     top: Annotated[int, typer.Option(min=0, help="How many shared beginnings to print.")] = 5,
+    tokenizer: stores.TokenizerFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whose store it is, its layout, tiers, codecs and sizes, and what its sequences have in common."""
-    with told(as_json), stores.reading(store) as opened:
-        document = _facts(opened, top)
+    with told(as_json), _words(tokenizer) as text_of, stores.reading(store) as opened:
+        document = _facts(opened, top, text_of)
     if as_json:
         print_json(document)
         return
@@ -69,22 +90,24 @@ def inspect(
     kept = ("records", "tokens", "bytes", "raw_bytes", "file_bytes", "used_bytes", "catalog_bytes", "segments", "holes")
     table(("", ""), [(k, size(disk[k]) if k.endswith("bytes") else int(disk[k])) for k in kept], title="disk")
     rows = [(name, use["records"], use["tokens"], size(use["bytes"])) for name, use in document["codecs"].items()]
-    table(("codec", "records", "tokens", "bytes"), rows)
+    table(("codec", "records", "tokens", "bytes"), rows, title="codecs")
     spaces = [
         (name, *(size(n) if f == "bytes" else n for f, n in use.items()))
         for name, use in document["namespaces"].items()
     ]
-    table(("namespace", "records", "tokens", "bytes", "sessions"), spaces)
+    table(("namespace", "records", "tokens", "bytes", "sessions"), spaces, title="namespaces")
     if document["prefixes"]:
-        rows = [(p["tokens"], p["sequences"], p["saved_tokens"], p["begins"]) for p in document["prefixes"]]
-        table(("shared tokens", "sequences", "saved tokens", "begins"), rows)
+        columns = ("tokens", "sequences", "saved_tokens")
+        rows = [(*(p[name] for name in columns), p.get("text", p["begins"])) for p in document["prefixes"]]
+        heads = ("shared tokens", "sequences", "saved tokens", "begins")
+        table(heads, rows, title="shared beginnings", cut=tokenizer is not None)
     gate = document["gate"]
     if len(gate) > 1:
         table(("", ""), [(name, f"{value:.3g}") for name, value in gate.items()], title="load or recompute")
-    line(f"{document['sequences']} sequences, {document['sessions']} sessions")
+    line(f"\n{document['sequences']} sequences, {document['sessions']} sessions")
 
 
-def _facts(store: KVStore, top: int) -> dict[str, Any]:
+def _facts(store: KVStore, top: int, text_of: Callable[[Tokens], dict[str, str]]) -> dict[str, Any]:
     found, stats, layout = store.inventory(), store.stats(), store.identity.layout
     fields = store.identity.fields()
     del fields["layout"]
@@ -116,6 +139,7 @@ def _facts(store: KVStore, top: int) -> dict[str, Any]:
                 "saved_tokens": prefix.saved_tokens,
                 "namespace": stores.namespace_label(prefix.namespace),
                 "begins": prefix.tokens[:_FIRST].tolist(),
+                **text_of(prefix.tokens),
             }
             for prefix in found.prefixes[:top]
         ],

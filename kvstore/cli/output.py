@@ -21,6 +21,7 @@ from kvstore.report.words import size as size
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 out, err = Console(), Console(stderr=True)
 _WIDEST = 10_000  # columns
+_LEAST_CUT = 24  # columns that a text keeps
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _UNITS["ti"] = 1 << 40
 
@@ -46,16 +47,27 @@ def line(text: str) -> None:
     out.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table; numbers stand on the right. Lines are as long as they must be: no name is cut, no row folded."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, cut: bool = False
+) -> None:
+    """Print a table; numbers stand on the right. Lines are as long as they must be: no name is cut, no row folded. cut:
+    the last column is cut where lines would be wider than the terminal."""
     body = [[_cell(value) for value in row] for row in rows]
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    if title is not None:
+        out.print(f"\n{title}\n{'-' * len(title)}", style="bold", markup=False, highlight=False)
+    made = Table(box=None, pad_edge=False, show_header=any(columns))
     for number, name in enumerate(columns):
         right = bool(body) and all(row[number][1] for row in body)
         made.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for row in body:
-        made.add_row(*(Text(text) for text, _ in row))
+    cells = [[Text(text) for text, _ in row] for row in body]
+    for row in cells:
+        made.add_row(*row)
     needed = Measurement.get(out, out.options.update(max_width=_WIDEST), made).maximum
+    if cut and cells and needed > out.width:
+        least = max(_LEAST_CUT, max(row[-1].cell_len for row in cells) - (needed - out.width))
+        for row in cells:
+            row[-1].truncate(least, overflow="ellipsis")
+        needed = Measurement.get(out, out.options.update(max_width=_WIDEST), made).maximum
     Console(width=max(needed, out.width)).print(made)
 
 

@@ -13,6 +13,7 @@ from kvstore.cli.errors import DAMAGED, OK, leave, told
 from kvstore.cli.output import AsJson, line, print_json, size
 from kvstore.report import collect, render
 from kvstore.tiers.disk.fs import FileSystem, write_file
+from kvstore.transfer.bundle import check_target
 
 
 def report(
@@ -24,6 +25,7 @@ def report(
 ) -> None:
     """Write one HTML page: where the bytes are, what is saved, hit rate over time, the prefix tree, integrity."""
     with told(as_json):
+        check_target(FileSystem(), os.path.abspath(out))
         words = stores.load_tokenizer(tokenizer) if tokenizer else None
         with stores.reading(store) as opened:
             data = collect(opened, deep)

@@ -106,7 +106,9 @@ def erase(
         if as_json:
             print_json({"erased": False, "blocks": there, "hint": "repeat with --yes to erase"})
         else:
-            line(f"{there} blocks and what continues them would be erased; repeat with --yes")
+            nothing = whole_namespace and not there
+            text = f"{there} blocks and what continues them would be erased; repeat with --yes"
+            line(stores.nothing_in(namespace or "") if nothing else text)
         return
     code = FAILED if done.remote_left else OK
     if as_json:
@@ -134,4 +136,5 @@ def _there(opened: KVStore, ids: Tokens | None, session: str | None, space: byte
     if ids is not None:
         return -(-opened.contains(ids, namespace=space) // opened.config.block_tokens) if len(ids) else 0
     digest = space or stores.namespace_of("")
-    return sum(each.blocks for each in opened.inventory().sequences if each.namespace == digest)
+    blocks = sum(each.blocks for each in opened.inventory().sequences if each.namespace == digest)
+    return blocks or sum(each.namespace == digest for each in opened.sessions())

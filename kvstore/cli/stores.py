@@ -75,6 +75,12 @@ def namespace_label(digest: bytes) -> str:
     return "" if digest == namespace_digest(b"") else f"digest:{digest.hex()}"
 
 
+def nothing_in(namespace: str) -> str:
+    """Say that a namespace holds nothing."""
+    name = f"the namespace {namespace!r}" if namespace else "the namespace without a name"
+    return f"the store has nothing in {name}; `kvstore inspect` lists the namespaces it has"
+
+
 def given_tokens(tokens: str | None, file: Path | None, text: str | None, tokenizer: Path | None) -> Tokens:
     """Return the token ids that one of the options gives. Raises `ValueError`, `OSError`."""
     if sum(each is not None for each in (tokens, file, text)) != 1:

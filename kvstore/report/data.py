@@ -194,7 +194,11 @@ def _space(path: str, disk: dict[str, float], session_bytes: int) -> tuple[Part,
     named, inside = files + catalog + profiles, min(catalog, session_bytes)
     return (
         Part("blocks", live, "records that a get can find"),
-        Part("free in segments", max(0, files - live), "not filled yet, or left by what was evicted or replaced; written again"),
+        Part(
+            "free in segments",
+            max(0, files - live),
+            "not filled yet, or left by what was evicted or replaced; written again",
+        ),
         Part("catalog: sessions", inside, "tokens and metadata of the sessions"),
         Part("catalog: the rest", catalog - inside, "where each record lies, its tokens, holes, traffic, history"),
         Part("profiles", profiles, "numbers that were fitted to the model, for codecs that need them"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from clistores import STATES, TOKENS, held, make_stores
 from small_stores import LAYOUT, config, identity, kv_of, put, tokens_of
 from typer.testing import CliRunner
 
-from kvstore import KVStore, ModelIdentity
+import kvstore
+from kvstore import KVStore, ModelIdentity, StoreLocked
 from kvstore.cli import app, main
 from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK, USAGE
 from kvstore.tiers.disk.fs import FileSystem
@@ -154,6 +156,7 @@ def test_every_command_is_in_the_table() -> None:
         (["ls", "STORE", "--namespace", "digest:" + "z" * 64], "64 hexadecimal digits"),
         (["sessions", "show", "STORE", "nobody"], "session 'nobody' does not exist"),
         (["export", "STORE", "FILE", "--session", "nobody"], "session 'nobody' does not exist"),
+        (["report", "STORE", "--out", "nowhere/x.html"], "nowhere: there is no such folder; make it first"),
         (["export", "STORE", "nowhere/file"], "there is no such folder"),
         (["export", "STORE", "FILE", "--prefix", "a"], "expected numbers"),
         (["export", "STORE", "STORE/file"], "is in the store"),
@@ -228,6 +231,52 @@ def test_a_full_disk_is_told_with_its_folder_and_what_is_needed(
     assert f"error: path: {tmp_path}: No space left on device; the disk is measured with a file of 64" in done.stderr
     assert "are free: free space, or name a folder on another disk" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_namespace_without_anything_is_told(made: Path) -> None:
+    store = str(made / "healthy")
+    nothing = "the store has nothing in the namespace 'nosuch'; `kvstore inspect` lists the namespaces it has\n"
+    listed = run("ls", store, "--namespace", "nosuch")
+    erased = run("erase", store, "--whole-namespace", "--namespace", "nosuch")
+    assert (listed.exit_code, listed.stdout) == (OK, nothing + "0 sequences\n")
+    assert (erased.exit_code, erased.stdout) == (OK, nothing)
+    assert "would be erased" in run("erase", store, "--whole-namespace", "--namespace", "apart").stdout
+
+
+def test_beginnings_are_shown_as_text_that_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    calibrated.tokenizer().save_pretrained(tmp_path / "words")
+    words, texts = ["--tokenizer", str(tmp_path / "words")], ("a harbour\n\x1b[31m" + "!" * 200, "a harbour, too")
+    with KVStore(tmp_path / "store", identity(), config()) as store:
+        for text in texts:
+            ids = calibrated.tokenizer()(text).input_ids
+            store.put(ids, kv_of(ids))
+    listed = run("ls", str(tmp_path / "store"), *words).stdout
+    assert "a harbour\\n\\x1b[31m!!!" in listed
+    assert "\x1b" not in listed
+    assert max(map(len, listed.splitlines())) <= 150
+    rows = json.loads(run("ls", str(tmp_path / "store"), *words, "--json").stdout)["sequences"]
+    assert [row["text"] for row in rows] == [texts[0][:64], texts[1]]
+    shown = run("inspect", str(tmp_path / "store"), *words).stdout
+    assert "\nshared beginnings\n-----------------\n" in shown
+    assert "\nlayout\n------\nlayers" in shown
+    assert "a harbou" in shown.rpartition("shared beginnings")[2]
+
+
+def test_who_has_the_store_locked_is_told_for_the_shell(made: Path) -> None:
+    done = run("gc", str(made / "locked"))
+    assert done.exit_code == LOCKED
+    assert "; end that program, or use a command that only reads, such as ls" in done.stderr
+    assert "KVStore" not in done.stderr
+    with pytest.raises(StoreLocked, match="SharedKVStore"):
+        KVStore(made / "locked", identity(), config())
+
+
+def test_the_version_is_printed_without_torch() -> None:
+    code = (
+        "import sys; from kvstore.cli import main\ntry: main(['--version'])\nfinally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"kvstore {kvstore.__version__}\n" == run("--version").stdout
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:

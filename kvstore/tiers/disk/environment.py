@@ -320,6 +320,7 @@ def _errors(doing: str) -> Iterator[None]:
     except lmdb.Error as error:
         if "already open in this process" in str(error):
             raise StoreLocked(
-                "the store is open in this process already; share that KVStore object, or open it from another process"
+                "the store is open in this process already",
+                "share that KVStore object, or open it from another process",
             ) from error
         raise CatalogError(f"catalog: {doing}: {error}") from error

@@ -58,8 +58,9 @@ class WriterLock:
                 time.sleep(0.02)
                 continue
             raise StoreLocked(
-                f"{os.path.dirname(self._path)} is open for writing in {self.holder()}; close it there, share that "
-                "KVStore object, or open with read_only=True from another process"
+                f"{os.path.dirname(self._path)} is open for writing in {self.holder()}",
+                "close it there, share that KVStore object, open it with SharedKVStore in all processes, or with "
+                "read_only=True in this one",
             )
         # Only for the message above: whether the lock is held is the system's to say, not the file's.
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
