@@ -409,3 +409,17 @@ def _namespace(setting: str, name: object) -> bytes:
     if not isinstance(encoded, bytes):
         raise ConfigError(f"{setting}: expected namespaces as text or bytes, found {name!r}")
     return encoded
+
+
+def as_config(given: Any) -> StoreConfig:
+    """Return the settings that a store is opened with; the default ones for None.
+
+    Raises:
+        ConfigError: they are something else; the message says how to make them.
+    """
+    if given is not None and not isinstance(given, StoreConfig):
+        raise ConfigError(
+            f"config: expected a StoreConfig, found a {type(given).__name__}; write "
+            "StoreConfig(disk=TierConfig(bytes)), or StoreConfig.from_mapping(settings) for nested dicts"
+        )
+    return given or StoreConfig()

@@ -29,8 +29,9 @@ class StoreReports:
     """The part of `KVStore` that changes nothing and returns no caches. Thread-safe, as `KVStore` is.
 
     Attributes:
-        last_request: what the last call of a model reused that the store is attached to; None before the first. With
-            several threads, of whichever ended last: give `attach` a callback to have them all.
+        last_request: what the last call reused, of a model that the store is attached to or of `generate` with this
+            store; None before the first. With several threads, of whichever ended last: give `attach` a callback to
+            have them all.
     """
 
     last_request: RequestReport | None = None

@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, overload
 
-from kvstore.config import StoreConfig
+from kvstore.config import StoreConfig, as_config
 from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
 from kvstore.core.ending import check_may_open
-from kvstore.core.identity import ModelIdentity
+from kvstore.core.identity import ModelIdentity, as_identity
 from kvstore.core.opening import Opening, wait_for_given_up
 from kvstore.core.prepared import PreparedCache
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult
@@ -54,7 +54,7 @@ class KVStore(StoreReports):
         IdentityMismatch: the store holds the caches of another model.
         FormatVersion: another version of kvstore wrote the store.
         CorruptStore: a file is damaged beyond repair. Damaged entries alone are dropped and counted.
-        ConfigError: a setting does not fit, or the path leads to a file.
+        ConfigError: a setting or an argument does not fit, or the path leads to a file.
         ProfileError: the codecs need a profile that is missing, damaged or another model's.
 
     Example:
@@ -78,8 +78,8 @@ class KVStore(StoreReports):
         fs: FileSystem | None = None,
     ) -> None:
         self.path = as_folder(path)
-        self.identity = identity
-        self.config = config or StoreConfig()
+        self.identity = as_identity(identity)
+        self.config = as_config(config)
         self.metrics = Metrics(EventLog(self.path))
         self.read_only = read_only
         if read_only and not self.config.disk.bytes:

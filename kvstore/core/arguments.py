@@ -25,6 +25,22 @@ def check_integer(name: str, value: int | None, least: int, most: int | None = N
     return value
 
 
+def check_kind(name: str, value: Any, kind: type, advice: str) -> None:
+    """Check that an argument is of a class; `advice` says how to make one.
+
+    Raises:
+        ConfigError: it is of another; the message begins with `name`.
+
+    Example:
+        >>> check_kind("shape", "3x4", tuple, "write (3, 4)")
+        Traceback (most recent call last):
+        ...
+        kvstore.errors.ConfigError: shape: expected a tuple, found '3x4'; write (3, 4)
+    """
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name}: expected a {kind.__name__}, found {_short(value)}; {advice}")
+
+
 def end_of_life(ttl: float | None) -> float:
     """Return when `ttl` seconds from now are over, in unix seconds; 0 for never, if `ttl` is None.
 

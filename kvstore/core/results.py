@@ -73,13 +73,14 @@ class FlushResult:
 
 @dataclass(frozen=True)
 class RequestReport:
-    """What a call of an attached model reused, `KVStore.last_request`; sums over the rows of a batch.
+    """What a call of an attached model or of `generate` reused, `KVStore.last_request`; sums over the rows of a batch.
 
     Attributes:
         prompt_tokens: of the prompt.
         reused_tokens: among them those that came from the store.
         computed_tokens: the others.
-        new_tokens: tokens of prompt and answer that were not stored before.
+        new_tokens: tokens of prompt and answer that were not stored before, and are now; not how many were generated. A
+            last block that grows is written anew, and counts whole.
         tiers: reused tokens by where they came from.
         get_seconds: what getting them took.
         seconds: what the whole call took; until the model began, if the store did not serve it.

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
-from kvstore.config import StoreConfig
+from kvstore.config import StoreConfig, as_config
 from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder, check_integer
 from kvstore.core.explanation import Explanation
 from kvstore.core.history import Sample
-from kvstore.core.identity import ModelIdentity
+from kvstore.core.identity import ModelIdentity, as_identity
 from kvstore.core.prepared import PreparedCache
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, RequestReport, SessionInfo
 from kvstore.core.tokens import Tokens, as_tokens
@@ -70,7 +70,7 @@ class SharedKVStore:
 
     Raises:
         StoreLocked: a `KVStore` has it open for writing, which does not share it.
-        ConfigError: it has no disk tier.
+        ConfigError: it has no disk tier, or an argument does not fit.
         The other errors of `KVStore`.
 
     Example:
@@ -96,8 +96,8 @@ class SharedKVStore:
         wait_s: float = 30.0,
     ) -> None:
         self.path = as_folder(path)
-        self.identity = identity
-        self._given = config or StoreConfig()
+        self.identity = as_identity(identity)
+        self._given = as_config(config)
         if not self._given.disk.bytes:
             raise ConfigError("shared: a store without a disk tier cannot be shared; set disk.bytes")
         self._wait_s = wait_s

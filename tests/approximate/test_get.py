@@ -150,6 +150,9 @@ def test_generate_goes_on_from_it_and_stores_nothing(store: KVStore) -> None:
     assert output.shape == (1, len(PROMPT) + 4)
     assert store.stats()["counters"]["get_approximate"] == 1
     assert store.contains(PROMPT) == 0
+    hit, report = asked(store), store.last_request
+    assert report is not None
+    assert (report.reused_tokens, report.new_tokens) == (hit.tokens - len(hit.recompute), 0)
     plain = generate(MODEL, PROMPT[None], store=store, max_new_tokens=4, do_sample=False)
     assert store.contains(PROMPT) == len(PROMPT)
     assert output[0, len(PROMPT)] == plain[0, len(PROMPT)]
@@ -257,5 +260,8 @@ def test_generate_refuses_what_turns_out_worse_than_was_asked_for(tmp_path: Path
         assert asked(store).recompute[-1] > 9  # rows of donors among them
         output = generate(MODEL, PROMPT[None], store=store, approximate=strict, max_new_tokens=3, do_sample=False)
         assert store.stats()["counters"]["approximate_refused"] == 1
+        report = store.last_request
+        assert report is not None
+        assert (report.reused_tokens, report.tiers) == (0, {})
         plain = MODEL.generate(PROMPT[None], max_new_tokens=3, do_sample=False)
         assert torch.equal(output, plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +103,29 @@ def test_the_difference_names_the_fields_that_differ() -> None:
     text = BASE.difference(CHANGES["weights"].fields())
     assert text == "weights: stored 'w2', given 'w'"
     assert BASE.difference(BASE.fields()) == ""
+
+
+@pytest.mark.parametrize("field", [name for name in CHANGES if name.startswith("layout.")])
+def test_of_a_layout_the_difference_names_the_field_and_both_values(field: str) -> None:
+    name = field.split()[0].removeprefix("layout.")
+    text = BASE.difference(CHANGES[field].fields())
+    assert re.search(rf"layout\.(layers\[0\]\.)?{name}(\.\w+)?: stored .+, given .+", text), text
+
+
+def test_the_difference_of_large_layouts_is_not_cut_off() -> None:
+    rope = '{"rope_theta": 10000.0, "rope_type": "default"}'
+    given = replace(BASE, layout=KVLayout.uniform(30, 3, 64, "float32", rope))
+    stored = replace(BASE, layout=KVLayout.uniform(30, 3, 64, "bfloat16", rope))
+    assert given.difference(stored.fields()) == "layout.dtype: stored bfloat16, given float32"
+    stored = replace(BASE, layout=KVLayout.uniform(30, 4, 64, "float32", rope.replace("10000", "500000")))
+    assert given.difference(stored.fields()) == (
+        "layout.layers[0].heads: stored 4, given 3 (30 layers differ); "
+        "layout.rope.rope_theta: stored 500000.0, given 10000.0"
+    )
+
+
+def test_a_stored_layout_that_is_none_is_shown_as_it_is() -> None:
+    assert "layout: stored 'nonsense', given" in BASE.difference({**BASE.fields(), "layout": "nonsense"})
 
 
 # ---- namespaces --------------------------------------------------------------------------------------------------

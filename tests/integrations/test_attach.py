@@ -16,8 +16,9 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 import kvstore
-from kvstore import IdentityMismatch, KVStore, ModelIdentity
+from kvstore import ConfigError, IdentityMismatch, KVStore, ModelIdentity
 from kvstore.core.results import RequestReport
+from kvstore.integrations.transformers import generate
 
 
 @pytest.fixture
@@ -217,6 +218,45 @@ def test_threads_share_a_model_and_each_hears_of_its_own(store: KVStore, llama: 
     assert {count: sorted(reused) for count, reused in heard.items()} == {30 + n: [0, 29 + n] for n in range(4)}
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["same store", "another store"])
+def test_generate_of_the_package_with_an_attached_model_reads_and_stores_once(
+    same: bool, store: KVStore, tmp_path: Path, llama: Any
+) -> None:
+    prompt, heard = tokens(40), list[RequestReport]()
+    want = llama.generate(prompt, **GREEDY)
+    with KVStore(tmp_path / "other", store.identity, CONFIG) as other, kvstore.attach(llama, None, store):
+        given = store if same else other
+        for reused, new in ((0, 44), (39, 0)):
+            assert torch.equal(generate(llama, prompt, store=given, **GREEDY), want)
+            heard.append(said(given))
+            assert (heard[-1].served, heard[-1].reused_tokens, heard[-1].new_tokens) == (True, reused, new)
+        assert "fallback_not_served" not in store.stats()["counters"]
+        assert given.stats()["counters"]["get_hits"] == 1
+        if not same:
+            assert store.last_request is None
+            assert len(store) == 0
+        llama.generate(prompt, **GREEDY)
+        assert said(store).reused_tokens == (39 if same else 0)
+
+
+def test_generate_of_the_package_inside_an_attached_call_is_a_request_of_its_own(
+    store: KVStore, tmp_path: Path, llama: Any
+) -> None:
+    with KVStore(tmp_path / "other", store.identity, CONFIG) as other:
+
+        class Asks(StoppingCriteria):
+            def __call__(self, ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> Any:
+                if other.last_request is None:
+                    generate(llama, tokens(30, seed=1), store=other, **GREEDY)
+                return torch.zeros(len(ids), dtype=torch.bool)
+
+        with kvstore.attach(llama, None, store):
+            llama.generate(tokens(20), stopping_criteria=StoppingCriteriaList([Asks()]), **GREEDY)
+        assert (said(other).prompt_tokens, said(other).new_tokens) == (30, 34)
+    assert (said(store).served, said(store).prompt_tokens) == (True, 20)
+    assert store.contains(tokens(20)[0]) == 20
+
+
 def test_detach_gives_the_model_back(store: KVStore, llama: Any) -> None:
     attached = kvstore.attach(llama, None, store)
     with pytest.raises(ValueError, match="attached to it already"):
@@ -233,6 +273,8 @@ def test_detach_gives_the_model_back(store: KVStore, llama: Any) -> None:
 def test_another_models_store_is_refused(store: KVStore) -> None:
     with pytest.raises(IdentityMismatch, match="another identity"):
         kvstore.attach(tiny("llama", seed=5), None, store)
+    with pytest.raises(ConfigError, match=r"store: expected an open KVStore or SharedKVStore, found 'path'; open one"):
+        kvstore.attach(tiny("llama"), None, "path")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="has no generate"):
         kvstore.attach(object(), None, store)
 

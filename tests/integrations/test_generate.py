@@ -14,7 +14,7 @@ from tiny_models import VOCABULARY, tiny
 from transformers import DeepseekV32Config, DynamicCache, StaticCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
-from kvstore.errors import IdentityMismatch, UnsupportedCache
+from kvstore.errors import ConfigError, IdentityMismatch, ReadOnlyStore, StoreClosed, UnsupportedCache
 from kvstore.integrations.transformers import cache_layers, generate
 from kvstore.integrations.transformers.cache import cache_from_layers
 
@@ -90,6 +90,36 @@ def test_the_longest_shared_prefix_is_reused_and_at_least_one_token_is_computed(
     assert store.contains(branch[0].tolist()) == 31
 
 
+def test_the_store_says_what_a_call_reused(store: KVStore, llama: Any) -> None:
+    ids = _tokens(40)
+    generate(llama, ids, store=store, **GREEDY)
+    first = store.last_request
+    generate(llama, torch.cat([ids[:, :21], _tokens(10, seed=9)], 1), store=store, **GREEDY)
+    second = store.last_request
+    assert first is not None
+    assert second is not None
+    assert (first.served, first.prompt_tokens, first.reused_tokens, first.new_tokens) == (True, 40, 0, 48)
+    assert (second.served, second.reused_tokens, second.computed_tokens, second.new_tokens) == (True, 21, 10, 39 - 16)
+    assert sum(second.tiers.values()) == 21
+    assert "another sequence goes on differently" in second.why
+    assert 0 < second.get_seconds < second.seconds
+
+
+def test_a_call_that_is_refused_reports_nothing(store: KVStore, llama: Any) -> None:
+    with pytest.raises(IdentityMismatch):
+        generate(tiny("llama", seed=1), _tokens(4), store=store)
+    assert store.last_request is None
+
+
+def test_errors_of_the_store_are_raised(tmp_path: Path, llama: Any) -> None:
+    _open(tmp_path / "store", llama).close()
+    with KVStore(tmp_path / "store", ModelIdentity.from_transformers(llama), read_only=True) as reading:
+        with pytest.raises(ReadOnlyStore):
+            generate(llama, _tokens(20), store=reading, **GREEDY)
+    with pytest.raises(StoreClosed):
+        generate(llama, _tokens(20), store=reading, **GREEDY)
+
+
 def test_a_prompt_of_one_token_works(store: KVStore, llama: Any) -> None:
     out = generate(llama, torch.tensor([[5]]), store=store, **GREEDY)
     assert out.shape == (1, 10)
@@ -149,6 +179,13 @@ def test_arguments_that_do_not_fit_are_refused_by_name(
     with pytest.raises(ValueError, match=f"^{named}"):
         generate(llama, store=store, **arguments)
     assert store.stats()["index"]["tokens"] == 0
+
+
+def test_a_path_is_neither_a_model_nor_a_store(store: KVStore, llama: Any) -> None:
+    with pytest.raises(ConfigError, match="model: expected a loaded transformers model, found 'path'"):
+        generate("path", _tokens(4), store=store)
+    with pytest.raises(ConfigError, match="store: expected an open KVStore or SharedKVStore, found 'path'"):
+        generate(llama, _tokens(4), store="path")  # type: ignore[arg-type]
 
 
 def test_a_model_in_training_mode_is_refused(store: KVStore, llama: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tiny_models import layouts_of_kinds, refused_configs, tiny
 
 from kvstore import KVLayout, ModelIdentity
-from kvstore.errors import UnsupportedModel
+from kvstore.errors import ConfigError, UnsupportedModel
 from kvstore.integrations.transformers import layout_from_config, tokenizer_fingerprint, weights_fingerprint
 
 NAMES = ["llama", "qwen3", "gpt2", "gemma3-full"]
@@ -26,6 +27,17 @@ def test_other_weights_give_another_identity(name: str) -> None:
     assert first.weights != second.weights
     assert first.digest != second.digest
     assert first.layout == second.layout
+
+
+@pytest.mark.parametrize("given", ["path/to/model", Path("path"), None, torch.nn.Linear(1, 1)], ids=repr)
+def test_what_is_no_loaded_model_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model: expected a loaded transformers model, found .*AutoModelForCausalLM"):
+        ModelIdentity.from_transformers(given)
+
+
+def test_what_is_no_tokenizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer: expected a loaded tokenizer, found 'path'; .*AutoTokenizer"):
+        ModelIdentity.from_transformers(tiny("llama"), "path")
 
 
 def _edit(parameter: str, place: int) -> Any:

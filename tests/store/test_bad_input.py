@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import small_stores
 import torch
 import xxhash
 
-from kvstore import KVStore
-from kvstore.errors import FormatVersion, IdentityMismatch, LayoutMismatch, StoreClosed
+from kvstore import KVStore, SharedKVStore
+from kvstore.errors import ConfigError, FormatVersion, IdentityMismatch, LayoutMismatch, StoreClosed
 
 TOKENS = small_stores.tokens_of(1, 10)
 BAD_TOKENS = [
@@ -175,6 +176,23 @@ def test_another_identity_is_refused_and_named(tmp_path: Path, field: str) -> No
             KVStore(tmp_path, other, small_stores.config(), read_only=read_only)
     with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as store:
         assert small_stores.stored(store, TOKENS) == 10
+
+
+@pytest.mark.parametrize("opened", [KVStore, SharedKVStore])
+@pytest.mark.parametrize(
+    ("identity", "config", "said"),
+    [
+        ("my-model", None, "identity: expected a ModelIdentity, found 'my-model'; make one with ModelIdentity.from_tr"),
+        (small_stores.IDENTITY, {"disk": {}}, "config: expected a StoreConfig, found a dict; write StoreConfig"),
+        (small_stores.IDENTITY, {}, "config: expected a StoreConfig, found a dict"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_before_anything_is_made(
+    tmp_path: Path, opened: Any, identity: Any, config: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        opened(tmp_path / "store", identity, config)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

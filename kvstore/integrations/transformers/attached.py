@@ -22,9 +22,10 @@ from kvstore.core.session_record import session_key
 from kvstore.errors import IdentityMismatch, KVStoreError
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.answers import ends, setting
+from kvstore.integrations.transformers.feeding import is_fed
 from kvstore.integrations.transformers.generation import generate
 from kvstore.integrations.transformers.padding import Rows
-from kvstore.integrations.transformers.request import Request, RequestStore
+from kvstore.integrations.transformers.request import Request, RequestStore, check_store
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
 from kvstore.store import KVStore
@@ -120,10 +121,9 @@ class Attachment:
 
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `model.generate` does now."""
-        inner: Request | None = getattr(self._thread, "request", None)
-        if inner is not None and not inner.began:
-            inner.begins(kwargs.get("past_key_values"))
+        if is_fed(kwargs):  # this call's own second half, or a `kvstore` generate with a store of its own
             return self._before(*args, **kwargs)
+        inner: Request | None = getattr(self._thread, "request", None)
         own = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
         options = replace(self._options(), **own)
         ids, more = _taken(args, kwargs)
@@ -217,7 +217,8 @@ def attach(
     Raises:
         IdentityMismatch: the store is another model's, or another tokenizer's.
         UnsupportedModel: see `ModelIdentity.from_transformers`.
-        ValueError: the model is attached already, it generates nothing, or an option is malformed.
+        ValueError: the model is attached already, it generates nothing, an argument is of another kind (`ConfigError`),
+            or an option is malformed.
 
     Example:
         >>> import tempfile
@@ -244,6 +245,7 @@ def attach(
 def _check(model: Any, tokenizer: Any, store: KVStore) -> None:
     if not callable(getattr(model, "generate", None)):
         raise ValueError(f"model: a {type(model).__name__} has no generate; pass a transformers model")
+    check_store(store)
     _refuse_second(model)
     identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime_of(store.identity.layout))
     difference = identity.difference(store.identity.fields())

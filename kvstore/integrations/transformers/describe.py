@@ -127,6 +127,20 @@ def _rope(config: Any, name: str, regime: str) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
+def check_loaded(model: Any) -> None:
+    """Check that an argument is a loaded model of transformers, by its config.
+
+    Raises:
+        ConfigError: it is something else, such as a path.
+    """
+    if getattr(bare(model), "config", None) is None:
+        found = repr(model) if isinstance(model, str | os.PathLike) else f"a {type(model).__name__}"
+        raise ConfigError(
+            f"model: expected a loaded transformers model, found {found}; load one with "
+            "AutoModelForCausalLM.from_pretrained(path)"
+        )
+
+
 def identity_fields(model: Any, tokenizer: Any = None, revision: str = "", regime: str = SHORT) -> dict[str, Any]:
     """What `ModelIdentity` is made of, for a loaded model as it is now, with the adapters that are active.
 
@@ -143,8 +157,10 @@ def identity_fields(model: Any, tokenizer: Any = None, revision: str = "", regim
         The arguments `model`, `revision`, `weights`, `tokenizer` and `layout` of `ModelIdentity`.
 
     Raises:
+        ConfigError: model or tokenizer are none.
         UnsupportedModel: see `layout_from_config`, `weights_fingerprint`.
     """
+    check_loaded(model)
     weights = weights_fingerprint(model)
     model = bare(model)
     config = model.config

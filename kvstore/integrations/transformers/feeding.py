@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from typing import Any
 
 import torch
@@ -52,6 +53,25 @@ def advance(
         model(ids[:, begin:end].to(device), **given)
 
 
+class _Fed(threading.local):
+    def __init__(self) -> None:
+        self.caches: list[Any] = []
+
+
+_fed = _Fed()  # what the feeds of this thread go on from, those of calls inside calls last
+
+
+def is_fed(kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of `model.generate` in this thread goes on from the cache of a `Feed`: it is `generate` of
+    this package then that calls, and no one else need look into a store for it.
+
+    Args:
+        kwargs: arguments of the call.
+    """
+    given = [kwargs.get(name) for name in ("past_key_values", "cache_params")]
+    return any(cache is one for cache in _fed.caches for one in given)
+
+
 class Feed:
     """Lets `model.generate` go on from a cache that does not know its length, as one of states alone.
 
@@ -81,9 +101,11 @@ class Feed:
 
     def __enter__(self) -> Feed:
         self._hook = self._model.register_forward_pre_hook(self._feed, with_kwargs=True)
+        _fed.caches.append(self._cache)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _fed.caches.pop()
         self._hook.remove()
 
     def _feed(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

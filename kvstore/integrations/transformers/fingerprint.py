@@ -12,7 +12,7 @@ import torch
 
 from kvstore.core.fingerprints import MORE, SAMPLED
 from kvstore.core.rope_types import LENGTH_DEPENDENT
-from kvstore.errors import UnsupportedModel
+from kvstore.errors import ConfigError, UnsupportedModel
 from kvstore.integrations.transformers.adapters import Adapters, bare, check_adapters
 from kvstore.integrations.transformers.config_facts import HARMLESS, config_facts, in_layout
 
@@ -172,7 +172,15 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
     SHA-256 of the whole fast tokenizer except its truncation and padding, which callers switch; of a slow one, of its
     vocabulary and special tokens.
+
+    Raises:
+        ConfigError: it is no tokenizer.
     """
+    if not callable(getattr(tokenizer, "get_vocab", None)):
+        raise ConfigError(
+            f"tokenizer: expected a loaded tokenizer, found {tokenizer!r}; load one with "
+            "AutoTokenizer.from_pretrained(path), or leave it out if tokens are made elsewhere"
+        )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         text = backend.to_str()  # {"version", "truncation", "padding", "added_tokens", ...} in this order

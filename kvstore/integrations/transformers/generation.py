@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import DynamicCache
 
 from kvstore.core.arguments import check_integer
 from kvstore.core.fingerprints import SAMPLED, differing_parts
-from kvstore.core.identity import ModelIdentity
+from kvstore.core.identity import ModelIdentity, layout_difference
 from kvstore.core.layout import KVLayout
 from kvstore.core.media import check_text, text_end
 from kvstore.core.rope import check_length, lengths, regime_of
@@ -20,6 +20,7 @@ from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
+from kvstore.integrations.transformers.describe import check_loaded
 from kvstore.integrations.transformers.feeding import Feed
 from kvstore.integrations.transformers.later import Repair, pays
 from kvstore.integrations.transformers.logprobs import Scores
@@ -27,6 +28,7 @@ from kvstore.integrations.transformers.observed import FirstPasses
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
+from kvstore.integrations.transformers.request import Request, RequestStore, check_store
 from kvstore.integrations.transformers.snapshots import store_places
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
@@ -73,6 +75,7 @@ def generate(
     Of a batch every row is looked up and stored by itself, without padding (docs/batches.md). What is stored of a row
     is a cache of exactly its tokens. Its last bits depend on what was computed beside it, as in any batch: a batch
     equals the one that goes on from the same caches in memory in the same groups of rows, bit for bit.
+    `store.last_request` says what was reused. A store that is attached to the model is left alone, if it is another.
 
     Args:
         model: a transformers model in evaluation mode; one wrapped by `torch.compile` or peft is fine.
@@ -105,11 +108,12 @@ def generate(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with KVStore(folder, ModelIdentity.from_transformers(model)) as store:
         ...         answer = generate(model, prompt, store=store, do_sample=False, max_new_tokens=3, min_new_tokens=3)
-        ...         store.contains(answer[0])
-        6
+        ...         store.contains(answer[0]), store.last_request.computed_tokens
+        (6, 4)
     """
     call = _Call.of(model, input_ids, session, approximate, kwargs)
-    return _run(call, model, input_ids, store, namespace, approximate, kwargs)
+    with _request(store, namespace, call) as request:
+        return _run(call, model, input_ids, request, namespace, approximate, kwargs)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class _Call:
     @classmethod
     def of(cls, model: Any, input_ids: Any, session: Any, approximate: Any, kwargs: dict[str, Any]) -> _Call:
         """Check everything that the store is not needed for. Raises `ValueError`."""
+        check_loaded(model)
         rows = Rows.of(input_ids, kwargs.get("attention_mask"))
         _check_arguments(model, kwargs)
         beams, returned, chunk = (
@@ -143,15 +148,32 @@ class _Call:
         return call
 
 
+@contextlib.contextmanager
+def _request(store: Any, namespace: str | bytes, call: _Call) -> Iterator[Request]:
+    """The request that the block serves; reported when it ends, if the model began."""
+    if isinstance(store, RequestStore):  # of an attached model, which reports by itself
+        yield store.request
+        return
+    check_store(store)
+    request = Request(store, namespace, raises=True)
+    request.asks(call.rows, call.copies)
+    try:
+        yield request
+    finally:
+        if request.began:
+            store.last_request = request.report(None)
+
+
 def _run(
     call: _Call,
     model: Any,
     input_ids: torch.Tensor,
-    store: KVStore,
+    request: Request,
     namespace: str | bytes,
     approximate: Approximate | None,
     kwargs: dict[str, Any],
 ) -> Any:
+    store = cast("KVStore", RequestStore(request))
     identity, layout = _checked_identity(model, store), store.identity.layout
     _check_prompts(layout, call)
     if call.is_batch:
@@ -159,11 +181,12 @@ def _run(
         known = call.rows.columns - 1
     else:
         prompt = call.rows.tokens[0]
-        cache, known = _stored_cache(model, prompt, store, namespace, approximate)
+        cache, known = _stored_cache(model, prompt, request, namespace, approximate)
         known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
         scored = None
     scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
     with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
+        request.begins(feed.given.get("past_key_values"))
         output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
@@ -208,10 +231,11 @@ def _generated(
 
 
 def _stored_cache(
-    model: Any, prompt: list[int], store: KVStore, namespace: str | bytes, approximate: Approximate | None
+    model: Any, prompt: list[int], request: Request, namespace: str | bytes, approximate: Approximate | None
 ) -> tuple[Any, int]:
     """The cache to start from: of the longest stored prefix that leaves a token to compute, or an empty one; and of how
     many tokens it is."""
+    store = cast("KVStore", RequestStore(request))
     hit = None
     wanted = None if approximate is None else replace(approximate, probe=True)
     if len(prompt) > 1:
@@ -226,9 +250,11 @@ def _stored_cache(
         return hit.cache(), hit.tokens
     found = recompute(model, hit.cache(), prompt[: hit.tokens], hit.recompute, hit.spans, hit.estimates)
     if found.deviation.kl is not None and found.deviation.kl <= approximate.max_kl:
+        request.lost(len(hit.recompute))
         return found.cache, hit.tokens
     store.metrics.add(Metric.APPROXIMATE_REFUSED)
-    return _stored_cache(model, prompt, store, namespace, None)
+    request.left(hit)
+    return _stored_cache(model, prompt, request, namespace, None)
 
 
 def _is_to_be_stored(model: Any, identity: ModelIdentity, cache: Any, store: KVStore) -> bool:
@@ -301,8 +327,8 @@ def _checked_identity(model: Any, store: KVStore) -> ModelIdentity:
     mine, theirs = identity_now(model, regime_of(store.identity.layout)), store.identity
     if mine.layout != theirs.layout:
         raise IdentityMismatch(
-            f"the model's cache layout is {mine.layout.canonical()}, the store holds "
-            f"{theirs.layout.canonical()}; open a store with ModelIdentity.from_transformers(model)"
+            f"the store holds caches of another layout ({layout_difference(theirs.layout, mine.layout)}); open a store "
+            "with ModelIdentity.from_transformers(model)"
         )
     differ = differing_parts(theirs.weights, mine.weights) if theirs.weights.startswith(SAMPLED) else {}
     if differ:

@@ -1,7 +1,9 @@
-"""One call of an attached model: what it took from the store, and what it gave; the store as that call sees it."""
+"""One call of an attached model or of `generate`: what it took from the store, and what it gave; the store as that call
+sees it."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from kvstore.config import StoreConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import Hit, PutResult, RequestReport
-from kvstore.errors import KVStoreError
+from kvstore.errors import ConfigError, KVStoreError
 from kvstore.gate.gate import Gate
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.logprobs import scores_of
@@ -25,10 +27,20 @@ class Request:
         store: where.
         identity: of the store.
         began: whether the model's own `generate` was called.
+        raises: whether the caller hears of the store's errors; else they are misses and counted losses.
     """
 
-    def __init__(self, store: KVStore, namespace: str | bytes, ttl: float | None, pin: bool) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        namespace: str | bytes,
+        ttl: float | None = None,
+        pin: bool = False,
+        *,
+        raises: bool = False,
+    ) -> None:
         self.store = store
+        self.raises = raises
         self.identity: ModelIdentity | None = store.identity
         self.began = False
         self.options: dict[str, Any] = {"ttl": ttl, "pin": pin}
@@ -91,14 +103,20 @@ class Request:
         """Note that tokens which a get returned had to be computed after all."""
         self._reused -= tokens
 
+    def left(self, hit: Hit) -> None:
+        """Note that a hit was not used after all."""
+        self._reused -= hit.tokens
+        self._tiers -= Counter(hit.tiers)
+        self._why = ""
+
     def put(self, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
-        """Put, with the options of the call. What the store cannot take is counted, never raised."""
+        """Put, with the options of the call. What the store cannot take is counted, unless the request raises."""
         return self._kept(
             lambda: self.store.put(tokens, kv, namespace=self._namespace, logprobs=logprobs, **self.options), tokens
         )
 
     def save(self, name: str, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
-        """Save a session, with the options of the call. What the store cannot take is counted, never raised."""
+        """Save a session, with the options of the call. See `put`."""
         return self._kept(
             lambda: self.store.session(name, namespace=self._namespace).save(
                 tokens, kv, logprobs=logprobs, **self.options
@@ -126,6 +144,8 @@ class Request:
         try:
             done: PutResult = put()
         except KVStoreError as error:
+            if self.raises:
+                raise
             self.store.metrics.add(Metric.FALLBACK_ANSWER_NOT_STORED, because=error)
             return PutResult(len(tokens), 0, 0, 0, 0.0)
         self._new_tokens += done.new_tokens
@@ -138,8 +158,23 @@ class Request:
             return str(error)
 
 
+def check_store(store: Any) -> None:
+    """Check that an argument is a store.
+
+    Raises:
+        ConfigError: it is something else; the message says what to do.
+    """
+    if not isinstance(getattr(store, "identity", None), ModelIdentity):
+        found = repr(store) if isinstance(store, str | os.PathLike) else f"a {type(store).__name__}"
+        raise ConfigError(
+            f"store: expected an open KVStore or SharedKVStore, found {found}; open one with KVStore(path, "
+            "ModelIdentity.from_transformers(model, tokenizer))"
+        )
+
+
 class RequestStore:
-    """What `generate` asks of a store, for one request: an error of the store is a miss, or a counted loss.
+    """What `generate` asks of a store, for one request: an error of the store is a miss, or a counted loss, unless the
+    request raises.
 
     Attributes:
         request: whose view of the store this is.
@@ -170,12 +205,16 @@ class RequestStore:
         try:
             return self.request.store.contains(tokens, namespace=namespace)
         except KVStoreError:
+            if self.request.raises:
+                raise
             return 0
 
     def get(self, tokens: Any, *, namespace: str | bytes = b"", **options: Any) -> Hit | None:
         try:
             hit = self.request.store.get(tokens, namespace=namespace, **options)
         except KVStoreError:
+            if self.request.raises:
+                raise
             hit = None
         self.request.got(hit, min(len(tokens), options.get("max_tokens") or len(tokens)), tokens)
         return hit

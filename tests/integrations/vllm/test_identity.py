@@ -82,7 +82,9 @@ def test_another_model_is_refused_by_name(folder: Path) -> None:
     assert differs(folder, stored, version="0.33.0").startswith("engine: stored 'vllm 0.32.0 cpu CPU_ATTN unquantised'")
     assert differs(folder, stored, backend="FLASH_ATTN").startswith("engine: stored")
     assert differs(folder, stored, rms_norm_eps=1e-3).startswith("config: stored")
-    assert "layout: stored" in differs(folder, stored, rope_parameters={"rope_theta": 1e6, "rope_type": "default"})
+    assert "layout.rope.rope_theta: stored" in differs(
+        folder, stored, rope_parameters={"rope_theta": 1e6, "rope_type": "default"}
+    )
     save_file({"a": torch.arange(1000.0), "b": torch.zeros(2, 3)}, str(folder / "model.safetensors"))
     assert differs(folder, stored).startswith("weights: stored")
 
