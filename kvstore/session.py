@@ -112,6 +112,13 @@ class Session:
         They outlive the cache: if the blocks were evicted, the cache can be computed again from them. They have a
         budget of their own (`StoreConfig.session_bytes`; sessions that begin alike share their tokens). If all sessions
         take more, those that were saved, resumed or forked longest ago are forgotten, pinned ones last.
+
+        torch does not join uint32 with other integers. To go on with a conversation use `tolist`.
+
+        Example:
+            >>> import torch
+            >>> torch.tensor([session.tokens.tolist() + [14, 15]])  # 14 and 15 are those of the next message
+            tensor([[11, 12, 13, 14, 15]])
         """
         record = self._record()
         return record.tokens if record is not None else as_tokens([0])[:0]

@@ -220,3 +220,26 @@ def test_a_superblock_of_today_is_read_whatever_is_named(tmp_path: Path) -> None
     assert line.count(b"tokenizer") == 1
     assert check.decode() == xxhash.xxh3_128_hexdigest(line + b"\n")
     shutil.copytree(tmp_path, tmp_path / "copy")
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_made_among_other_files_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for _ in range(2):
+        KVStore(tmp_path, IDENTITY, small_stores.config()).close()
+    (record,) = [each for each in caplog.records if each.name == "kvstore.folder_not_empty"]
+    assert record.levelname == "WARNING"
+    assert f"{tmp_path}: the folder is not empty and holds no store (thesis.txt, ...)" in record.getMessage()
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("present", [(), ("lost+found",), ("segments", "notes"), ("writer.lock",)], ids=str)
+def test_a_folder_of_its_own_is_no_matter(
+    tmp_path: Path, present: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in present:
+        (tmp_path / name).touch() if name == "writer.lock" else (tmp_path / name).mkdir()
+    KVStore(tmp_path, IDENTITY, small_stores.config()).close()
+    assert "folder_not_empty" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ from kvstore.tiers.disk.superblock import FORMAT, Superblock
 from kvstore.tiers.disk.whole_file import read_whole
 
 _MOST_LOCK_BYTES = 1 << 24  # LMDB's takes 64 bytes a reader
+# What a store makes beside its segments and its catalog, and what file systems do.
+_OWN = ("store.json", "writer.lock", "owner.sock", "profiles", "lost+found")
+_log = logging.getLogger("kvstore.folder_not_empty")
 # A catalog is written anew when it takes more than this many times what is in it, and so many bytes on top.
 _GROWN, _GROWN_BYTES = 2, MIB
 # A reader that looks at the file while a writer changes it looks again, and then waits so often, so many seconds.
@@ -86,7 +90,24 @@ def settled_config(fs: FileSystem, path: str, config: StoreConfig, read_only: bo
             raise StoreNotFound(f"{path}: {what}, and read_only=True makes none; open it for writing first")
         config = budget.fitted(config, layout)
         budget.check_reservations(config)
+        if kind:
+            _warn_of_others(fs, path)
         return config
+
+
+def _warn_of_others(fs: FileSystem, path: str) -> None:
+    """Log that a store is made in a folder that holds other files."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # whoever opens the store will meet it
+        names = sorted(fs.names(path))
+    others = [name for name in names if not name.startswith(_OWN)]
+    if others and not {"segments", "catalog"} & set(names):
+        _log.warning(
+            "%s: the folder is not empty and holds no store (%s, ...); the store's files are made among those that are "
+            "there. Give a store a folder of its own, so that it can be deleted as a whole",
+            path,
+            ", ".join(others[:3]),
+        )
 
 
 @dataclass(frozen=True)
