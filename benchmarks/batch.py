@@ -24,13 +24,14 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
 from benchmarks.conversations import held_out_text, load_model
-from kvstore import Hit, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import Hit, KVStore, ModelIdentity, PutResult, StoreConfig, TierConfig
 from kvstore.config import GIB
 from kvstore.gate.gate import Gate
 from kvstore.gate.load import LoadCost
@@ -114,8 +115,13 @@ class Memory:
         count = self.contains(tokens)
         return Hit(count, {}, 0.0, self.held[tuple(tokens[:count])]) if count else None
 
-    def put(self, *_: Any, **__: Any) -> None:
+    def explain(self, *_: Any, **__: Any) -> SimpleNamespace:
+        """Says nothing of what is not there."""
+        return SimpleNamespace(why="")
+
+    def put(self, *_: Any, **__: Any) -> PutResult:
         """Keeps nothing."""
+        return PutResult(0, 0, 0, 0, 0.0)
 
 
 def timed(functions: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:

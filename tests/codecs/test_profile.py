@@ -124,7 +124,7 @@ def test_what_does_not_bind_a_profile(change: dict[str, str]) -> None:
 def test_another_identity_is_refused_naming_the_field(change: dict[str, Any], tmp_path: Path) -> None:
     make().save(tmp_path / "p")
     other = dataclasses.replace(IDENTITY, **change)
-    with pytest.raises(ProfileError, match=rf"another model \({next(iter(change))}: .*kvstore calibrate"):
+    with pytest.raises(ProfileError, match=rf"another model \({next(iter(change))}[:.].*kvstore calibrate"):
         Profile.load(tmp_path / "p", other)
     Profile.load(tmp_path / "p")
 
