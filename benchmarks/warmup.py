@@ -32,8 +32,10 @@ from transformers import DynamicCache
 
 from benchmarks.common import Rows, arguments, scratch
 from benchmarks.conversations import held_out_text, load_model
-from kvstore import Hit, KVStore, ModelIdentity
+from kvstore import Hit, KVStore, ModelIdentity, StoreConfig
 from kvstore.core.results import FlushResult, PutResult
+from kvstore.gate.gate import Gate
+from kvstore.gate.load import LoadCost
 from kvstore.integrations.transformers import WarmupReport, cache_layers, warmup
 from kvstore.integrations.transformers.segments import distinct_tokens, segments_of
 
@@ -86,7 +88,8 @@ class Memory:
     """What `warmup` asks of a store, as a dictionary of caches: the same passes without any store."""
 
     def __init__(self, identity: ModelIdentity) -> None:
-        self.identity, self.held = identity, dict[tuple[int, ...], Any]()
+        self.identity, self.config, self.held = identity, StoreConfig(), dict[tuple[int, ...], Any]()
+        self.gate = Gate(False, LoadCost(bytes_per_token=1, threads=1))  # told of passes, never asked
 
     def contains(self, tokens: Any, namespace: bytes = b"") -> int:
         return 0

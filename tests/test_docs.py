@@ -28,6 +28,11 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/results/README.md")
     for path in ROOT.glob(pattern)
 )
+_spec = importlib.util.spec_from_file_location("pages", ROOT / "tools" / "pages.py")
+assert _spec is not None
+assert _spec.loader is not None
+pages: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(pages)
 ENDINGS = "py|pyi|md|h|cc|json|bin|txt|toml|sh|png"
 
 
@@ -62,6 +67,14 @@ def test_links_resolve(name: str) -> None:
         assert linked.exists(), f"{name}: {target} does not exist"
         if anchor:
             assert anchor in _anchors(linked.read_text()), f"{name}: {target} names no heading"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_stay_inside_of_the_site(name: str) -> None:
+    for target in _links((ROOT / name).read_text()):
+        path = (ROOT / name).parent.joinpath(target.partition("#")[0]).resolve()
+        inside = [ROOT / part for part in (*pages.PAGES, *pages.MORE)]
+        assert target.startswith("#") or any(path.is_relative_to(part) for part in inside), target
 
 
 def _paths(text: str) -> set[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "ARCHITECTURE.md", "FORMAT.md", "CHANGELOG.md", "docs", "examples", "benchmarks/results")
-MORE = ("ci/gpu-wheels.txt", "trie/prior.py")  # that pages link to
+MORE = ("ci/gpu-wheels.txt", "trie/prior.py", "benchmarks/peers/quality")  # that pages link to
 
 
 def make(folder: Path) -> None:
