@@ -95,9 +95,9 @@ class AsyncKVStore:
         """See `KVStore.contains`."""
         return await self._run(self.store.contains, tokens, namespace=namespace)
 
-    async def explain(self, tokens: Any, *, namespace: str | bytes = b"") -> Explanation:
+    async def explain(self, tokens: Any, *, namespace: str | bytes = b"", start: int | None = None) -> Explanation:
         """See `KVStore.explain`."""
-        return await self._run(self.store.explain, tokens, namespace=namespace)
+        return await self._run(self.store.explain, tokens, namespace=namespace, start=start)
 
     async def prefetch(self, tokens: Any, *, namespace: str | bytes = b"") -> int:
         """See `KVStore.prefetch`; returns how many leading tokens are in memory when it is done."""

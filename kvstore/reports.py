@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.config import StoreConfig
+from kvstore.core.arguments import check_integer
 from kvstore.core.explanation import Explanation
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
@@ -76,7 +77,7 @@ class StoreReports:
         """
         return self._engine.gate
 
-    def explain(self, tokens: Any, *, namespace: str | bytes = b"") -> Explanation:
+    def explain(self, tokens: Any, *, namespace: str | bytes = b"", start: int | None = None) -> Explanation:
         """Say why a get of these tokens returns what it returns, block by block; `print` shows a table.
 
         Reads no payload, and nothing counts as used. Of the blocks that left since the store was opened, the last
@@ -85,16 +86,19 @@ class StoreReports:
 
         Args:
             tokens, namespace: as of `put`.
+            start: what a get has just returned, in tokens. Only the blocks from there on are looked at, and the remote
+                tier is not asked again.
 
         Returns:
             An `Explanation`. Damage to a payload shows once a get has met it.
 
         Raises:
-            ValueError: bad tokens or namespace.
+            ValueError: bad tokens, namespace or start.
         """
         self._calls.check()
         ids, digest = as_tokens(tokens), self._digest(namespace)
-        return self._calls.run(self._engine.explainer.explain, digest, ids)
+        check_integer("start", start, 0, len(ids))
+        return self._calls.run(self._engine.explainer.explain, digest, ids, start)
 
     def clusters(self, radius_bits: float = _RADIUS_BITS, *, namespace: str | bytes | None = None) -> list[ClusterInfo]:
         """Return groups of stored sequences that are alike, the largest group first.

@@ -147,10 +147,7 @@ class Explanation:
         first = next((block for block in blocks if block.reason is not Reason.STORED), None)
         if first is None:
             return cls(asked, asked, tuple(blocks), f"A get returns all {asked} tokens.", Reason.STORED)
-        subject = "what follows them" if first.start else "its first block"
-        why = (
-            f"A get returns {first.start or 'none'} of {asked} tokens: {subject} {first.detail or first.reason.words}."
-        )
+        why = why_short(first.start, asked, first.detail or first.reason.words)
         return cls(asked, first.start, tuple(blocks), why, first.reason)
 
     def __str__(self) -> str:
@@ -167,6 +164,17 @@ class Explanation:
             nbytes = sum(block.bytes for block in run)
             span = f"{run[0].start}-{run[-1].end - 1}"
             yield span, str(len(run)), reason.value, ", ".join(tiers), codec or "", str(nbytes or ""), remarks
+
+
+def why_short(tokens: int, asked: int, reason: str) -> str:
+    """Return the sentence that says why a get returns only `tokens` of the tokens it was asked for.
+
+    Example:
+        >>> why_short(64, 100, Reason.EVICTED.words)
+        'A get returns 64 of 100 tokens: what follows them was evicted to make room.'
+    """
+    subject = "what follows them" if tokens else "its first block"
+    return f"A get returns {tokens or 'none'} of {asked} tokens: {subject} {reason}."
 
 
 def _remarks(block: BlockExplanation) -> str:

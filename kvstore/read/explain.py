@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kvstore.codecs.registry import codec_label, is_delta, is_known, may_need_profile
@@ -34,25 +35,28 @@ class Explainer:
     worth: Worth
     remote: RemoteReader | RemoteResumer | None = None
 
-    def explain(self, namespace: bytes, tokens: Tokens) -> Explanation:
-        """See `KVStore.explain`. namespace: its digest."""
+    def explain(self, namespace: bytes, tokens: Tokens, returned: int | None = None) -> Explanation:
+        """See `KVStore.explain`. namespace: its digest. returned: how many tokens a get has just returned."""
         self.lookup.refresh()
         query = _Query(self.lookup, namespace, tokens)
         rows: list[BlockExplanation] = []
-        with self._located(query.records) as found:
-            for index, start in enumerate(range(0, len(tokens), query.size)):
+        first = (returned or 0) // query.size
+        with self._located(query.records[first:]) as found:
+            for index, start in enumerate(range(first * query.size, len(tokens), query.size), first):
                 covered = query.covered(index)
                 if covered > start:
-                    rows.append(self._known(query, index, covered, found[index]))
+                    rows.append(self._known(query, index, covered, found[index - first]))
                 if covered < query.stop(start):
                     rows.append(query.missing(index, max(start, covered)))
         if self.lookup.layout.is_grouped:
             end = self.lookup.depth(namespace, tokens)
             rows = list(_cut_at(rows, end, self.lookup.limit(namespace, tokens, end)))
         stored = next((row.start for row in rows if row.reason is not Reason.STORED), len(tokens))
-        end = self.worth.end(rows, stored, len(tokens))
+        end = self.worth.end(rows, stored, len(tokens)) if not returned else stored
         if end < stored:
             rows = list(_cut_at(rows, end, Reason.NOT_WORTH))
+        elif self.remote is not None and returned is not None:
+            rows = [_not_remote(row) for row in rows]
         elif self.remote is not None and stored < len(tokens):
             wanted = RemoteRequest(self.lookup.root(namespace), namespace, tokens, stored, len(tokens))
             rows = _with_remote(rows, stored // query.size * query.size, self.remote.end(wanted), query.size)
@@ -175,6 +179,13 @@ def _with_remote(rows: Sequence[BlockExplanation], start: int, end: int, size: i
     return [*first, *there, *_cut_at(last, end, Reason.GONE)]
 
 
+def _not_remote(row: BlockExplanation) -> BlockExplanation:
+    """The same row, of a block that a get did not get from the remote tier."""
+    if row.reason is not Reason.NEVER_PUT:
+        return row
+    return replace(row, detail="is not stored here, and did not come from the remote tier")
+
+
 class _Query:
     """The sequence that is explained, and what the index says of it."""
 
@@ -189,9 +200,18 @@ class _Query:
         self.depth = match.depth
         self.records: list[int] = match.records.tolist()
         self._ends: list[int] = match.ends.tolist()
-        root = lookup.root(namespace)
-        self.parents = [root, *chain_keys(root, tokens, self.size)]
-        self._elsewhere = [index.longest_prefix(name, tokens) for name in index.namespaces if name != namespace]
+        self._root = lookup.root(namespace)
+
+    @cached_property
+    def _parents(self) -> list[bytes]:
+        """The parent's key of each block."""
+        return [self._root, *chain_keys(self._root, self.tokens, self.size)]
+
+    @cached_property
+    def _elsewhere(self) -> list[int]:
+        """How many leading tokens are stored in each other namespace."""
+        index = self.lookup.residency.index
+        return [index.longest_prefix(name, self.tokens) for name in index.namespaces if name != self.namespace]
 
     def stop(self, start: int) -> int:
         """Where the block that begins at `start` ends, or the sequence does."""
@@ -211,7 +231,10 @@ class _Query:
         residency, first = self.lookup.residency, index * self.size
         end = self.stop(first) if end is None else end
         here = self.tokens[first:end]
-        reason = residency.departures.why(self.parents[index], self.namespace, first, here, start - first) or otherwise
+        reason = otherwise
+        if len(residency.departures):
+            known = residency.departures.why(self._parents[index], self.namespace, first, here, start - first)
+            reason = known or otherwise
         if reason is Reason.EVICTED and self.lookup.follower is not None:
             return BlockExplanation(start, end, reason, detail="was removed by the writer process")
         if reason is not None:

@@ -351,9 +351,9 @@ class SharedKVStore:
         """See `KVStore.prefetch`; into the memory of this process."""
         return self._read(KVStore.prefetch, tokens, namespace=namespace)
 
-    def explain(self, tokens: Any, *, namespace: str | bytes = b"") -> Explanation:
+    def explain(self, tokens: Any, *, namespace: str | bytes = b"", start: int | None = None) -> Explanation:
         """See `KVStore.explain`."""
-        return self._read(KVStore.explain, tokens, namespace=namespace)
+        return self._read(KVStore.explain, tokens, namespace=namespace, start=start)
 
     def sessions(self, *, stored: bool = False) -> list[SessionInfo]:
         """See `KVStore.sessions`; as of the last flush, in a process that is not the owner."""

@@ -69,6 +69,10 @@ def agrees(store: KVStore, tokens: np.ndarray, reason: Reason, namespace: bytes 
     assert {
         name: count - before.get(name, 0) for name, count in shorts(store).items() if count != before.get(name)
     } == (counted)
+    if reason is not Reason.NOT_WORTH:
+        later, block = store.explain(tokens, namespace=namespace, start=found.tokens), store.config.block_tokens
+        assert (later.why, later.reason, later.tokens) == (found.why, found.reason, found.tokens)
+        assert rows(later) == [row for row in rows(found) if row[0] >= found.tokens // block * block]
     return found
 
 

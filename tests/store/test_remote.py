@@ -129,6 +129,9 @@ def test_explain_names_what_is_there(tmp_path: Path, url: str) -> None:
         found = store.explain(TOKENS)
         assert found.tokens == WHOLE
         assert [block.tiers[0] for block in found.blocks if block.tiers] == ["host"] + ["remote"] * (BLOCKS - 1)
+        after_a_get = store.explain(TOKENS, start=small.BLOCK)  # it asked, and asks no server again
+        assert after_a_get.tokens == small.BLOCK
+        assert after_a_get.why.endswith("is not stored here, and did not come from the remote tier.")
 
 
 @pytest.mark.parametrize("reading_s", [1e-3, 100.0])

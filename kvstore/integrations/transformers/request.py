@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from kvstore.config import StoreConfig
+from kvstore.core.explanation import Reason, why_short
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import Hit, PutResult, RequestReport
 from kvstore.errors import ConfigError, KVStoreError
@@ -96,8 +97,9 @@ class Request:
             self._reused += hit.tokens
             self._tiers.update(hit.tiers)
             self._seconds += hit.seconds
-        if (hit.tokens if hit is not None else 0) < wanted and not self._why:
-            self._why = self._explained(tokens[:wanted])
+        tokens_there, reason = (0, Reason.NEVER_PUT) if hit is None else (hit.tokens, hit.reason)
+        if tokens_there < wanted and not self._why:
+            self._why = self._explained(tokens[:wanted], tokens_there, reason)
 
     def lost(self, tokens: int) -> None:
         """Note that tokens which a get returned had to be computed after all."""
@@ -151,9 +153,13 @@ class Request:
         self._new_tokens += done.new_tokens
         return done
 
-    def _explained(self, tokens: Any) -> str:
+    def _explained(self, tokens: Any, start: int, reason: Reason) -> str:
+        """Why a get returned `start` of these tokens. reason: what it says itself, which is not all where that is
+        `NEVER_PUT`."""
+        if reason not in (Reason.NEVER_PUT, Reason.STORED):
+            return why_short(start, len(tokens), reason.words)
         try:
-            return self.store.explain(tokens, namespace=self._namespace).why
+            return self.store.explain(tokens, namespace=self._namespace, start=start).why
         except KVStoreError as error:
             return str(error)
 
