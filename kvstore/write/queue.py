@@ -156,8 +156,9 @@ class WriteQueue:
                 self._bytes += nbytes
 
     def begin(self) -> None:
-        """Let the thread that encodes begin with what was submitted."""
-        self._submitted.ring()
+        """Let the thread that encodes begin with what was submitted; it is not woken for nothing."""
+        if self._is_due():
+            self._submitted.ring()
 
     def flush(self) -> FlushResult:
         """Return when everything submitted before is durable or dropped: the counts since the last flush.
@@ -199,6 +200,11 @@ class WriteQueue:
         self._submitted.ring()
         self._encoder.close()
         self._disk.close()
+
+    def _is_due(self) -> bool:
+        """Whether there is anything for the thread that encodes to do."""
+        with self._lock:
+            return len(self._open) > self._taken or self._closing
 
     def _has_space(self, nbytes: int) -> bool:
         return self._bytes == 0 or self._bytes + nbytes <= self._queue_bytes or self._failure is not None
@@ -256,7 +262,7 @@ class WriteQueue:
 
     def _next_group(self) -> list[WriteBatch] | None:
         """Whole batches of about `group_bytes`; [] when a tick is due, None at the end."""
-        if not self._submitted.wait_for(lambda: len(self._open) > self._taken or self._closing, self._tick_s):
+        if not self._submitted.wait_for(self._is_due, self._tick_s):
             return []
         if self._abandoned:
             return None

@@ -76,6 +76,19 @@ def make(sink: Sink) -> Iterator[Callable[..., WriteQueue]]:
         writer.close()
 
 
+def test_the_thread_that_encodes_is_not_woken_for_nothing(
+    make: Callable[..., WriteQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, woken = make(), []
+    monkeypatch.setattr(writer._submitted, "ring", lambda: woken.append(len(writer._open)))
+    writer.begin()
+    assert writer.wait_for_space(10, 1.0) is not None
+    assert woken == []
+    writer.submit(batch(1))
+    writer.begin()
+    assert woken == [1]
+
+
 def stall(writer: WriteQueue, sink: Sink) -> None:
     """Leaves the writing thread waiting on batch 1 and the encoding thread on batch 2: what follows queues up."""
     sink.gate.clear()
