@@ -43,6 +43,7 @@ from benchmarks.peers.stores.lmcache import compare
 from benchmarks.peers.stores.ours import Ours
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.read.result import allocate
+from kvstore.tiers.buffers import BufferPool
 
 SIZES = {"256KiB": MIB // 4, "1MiB": MIB, "4MiB": 4 * MIB}
 PEER_BYTES, PEER_BUDGET = 128 * MIB, 512 * MIB
@@ -218,11 +219,11 @@ def host(rows: Rows, quick: bool) -> None:
 
 
 def host_tier(rows: Rows, codec: str, quick: bool) -> None:
-    layout = KVLayout.uniform(30, 3, 64)
+    layout, pool = KVLayout.uniform(30, 3, 64), BufferPool(128 * MIB)
     config = StoreConfig(host=TierConfig(1024 * MIB, codec), disk=TierConfig(0))
     with KVStore("", ModelIdentity("benchmark", "", "", "", layout), config) as store:
         for tokens, calls in ((2048, 2), (64, 64)):
-            ids, warm = np.arange(tokens, dtype=np.uint32), allocate(layout, tokens, 0).tensors
+            ids, warm = np.arange(tokens, dtype=np.uint32), allocate(layout, tokens, 0, pool).tensors
             shape = (1, 3, tokens, 64)
             cache = [(torch.randn(shape).bfloat16(), torch.randn(shape).bfloat16()) for _ in layout.layers]
             store.put(ids, cache, namespace=b"%d" % tokens)
@@ -249,7 +250,7 @@ def host_tier(rows: Rows, codec: str, quick: bool) -> None:
                 return run
 
             get()
-            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens, 0).tensors))
+            new = timed(lambda tokens=tokens, copy=copy: copy(allocate(layout, tokens, 0, pool).tensors))
             seconds = interleave(
                 {"get": timed(get), "new": new, "warm": timed(lambda copy=copy, warm=warm: copy(warm))},
                 5 if quick else 15,

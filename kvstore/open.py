@@ -167,7 +167,7 @@ class Engine:
             "sessions": self.sessions.stats(),
             "namespaces": usage_by_namespace(residency, self.sessions),
             "learning": self.learner.status.numbers() if self.learner is not None else {},
-            "buffers": {"free_bytes": self.pool.free_bytes},
+            "buffers": {"free_bytes": self.pool.free_bytes + self.getter.fetcher.results.free_bytes},
             "gate": self.gate.stats(),
             "counters": residency.metrics.snapshot(),
         }
@@ -277,6 +277,7 @@ class _Base:
     metrics: Metrics
     read_only: bool
     pool: BufferPool
+    results: BufferPool
     profiles: Profiles
     codecs: LateCodecs
     residency: Residency
@@ -304,7 +305,7 @@ def _open_base(
     given = None if config.profile is None else ProfileFile.open(config.profile, identity)
     profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given, read_only)
     codecs = LateCodecs(config, identity, profiles, metrics)
-    pool = BufferPool(keep_bytes=2 * config.group_bytes, pinned=torch.cuda.is_available())
+    pool, results = (BufferPool(2 * config.group_bytes, pinned) for pinned in (torch.cuda.is_available(), False))
 
     def open_disk(owner: Residency) -> DiskTier:
         return DiskTier(
@@ -342,7 +343,9 @@ def _open_base(
     gate = _open_gate(opened, path, identity, residency, read_only, fs)
     residency.savings.ask = gate.growth
     next_record = loaded.next_record
-    return _Base(identity, config, metrics, read_only, pool, profiles, codecs, residency, next_record, gate, recent)
+    return _Base(
+        identity, config, metrics, read_only, pool, results, profiles, codecs, residency, next_record, gate, recent
+    )
 
 
 def _open_gate(
@@ -387,7 +390,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base, fs: FileSystem) -> 
     worth = Worth(base.gate, residency, base.pool, executor, layout.is_grouped)
     worth.look(base.next_record, base.codecs.disk_name)
     lookup = Lookup(residency, digest, config.block_tokens, follower, layout)
-    fetcher = Fetcher(residency, base.pool, executor, config.threads, decoder, base.gate)
+    fetcher = Fetcher(residency, base.pool, base.results, executor, config.threads, decoder, base.gate)
     remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.profiles, base.read_only, fs)
     placement = Placement(layout, base.codecs, base.profiles, base.metrics)
     reader, resumer = (None, None) if remote is None else (remote.reader, remote.resumer)

@@ -85,7 +85,8 @@ class Assembler:
         if request.lazy:
             self.getter.count_not_lazy("it is approximate")
         try:
-            out = allocate(self.reader.layout, planned.tokens, request.reserve_behind(planned.tokens))
+            reserve = request.reserve_behind(planned.tokens)
+            out = allocate(self.reader.layout, planned.tokens, reserve, self.getter.fetcher.results)
         except BaseException:
             self.residency.release([read.source for read in reads])
             raise

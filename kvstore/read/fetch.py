@@ -45,6 +45,8 @@ class Fetcher:
     record names its codec, and decoding it again costs less than coding it anew.
 
     Attributes:
+        pool: memory for records.
+        results: memory for what they are decoded into.
         executor: its threads read and decode beside the caller's, before anything else that they are to do; more of
             them than `threads` let reads overlap.
         threads: how many may decode at once.
@@ -53,6 +55,7 @@ class Fetcher:
 
     residency: Residency
     pool: BufferPool
+    results: BufferPool
     executor: Workers
     threads: int
     decoder: BlockDecoder

@@ -169,7 +169,7 @@ class Getter:
         try:
             if request.lazy:
                 self.count_not_lazy("the rest comes from the remote tier")
-            out = allocate(self.layout, run.end, request.reserve_behind(run.end))
+            out = allocate(self.layout, run.end, request.reserve_behind(run.end), self.fetcher.results)
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])
             raise
@@ -208,7 +208,8 @@ class Getter:
         count = reads[-1].end
         try:
             where = self.placement.decode_device(reads, request.device)
-            out = allocate(self.layout, count, request.reserve_behind(count), where, apart=request.lazy)
+            reserve, apart = request.reserve_behind(count), request.lazy
+            out = allocate(self.layout, count, reserve, self.fetcher.results, where, apart)
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise

@@ -103,7 +103,7 @@ class RemoteResumer:
                 tier.fetch([found.parts[i]], deadline, [found.checks[i]], room if found.checks[i].state_bytes else 0)[0]
                 for i in wanted
             ]
-            out = allocate(self.search.layout, found.end, reserve)
+            out = allocate(self.search.layout, found.end, reserve, self.fetcher.results)
         except BaseException:
             self.fetcher.residency.release([read.source for read in local.values()])
             raise

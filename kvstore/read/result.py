@@ -14,15 +14,13 @@ from kvstore.config import MIB
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.errors import ConfigError
-from kvstore.tiers.buffers import huge_pages
+from kvstore.tiers.buffers import SLAB_BYTES, BufferPool
 
 # Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
 # made of tensors that can be freed one by one.
 _AT_ONCE_BYTES = 8 * MIB
-# From here on the page faults of fresh memory are a fifth of a get; in huge pages there are few. Tensors that share
-# some are freed together, so no more of them do than that needs.
-_HUGE_BYTES = 32 * MIB
-_TOGETHER_BYTES = 16 * MIB
+# From here on fresh memory is what a get takes longest for: it is recycled, in pieces that are freed one by one.
+_RECYCLED_BYTES = 32 * MIB
 _ALIGNMENT = 64
 
 
@@ -56,17 +54,24 @@ class OutputBuffers:
 
 
 def allocate(
-    layout: KVLayout, tokens: int, reserve: int, device: torch.device | None = None, apart: bool = False
+    layout: KVLayout,
+    tokens: int,
+    reserve: int,
+    pool: BufferPool,
+    device: torch.device | None = None,
+    apart: bool = False,
 ) -> OutputBuffers:
     """Allocate memory for `tokens` tokens and `reserve` more.
 
     Args:
+        pool: of ordinary memory, for large results on the CPU.
         device: where; None: on the CPU, pinned if there is CUDA.
         apart: give each tensor a storage of its own. A copy of one takes its whole storage along, and so what is not
             decoded yet of the others.
 
     Example:
-        >>> out = allocate(KVLayout.uniform(num_layers=1, heads=2, head_dim=8), tokens=3, reserve=5)
+        >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=8)
+        >>> out = allocate(layout, tokens=3, reserve=5, pool=BufferPool(keep_bytes=0))
         >>> out.layers(3)[0][0].shape, out.has_reserve
         (torch.Size([1, 2, 3, 8]), True)
     """
@@ -83,8 +88,8 @@ def allocate(
         flat = memory.unbind()
         tensors: KVLayers = tuple(zip(flat[::2], flat[1::2], strict=True))
         view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
-    elif device is None and not pinned and capacity * layout.bytes_per_token >= _HUGE_BYTES:
-        tensors = _in_huge_pages(layout, capacity, dtype)
+    elif device is None and not pinned and capacity * layout.bytes_per_token >= _RECYCLED_BYTES:
+        tensors = _recycled(layout, capacity, dtype, pool)
         view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
     else:
         tensors = tuple(
@@ -101,18 +106,18 @@ def allocate(
     return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
 
 
-def _in_huge_pages(layout: KVLayout, capacity: int, dtype: torch.dtype) -> KVLayers:
-    """Tensors with storages of their own, some layers in one mapping."""
+def _recycled(layout: KVLayout, capacity: int, dtype: torch.dtype, pool: BufferPool) -> KVLayers:
+    """Tensors with storages of their own, as many in one buffer as a slab of the pool has room for."""
     shapes = [(1, x.heads, capacity, dim) for x in layout.layers for dim in (x.key_dim, x.value_dim)]
     sizes = [heads * count * dim * layout.item_bytes for _, heads, count, dim in shapes]
     places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
     flat: list[torch.Tensor] = []
     while len(flat) < len(shapes):
-        end, total = len(flat), 0
-        while end < len(shapes) and total < _TOGETHER_BYTES:
+        end, total = len(flat) + 1, places[len(flat)]
+        while end < len(shapes) and total + places[end] <= SLAB_BYTES:
             total += places[end]
             end += 1
-        memory, at = huge_pages(total), 0
+        memory, at = pool.take(total).array(), 0
         for number in range(len(flat), end):
             part = torch.from_numpy(memory[at : at + sizes[number]])
             flat.append(part.view(dtype).view(shapes[number]))

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from kvstore.config import KIB, MIB, PAGE_BYTES
 
 _HUGE_PAGE_BYTES = 2 * MIB
-_SLAB_BYTES = 8 * MIB
+SLAB_BYTES = 8 * MIB
 # A smaller buffer has few pages to list, whatever their size; a larger one is a copy of a whole cache, for no disk.
-_WORTH_HUGE_PAGES = range(128 * KIB, _SLAB_BYTES + 1)
+_WORTH_HUGE_PAGES = range(128 * KIB, SLAB_BYTES + 1)
 _MOST_PIECES = 64  # of a slab: small records do not take a whole one
 
 Bytes = npt.NDArray[np.uint8]
@@ -43,6 +43,8 @@ class Buffer:
         >>> buffer = BufferPool(keep_bytes=1 << 20).take(5000)
         >>> len(buffer.view), buffer.capacity, buffer.address % 4096
         (5000, 8192, 0)
+        >>> buffer.array().nbytes
+        5000
     """
 
     __slots__ = ("__weakref__", "_memory", "capacity", "view")
@@ -56,9 +58,22 @@ class Buffer:
         """Where the memory starts."""
         return int(np.frombuffer(self._memory, np.uint8).ctypes.data)
 
+    def array(self) -> Bytes:
+        """Return the view as an array, uint8 `[bytes]`, which keeps the buffer from its pool as long as it is used."""
+        return np.asarray(_Kept(self))
+
     def trim(self, nbytes: int) -> None:
         """Shorten the view to `nbytes`."""
         self.view = self._memory[:nbytes]
+
+
+class _Kept:
+    """What an array refers to that keeps a buffer."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        size = len(buffer.view)
+        self.__array_interface__ = {"data": (buffer.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
 class _Lent(weakref.ref):  # type: ignore[type-arg]
@@ -189,7 +204,7 @@ class _Slab:
         self.kind = kind
         size, huge = kind
         self.size = size
-        self.count = 1 if pinned else max(1, min(_MOST_PIECES, _SLAB_BYTES // size))
+        self.count = 1 if pinned else max(1, min(_MOST_PIECES, SLAB_BYTES // size))
         self._mapping: mmap.mmap | None = None
         self._begin = 0
         if pinned:
@@ -226,16 +241,6 @@ def size_class(nbytes: int) -> int:
     pages = max(1, -(-nbytes // PAGE_BYTES))
     step = max(1, (1 << (pages - 1).bit_length()) // 16)
     return -(-pages // step) * step * PAGE_BYTES
-
-
-def huge_pages(nbytes: int) -> Bytes:
-    """Return new memory that begins with a huge page, if those are to be had. It is freed with the array.
-
-    Example:
-        >>> huge_pages(5_000_000).size
-        5000000
-    """
-    return _pages(nbytes, huge=True)[0]
 
 
 def _pages(nbytes: int, huge: bool) -> tuple[Bytes, mmap.mmap, int]:

@@ -14,6 +14,7 @@ from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.codecs.splitzip.codec import SplitZipCodec
 from kvstore.config import KIB, MIB
 from kvstore.read.result import allocate
+from kvstore.tiers.buffers import BufferPool
 
 pytestmark = needs_triton
 LAYOUT = KVLayout.uniform(6, 2, 64)
@@ -163,7 +164,7 @@ def test_a_result_on_the_gpu_is_decoded_there(tmp_path: Path, tier: str) -> None
         reads = store._lookup.reads(store._digest(b""), ids)
         where = store._engine.getter.placement.decode_device(reads, "cuda")
         assert where == torch.device("cuda", torch.cuda.current_device())
-        result = allocate(LAYOUT, COUNT, 0, where)
+        result = allocate(LAYOUT, COUNT, 0, BufferPool(0), where)
         assert store._engine.getter.fetcher.fetch(reads, result.view) == (4, {tier: COUNT})
         assert same_kv(_to(result.layers(COUNT), "cpu"), _to(kv, "cpu"))
 

@@ -10,7 +10,8 @@ from kvcases import mixed_layout
 
 from kvstore import KVLayout
 from kvstore.config import MIB
-from kvstore.read.result import allocate
+from kvstore.read.result import OutputBuffers, allocate
+from kvstore.tiers.buffers import BufferPool
 
 FLAT = KVLayout.uniform(8, 2, 64, "bfloat16")
 
@@ -19,7 +20,7 @@ FLAT = KVLayout.uniform(8, 2, 64, "bfloat16")
 @pytest.mark.parametrize("mib", [1, 9, 33, 70])
 def test_tensors_have_the_shapes_of_the_layout_and_share_nothing(layout: KVLayout, mib: int) -> None:
     tokens = mib * MIB // layout.bytes_per_token
-    out = allocate(layout, tokens, reserve=3)
+    out = allocate(layout, tokens, reserve=3, pool=BufferPool(keep_bytes=0))
     ranges = []
     for layer, pair in zip(layout.layers, out.tensors, strict=True):
         for tensor, dim in zip(pair, (layer.key_dim, layer.value_dim), strict=True):
@@ -35,15 +36,36 @@ def test_tensors_have_the_shapes_of_the_layout_and_share_nothing(layout: KVLayou
 
 def test_tensors_of_a_large_result_can_be_saved_one_by_one() -> None:
     """Each has a storage of its own."""
-    out = allocate(FLAT, 40 * MIB // FLAT.bytes_per_token, reserve=0)
+    out = allocate(FLAT, 40 * MIB // FLAT.bytes_per_token, 0, BufferPool(keep_bytes=0))
     for pair in out.tensors:
         for tensor in pair:
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def test_a_large_result_outlives_the_buffers_it_was_made_of() -> None:
-    out = allocate(FLAT, 40 * MIB // FLAT.bytes_per_token, reserve=0)
-    keys = out.tensors[3][0]
-    del out
+def test_memory_of_a_large_result_is_used_again_once_nobody_uses_it() -> None:
+    pool, tokens = BufferPool(keep_bytes=64 * MIB), 40 * MIB // FLAT.bytes_per_token
+
+    def places(out: OutputBuffers) -> set[int]:
+        return {tensor.data_ptr() for pair in out.tensors for tensor in pair}
+
+    first = allocate(FLAT, tokens, 0, pool)
+    old = places(first)
+    keys = first.tensors[3][0]
     keys.fill_(1)
-    assert bool((keys == 1).all())
+    del first
+    second = allocate(FLAT, tokens, 0, pool)
+    for pair in second.tensors:
+        for tensor in pair:
+            tensor.fill_(2)
+    assert bool((keys == 1).all())  # one tensor keeps the memory that it lies in
+    assert keys.data_ptr() not in places(second)
+    new = places(second)
+    assert len(new & old) > len(old) / 2
+    del keys, second, tensor, pair
+    assert places(allocate(FLAT, tokens, 0, pool)) <= old | new
+
+
+def test_no_more_memory_is_kept_than_the_pool_may() -> None:
+    pool = BufferPool(keep_bytes=20 * MIB)
+    allocate(FLAT, 40 * MIB // FLAT.bytes_per_token, 0, pool)
+    assert 0 < pool.free_bytes <= 20 * MIB

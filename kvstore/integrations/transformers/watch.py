@@ -1,6 +1,6 @@
 """Notices between two calls that a model is not what it was: cheap enough to be asked before every answer.
 
-Looked at are the modules, where each tensor lies and how often torch changed it in place, eight elements of each, the
+Looked at are the modules, where each tensor lies and how often torch changed it in place, four elements of each, the
 numbers of layers with adapters, and the config. What is missed: writes through `tensor.data` to other elements only,
 and what hooks do.
 """
@@ -19,8 +19,7 @@ from kvstore.integrations.transformers.adapters import bare, facts_of, has_adapt
 from kvstore.integrations.transformers.config_facts import config_facts
 from kvstore.integrations.transformers.describe import layout_from_config
 from kvstore.integrations.transformers.fingerprint import follows_length
-
-_SAMPLES = 8
+from kvstore.integrations.transformers.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,8 @@ class Look:
     Attributes:
         marks: of every module and tensor, in order.
         facts: of the config, and of the modules that neither torch nor transformers made.
-        samples: of the tensors, for each device and dtype, on the CPU.
+        samples: of the tensors.
+        where: they were read.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,30 +43,42 @@ class Look:
         (True, False)
     """
 
-    marks: list[int]
+    marks: list[Any]
     facts: list[Any]
     samples: list[torch.Tensor]
+    where: Samples
 
     @classmethod
-    def at(cls, model: Any) -> Look:
-        """Look at a model; a device is waited for once."""
+    def at(cls, model: Any, before: Look | None = None) -> Look:
+        """Look at a model; a device is waited for once. before: the last look at it, which makes this one faster."""
         model = bare(model)
-        marks, facts, tensors = list[int](), list[Any](), list[torch.Tensor]()
-        stack = [model]
+        marks, facts, tensors = list[Any](), list[Any](), list[torch.Tensor]()
+        stack, foreign = [model], dict[type, bool]()
         while stack:
             module = stack.pop()
+            if module is None:
+                continue
             state = module.__dict__
             marks.append(id(module))
-            tensors += state["_parameters"].values()
-            tensors += [tensor for name, tensor in state["_buffers"].items() if not follows_length(module, name)]
-            stack += [child for child in state["_modules"].values() if child is not None]
-            if is_foreign(type(module)):
+            if parameters := state["_parameters"]:
+                tensors += parameters.values()
+            if buffers := state["_buffers"]:
+                tensors += [tensor for name, tensor in buffers.items() if not follows_length(module, name)]
+            if modules := state["_modules"]:
+                stack += modules.values()
+            kind = type(module)
+            if kind not in foreign:
+                foreign[kind] = is_foreign(kind)
+            if foreign[kind]:
                 facts.append((facts_of(module, _mark), used_adapters(module) if has_adapters(module) else ()))
         facts.append(config_facts(model.config))
         tensors = [tensor for tensor in tensors if tensor is not None]
-        for tensor in tensors:
-            marks += _mark(tensor)
-        return cls(marks, facts, _sampled(tensors))
+        marks += map(_mark, tensors)
+        if before is None or before.marks != marks:
+            where = Samples(tensors)
+        else:
+            marks, where = before.marks, before.where
+        return cls(marks, facts, where.read(tensors), where)
 
     def is_like(self, other: Look) -> bool:
         """Whether nothing is known to have changed."""
@@ -93,8 +105,8 @@ def identity_now(model: Any, regime: str = SHORT) -> ModelIdentity:
     Raises:
         UnsupportedModel: see `ModelIdentity.from_transformers`.
     """
-    look = Look.at(model)
     seen = _seen.get(model)
+    look = Look.at(model, None if seen is None else seen[0])
     if seen is None or not seen[0].is_like(look):
         seen = _seen[model] = look, ModelIdentity.from_transformers(model)
     if regime == SHORT:
@@ -102,19 +114,7 @@ def identity_now(model: Any, regime: str = SHORT) -> ModelIdentity:
     return replace(seen[1], layout=layout_from_config(bare(model).config, bare(model).dtype, regime))
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int, int]:
+def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What changes with a tensor, its place or its shape, and where torch writes into it."""
     version = -1 if tensor.is_inference() else tensor._version
-    return id(tensor), version, tensor.data_ptr()
-
-
-@torch.no_grad()
-def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """uint8 per device and dtype: elements of all tensors, evenly spread."""
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        count = tensor.numel()
-        if count:
-            few = min(_SAMPLES, count) if tensor.is_contiguous() else 1
-            part = tensor.as_strided((few,), (max(1, (count - 1) // max(1, few - 1)),))
-            groups.setdefault((tensor.device, tensor.dtype), []).append(part)
-    return [torch.cat(parts).view(torch.uint8).cpu() for parts in groups.values()]
+    return id(tensor), version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.untyped_storage().nbytes()
