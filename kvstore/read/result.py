@@ -19,8 +19,9 @@ from kvstore.tiers.buffers import SLAB_BYTES, BufferPool
 # Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
 # made of tensors that can be freed one by one.
 _AT_ONCE_BYTES = 8 * MIB
-# From here on fresh memory is what a get takes longest for: it is recycled, in pieces that are freed one by one.
-_RECYCLED_BYTES = 32 * MIB
+# From here on tensors that are made one by one are recycled, in pieces that are freed one by one: the C library may give
+# so many back to the system as soon as they are free, and fresh memory is what a get takes longest for.
+_RECYCLED_BYTES = 1 * MIB
 _ALIGNMENT = 64
 
 
@@ -81,14 +82,15 @@ def allocate(
     pinned = device is None and torch.cuda.is_available()
     first = layout.layers[0]
     capacity = tokens + reserve
+    nbytes = capacity * layout.bytes_per_token
     at_once = layout.is_uniform and device is None and not (pinned or apart)
-    if at_once and capacity * layout.bytes_per_token <= _AT_ONCE_BYTES:
+    if at_once and nbytes <= _AT_ONCE_BYTES:
         shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
         memory = torch.empty(shape, dtype=dtype)
         flat = memory.unbind()
         tensors: KVLayers = tuple(zip(flat[::2], flat[1::2], strict=True))
         view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
-    elif device is None and not pinned and capacity * layout.bytes_per_token >= _RECYCLED_BYTES:
+    elif device is None and not pinned and nbytes >= _RECYCLED_BYTES:
         tensors = _recycled(layout, capacity, dtype, pool)
         view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
     else:
