@@ -19,8 +19,8 @@ from kvstore.tiers.buffers import SLAB_BYTES, BufferPool
 # Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
 # made of tensors that can be freed one by one.
 _AT_ONCE_BYTES = 8 * MIB
-# From here on tensors that are made one by one are recycled, in pieces that are freed one by one: the C library may give
-# so many back to the system as soon as they are free, and fresh memory is what a get takes longest for.
+# From here on tensors that are made one by one lie in recycled memory, in pieces that are freed one by one: the C
+# library may give memory back to the system as soon as it is free, and fresh memory is what a get takes longest for.
 _RECYCLED_BYTES = 1 * MIB
 _ALIGNMENT = 64
 
