@@ -12,6 +12,39 @@ from collections.abc import Callable
 _LOOK_S = 1.0
 
 
+class Flag:
+    """Something that has happened, or not yet; others wait for it. Thread-safe, also where an interrupt hits a call.
+
+    Does what `threading.Event` does, which an interrupt may leave locked.
+
+    Example:
+        >>> flag = Flag()
+        >>> flag.wait(0.001), flag.set(), flag.wait(0.001), flag.clear(), flag.is_set()
+        (False, None, True, None, False)
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._bell = Bell()
+
+    def is_set(self) -> bool:
+        """Return whether it has happened."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Say that it has happened."""
+        self._is_set = True
+        self._bell.ring()
+
+    def clear(self) -> None:
+        """Say that it has not happened again yet."""
+        self._is_set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True as soon as it has happened, or False after `timeout_s`."""
+        return self._bell.wait_for(self.is_set, timeout_s)
+
+
 class Bell:
     """Wakes those who wait for a change. Thread-safe; needs no lock, and no lock is held during a wait.
 

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from kvstore.core.futures import SafeFuture
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -193,7 +195,7 @@ class Workers:
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Let a thread call `function`; return a future of the result."""
-        future: Future[T] = Future()
+        future = SafeFuture[T]()
         self.start(_Promise(future, function, arguments))
         return future
 

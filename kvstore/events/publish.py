@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
     what = "kvstore.events.publish needs pyzmq; pip install 'kvstore-lm[events]'"
     raise ModuleNotFoundError(what, name=error.name) from None
 
+from kvstore.core.waiting import Flag
 from kvstore.errors import ConfigError
 from kvstore.events.watch import BlockWatch
 from kvstore.events.wire import Batch, Event, packed
@@ -47,7 +48,7 @@ class EventPublisher:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_batches)
         self._next = 0
         self._events = 0
-        self._over = threading.Event()
+        self._over = Flag()
         self._context = zmq.Context()
         self._replays: zmq.Socket[bytes] | None = None
         try:

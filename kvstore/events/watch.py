@@ -6,7 +6,6 @@ of it, on a thread of the publisher's.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from kvstore.core.keys import namespace_digest
 from kvstore.core.record import NO_KEY, key_tag
 from kvstore.core.tokens import Tokens
+from kvstore.core.waiting import Flag
 from kvstore.events.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvstore.metrics import Metric
 from kvstore.residency.block import Block
@@ -55,7 +55,7 @@ class BlockWatch:
         self._changes: deque[_Change] = deque()
         self._known: dict[int, _Known] = {}
         self._is_lost = True  # what was told is not complete; it is not at first
-        self.news = threading.Event()
+        self.news = Flag()
         self._default = namespace_digest(b"")
         self._memory: tuple[MemoryTier[Any], ...] = (residency.device, residency.host)
 

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from kvstore.core.waiting import Flag
+
 # A turn of a conversation, or a batch of gets, has pauses of milliseconds; a step of the learner takes up to some tens
 # of them. So it begins one only if nobody called for as long as several of its steps take.
 IDLE_S = 0.25
@@ -34,7 +36,7 @@ class Pace:
 
     def __init__(self, idle_s: Callable[[], float]) -> None:
         self._idle_s = idle_s
-        self._stop = threading.Event()
+        self._stop = Flag()
         self.waits = True
         """False: somebody waits for the work, and it need not wait for anybody."""
 

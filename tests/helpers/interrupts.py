@@ -2,14 +2,19 @@
 
 CPython raises such exceptions after a call, at the beginning of a function and where a loop jumps back, and nowhere
 else: a `with` of a lock that C takes, for example, is never interrupted between taking it and the block. `Interrupt`
-counts these places in the frames of the package, by tracing its bytecodes, and raises at one of them.
+counts these places in the frames of the package and of what it uses of Python's library, by tracing their bytecodes,
+and raises at one of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import queue
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import _base
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -19,6 +24,7 @@ import kvstore
 
 PACKAGE = str(Path(kvstore.__file__).resolve().parent)
 ROOTS = tuple(str(path.resolve()) for path in (Path(PACKAGE), Path(PACKAGE) / "trie", Path(PACKAGE) / "codecs"))
+LIBRARY = frozenset(str(Path(module.__file__).resolve()) for module in (_base, contextlib, queue, threading))
 GUARDS = str(Path(PACKAGE, "core", "guard.py"))  # what asserts the order of locks stands for locks that C takes
 _CHECKED = ("CALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
 
@@ -52,7 +58,7 @@ def _places(code: CodeType) -> frozenset[int]:
 @cache
 def _is_ours(filename: str) -> bool:
     path = str(Path(filename).resolve())
-    return path.startswith(ROOTS) and path != GUARDS
+    return (path.startswith(ROOTS) and path != GUARDS) or path in LIBRARY
 
 
 class Interrupt:

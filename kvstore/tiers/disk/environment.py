@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from lmdb import _envid as lmdb_files
 from lmdb import verify as lmdb_verify
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core.waiting import Bell
 from kvstore.errors import DiskError, StoreLocked
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk.catalog_file import DATA_FILE, META_BYTES, renumbered
@@ -101,8 +103,10 @@ class Environment:
         self._commits = 0
         self._directory, self._map_bytes, self._readonly = directory, map_bytes, readonly
         self._names, self._may_lack, self._opened = databases, may_lack, opened
-        self._gate = threading.Condition()
-        self._inside, self._renewing = 0, False  # transactions that read; guarded by _gate
+        # The transactions that read: each has a lock of its own, held meanwhile, which Python gives back however it
+        # ends. One that was interrupted may stay here, with its lock free.
+        self._inside: dict[threading.Lock, None] = {}
+        self._renewing, self._renewed = False, Bell()
         self._open()
 
     def _open(self) -> None:
@@ -152,32 +156,38 @@ class Environment:
         Raises:
             CatalogError: it cannot be opened.
         """
-        with self._gate:
-            self._renewing = True
-            try:
-                if not self._gate.wait_for(lambda: not self._inside, _RENEW_WAIT_S):
+        self._renewing = True  # who begins to read from here on waits; the others are in the list
+        try:
+            end = time.monotonic() + _RENEW_WAIT_S
+            for running in list(self._inside):
+                if not running.acquire(timeout=max(0.0, end - time.monotonic())):
                     raise CatalogError("catalog: open: a thread of this process reads it all the time")
-                self._lmdb.close()
-                self._open()
-            finally:
-                self._renewing = False
-                self._gate.notify_all()
+                running.release()
+                self._inside.pop(running, None)
+            self._lmdb.close()
+            self._open()
+        finally:
+            self._renewing = False
+            self._renewed.ring()
 
     # ---- transactions --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
         """A transaction that sees one commit; `renew` waits for its end."""
-        with self._gate:
-            self._gate.wait_for(lambda: not self._renewing)
-            self._inside += 1
-        try:
-            with _errors("read"), self._lmdb.begin() as txn:
-                yield txn
-        finally:
-            with self._gate:
-                self._inside -= 1
-                self._gate.notify_all()
+        done = False
+        while not done:
+            self._renewed.wait_for(lambda: not self._renewing)
+            running = threading.Lock()
+            try:
+                with running:
+                    self._inside[running] = None
+                    if not self._renewing:  # otherwise `renew` may not have seen us
+                        done = True
+                        with _errors("read"), self._lmdb.begin() as txn:
+                            yield txn
+            finally:
+                self._inside.pop(running, None)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Transaction]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from kvstore.core.futures import SafeFuture
 from kvstore.errors import RemoteUnavailable
 from kvstore.tiers.remote.deadline import Deadline
 
@@ -47,7 +48,7 @@ class Threads:
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done; see `Deadline.wait`. Raises `RemoteUnavailable` after `close`."""
-        future: Future[T] = Future()
+        future = SafeFuture[T]()
         with self._lock:
             if self._closed:
                 raise RemoteUnavailable(f"{self._name} was closed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from kvstore.core.waiting import Flag
 from kvstore.errors import RemoteError, RemoteUnavailable
 from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engines.resp.connection import Connection, command, refuse
@@ -37,7 +38,7 @@ class ChangeFeed:
         self._connect = connect
         self._prefix = prefix
         self._callback = callback
-        self._ended = threading.Event()
+        self._ended = Flag()
         threading.Thread(target=self._run, name="kvstore-changes", daemon=True).start()
 
     def end(self) -> None:

@@ -1,0 +1,73 @@
+"""The LMDB environment: transactions that are cut short, and opening the file anew beside them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from interrupts import Boom, Interrupt
+from threadruns import HANGS_S
+
+from kvstore.tiers.disk.environment import Environment
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(str(tmp_path), 1 << 24, False, [b"words"], (), lambda databases: None)
+
+
+def test_an_interrupt_of_a_read_leaves_nothing_that_others_wait_for(environment: Environment) -> None:
+    """At every place of it, also of Python's library. A writer that makes the file anew waits for all readers."""
+
+    def read() -> None:
+        with environment.reading() as txn:
+            txn.stat()
+
+    counted = Interrupt()
+    counted.run(read)
+    assert counted.passed > 10
+    for at in range(1, counted.passed + 1):
+        interrupt = Interrupt(at)
+        with suppress(Boom):
+            interrupt.run(read)
+        for call in (read, environment.renew):
+            other = threading.Thread(target=call, daemon=True)
+            other.start()
+            other.join(HANGS_S)
+            assert not other.is_alive(), interrupt.where
+    assert not environment._inside
+    environment.close()
+
+
+@pytest.mark.threads
+def test_whoever_reads_while_the_file_is_made_anew_waits(environment: Environment) -> None:
+    entered, leave, renewed = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with environment.reading():
+            entered.set()
+            assert leave.wait(HANGS_S)
+
+    def renew() -> None:
+        environment.renew()
+        renewed.set()
+
+    first, second, third = (threading.Thread(target=call) for call in (read, renew, read))
+    first.start()
+    assert entered.wait(HANGS_S)
+    second.start()
+    while not environment._renewing:
+        time.sleep(1e-3)
+    entered.clear()
+    third.start()
+    assert not entered.wait(0.05)  # the file may be closed at any moment
+    assert not renewed.is_set()
+    leave.set()
+    for thread in (first, second, third):
+        thread.join(HANGS_S)
+    assert renewed.is_set()
+    assert entered.is_set()
+    environment.close()
