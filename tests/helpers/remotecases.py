@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from mooncakes import can_run, shared_mooncake
 from motos import make_bucket, shared_moto
 from s3servers import s3_server
 from tlsproxy import tls_in_front_of, trusting
@@ -102,6 +103,19 @@ def moto_bucket(folder: Path) -> Iterator[RemoteEngine]:
 
 if importlib.util.find_spec("moto") is not None:  # as `make test-remote` has it
     ENGINES["moto"] = moto_bucket
+
+
+@contextmanager
+def mooncake(folder: Path) -> Iterator[RemoteEngine]:
+    url = shared_mooncake().url
+    with opened(url) as before:
+        before.delete(list(before.list("", LONG_S)), LONG_S)
+    with opened(url) as engine:
+        yield engine
+
+
+if can_run():  # as `make test-remote` has it
+    ENGINES["mooncake"] = mooncake
 
 
 def failures(

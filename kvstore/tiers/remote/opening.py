@@ -53,6 +53,16 @@ def _open(url: str, settings: dict[str, Any]) -> RemoteEngine:
         except ImportError as error:
             raise ConfigError(f"s3:// needs the extra `remote`, pip install kvstore-lm[remote]: {error}") from error
         return open_s3(url, **settings)
+    if parts.scheme == "mooncake":
+        try:
+            from kvstore.tiers.remote.engines.mooncake import open_mooncake
+        except ImportError as error:
+            raise ConfigError(
+                "mooncake:// needs the extra `mooncake`, pip install kvstore-lm[mooncake], and libibverbs of the "
+                f"system: {error}"
+            ) from error
+        return open_mooncake(url, **settings)
     raise ConfigError(
-        f"{parts.scheme!r} names no engine: expected memory:NAME, folder:///path, valkey://host:port, s3://bucket"
+        f"{parts.scheme!r} names no engine: expected memory:NAME, folder:///path, valkey://host:port, s3://bucket, "
+        "mooncake://host:port"
     )
