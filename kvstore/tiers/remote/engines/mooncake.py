@@ -153,8 +153,7 @@ class MooncakeEngine:
     def _open(self) -> Any:
         """The client; opened at first use, and again at the next if the master was not there."""
         with self._opening:
-            if self._closed:
-                raise RemoteUnavailable(f"{self._name} was closed")
+            self._check_open()
             if self._client is None:
                 local = self._local or _way_to(self._master)
                 self._try(local)
@@ -162,11 +161,16 @@ class MooncakeEngine:
                 code = client.setup(local, *self._how)
                 if code:
                     raise self._failed("setup", code)
-                if self._closed:  # meanwhile; this can take a minute
-                    client.close()
-                    raise RemoteUnavailable(f"{self._name} was closed")
+                self._check_open(client)  # this can take a minute
                 self._client = client
             return self._client
+
+    def _check_open(self, client: Any = None) -> None:
+        """Raises `RemoteUnavailable` after `close`; a client that was opened meanwhile ends."""
+        if self._closed:
+            if client is not None:
+                client.close()
+            raise RemoteUnavailable(f"{self._name} was closed")
 
     def _try(self, local: str) -> None:
         """Opens a client in a process of its own: without an answer of the master the library would hold Python's lock,
