@@ -30,8 +30,11 @@ class SafeFuture(Future[T]):
         self.add_done_callback(lambda _: bell.ring())
 
     def result(self, timeout: float | None = None) -> T:
-        self._wait(timeout)
-        return super().result(0)
+        try:
+            self._wait(timeout)
+            return super().result(0)
+        finally:
+            del self  # or what is raised would refer to itself, by way of this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._wait(timeout)

@@ -49,7 +49,8 @@ def test_a_store_works_with_a_server_that_is_down(tmp_path: Path, closed_port: i
         assert [small.stored(store, small.tokens_of(number, 9)) for number in range(1, 4)] == [9, 9, 9]
         store.check()
         counts = rs.counters(store)
-    assert counts["remote_skipped"] + counts.get("remote_read_errors", 0) > 0
+    # Which it is depends on who meets it first, the gets or the thread that writes.
+    assert sum(counts.get(f"remote_{what}", 0) for what in ("skipped", "read_errors", "breaks")) > 0
 
 
 def test_a_server_that_dies_and_comes_back_is_asked_again(tmp_path: Path) -> None:
