@@ -173,7 +173,8 @@ test-ray: setup
 	build/ray/bin/python -m pytest -q -n 0 tests/integrations/test_ray.py
 
 # The engines of the remote tier, also against moto, an S3 that somebody else wrote, and a Mooncake store; with their 60
-# packages they are installed beside. Then a small fleet on a cluster whose nodes stop, die and fill up: nothing may be wrong or lost.
+# packages they are installed beside. Then a small fleet on a cluster whose nodes stop, die and fill up: nothing may be
+# wrong or lost.
 test-remote: setup
 	$(call beside,remote)
 	build/remote/bin/pip install -q -c ci/constraints.txt "moto[server]>=5" "mooncake-transfer-engine-non-cuda>=0.3.13"

@@ -10,7 +10,6 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
 
 from mooncake.store import MooncakeDistributedStore
 
@@ -20,6 +19,7 @@ from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engine import RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 from kvstore.tiers.remote.engines.threads import Threads
+from kvstore.tiers.remote.engines.url import parse_engine_url
 from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix, is_key
 from kvstore.tiers.remote.values import too_large
@@ -248,20 +248,11 @@ def open_mooncake(url: str, **settings: Any) -> MooncakeEngine:
     Raises:
         ConfigError: something in the URL or the settings is not as it should be.
     """
-    parts = urlsplit(url)
-    query = parse_qs(parts.query, keep_blank_values=True)
-    known = {"metadata", "local", "admin", "protocol", "devices"}
-    if not parts.hostname or parts.path.strip("/") or set(query) - known or parts.username or parts.fragment:
-        raise ConfigError("expected mooncake://MASTER[:PORT][?metadata=URL&local=HOST&admin=URL&protocol=tcp]")
-    found = {name: values[-1] for name, values in query.items()}
-    return MooncakeEngine(f"{parts.hostname}:{_port(parts)}", **{**found, **settings})
-
-
-def _port(parts: Any) -> int:
-    try:
-        return parts.port or 50051
-    except ValueError as error:
-        raise ConfigError(f"mooncake: {error}") from error
+    form = "mooncake://MASTER[:PORT][?metadata=URL&local=HOST&admin=URL&protocol=tcp]"
+    place = parse_engine_url(url, {"metadata", "local", "admin", "protocol", "devices"}, form)
+    if place.path:
+        raise ConfigError(f"expected {form}")
+    return MooncakeEngine(f"{place.host}:{place.port or 50051}", **{**place.settings, **settings})
 
 
 def _way_to(master: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import obstore
 from obstore import exceptions as s3_errors
@@ -28,6 +27,7 @@ from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engine import RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 from kvstore.tiers.remote.engines.loop import LoopThread
+from kvstore.tiers.remote.engines.url import parse_engine_url
 from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix, is_key
 from kvstore.tiers.remote.values import too_large
@@ -283,9 +283,8 @@ def open_s3(url: str, **settings: Any) -> S3Engine:
     Raises:
         ConfigError: something in the URL or the settings is not as it should be.
     """
-    parts = urlsplit(url)
-    query = parse_qs(parts.query, keep_blank_values=True)
-    if not parts.hostname or set(query) - {"endpoint", "region"} or parts.username or parts.fragment:
-        raise ConfigError("expected s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]; keys are no part of the URL")
-    found = {name: values[-1] for name, values in query.items()}
-    return S3Engine(parts.hostname, unquote(parts.path.strip("/")), **{**found, **settings})
+    form = "s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]; keys are no part of the URL"
+    place = parse_engine_url(url, {"endpoint", "region"}, form)
+    if place.port is not None:
+        raise ConfigError(f"expected {form}")
+    return S3Engine(place.host, place.path, **{**place.settings, **settings})
