@@ -22,7 +22,16 @@ def test_a_host_alone() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["x://", "x:///path", "x://host?other=1", "x://me@host", "x://host#part", "x://host:99999", "x://host:a", "x://[::1"],
+    [
+        "x://",
+        "x:///path",
+        "x://host?other=1",
+        "x://me@host",
+        "x://host#part",
+        "x://host:99999",
+        "x://host:a",
+        "x://[::1",
+    ],
 )
 def test_what_is_not_as_it_should_be_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match="expected x://HOST"):
