@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +33,12 @@ class OutputBuffers:
     Attributes:
         tensors: per layer (K, V), each `[1, heads, capacity, dim]`; of a layer with a window, only the last tokens.
         view: of the tokens, without what is reserved behind them.
+        memory: of all tensors, `[2 * layers, 1, heads, capacity, dim]`; None where each has its own.
     """
 
     tensors: KVLayers
     view: KVView
+    memory: torch.Tensor | None = None
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -51,6 +54,8 @@ class OutputBuffers:
         """Return the first `tokens` tokens of every tensor, without copying."""
         if all(k.shape[2] <= tokens for k, _ in self.tensors):
             return self.tensors
+        if self.memory is not None:
+            return _pairs(self.memory.narrow(3, 0, tokens).unbind())  # a slice of each tensor takes four times as long
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
 
 
@@ -83,12 +88,12 @@ def allocate(
     first = layout.layers[0]
     capacity = tokens + reserve
     nbytes = capacity * layout.bytes_per_token
+    memory: torch.Tensor | None = None
     at_once = layout.is_uniform and device is None and not (pinned or apart)
     if at_once and nbytes <= _AT_ONCE_BYTES:
         shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
         memory = torch.empty(shape, dtype=dtype)
-        flat = memory.unbind()
-        tensors: KVLayers = tuple(zip(flat[::2], flat[1::2], strict=True))
+        tensors = _pairs(memory.unbind())
         view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
     elif device is None and not pinned and nbytes >= _RECYCLED_BYTES:
         tensors = _recycled(layout, capacity, dtype, pool)
@@ -105,7 +110,11 @@ def allocate(
     if device is not None:
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         wait_for([device])
-    return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
+    return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view, memory)
+
+
+def _pairs(flat: Sequence[torch.Tensor]) -> KVLayers:
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _recycled(layout: KVLayout, capacity: int, dtype: torch.dtype, pool: BufferPool) -> KVLayers:
@@ -124,7 +133,7 @@ def _recycled(layout: KVLayout, capacity: int, dtype: torch.dtype, pool: BufferP
             part = torch.from_numpy(memory[at : at + sizes[number]])
             flat.append(part.view(dtype).view(shapes[number]))
             at += places[number]
-    return tuple(zip(flat[::2], flat[1::2], strict=True))
+    return _pairs(flat)
 
 
 def _allocate_windowed(layout: KVLayout, tokens: int, reserve: int) -> OutputBuffers:

@@ -69,3 +69,18 @@ def test_no_more_memory_is_kept_than_the_pool_may() -> None:
     pool = BufferPool(keep_bytes=20 * MIB)
     allocate(FLAT, 40 * MIB // FLAT.bytes_per_token, 0, pool)
     assert 0 < pool.free_bytes <= 20 * MIB
+
+
+@pytest.mark.parametrize("mib", [1, 9, 33])
+@pytest.mark.parametrize("short", [0, 5])
+def test_the_first_tokens_are_those_of_the_tensors(mib: int, short: int) -> None:
+    tokens = mib * MIB // FLAT.bytes_per_token - short
+    out = allocate(FLAT, tokens + short, reserve=3, pool=BufferPool(keep_bytes=0))
+    for pair, whole in zip(out.layers(tokens), out.tensors, strict=True):
+        for tensor, of in zip(pair, whole, strict=True):
+            expected = of[:, :, :tokens]
+            assert (tensor.data_ptr(), tensor.shape, tensor.stride()) == (
+                expected.data_ptr(),
+                expected.shape,
+                expected.stride(),
+            )
