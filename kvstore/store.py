@@ -292,7 +292,8 @@ class KVStore(StoreReports):
         Raises:
             ValueError: tokens or namespace are malformed.
             DiskError: the catalog cannot be written. The sequence is gone from this process all the same. With erase it
-                may also be that not all is overwritten yet; the next erase, or open for writing, ends that.
+                may also be that not all is overwritten yet, which the next erase, or open for writing, ends; or that
+                nothing was begun, which the error says: then erase again.
             ReadOnlyStore: the store was opened with read_only=True.
 
         Example:

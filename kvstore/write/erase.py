@@ -51,7 +51,8 @@ class Erasing(ABC):
         """Remove what is stored of a sequence, and overwrite it in every file; see `KVStore.delete`.
 
         Raises:
-            DiskError: the disk refuses; it is ended by the next erase or open.
+            DiskError: the disk refuses. What was begun is ended by the next erase or open; the error says so if nothing
+                was, and then it is to be erased again.
         """
         with self._erasing():
             count = self.delete_stored(namespace, tokens)

@@ -16,6 +16,7 @@ from kvstore.tiers.disk.space import DiskSpace
 
 _WAIT_S = 10.0  # for gets that read what is to be overwritten, and for readers of the catalog in other processes
 _LOOK_S = 0.002
+NOTHING_ERASED = "nothing is removed or overwritten"
 
 
 class DiskErase(DiskSpace):
@@ -25,9 +26,14 @@ class DiskErase(DiskSpace):
 
     def begin_erase(self) -> None:
         """Note that something is about to be removed and overwritten: if it is cut short, the next open for writing
-        ends it. Durable on return. Raises `CatalogError`."""
+        ends it. Durable on return. Raises `CatalogError`; then nothing was noted, and nothing may be removed."""
         with self._write_lock:
-            self._durably(self.catalog.begin_erase)
+            try:
+                self._durably(self.catalog.begin_erase)
+            except CatalogError as error:
+                raise CatalogError(
+                    f"erase: {NOTHING_ERASED}: the catalog cannot be written ({error}); erase again when the disk is well"
+                ) from error.__cause__
 
     def end_erase(self, wait_s: float | None = None) -> None:
         """Overwrite all bytes of the segments and of the catalog that nothing names. Durable on return.
