@@ -32,7 +32,8 @@ class DiskErase(DiskSpace):
                 self._durably(self.catalog.begin_erase)
             except CatalogError as error:
                 raise CatalogError(
-                    f"erase: {NOTHING_ERASED}: the catalog cannot be written ({error}); erase again when the disk is well"
+                    f"erase: {NOTHING_ERASED}: the catalog cannot be written ({error}); erase again when the disk is "
+                    "well"
                 ) from error.__cause__
 
     def end_erase(self, wait_s: float | None = None) -> None:
