@@ -2,21 +2,25 @@
 
 Python runs what `atexit` has after it waited for the program's threads, and before it stops the threads of stores,
 which are daemons: there every open store is closed. The processes of `multiprocessing` leave that out; there it is
-done when their work has ended. A process that is killed, calls `os._exit` or executes another program keeps what was
-written by then.
+done when their work has ended. Signals that the program handles wait meanwhile. A process that is killed, calls
+`os._exit` or executes another program keeps what was written by then.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from multiprocessing import parent_process, util
 
+from kvstore.core import late_work
+from kvstore.core.held_signals import HeldSignals
 from kvstore.core.results import FlushResult
 from kvstore.core.workers import Workers
 from kvstore.errors import StoreClosed
@@ -25,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 # After the time to write is over, the group that is being written is waited for so long.
 _GRACE_S = 5.0
+_LOOK_S = 0.05  # so often it is looked whether there is a hurry
 # Among the last of what `multiprocessing` calls; it must be a number.
 _LAST = -100
 
@@ -66,6 +71,8 @@ class Ending:
         self._ending = threading.Lock()  # held by the thread that closes it
         self._store: _Dropped | None = None
         self._given_up = False
+        self._say: Callable[[str], None] = _log.warning
+        self._asked = False  # whether it was said that a signal waits
         _endings[id(self)] = self
 
     def watch(self, store: object) -> None:
@@ -108,21 +115,34 @@ class Ending:
         """Whether nobody refers to the store any more, or it was given up."""
         return self._given_up or (self._store is not None and weakref.ref.__call__(self._store) is None)
 
-    def finish(self, end: float) -> None:
-        """The program ends: close the store until `end`, by `time.monotonic`, or say what was not written."""
-        self._no_more_calls(end - time.monotonic())
+    def finish(self, end: float, held: HeldSignals) -> None:
+        """The program ends: close the store until `end`, by `time.monotonic`, or say what was not written.
+
+        held: signals that came meanwhile; two of them say not to wait any longer.
+        """
+        self._say = _tell
+        self._wait(self._no_more_calls, end, held)
         self.begin()
-        if self.is_over(end - time.monotonic()):
+        if self._wait(self.is_over, end, held):
             return
         lost = self._abandon()
         self.is_over(_GRACE_S)
-        _log.error(
-            "%s: the program ended, and %d blocks could not be written within %g seconds: they are lost. Close the "
-            "store before the program ends, or raise exit_timeout_s",
-            self.place,
-            lost,
-            self.timeout_s,
+        why = (
+            "it was asked again to end"
+            if held.in_a_hurry
+            else f"{self.timeout_s:g} seconds were too few. Close the store before the program ends, or raise "
+            "exit_timeout_s"
         )
+        _tell(f"{self.place}: the program ended, and {lost} blocks could not be written and are lost: {why}")
+
+    def _wait(self, is_done: Callable[[float], bool], end: float, held: HeldSignals) -> bool:
+        while not is_done(max(0.0, min(_LOOK_S, end - time.monotonic()))):
+            if held.in_a_hurry or time.monotonic() >= end:
+                return False
+            if held.asked_to_end and not self._asked:
+                self._asked = True
+                _tell(f"{self.place}: what was put is still being written; interrupt again to lose the rest")
+        return True
 
     def _end(self) -> None:
         if not self._ending.acquire(blocking=False):
@@ -130,8 +150,8 @@ class Ending:
         try:
             self._result = self._close()
             if self._result.dropped_blocks:
-                _log.warning(
-                    "%s: closed; %d blocks could not be written and are lost", self.place, self._result.dropped_blocks
+                self._say(
+                    f"{self.place}: closed; {self._result.dropped_blocks} blocks could not be written and are lost"
                 )
         except BaseException as error:
             _log.exception("%s: the store could not be closed in order", self.place)
@@ -175,19 +195,40 @@ def check_may_open(place: str) -> None:
 
 def _end_process() -> None:
     """The work of a process of `multiprocessing` has ended; its other threads may still use stores."""
-    for thread in threading.enumerate():
-        if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
-            thread.join()
-    _end_all()
+    try:
+        for thread in threading.enumerate():
+            if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
+                thread.join()
+    finally:
+        _end_all()
 
 
 def _end_all() -> None:
     global _over
     begin = time.monotonic()
-    for ending in list(_endings.values()):
-        if ending.pid == os.getpid():
-            ending.finish(begin + ending.timeout_s)
-    _over = True
+    with HeldSignals() as held:
+        for ending in list(_endings.values()):
+            if ending.pid == os.getpid():
+                ending.finish(begin + ending.timeout_s, held)
+        _over = True
+        late_work.end(_GRACE_S)
 
 
-atexit.register(_end_all)
+def _tell(text: str) -> None:
+    """Log an error; where the program does nothing with what is logged, print it: nobody could ask later."""
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+            _log.error("%s", text)
+            return
+        logger = logger.parent if logger.propagate else None
+    if sys.stderr is not None:
+        print(f"kvstore: {text}", file=sys.stderr)
+
+
+def _at_exit() -> None:
+    with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of signals that waited: the program ends as it is
+        _end_all()
+
+
+atexit.register(_at_exit)

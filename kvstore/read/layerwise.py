@@ -18,6 +18,7 @@ import torch
 from kvstore.codecs import Codec, KVView
 from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
+from kvstore.core import late_work
 from kvstore.core.workers import Workers
 from kvstore.errors import CodecError, LayerLost, StoreForked
 from kvstore.gate.gate import Gate
@@ -130,9 +131,10 @@ class LayerDecode:
             raise StoreForked("a layer was still being decoded when the process forked; get the cache in this process")
         for unit in units:
             if not unit.lock.locked():
-                self._finish(unit)
+                late_work.run(self._finish, unit)
         for unit in units:
-            self._finish(unit)
+            if not unit.done:
+                late_work.run(self._finish, unit)
         if any(unit.lost for unit in units):
             self._residency.metrics.add(Metric.FALLBACK_LAYER_LOST)
             raise LayerLost(f"layer {number} cannot be decoded: a record is damaged; get the cache again, without lazy")

@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable
 
 import exit_stores
+import torch
 from exit_stores import open_store, put
 
-from kvstore import KVStore
+from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.tiers.disk.fs import FileSystem
 
 PATH = ""
 BOTH, FLUSHED = "1 2", "1"
@@ -245,6 +247,82 @@ def closed_by_a_thread_meanwhile() -> None:
     say(BOTH)
 
 
+class _Slow(FileSystem):
+    """Takes so long to sync that a signal comes meanwhile."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def fdatasync(self, fd: int) -> None:
+        time.sleep(self._seconds)
+        super().fdatasync(fd)
+
+
+def _struck_at_the_end(number: int, times: int = 1) -> None:
+    """Is asked to end while it ends already."""
+    store = open_store(PATH, fs=_Slow(0.5 * times))
+    put(store, 1)
+    store.flush()
+    put(store, 2)
+    globals()["kept"] = store
+    mine = os.getpid()
+    if os.fork() == 0:
+        for _ in range(times):
+            time.sleep(0.2)
+            os.kill(mine, number)
+        os._exit(0)
+
+
+def sigterm_while_it_ends() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _struck_at_the_end(signal.SIGTERM)
+    say(BOTH)
+
+
+def sigterm_twice_while_it_ends() -> None:
+    """The second time it gives up what is not written, in order."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _struck_at_the_end(signal.SIGTERM, times=2)
+    say(FLUSHED)
+
+
+def _struck_child(path: str) -> None:
+    global PATH
+    PATH = path
+    sigterm_while_it_ends()
+
+
+def sigterm_while_a_process_ends() -> None:
+    process = multiprocessing.get_context("fork").Process(target=_struck_child, args=(PATH,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, process.exitcode
+
+
+def daemon_takes_layers() -> None:
+    """A thread decodes a lazy result when the program ends."""
+    begin()
+    layout = KVLayout.uniform(24, 4, 64, "float32")
+    identity = ModelIdentity("m", "r", "w", "t", layout)
+    config = StoreConfig(host=TierConfig(0), disk=TierConfig(1 << 28, "entropy"), segment_bytes=1 << 26)
+    kv = [(torch.randn(4, 1024, 64), torch.randn(4, 1024, 64)) for _ in layout.layers]
+    with KVStore(PATH + "-wide", identity, config) as store:
+        store.put(range(1024), kv)
+        store.flush()
+        hits = [store.get(range(1024), lazy=True, gate=False) for _ in range(3)]
+    started = threading.Event()
+
+    def take() -> None:
+        for hit in hits:
+            assert hit is not None
+            for _ in hit.layers:
+                started.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    started.wait()
+    say(BOTH)
+
+
 WAYS: dict[str, tuple[Callable[[], None], int]] = {
     way.__name__: (way, status)
     for way, status in [
@@ -270,6 +348,10 @@ WAYS: dict[str, tuple[Callable[[], None], int]] = {
         (dropped_and_opened_again, 0),
         (closed_by_two_threads, 0),
         (closed_by_a_thread_meanwhile, 0),
+        (sigterm_while_it_ends, 0),
+        (sigterm_twice_while_it_ends, 0),
+        (sigterm_while_a_process_ends, 0),
+        (daemon_takes_layers, 0),
     ]
 }
 

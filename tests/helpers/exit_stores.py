@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -18,7 +20,7 @@ _CONFIG = StoreConfig(
 )
 
 
-def open_store(path: str, **options: bool) -> KVStore:
+def open_store(path: str, **options: Any) -> KVStore:
     return KVStore(path, ModelIdentity("m", "r", "w", "t", _LAYOUT), _CONFIG, **options)
 
 
