@@ -5,24 +5,28 @@ from __future__ import annotations
 SAMPLED = "sampled-sha256:"
 """Begins the fingerprints that `ModelIdentity.from_transformers` makes; others are a caller's own, in one part."""
 MORE = ";"
-"""Between the parts: the weights, then "config:" and "adapters:". The first stores have the weights alone."""
+"""Between the parts: the weights, then "config:", "rows:" and "adapters:". The first stores have the weights alone, and
+later ones no rows."""
 
 
 def differing_parts(stored: str, given: str) -> dict[str, tuple[str | None, str | None]]:
-    """Return the parts, "weights", "config" or "adapters", that two fingerprints have not in common: stored, given.
+    """Return the parts ("weights", "config", "rows", "adapters") that two fingerprints have not in common: stored, given.
 
     A fingerprint of the first stores says little of the config and nothing of adapters. It is taken for that of a model
-    with the same weights, the given config and no active adapters.
+    with the same weights, the given config and no active adapters. One that says nothing of rows is taken for that of a
+    model with the given ones.
 
     Example:
         >>> differing_parts("sampled-sha256:1;config:2", "sampled-sha256:1;config:2;adapters:3")
         {'adapters': (None, '3')}
-        >>> differing_parts("sampled-sha256:1", "sampled-sha256:1;config:2")
+        >>> differing_parts("sampled-sha256:1", "sampled-sha256:1;config:2;rows:4")
         {}
     """
     one, other = _parts(stored), _parts(given)
     if stored.startswith(SAMPLED) and MORE not in stored and "config" in other:
         one["config"] = other["config"]
+    if stored.startswith(SAMPLED) and "rows" not in one and "rows" in other:
+        one["rows"] = other["rows"]
     names = list({**one, **other})
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 

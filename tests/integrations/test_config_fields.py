@@ -160,12 +160,13 @@ def test_the_first_part_of_a_fingerprint_is_what_the_first_stores_have() -> None
     assert weights_fingerprint(_filled()).split(";")[0] == first
 
 
-def test_a_store_of_the_first_fingerprints_opens_with_its_model_and_not_with_adapters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [1, 2])  # the weights alone, and with the config, but no rows
+def test_a_store_of_earlier_fingerprints_opens_with_its_model_and_not_with_adapters(tmp_path: Path, parts: int) -> None:
     model = _filled()
     now = ModelIdentity.from_transformers(model)
     config = StoreConfig(host=TierConfig(1 << 20), disk=TierConfig(16 << 20, "raw"), segment_bytes=1 << 20)
     ids = torch.arange(1, 20)[None]
-    with KVStore(tmp_path, replace(now, weights=now.weights.split(";")[0]), config) as store:
+    with KVStore(tmp_path, replace(now, weights=";".join(now.weights.split(";")[:parts])), config) as store:
         store.put(ids[0], model(ids).past_key_values)
     with KVStore(tmp_path, now, config) as store:
         hit = store.get(ids[0])
@@ -176,5 +177,5 @@ def test_a_store_of_the_first_fingerprints_opens_with_its_model_and_not_with_ada
         KVStore(tmp_path, ModelIdentity.from_transformers(model), config)
     model = _filled()
     model.config.rms_norm_eps = 0.5
-    with pytest.raises(IdentityMismatch, match="weights: stored"):
+    with pytest.raises(IdentityMismatch, match="weights: stored" if parts == 1 else "config: stored"):
         KVStore(tmp_path, ModelIdentity.from_transformers(model), config)

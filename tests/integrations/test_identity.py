@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,68 @@ def test_what_changes_the_computation_changes_the_fingerprint(change: Any) -> No
     before = weights_fingerprint(model)
     change(model)
     assert weights_fingerprint(model) != before
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_row_of_an_embedding_changes_the_fingerprint_wherever_it_is(name: str) -> None:
+    """As where only the tokens were trained that were added: a sample of the tensor misses them."""
+    model = tiny(name)
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    for embedding in embeddings:
+        for row in (0, 1, embedding.weight.shape[0] // 2, embedding.weight.shape[0] - 2):
+            before = weights_fingerprint(model)
+            with torch.no_grad():
+                embedding.weight[row] += 0.5
+            assert weights_fingerprint(model) != before
+
+
+def _quantised(seed: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(tiny("llama", seed), {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def test_packed_weights_count() -> None:
+    other = tiny("llama")
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight.mul_(-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        changed = torch.ao.quantization.quantize_dynamic(other, {torch.nn.Linear}, dtype=torch.qint8)
+    assert weights_fingerprint(_quantised(0)) == weights_fingerprint(_quantised(0))
+    assert weights_fingerprint(changed) != weights_fingerprint(_quantised(0))
+
+
+def _looped(pattern: list[int]) -> Any:
+    """A model that goes through some layers more than once."""
+    model = tiny("llama")
+    layers = [copy.copy(model.model.layers[number]) for number in pattern]
+    for number, layer in enumerate(layers):
+        layer._modules = dict(layer._modules)
+        attention = layer._modules["self_attn"] = copy.copy(layer.self_attn)
+        attention.layer_idx = number
+    model.model.layers = torch.nn.ModuleList(layers)
+    return model
+
+
+def test_the_order_in_which_layers_are_used_again_counts() -> None:
+    assert weights_fingerprint(_looped([0, 1, 1, 0])) != weights_fingerprint(_looped([0, 1, 0, 1]))
+    assert weights_fingerprint(_looped([0, 1, 1, 0])) == weights_fingerprint(_looped([0, 1, 1, 0]))
+
+
+class _Odd(torch.nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"scales": [1.5, None], "odd": object()}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_a_state_of_which_nothing_is_known_is_refused() -> None:
+    model = tiny("llama")
+    model.model.layers[0].mlp.odd = _Odd(1, 1)
+    with pytest.raises(UnsupportedModel, match=r"mlp.odd._extra_state.odd: holds a builtins.object"):
+        weights_fingerprint(model)
 
 
 def test_what_does_not_change_the_computation_does_not_change_the_fingerprint() -> None:

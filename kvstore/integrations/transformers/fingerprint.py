@@ -15,8 +15,10 @@ from kvstore.core.rope_types import LENGTH_DEPENDENT
 from kvstore.errors import ConfigError, UnsupportedModel
 from kvstore.integrations.transformers.adapters import Adapters, bare, check_adapters
 from kvstore.integrations.transformers.config_facts import HARMLESS, config_facts, in_layout
+from kvstore.integrations.transformers.packed import unpack
 
 SAMPLES = 256  # elements of every tensor that the fingerprint reads
+_OF_A_ROW = 4  # elements
 _PART = 32  # hexadecimal digits of the parts behind the first
 # Fields of the config in the first part of the fingerprint, which the first stores had alone. Never changed, so that
 # they still open; the part "config" has every field.
@@ -48,22 +50,26 @@ _IN_WEIGHTS = (
 def weights_fingerprint(model: Any) -> str:
     """Return the fingerprint of what a model computes with. Changes nothing. Thread-safe, for it shares no state.
 
-    Three parts, each a SHA-256 behind its name:
+    Up to four parts, each a SHA-256 behind its name:
 
     - the weights: name, shape, dtype and 256 evenly spread elements (first and last included) of every parameter and
       persistent buffer;
     - "config": every field of the config that is not known to be harmless (`HARMLESS`) and not in the layout, and
       the buffers that are not saved with the weights;
+    - "rows": four elements of every row of every embedding, for some tokens may be all that was trained; which names
+      stand for the same tensor, for layers may be used again; and packed tensors, as quantised layers have them;
     - "adapters", where adapters are active: their tensors, scalings and other numbers, layer by layer. Those that are
       merged are in the weights; those that are disabled or not active do not count.
 
-    Attributes of modules that neither torch nor transformers defines count as adapters. What hooks do is not seen.
+    Attributes of modules that neither torch nor transformers defines count as adapters. What hooks do is not seen, nor
+    what is changed in the modules of torch and transformers besides tensors: their attributes, methods and activations.
 
     Args:
         model: a loaded transformers model; one wrapped by `torch.compile` or peft is fine.
 
     Raises:
-        UnsupportedModel: names a tensor that is not loaded, or an adapter whose caches do not follow from token ids.
+        UnsupportedModel: names a tensor that is not loaded, a state of which nothing is known, or an adapter whose
+            caches do not follow from token ids.
     """
     check_adapters(model)
     model = bare(model)
@@ -78,7 +84,7 @@ def weights_fingerprint(model: Any) -> str:
     weights = sampled_digest(saved, _json({k: v for k, v in numbers.items() if v is not None}))
     facts = config_facts(model.config, HARMLESS | in_layout(text))
     config = sampled_digest([], _json([facts, _derived(model, adapters)]))
-    parts = [SAMPLED + weights, "config:" + config[:_PART]]
+    parts = [SAMPLED + weights, "config:" + config[:_PART], "rows:" + _rows_digest(model, adapters)[:_PART]]
     if added or adapters.facts:
         parts.append("adapters:" + sampled_digest(added, _json(adapters.facts))[:_PART])
     return MORE.join(parts)
@@ -114,6 +120,32 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if isinstance(value, torch.Tensor) and id(value) not in seen:
             seen.add(id(value))
             yield name, value.detach()
+
+
+def _rows_digest(model: Any, adapters: Adapters) -> str:
+    """SHA-256 over what a few elements of every tensor do not show: see `weights_fingerprint`."""
+    owners, packed = dict[int, set[str]](), list[tuple[str, torch.Tensor]]()
+    facts: list[Any] = []
+    for path, value in model.state_dict(keep_vars=True).items():
+        name, _ = adapters.place(path)
+        if name is None:
+            continue
+        if isinstance(value, torch.Tensor):
+            owners.setdefault(id(value), set()).add(name)
+        else:
+            facts.append([name, unpack(name, value, packed)])
+    shared = sorted(sorted(names) for names in owners.values() if len(names) > 1)
+    rows = dict[str, torch.Tensor]()
+    for path, module in model.named_modules():
+        name, _ = adapters.place(f"{path}.weight")
+        if isinstance(module, torch.nn.Embedding) and name is not None:
+            rows[name] = module.weight.detach()[:, :: max(1, module.weight.shape[1] // _OF_A_ROW)]
+    hasher = hashlib.sha256(_json([shared, sorted(facts)]).encode())
+    hasher.update(sampled_digest(sorted(packed, key=lambda pair: pair[0])).encode())
+    for name, columns in sorted(rows.items()):
+        hasher.update(f"{name} {tuple(columns.shape)}\n".encode())
+        hasher.update(columns.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def _derived(model: Any, adapters: Adapters) -> list[Any]:
