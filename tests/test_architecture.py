@@ -30,7 +30,7 @@ LAYERS = [
     # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.
     {f"{TRANSFORMERS}.config_facts"},
-    {f"{TRANSFORMERS}.adapters", f"{TRANSFORMERS}.growing_layer"},
+    {f"{TRANSFORMERS}.adapters", f"{TRANSFORMERS}.growing_layer", f"{TRANSFORMERS}.packed"},
     {f"{TRANSFORMERS}.lazy_layer"},
     {"kvstore.core.lazy_layers"},
     {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache", f"{TRANSFORMERS}.shapes"},

@@ -82,7 +82,7 @@ def bits_from_logprobs(logprobs: npt.NDArray[np.floating] | Sequence[float], n: 
     """
     try:
         values = np.asarray(logprobs, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"logprobs: expected {n} numbers, found {type(logprobs).__name__}") from error
     if values.ndim != 1 or values.shape[0] != n:
         raise ValueError(f"logprobs: expected {n} values in one dimension, found shape {values.shape}")

@@ -68,6 +68,7 @@ def as_folder(path: Any) -> str:
         text = os.fsdecode(path)
         if not text:
             raise ValueError("it is empty")
+        text.encode()  # LMDB takes nothing but UTF-8
         return os.path.realpath(os.path.expanduser(text))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"path: expected the name of a folder, found {path!r}: {error}") from error

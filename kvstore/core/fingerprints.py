@@ -10,7 +10,7 @@ later ones no rows."""
 
 
 def differing_parts(stored: str, given: str) -> dict[str, tuple[str | None, str | None]]:
-    """Return the parts ("weights", "config", "rows", "adapters") that two fingerprints have not in common: stored, given.
+    """Return the parts ("weights", "config", "rows", "adapters") in which two fingerprints differ: stored, given.
 
     A fingerprint of the first stores says little of the config and nothing of adapters. It is taken for that of a model
     with the same weights, the given config and no active adapters. One that says nothing of rows is taken for that of a

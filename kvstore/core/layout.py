@@ -388,7 +388,8 @@ class KVLayout:
                 f"found {list(getattr(tensor, 'shape', ())) or type(tensor).__name__}"
             )
         if str(tensor.dtype) != self._torch_dtype:
-            raise LayoutMismatch(f"{name}: expected dtype {self.dtype}, found {tensor.dtype}")
+            kind = "" if str(tensor.dtype).startswith("torch.") else f" of a {type(tensor).__name__}, no torch tensor"
+            raise LayoutMismatch(f"{name}: expected dtype {self.dtype}, found {tensor.dtype}{kind}")
         if problem := why_unreadable(tensor):
             raise LayoutMismatch(f"{name}: {problem}")
         return resolved(tensor.detach())

@@ -106,7 +106,7 @@ class SharedKVStore:
         self._switch = threading.RLock()  # held while this process changes its role
         self._closed = False
         self._role = self._join(None)
-        self._finalizer = weakref.finalize(self, _end_roles, roles := [self._role])
+        self._finalizer = weakref.finalize(self, _end_roles, roles := [self._role], os.getpid())
         self._roles = roles
 
     # ---- roles ---------------------------------------------------------------------------------------------------
@@ -450,6 +450,7 @@ def _end(role: _Role) -> FlushResult:
     return role.store.close()
 
 
-def _end_roles(roles: list[_Role]) -> None:
-    for role in roles:
-        _end(role)
+def _end_roles(roles: list[_Role], pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has copies of what its parent ends
+        for role in roles:
+            _end(role)

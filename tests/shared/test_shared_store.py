@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import trials
 from shared_child import children, owner_of
 from small_stores import IDENTITY, config, kv_of, stored, tokens_of
 from threadruns import run_together
@@ -296,3 +299,26 @@ def test_a_child_that_lives_on_keeps_nobody_from_owning_the_store(tmp_path: Path
             assert other.ask("owns")
         finally:
             os.kill(pid, signal.SIGKILL)
+
+
+_FORKS = """
+import os, sys
+import small_stores
+from kvstore import SharedKVStore
+
+store = SharedKVStore(sys.argv[1], small_stores.IDENTITY, small_stores.config())
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_forked_child_that_ends_leaves_its_parents_store_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        env=trials.environment(),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -292,3 +292,11 @@ def test_a_session_that_does_not_exist_gives_nothing(store: KVStore) -> None:
     assert not session.delete()
     with pytest.raises(KeyError, match="nobody"):
         session.fork("somebody")
+
+
+def test_arrays_in_place_of_tensors_are_named(tmp_path: Path) -> None:
+    kv = [(k.view(torch.int16).numpy(), v.view(torch.int16).numpy()) for k, v in small_stores.kv_of(TOKENS)]
+    with KVStore(tmp_path, small_stores.IDENTITY, small_stores.config()) as store:
+        with pytest.raises(LayoutMismatch, match="found int16 of a ndarray, no torch tensor"):
+            store.put(TOKENS, kv)
+        assert len(store) == 0

@@ -190,7 +190,7 @@ def test_a_path_that_is_a_file_is_refused_and_named(tmp_path: Path, name: str, r
     assert (tmp_path / "file").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("path", ["", "with\0zero", 5, None, ["a"]], ids=repr)
+@pytest.mark.parametrize("path", ["", "with\0zero", 5, None, ["a"], b"/tmp/no-utf8-\xff"], ids=repr)
 def test_what_is_no_path_is_refused(path: Any) -> None:
     with pytest.raises(ConfigError, match=r"^path: expected the name of a folder"):
         KVStore(path, IDENTITY, small_stores.config())

@@ -25,7 +25,7 @@ def test_no_tokens_no_bits() -> None:
     assert bits_from_logprobs([], 0).shape == (0,)
 
 
-@pytest.mark.parametrize("wrong", [[0.1], [math.nan], [-1.0, -1.0], [[-1.0]], -1.0, ["x"], [math.inf]])
+@pytest.mark.parametrize("wrong", [[0.1], [math.nan], [-1.0, -1.0], [[-1.0]], -1.0, ["x"], [math.inf], [-(10**400)]])
 def test_what_is_no_logprob_is_refused_by_name(wrong: object) -> None:
     with pytest.raises(ValueError, match="logprobs"):
         bits_from_logprobs(wrong, 1)  # type: ignore[arg-type]
