@@ -19,6 +19,7 @@ from kvstore.residency.residency import Residency
 from kvstore.residency.whole_record import read_whole
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.disk.fs import is_passing
 from kvstore.tiers.host import HostRecord
 from kvstore.tiers.profiles import Profiles
 
@@ -30,7 +31,8 @@ class DonorLost(Exception):
 
 
 class DonorUnreadable(Exception):
-    """The donor cannot be decoded, because its profile is missing here. Internal."""
+    """The donor cannot be decoded now: its profile is missing here, or the process lacks what reading takes. Internal:
+    nothing is wrong with it, and it stays."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class DonorReader:
 
         Raises:
             DonorLost: a donor is gone, damaged (it is quarantined then), or not the expected block.
-            DonorUnreadable: the profile of a donor is missing.
+            DonorUnreadable: the profile of a donor is missing, or reading it failed for a reason that passes.
         """
         found = [self._block(record) for record in records]
         if expected is not None and [block.key for block in found] != [donor.key for donor in expected]:
@@ -159,6 +161,8 @@ class DonorReader:
             return self._decoded(record, found.header, found.payload)
         except OSError as error:
             self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
+            if is_passing(error):
+                raise DonorUnreadable from error
             return self._from_elsewhere(record, entry, Metric.DAMAGED_UNREADABLE)
         except DamagedRecord as damage:
             return self._from_elsewhere(record, entry, damage.metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import family_stores
 import pytest
 import small_stores
 from family_stores import BLOCK, behind, counter, members, stored
+from faultfs import Fault, FaultFS
 from two_families import MEMBER, OTHER, TEXT, UNHARMED, built, opened
 
 from kvstore import KVStore
@@ -280,3 +282,28 @@ def _key(parent: bytes, tokens: Any) -> bytes:
     from kvstore.core.keys import chain_key
 
     return chain_key(parent, tokens)
+
+
+def test_a_donor_that_cannot_be_read_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+    """As where the process has too many files open: it is a miss, and there again at the next get."""
+    text = family_stores.passage(1)
+    alike = [behind(number, text) for number in (10, 11)]
+    with KVStore(tmp_path, family_stores.IDENTITY, family_stores.config()) as store:
+        for tokens in (text, *alike):
+            family_stores.put(store, tokens)
+            store.flush()
+        assert store.stats()["counters"]["member_records"] > 0
+    short = 0
+    for nth in range(1, 100):
+        fs = FaultFS()
+        with KVStore(tmp_path, family_stores.IDENTITY, family_stores.config(), fs=fs) as store:
+            fault = fs.fault = Fault("preadv", nth, errno.EMFILE)
+            found = [stored(store, tokens) for tokens in alike]
+            fs.fault = None
+            assert [stored(store, tokens) for tokens in alike] == [len(tokens) for tokens in alike]
+            short += sum(found) < sum(map(len, alike))
+            assert "quarantined_records" not in store.stats()["counters"]
+        if not fault.hits:
+            break
+    assert fault.hits == 0
+    assert short > 0
