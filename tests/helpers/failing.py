@@ -19,7 +19,13 @@ from kvstore.tiers.disk.erase import NOTHING_ERASED
 
 Healing = Callable[[], None]
 _KEPT = (1, 2)  # sequences that are pinned
-_GIVEN_UP = ("quarantined_records", "dropped_members", "dropped_write_error", "dropped_no_space")
+_GIVEN_UP = (
+    "quarantined_records",
+    "dropped_members",
+    "dropped_write_error",
+    "dropped_no_space",
+    "disk_evicted_records",
+)
 
 
 def config() -> Any:
@@ -120,8 +126,8 @@ def families(path: Path, fs: FaultFS, heal: Healing) -> None:
 
 
 def _still_there(store: KVStore, flushed: list[Any]) -> list[Any]:
-    """Those that the store did not give up, which it counts: what the disk does not give back, and members of a donor
-    that was deleted where they cannot be written anew."""
+    """Those that the store did not give up, which it counts: what the disk does not give back, members of a donor that
+    was deleted where they cannot be written anew, and what is evicted where the file system has no more room."""
     left = [tokens for tokens in flushed if store.contains(tokens) == len(tokens)]
     counters = store.stats()["counters"]
     assert len(left) == len(flushed) or any(counters.get(name) for name in _GIVEN_UP), counters

@@ -237,3 +237,13 @@ def test_a_cache_made_from_layers_shares_them_and_never_writes_into_them(llama: 
         llama(_tokens(3, seed=1), past_key_values=cache, use_cache=True)
     assert cache.get_seq_length() == 15
     assert _same(layers, kept)
+
+
+def test_a_model_of_which_some_tokens_were_trained_meanwhile_is_refused(tmp_path: Path) -> None:
+    model, ids = tiny("llama"), _tokens(40)
+    with _open(tmp_path, model) as store:
+        generate(model, ids, store=store, **GREEDY)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[5] += 0.5
+        with pytest.raises(IdentityMismatch, match="computed with other rows of its embeddings, packed weights"):
+            generate(model, ids, store=store, **GREEDY)

@@ -51,7 +51,11 @@ REFUSED_ARGUMENTS = (
     "token_type_ids",
 )
 
-_WORDS = {"adapters": "active adapters", "config": "settings in its config"}
+_WORDS = {
+    "rows": "rows of its embeddings, packed weights or shared layers",
+    "adapters": "active adapters",
+    "config": "settings in its config",
+}
 
 
 def generate(
