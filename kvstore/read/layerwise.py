@@ -130,7 +130,7 @@ class LayerDecode:
         if os.getpid() != self._pid and not all(unit.done for unit in units):
             raise StoreForked("a layer was still being decoded when the process forked; get the cache in this process")
         for unit in units:
-            if not unit.lock.locked():
+            if not (unit.done or unit.lock.locked()):
                 late_work.run(self._finish, unit)
         for unit in units:
             if not unit.done:

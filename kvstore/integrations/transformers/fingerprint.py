@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -77,14 +77,15 @@ def weights_fingerprint(model: Any) -> str:
     numbers = {key: getattr(text, key, None) for key in _IN_WEIGHTS}
     adapters = Adapters.of(model, lambda tensor: sampled_digest([("", tensor)]))
     saved, added = list[tuple[str, torch.Tensor]](), list[tuple[str, torch.Tensor]]()
-    for path, tensor in _tensors(model):
+    state = model.state_dict(keep_vars=True)
+    for path, tensor in _tensors(state):
         name, owned = adapters.place(path)
         if name is not None:
             (added if owned else saved).append((name, tensor))
     weights = sampled_digest(saved, _json({k: v for k, v in numbers.items() if v is not None}))
     facts = config_facts(model.config, HARMLESS | in_layout(text))
-    config = sampled_digest([], _json([facts, _derived(model, adapters)]))
-    parts = [SAMPLED + weights, "config:" + config[:_PART], "rows:" + _rows_digest(model, adapters)[:_PART]]
+    config = sampled_digest([], _json([facts, _derived(model, adapters, state)]))
+    parts = [SAMPLED + weights, "config:" + config[:_PART], "rows:" + _rows_digest(model, adapters, state)[:_PART]]
     if added or adapters.facts:
         parts.append("adapters:" + sampled_digest(added, _json(adapters.facts))[:_PART])
     return MORE.join(parts)
@@ -113,20 +114,20 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers by name; tied tensors once."""
     seen: set[int] = set()
-    for name, value in sorted(model.state_dict(keep_vars=True).items()):
+    for name, value in sorted(state.items()):
         if isinstance(value, torch.Tensor) and id(value) not in seen:
             seen.add(id(value))
             yield name, value.detach()
 
 
-def _rows_digest(model: Any, adapters: Adapters) -> str:
+def _rows_digest(model: Any, adapters: Adapters, state: Mapping[str, Any]) -> str:
     """SHA-256 over what a few elements of every tensor do not show: see `weights_fingerprint`."""
     owners, packed = dict[int, set[str]](), list[tuple[str, torch.Tensor]]()
     facts: list[Any] = []
-    for path, value in model.state_dict(keep_vars=True).items():
+    for path, value in state.items():
         name, _ = adapters.place(path)
         if name is None:
             continue
@@ -148,17 +149,17 @@ def _rows_digest(model: Any, adapters: Adapters) -> str:
     return hasher.hexdigest()
 
 
-def _derived(model: Any, adapters: Adapters) -> list[Any]:
+def _derived(model: Any, adapters: Adapters, state: Mapping[str, Any]) -> list[Any]:
     """Buffers that are not saved, as those of rotary positions: name, shape, dtype, and values to three digits, which
     are the same on every machine. Not those that `follows_length` names."""
-    saved, found, seen = model.state_dict(keep_vars=True).keys(), [], set()
+    found, seen = list[Any](), set[int]()
     for path, buffer in model.named_buffers(remove_duplicate=False):
         name, _ = adapters.place(path)
         holder, _, own = path.rpartition(".")
         if id(buffer) in seen or follows_length(model.get_submodule(holder), own):
             continue  # the original may be the same tensor as what follows the length
         seen.add(id(buffer))
-        if path in saved or name is None:
+        if path in state or name is None:
             continue
         if buffer.is_meta:
             raise UnsupportedModel(f"{path}: not loaded (it is on the meta device); load the weights first")
