@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from kvstore.codecs.base import Codec
 from kvstore.codecs.view import KVView
+from kvstore.core.alike_layers import AlikeLayers
+from kvstore.core.layout import KVLayers
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +73,13 @@ def wait_for(devices: Iterable[torch.device]) -> None:
     for device in set(devices):
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def devices_of(layers: KVLayers) -> set[torch.device]:
+    """Return where the tensors of a cache are."""
+    if isinstance(layers, AlikeLayers):
+        return {layers.device}
+    return {tensor.device for pair in layers for tensor in pair}
 
 
 def publish(devices: Iterable[torch.device]) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs._native as _native
-from kvstore.core.layout import KVLayout
+from kvstore.core.alike_layers import AlikeLayers
+from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.core.tensors import resolved, why_unreadable
 from kvstore.errors import LayoutMismatch
@@ -65,9 +66,7 @@ class KVView:
         self._detached = detached  # a copy, not the tensors it was made of: to be read only
 
     @classmethod
-    def of_layers(
-        cls, layout: KVLayout, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], *, checked: bool = False
-    ) -> KVView:
+    def of_layers(cls, layout: KVLayout, layers: KVLayers, *, checked: bool = False) -> KVView:
         """Return a view of tensors.
 
         Args:
@@ -75,12 +74,15 @@ class KVView:
             layers: K and V of each layer, `[heads, tokens, dim]`, any strides. Tensors on the CPU whose last dimension
                 is not contiguous are copied, as those are on which torch has only marked a negation; the view can then
                 only be read (`writable`).
-            checked: `KVLayout.layers_of` returned them, or they were made for this: their memory is not looked at.
+            checked: `KVLayout.layers_of` returned them, or they were made for this: their memory is not looked at. Nor
+                is it that of `AlikeLayers`.
 
         Raises:
             LayoutMismatch: a tensor has no memory of its own: it is on the meta device, say, or its storage was
                 resized.
         """
+        if isinstance(layers, AlikeLayers):
+            return cls(layout, layers.tokens, layers.rows, None, layers.memory)
         given = [tensor for pair in layers for tensor in pair]
         tensors, rows = given if checked else _readable(given), None
         if all(t.is_cpu for t in given):
@@ -176,10 +178,10 @@ class KVView:
         """Return the `[heads, tokens, dim]` tensors behind the view, K and V of each layer in turn.
 
         Raises:
-            ValueError: the view was made of packed memory.
+            ValueError: the view was made of packed memory, or of `AlikeLayers`.
         """
         if self._tensors is None:
-            raise ValueError("tensors: a view of packed memory has no tensors; use its rows")
+            raise ValueError("tensors: a view of memory has no tensors; use its rows")
         return [t.narrow(1, self._start, self.tokens) for t in self._tensors]
 
     def host_buffer(self) -> KVView:

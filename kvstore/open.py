@@ -16,6 +16,7 @@ from kvstore.core.ending import Ending
 from kvstore.core.history import Sample, unpack
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
+from kvstore.core.precedence import Precedence
 from kvstore.core.results import CompactResult, FlushResult
 from kvstore.core.workers import Workers
 from kvstore.dedup.donor_cache import DonorReader
@@ -405,6 +406,8 @@ def _open_put_path(
     config, residency, pool = base.config, base.residency, base.pool
     fetcher, root = assembler.getter.fetcher, assembler.getter.lookup.root
 
+    precedence = Precedence()
+
     def tick() -> None:
         residency.expire()
         sessions.expire()
@@ -416,7 +419,7 @@ def _open_put_path(
     queue = WriteQueue(
         config.write_queue_bytes,
         _group_bytes(config, base.identity.layout),
-        _encoder(base, assembler).encode,
+        _encoder(base, assembler, precedence).encode,
         GroupCommit(residency, sessions, _ager(base, fetcher.executor)).commit,
         tick,
         base.metrics,
@@ -425,7 +428,8 @@ def _open_put_path(
     opened.callback(save_traffic, residency, recorder)  # after the queue is closed
     opened.callback(queue.close)
     recoder = Recoder(residency, fetcher, pool, base.identity.layout, config.block_tokens, root, base.is_exact)
-    put_path = PutPath(residency, queue, sessions, pool, base.metrics, recoder, base.recent, base.next_record)
+    given = pool, base.metrics, recoder, base.recent, base.next_record, precedence
+    put_path = PutPath(residency, queue, sessions, *given)
     opened.callback(put_path.close)
     return put_path
 
@@ -449,7 +453,7 @@ def _open_learner(opened: contextlib.ExitStack, base: _Base, put_path: PutPath, 
     return learner
 
 
-def _encoder(base: _Base, assembler: Assembler) -> Encoder:
+def _encoder(base: _Base, assembler: Assembler, precedence: Precedence) -> Encoder:
     """What the write queue encodes with: against donors, if the codecs allow it."""
     residency, codecs, pool = base.residency, base.codecs, base.pool
     matcher = against = None
@@ -460,7 +464,9 @@ def _encoder(base: _Base, assembler: Assembler) -> Encoder:
         )
     if matcher is not None and codecs.has_donors:
         against = DonorCoding(matcher, assembler.reader, codecs, pool, base.metrics)
-    return Encoder(residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against, base.recent)
+    return Encoder(
+        residency, pool, assembler.getter.fetcher.executor, codecs, matcher, against, base.recent, precedence
+    )
 
 
 def _ager(base: _Base, executor: Workers) -> Ager | None:

@@ -25,7 +25,7 @@ TRANSFORMERS = "kvstore.integrations.transformers"
 LAYERS = [
     {"kvstore.errors", "kvstore.version"},
     {"kvstore.core.tensors", "kvstore.core.fingerprints", "kvstore.core.rope_types", "kvstore.core.states"},
-    {"kvstore.core.cache_layers"},
+    {"kvstore.core.cache_layers", "kvstore.core.alike_layers"},
     {"kvstore.core.layout"},
     # Leaves, which know only those above: the identity asks `describe` about a model, and a hit makes a `cache`. So
     # `ModelIdentity.from_transformers` and `Hit.cache` hand over to what is below them.

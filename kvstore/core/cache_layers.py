@@ -5,6 +5,7 @@ Thread-safe: nothing here has a state.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from kvstore.core.states import State
@@ -56,9 +57,11 @@ def items_of(
             seen = int(layer.get_seq_length())
             raise LayoutMismatch(f"layer {number} of the cache has seen {seen} tokens, expected {tokens}")
     kept = [(number, layer) for number, layer in enumerate(layers) if number in chosen]
-    owned = all(_never_overwrites(type(layer)) for _, layer in kept)
+    kinds: set[Any] = {type(layer) for _, layer in kept}
+    owned = all(map(_never_overwrites, kinds))
     pairs = [_pair(number, layer, number in indexed) for number, layer in kept]
-    return pairs + [_halves(layer.indexer_keys) for number, layer in kept if number in indexed], owned
+    pairs += [_halves(layer.indexer_keys) for number, layer in kept if number in indexed] if indexed else []
+    return pairs, owned
 
 
 def states_in(kv: Any, places: tuple[int, ...]) -> tuple[State, ...]:
@@ -105,6 +108,7 @@ def check_at_rest(kv: Any) -> None:
         )
 
 
+@lru_cache(maxsize=256)
 def _never_overwrites(kind: type) -> bool:
     # In transformers 5.17 a DynamicLayer has no reset of its own, and the one it inherits writes zeros.
     return kind.__name__ in _REPLACE and any(
@@ -127,23 +131,33 @@ def _check_index(number: int, layer: Any, is_indexed: bool) -> None:
 
 
 def _pair(number: int, layer: Any, is_indexed: bool) -> tuple[Any, Any]:
-    kind = type(layer)
+    kind: Any = type(layer)
+    is_ours, is_plain, is_static = _traits(kind)
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-    if not kind.__module__.startswith("transformers."):
+    if not is_ours:
         return keys, values
-    if "Quantized" in kind.__name__:
-        raise UnsupportedCache(
-            f"layer {number} of the cache is a {kind.__name__}: it holds other keys and values than the model "
-            "computed, and no others are stored; use a DynamicCache, and a codec with loss if records are to be smaller"
-        )
+    if not is_plain:
+        raise _unsupported(number, kind.__name__)
     _check_index(number, layer, is_indexed)
-    if kind.__name__ not in (*_TAKEN, _INDEXED):
-        # Their tensors are indexes or recurrent: not the keys and values of tokens.
-        raise UnsupportedCache(
-            f"layer {number} of the cache is a {kind.__name__}, which is not supported; use a DynamicCache"
-        )
-    if kind.__name__ in _STATIC and keys is not None and values is not None:
+    if is_static and keys is not None and values is not None:
         # The last tokens if it is a full window, the first places otherwise.
         length = min(int(layer.get_seq_length()), keys.shape[-2])
         return keys[..., :length, :], values[..., :length, :]
     return keys, values
+
+
+@lru_cache(maxsize=256)
+def _traits(kind: type) -> tuple[bool, bool, bool]:
+    """Whether a layer is one of transformers', whether it holds keys and values, and whether in a static cache."""
+    is_plain = kind.__name__ in (*_TAKEN, _INDEXED) and "Quantized" not in kind.__name__
+    return kind.__module__.startswith("transformers."), is_plain, kind.__name__ in _STATIC
+
+
+def _unsupported(number: int, name: str) -> UnsupportedCache:
+    if "Quantized" in name:
+        return UnsupportedCache(
+            f"layer {number} of the cache is a {name}: it holds other keys and values than the model computed, and no "
+            "others are stored; use a DynamicCache, and a codec with loss if records are to be smaller"
+        )
+    # Their tensors are indexes or recurrent: not the keys and values of tokens.
+    return UnsupportedCache(f"layer {number} of the cache is a {name}, which is not supported; use a DynamicCache")

@@ -7,11 +7,13 @@ the rotary embedding, as the model holds it. A layer keeps all tokens, or the la
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from kvstore.core.alike_layers import AlikeLayers
 from kvstore.core.cache_layers import items_of, states_in
 from kvstore.core.rope_types import rope_of_kind
 from kvstore.core.states import State
@@ -25,7 +27,7 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e5m2": 1, "floa
 SINKS = 4
 """First positions of a sequence: attention leans on them, and their keys and values are unlike all others. No fit looks
 at them, and lossy codecs keep them exactly. Part of the format of lossy payloads."""
-KVLayers = tuple[tuple["torch.Tensor", "torch.Tensor"], ...]
+KVLayers = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
 _KINDS = ("full", "sliding", "chunked")
 
 
@@ -339,6 +341,8 @@ class KVLayout:
         items, owned = items_of(kv, self.place_of if self.model_layers else None, tokens, self.indexed)
         if len(items) != len(self.layers):
             raise LayoutMismatch(f"kv has {len(items)} layers, the store's layout has {len(self.layers)}")
+        if self.is_uniform and (alike := self._alike(items, tokens)) is not None:
+            return alike, not owned
         views: list[tuple[torch.Tensor, torch.Tensor]] = []
         before: tuple[LayerLayout, Alike, Alike] | None = None
         for number, (item, layer) in enumerate(zip(items, self.layers, strict=True)):
@@ -355,6 +359,15 @@ class KVLayout:
             views.append(self._pair(k, v, number, layer, tokens))
             before = layer, Alike(k), Alike(v)
         return tuple(views), not owned
+
+    def _alike(self, items: Sequence[Any], tokens: int) -> AlikeLayers | None:
+        """The layers, if the first one fits and all are like it; it says nothing of what does not fit."""
+        try:
+            k, v = items[0]
+            self._pair(k, v, 0, self.layers[0], tokens)
+        except (TypeError, ValueError, LayoutMismatch):
+            return None
+        return AlikeLayers.of(items, Alike(k), Alike(v))
 
     def _pair(self, k: Any, v: Any, number: int, layer: LayerLayout, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         keys = self._view(k, f"K of layer {number}", layer, tokens, layer.key_dim)

@@ -11,8 +11,6 @@ from kvstore.core.lazy_layers import LazyLayers
 from kvstore.timing import NOWHERE, Where
 
 if TYPE_CHECKING:
-    import torch
-
     from kvstore.core.approximate import Estimates, ReusedSpan
     from kvstore.core.layout import KVLayers, KVLayout
     from kvstore.core.states import State
@@ -261,7 +259,7 @@ class Hit:
     tokens: int
     tiers: dict[str, int]
     seconds: float
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    layers: KVLayers
     exact_tokens: int = -1
     spans: tuple[ReusedSpan, ...] = ()
     recompute: tuple[int, ...] = ()

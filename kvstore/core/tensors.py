@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import LayoutMismatch
@@ -43,6 +44,11 @@ def why_unreadable(tensor: torch.Tensor) -> str:
 class Alike:
     """What a tensor is like that was checked: another one of which the same is true needs no other check. Immutable.
 
+    Attributes:
+        shape, strides: of the tensor, in elements.
+        item_bytes: of one number.
+        is_cpu: whether it is on the CPU.
+
     Example:
         >>> import torch
         >>> alike = Alike(torch.zeros(1, 2))
@@ -50,34 +56,63 @@ class Alike:
         (tensor([[1., 1.]]), None, None)
     """
 
-    __slots__ = ("_batch", "_complex", "_dtype", "_needed", "_offset", "_shape", "_strides", "_type")
+    __slots__ = (
+        "_batch",
+        "_complex",
+        "_dtype",
+        "_needed",
+        "_offset",
+        "_type",
+        "is_cpu",
+        "item_bytes",
+        "shape",
+        "strides",
+    )
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._type = type(tensor)
-        self._shape, self._dtype = tensor.shape, tensor.dtype
-        self._strides, self._offset = tensor.stride(), tensor.storage_offset()
-        last = sum((size - 1) * stride for size, stride in zip(self._shape, self._strides, strict=True))
-        self._needed = (self._offset + last + 1) * tensor.element_size()
-        self._batch, self._complex = tensor.ndim == 4, tensor.is_complex()
+        self.shape, self._dtype = tensor.shape, tensor.dtype
+        self.strides, self._offset = tensor.stride(), tensor.storage_offset()
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        self.item_bytes = tensor.element_size()
+        self._needed = (self._offset + last + 1) * self.item_bytes
+        self._batch, self._complex, self.is_cpu = tensor.ndim == 4, tensor.is_complex(), tensor.is_cpu
 
     def view(self, tensor: Any) -> torch.Tensor | None:
         """Return the tensor detached, without its batch of 1 if it has one; None if it is another kind of tensor, or
         lacks its memory, or has to be `resolved`."""
-        if type(tensor) is not self._type:
-            return None
-        try:
-            if tensor.shape != self._shape or tensor.dtype is not self._dtype or tensor.stride() != self._strides:
-                return None
-            storage = tensor.untyped_storage()
-            whole = storage.nbytes() >= self._needed and storage.data_ptr() != 0
-            if not whole or tensor.storage_offset() != self._offset or tensor.is_neg():
-                return None
-            if self._complex and tensor.is_conj():
-                return None
-        except (RuntimeError, NotImplementedError):  # as in `why_unreadable`
+        if self.memory([tensor]) is None:
             return None
         found: torch.Tensor = tensor.squeeze(0) if self._batch else tensor.detach()
         return found.detach() if found.requires_grad else found  # that of a batch is a view already
+
+    def memory(self, tensors: Sequence[Any]) -> tuple[list[torch.UntypedStorage], list[int]] | None:
+        """Return what memory the tensors lie in, and where each begins; None where `view` returns None of one."""
+        kind, shape, dtype, strides, is_cpu = self._type, self.shape, self._dtype, self.strides, self.is_cpu
+        memory, addresses = list[Any](), list[int]()
+        try:
+            for tensor in tensors:
+                if type(tensor) is not kind or tensor.shape != shape or tensor.dtype is not dtype:
+                    return None
+                if tensor.stride() != strides or tensor.storage_offset() != self._offset or tensor.is_neg():
+                    return None
+                storage, address = tensor.untyped_storage(), tensor.data_ptr()
+                if storage.nbytes() < self._needed or not address or tensor.is_cpu is not is_cpu:
+                    return None
+                memory.append(storage)
+                addresses.append(address)
+            if self._complex and any(tensor.is_conj() for tensor in tensors):
+                return None
+        except (RuntimeError, NotImplementedError):  # as in `why_unreadable`
+            return None
+        return memory, addresses
+
+    def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return the view that `view` returns of the tensor in this memory, whatever became of that tensor since."""
+        import torch
+
+        found = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return found.set_(storage, self._offset, self.shape[-3:], self.strides[-3:])
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.device import falls_back, own_stream
+from kvstore.core.precedence import Precedence
 from kvstore.core.workers import Workers
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
@@ -36,6 +37,7 @@ class Encoder:
         matcher: finds stored blocks to code new ones against; None if nothing is coded against others.
         against: codes blocks so; None if each is to stand alone.
         recent: the blocks that are exact because they are recent.
+        precedence: of puts, to which the coding of a block gives way before it begins.
     """
 
     residency: Residency
@@ -45,6 +47,7 @@ class Encoder:
     matcher: DonorMatcher | None
     against: DonorCoding | None
     recent: RecentBlocks
+    precedence: Precedence
 
     def encode(self, blocks: Sequence[Block]) -> list[SealedRecord]:
         """Return the records for the disk; what the device and the host tier keep is in place on return.
@@ -78,6 +81,7 @@ class Encoder:
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
         """The records for the host and the disk tier, None where the tier wants none; made beside what the model
         computes meanwhile, if that is on a GPU."""
+        self.precedence.give_way()
         with own_stream(block.view):
             return self._records_of(block, spans)
 

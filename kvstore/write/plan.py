@@ -79,15 +79,15 @@ def view_from(request: PutRequest, layers: KVLayers, first_token: int, pool: Buf
     layout = request.layout
     if layout.is_grouped:
         return _windowed_view(request, layers, first_token, pool)
-    skip = first_token - request.start
-    cut = [(k[:, skip:], v[:, skip:]) for k, v in layers] if skip else layers
-    view = KVView.of_layers(layout, cut, checked=True)
+    view = KVView.of_layers(layout, layers, checked=True)
+    if skip := first_token - request.start:
+        view = view.narrow(skip, view.tokens - skip)
     if pool is None:
         return view
     if not view.on_cpu:
-        clones = [(k.clone(), v.clone()) for k, v in cut]
-        publish(tensor.device for pair in clones for tensor in pair)
-        return KVView.of_layers(layout, clones, checked=True)
+        clones = [tensor.clone() for tensor in view.tensors()]
+        publish(tensor.device for tensor in clones)
+        return KVView.of_layers(layout, list(zip(clones[::2], clones[1::2], strict=True)), checked=True)
     # Not torch's clone: its threads wait for each other at every tensor, which takes long on a busy machine.
     buffer = pool.take(view.nbytes)
     copy = KVView.packed(layout, view.tokens, buffer.address, buffer)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from kvstore.codecs.device import follow, publish
+from kvstore.codecs.device import devices_of, follow, publish
 from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
+from kvstore.core.precedence import Precedence
 from kvstore.core.record import padded
 from kvstore.core.results import FlushResult, PutResult
 from kvstore.core.session_record import SessionRecord
@@ -43,6 +45,7 @@ class PutPath(Erasing):
         recoder: makes members stand alone before their donors go.
         recent: the blocks that are exact because they are recent.
         next_record: the number that the next new block gets.
+        precedence: of a put over what encodes.
     """
 
     pool: BufferPool
@@ -50,6 +53,7 @@ class PutPath(Erasing):
     recoder: Recoder
     recent: RecentBlocks
     next_record: int
+    precedence: Precedence
     # Guards `next_record` and `_begun`, and that blocks arrive in the order of their numbers.
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
     # Where everything changes that a put, a delete or a session changes: an interrupt of the caller reaches only its
@@ -74,7 +78,7 @@ class PutPath(Erasing):
             UnsupportedCache: its states do not fit a segment; nothing is changed.
         """
         self._check_states(request)
-        devices = {tensor.device for pair in layers for tensor in pair}
+        devices = devices_of(layers)
         publish(devices)  # other threads copy and encode what this one may still be computing
         with self._lock:
             result, blocks = self._take(request, layers, mutable, session)
@@ -295,11 +299,13 @@ class PutPath(Erasing):
                 dropped = len(missing.blocks) + too_many
                 return PutResult(count, 0, 0, dropped, residency.config.put_timeout_s), []
             waited += seconds
-            blocks = self._blocks(request, match, missing, layers, mutable)
-            if not blocks and session is None and not self._changes_lives(request, match):
-                self._use(request, match)
-                break
-            settled = self._change(self._settle, request, match, missing, blocks, session)
+            # Nothing waits for the queue in here; what is pinned may, while its members are made to stand alone.
+            with contextlib.nullcontext() if request.pin else self.precedence.short:
+                blocks = self._blocks(request, match, missing, layers, mutable)
+                if not blocks and session is None and not self._changes_lives(request, match):
+                    self._use(request, match)
+                    break
+                settled = self._change(self._settle, request, match, missing, blocks, session)
         new_tokens = sum(len(block.tokens) for block in blocks)
         return PutResult(count, new_tokens, len(blocks), too_many, waited, request.pin), blocks
 
