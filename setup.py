@@ -99,7 +99,7 @@ setup(
             "kvstore.codecs._native",
             *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),
         ),
-        extension("kvstore.codecs.aqua._aqua", "bindings/aqua.cc", "aqua/aqua.cc", *CPU),
+        extension("kvstore.codecs.aqua._aqua", "bindings/aqua.cc", "aqua/aqua.cc", "aqua/candidates.cc", *CPU),
         extension("kvstore.codecs.rans._rans", "bindings/rans.cc", *RANS),
         extension(
             "kvstore.codecs.predictive._predict",

@@ -17,6 +17,7 @@ constexpr Checks kChecks("aqua");
 constexpr std::size_t kMostGroup = 1024;  // values that are rotated together
 constexpr std::uint16_t kNoScale = 0x7F80;  // as bf16: infinite; beyond are those that are no numbers, or negative
 
+constexpr std::size_t kMany = 64;  // points; fewer are looked at faster than a list of some is found
 constexpr std::uint32_t kNoNumber = 0x7FC00000;
 
 // The sum of squares in the order in which numpy adds along the last axis, so that scales are the same.
@@ -110,7 +111,7 @@ class Tiles {
       for (std::size_t c = 0; c < width; ++c)
         tile_[c * kLanes + row] = values[row * width + c] / divisor[row] * signs[c];
     kernels_.hadamard(tile_.data(), width, higgs_.group(), higgs_.factor());
-    kernels_.nearest(tile_.data(), columns_, higgs_.points(), higgs_.count(), numbers_.data());
+    nearest();
     for (std::size_t row = 0; row < rows; ++row)
       for (std::size_t pair = 0; pair < higgs_.pairs(); ++pair)
         numbers[row * higgs_.pairs() + pair] = numbers_[pair * kLanes + row];
@@ -133,6 +134,14 @@ class Tiles {
   }
 
  private:
+  void nearest() {
+    if (higgs_.candidates().empty())
+      kernels_.nearest(tile_.data(), columns_, higgs_.points(), higgs_.count(), numbers_.data());
+    else
+      kernels_.nearest_of_many(tile_.data(), columns_, higgs_.points(), higgs_.count(), higgs_.candidates(),
+                               numbers_.data());
+  }
+
   const Higgs& higgs_;
   const Kernels& kernels_;
   std::size_t columns_;
@@ -203,6 +212,7 @@ Higgs::Higgs(unsigned bits, std::vector<float> signs, std::vector<float> points)
     if (!std::isfinite(point)) kChecks.refuse("points: numbers must be finite");
   group_ = std::min(signs_.size() & (~signs_.size() + 1), kMostGroup);
   factor_ = static_cast<float>(std::pow(static_cast<double>(group_), -0.5));
+  if (count() >= kMany) candidates_ = Candidates(points_.data(), count());
 }
 
 Predictor::Predictor(const float* weight, std::size_t inputs, std::size_t outputs)

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "aqua/candidates.h"
 #include "common/cpu.h"
 
 namespace kvstore::aqua {
@@ -27,6 +28,7 @@ class Higgs {
   const float* signs() const { return signs_.data(); }
   const float* points() const { return points_.data(); }
   std::size_t count() const { return points_.size() / 2; }
+  const Candidates& candidates() const { return candidates_; }  // of few points there are none: they are looked at
   std::size_t group() const { return group_; }
   float factor() const { return factor_; }
 
@@ -35,6 +37,7 @@ class Higgs {
   std::vector<float> signs_, points_;
   std::size_t group_;
   float factor_;
+  Candidates candidates_;
 };
 
 // A linear map with a constant. Immutable; thread-safe.

@@ -98,6 +98,42 @@ KVSTORE_AVX512 inline void nearest(const float* tile, std::size_t columns, const
   for (; c < columns; c += 2, out += kLanes) nearest_of<1>(tile + c * kLanes, points, count, out);
 }
 
+// A list is a vector; the cells of all rows are found at once.
+KVSTORE_AVX512 inline void nearest_of_many(const float* tile, std::size_t columns, const float* points,
+                                           std::size_t count, const Candidates& candidates, std::uint8_t* out) {
+  const __m512 reach = _mm512_set1_ps(candidates.reach()), scale = _mm512_set1_ps(candidates.cells_per_unit());
+  const __m512i last = _mm512_set1_epi32(static_cast<int>(Candidates::kSide) - 1);
+  const auto cells = [&](__m512 v) KVSTORE_AVX512 {
+    return _mm512_min_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(_mm512_add_ps(v, reach), scale)), last);
+  };
+  for (std::size_t c = 0; c < columns; c += 2, out += kLanes) {
+    const float* const across = tile + c * kLanes;
+    const float* const up = across + kLanes;
+    const __m512 x = _mm512_loadu_ps(across), y = _mm512_loadu_ps(up);
+    const unsigned inside = _mm512_cmp_ps_mask(_mm512_abs_ps(x), reach, _CMP_LT_OQ) &
+                            _mm512_cmp_ps_mask(_mm512_abs_ps(y), reach, _CMP_LT_OQ);
+    const __m512i side = _mm512_set1_epi32(static_cast<int>(Candidates::kSide));
+    alignas(64) std::uint32_t cell[kLanes];
+    _mm512_store_si512(cell, _mm512_add_epi32(_mm512_mullo_epi32(cells(y), side), cells(x)));
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      if (!(inside >> lane & 1)) {
+        out[lane] = nearest_of_all(across[lane], up[lane], points, count);
+        continue;
+      }
+      const NearPoints& near = candidates.lists()[cell[lane]];
+      const __m512 dx = _mm512_sub_ps(_mm512_set1_ps(across[lane]), _mm512_load_ps(near.across));
+      const __m512 dy = _mm512_sub_ps(_mm512_set1_ps(up[lane]), _mm512_load_ps(near.up));
+      const __m512 distance = _mm512_add_ps(_mm512_mul_ps(dx, dx), _mm512_mul_ps(dy, dy));
+      __m512 least = _mm512_min_ps(distance, _mm512_shuffle_f32x4(distance, distance, 0x4E));
+      least = _mm512_min_ps(least, _mm512_shuffle_f32x4(least, least, 0xB1));
+      least = _mm512_min_ps(least, _mm512_permute_ps(least, 0x4E));
+      least = _mm512_min_ps(least, _mm512_permute_ps(least, 0xB1));
+      const unsigned first = _mm512_cmp_ps_mask(distance, least, _CMP_EQ_OQ);
+      out[lane] = candidates.numbers()[cell[lane]][static_cast<std::size_t>(__builtin_ctz(first))];
+    }
+  }
+}
+
 KVSTORE_AVX512 inline void place(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile) {
   for (std::size_t c = 0; c < columns; c += 2, numbers += kLanes) {
     const __m512i at = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
@@ -106,7 +142,7 @@ KVSTORE_AVX512 inline void place(const std::uint8_t* numbers, std::size_t column
   }
 }
 
-inline constexpr Kernels kKernels = {predict, hadamard, nearest, place};
+inline constexpr Kernels kKernels = {predict, hadamard, nearest, nearest_of_many, place};
 
 }  // namespace kvstore::aqua::avx512
 #include "common/intrinsics_end.h"

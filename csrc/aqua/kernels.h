@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "aqua/candidates.h"
 #include "common/simd.h"
 
 namespace kvstore::aqua {
@@ -22,6 +23,9 @@ struct Kernels {
   void (*hadamard)(float* tile, std::size_t columns, std::size_t group, float factor);
   // Of each pair of columns the nearest of `count` points, the first where several are. out: [columns / 2][kLanes].
   void (*nearest)(const float* tile, std::size_t columns, const float* points, std::size_t count, std::uint8_t* out);
+  // The same, looking only at the points of a place's cell.
+  void (*nearest_of_many)(const float* tile, std::size_t columns, const float* points, std::size_t count,
+                          const Candidates& candidates, std::uint8_t* out);
   // The points of `nearest` as columns.
   void (*place)(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile);
 };

@@ -1,6 +1,8 @@
 // The loops of AQUA-KV in plain C++. Included by aqua/dispatch.h and by the twins only.
 #pragma once
 
+#include <cfloat>
+
 #include "aqua/kernels.h"
 
 namespace kvstore::aqua {
@@ -75,6 +77,31 @@ KVSTORE_INLINE void nearest_body(const float* tile, std::size_t columns, const f
   }
 }
 
+// The first of all points that are the nearest of a place.
+inline std::uint8_t nearest_of_all(float x, float y, const float* points, std::size_t count) {
+  float least = FLT_MAX;
+  std::size_t best = 0;
+  for (std::size_t p = 0; p < count; ++p) {
+    const float dx = x - points[2 * p], dy = y - points[2 * p + 1], distance = dx * dx + dy * dy;
+    if (distance < least) least = distance, best = p;
+  }
+  return static_cast<std::uint8_t>(best);
+}
+
+KVSTORE_INLINE bool has_cell(const Candidates& candidates, float x, float y) {
+  const float reach = candidates.reach();
+  return x > -reach && x < reach && y > -reach && y < reach;
+}
+
+// The cell of a place that has one.
+KVSTORE_INLINE std::size_t cell_of(const Candidates& candidates, float x, float y) {
+  constexpr auto kLast = static_cast<std::int32_t>(Candidates::kSide) - 1;
+  const float reach = candidates.reach(), scale = candidates.cells_per_unit();
+  const auto column = static_cast<std::int32_t>((x + reach) * scale), row = static_cast<std::int32_t>((y + reach) * scale);
+  return static_cast<std::size_t>(row > kLast ? kLast : row) * Candidates::kSide +
+         static_cast<std::size_t>(column > kLast ? kLast : column);
+}
+
 KVSTORE_INLINE void place_body(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile) {
   for (std::size_t c = 0; c < columns; c += 2, numbers += kLanes) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -97,11 +124,32 @@ inline void hadamard(float* tile, std::size_t columns, std::size_t group, float 
 inline void nearest(const float* tile, std::size_t columns, const float* points, std::size_t count, std::uint8_t* out) {
   nearest_body(tile, columns, points, count, out);
 }
+inline void nearest_of_many(const float* tile, std::size_t columns, const float* points, std::size_t count,
+                            const Candidates& candidates, std::uint8_t* out) {
+  for (std::size_t i = 0; i < columns / 2 * kLanes; ++i) {
+    const float* const at = tile + i / kLanes * 2 * kLanes + i % kLanes;
+    const float x = at[0], y = at[kLanes];
+    if (!has_cell(candidates, x, y)) {
+      out[i] = nearest_of_all(x, y, points, count);
+      continue;
+    }
+    const std::size_t cell = cell_of(candidates, x, y);
+    const NearPoints& near = candidates.lists()[cell];
+    float least = FLT_MAX;
+    std::size_t best = 0;
+    for (std::size_t p = 0; p < NearPoints::kMost; ++p) {
+      const float dx = x - near.across[p], dy = y - near.up[p], distance = dx * dx + dy * dy;
+      best = distance < least ? p : best;
+      least = distance < least ? distance : least;
+    }
+    out[i] = candidates.numbers()[cell][best];
+  }
+}
 inline void place(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile) {
   place_body(numbers, columns, points, tile);
 }
 
-inline constexpr Kernels kKernels = {predict, hadamard, nearest, place};
+inline constexpr Kernels kKernels = {predict, hadamard, nearest, nearest_of_many, place};
 
 }  // namespace scalar
 }  // namespace kvstore::aqua

@@ -51,6 +51,36 @@ def test_rows_are_coded_as_the_plain_program_codes_them(bits: int, level: str) -
             assert np.array_equal(back.reshape(rows, width), Higgs().decode(expected, rows, width, bits))
 
 
+def places(bits: int, rng: np.random.Generator) -> np.ndarray:
+    """Places in the plane at which the nearest point is easy to miss: between points, on the borders of the cells whose
+    lists csrc/aqua/candidates.h keeps, around and beyond what these cover; and others."""
+    points = grid(bits)
+    reach = np.abs(points).max() + 1
+    apart = ((points[:, None] - points[None]) ** 2).sum(2)
+    between = [(points + points[order]) / 2 for order in np.argsort(apart, axis=1)[:, 1:4].T]
+    border = rng.choice(np.linspace(-reach, reach, 65), 400)
+    other = rng.uniform(-reach, reach, 400)
+    far = rng.uniform(reach, 7.5, 100) * rng.choice([-1, 1], 100)
+    columns = [(border, other), (other, border), (border, border[::-1]), (far, other[:100]), (other[:100], far)]
+    found = [*between, *(np.stack(pair, axis=1) for pair in columns), rng.standard_normal((400, 2)), points]
+    return np.concatenate(found).astype(np.float32)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_the_nearest_point_is_found_at_every_place(bits: int, level: str) -> None:
+    at, width = places(bits, np.random.default_rng(bits)), 129  # an odd number of values is not rotated
+    values = np.zeros((len(at), width), np.float32)
+    values[:, :2] = at * signs(width)[:2]
+    values[:, -1] = np.sqrt(width - np.square(at, dtype=np.float64).sum(axis=1))  # so that the scale is 1
+    expected = Higgs().encode(values, bits)
+    assert expected is not None
+    assert (expected[: 2 * len(at)].view("<u2") == 0x3F80).all()
+    out = np.empty_like(expected)
+    assert coder(bits, width).encode_rows(values.reshape(-1), out, level)
+    assert np.array_equal(out, expected)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_predictions_are_sums_in_the_order_of_the_inputs(level: str) -> None:
     rng = np.random.default_rng(0)
