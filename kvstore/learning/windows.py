@@ -121,8 +121,8 @@ class BlockWindows(KVDump):
         shift = position - block.start
         if not shift or self.layout.rope == "none":
             return block.layers()
-        by = np.full(len(block.tokens), shift)
-        return [
-            (nearest_bits(rotate(floats(k), shape.heads, by, self.layout.rope, 1)), v)
-            for shape, (k, v) in zip(self.layout.layers, block.layers(), strict=True)
-        ]
+        by, moved = np.full(len(block.tokens), shift), list[tuple[Bits, Bits]]()
+        for shape, (k, v) in zip(self.layout.layers, block.layers(), strict=True):
+            self.pause()
+            moved.append((nearest_bits(rotate(floats(k), shape.heads, by, self.layout.rope, 1)), v))
+        return moved

@@ -33,15 +33,18 @@ class ProductSums:
         self.rows = 0
 
     def add(self, layers: list[tuple[Tensor, Tensor]], pause: Callable[[], None] = lambda: None) -> None:
-        """Add the inputs of some rows, K and V of each layer. `pause` is called before each layer."""
-        rows = [torch.cat(pair, 1) for pair in layers]
-        self.rows += len(rows[0])
-        for number, x in enumerate(rows):
+        """Add the inputs of some rows, K and V of each layer. `pause` is called before each product of layers."""
+        self.rows += len(layers[0][0])
+        rows = dict[int, Tensor]()
+        for number, pair in enumerate(layers):
             pause()
+            rows.pop(number - 3, None)  # no product needs it any more
+            rows[number] = x = torch.cat(pair, 1)
             self._sum[number] += x.sum(0)
-            for (i, j), product in self._product.items():
-                if i == number:
-                    product += x.T @ rows[j]
+            for j in range(max(0, number - 2), number + 1):
+                if (number, j) in self._product:
+                    pause()
+                    self._product[number, j] += x.T @ rows[j]
 
     def solve(
         self, number: int, which: int, arrays: Arrays, wiring: Wiring, pause: Callable[[], None] = lambda: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
     fits: list[Tensor] = []
     for number in range(layers):
         for which in range(2):
-            progress("lossless: tables", number, layers)
+            pause = partial(progress, "lossless: tables", number, layers)
+            pause()
             prefix = f"{number}.{'kv'[which]}."
             bits = torch.from_numpy(np.concatenate([dump.coded(number, w)[which][rows] for w, rows in windows])).long()
             part = _part(prefix, arrays)
@@ -48,15 +50,20 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
                 split = inputs[0][0].shape[1]
                 table = arrays["token_kv"][:, split:] if which else arrays["token_kv"][:, :split]
                 total = reference.first_sums(part, table, tokens)
+            pause()
             mu = reference.predict(part, total, turn)
             arrays[prefix + "scale"] = spread(bits, mu)
             part = _part(prefix, arrays)
+            pause()
             still = _residuals(dump.dtype, part, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
+            pause()
             adapt = adaptation(still.fits, fits)
             arrays[prefix + "adapt"] = adapt if wiring.adapt else np.zeros_like(adapt)
             part = _part(prefix, arrays)
+            pause()
             coded = _residuals(dump.dtype, part, which, bits, mu, reference.offsets(part, fits, len(bits)))
             fits.append(coded.fits)
+            pause()
             index = coded.classes * SYMBOLS + coded.symbols
             counts += torch.bincount(index.flatten(), minlength=counts.size).numpy().reshape(counts.shape)
     progress("lossless: tables", layers, layers)
