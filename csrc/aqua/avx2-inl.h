@@ -43,7 +43,8 @@ KVSTORE_AVX2 inline void nearest_of_many(const float* tile, std::size_t columns,
     least = _mm256_min_ps(least, _mm256_permute_ps(least, 0xB1));
     const int first = _mm256_movemask_ps(_mm256_cmp_ps(low, least, _CMP_EQ_OQ));
     const int second = _mm256_movemask_ps(_mm256_cmp_ps(high, least, _CMP_EQ_OQ));
-    out[i] = candidates.numbers()[cell][static_cast<std::size_t>(__builtin_ctz(static_cast<unsigned>(first | second << 8)))];
+    const int place = __builtin_ctz(static_cast<unsigned>(first | second << 8));
+    out[i] = candidates.numbers()[cell][static_cast<std::size_t>(place)];
   }
 }
 KVSTORE_AVX2 inline void place(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile) {

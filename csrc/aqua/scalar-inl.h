@@ -97,7 +97,8 @@ KVSTORE_INLINE bool has_cell(const Candidates& candidates, float x, float y) {
 KVSTORE_INLINE std::size_t cell_of(const Candidates& candidates, float x, float y) {
   constexpr auto kLast = static_cast<std::int32_t>(Candidates::kSide) - 1;
   const float reach = candidates.reach(), scale = candidates.cells_per_unit();
-  const auto column = static_cast<std::int32_t>((x + reach) * scale), row = static_cast<std::int32_t>((y + reach) * scale);
+  const auto column = static_cast<std::int32_t>((x + reach) * scale);
+  const auto row = static_cast<std::int32_t>((y + reach) * scale);
   return static_cast<std::size_t>(row > kLast ? kLast : row) * Candidates::kSide +
          static_cast<std::size_t>(column > kLast ? kLast : column);
 }
