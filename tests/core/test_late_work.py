@@ -66,3 +66,32 @@ def test_the_end_waits_no_longer_than_it_may() -> None:
     assert worker.is_alive()
     go.set()
     worker.join()
+
+
+def test_a_daemon_that_is_refused_waits_for_the_end_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would drop tensors otherwise, in the middle of which Python must not end it. It does not hold up the end."""
+    slept, go, errors = threading.Event(), threading.Event(), list[BaseException]()
+    rests = list[float]()
+
+    def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        slept.set()
+        go.wait()
+
+    def late() -> None:
+        try:
+            late_work.run(errors.clear)
+        except StoreClosed as error:
+            errors.append(error)
+
+    monkeypatch.setattr(late_work.time, "sleep", sleep)
+    late_work.end(0.0)
+    daemon = threading.Thread(target=late, daemon=True)
+    daemon.start()
+    slept.wait()
+    late_work.end(60.0)  # returns at once: nothing is under way
+    assert rests == [late_work._REST_S]
+    assert errors == []
+    go.set()  # an exit handler may wait for the thread: it goes on in the end
+    daemon.join()
+    assert "the program is ending" in str(errors[0])
