@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,24 @@ import numpy.typing as npt
 from kvstore.codecs.aqua.higgs import Bytes, Floats
 from kvstore.codecs.aqua.minmax import MinMax
 from kvstore.codecs.aqua.native import NativeHiggs, Turns, turns_of
-from kvstore.codecs.aqua.predictors import AquaPredictors, predict, predict_single, rounded
-from kvstore.codecs.aqua.tensors import fill, packed, raw_bytes, rows_of, split_layers, store_rows, tensors, widths
+from kvstore.codecs.aqua.predictors import AquaPredictors, Guess, Prediction, predict, rounded
+from kvstore.codecs.aqua.tensors import (
+    LayerMemory,
+    fill,
+    layers_of,
+    packed,
+    raw_bytes,
+    rows_of,
+    split_layers,
+    store_rows,
+    widths,
+)
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.profile import NO_PROFILE
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import SINKS
 from kvstore.core.rope import rotate
 from kvstore.errors import CodecError, ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 FIRST_BITS = 4  # of the first layer, where the others are predicted
 RAW, PLAIN, FIRST, IN_DOUBLE, PREDICTED = range(5)
@@ -96,18 +103,19 @@ class _LayerPieces:
     pieces: list[Bytes]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Side:
     """K or V of a layer, and what both sides know of it.
 
-    tensor: `[heads, tokens, dim]`. turns: the rotations, of keys that are coded without them. guess: what is expected
-    of the coded rows; None: nothing.
+    number: 0 for K, 1 for V. turns: the rotations, of keys that are coded without them. guess: what is expected of the
+    coded rows.
     """
 
     part: _CodedTokens
-    tensor: torch.Tensor
+    layer: LayerMemory
+    number: int
     turns: Turns | None
-    guess: Floats | None
+    guess: Guess
 
 
 class AquaCodec(Codec):
@@ -177,11 +185,12 @@ class AquaCodec(Codec):
         block.copy_to(packed(info.layout, info.count, raw))
         part, before = _CodedTokens.of(info), None
         sizes, at = [], 0
-        for number, (k, v) in enumerate(tensors(info.layout, info.count, raw)):
-            coded, before = self._encode_layer(info, number, part, k, v, before)
-            if at + sum(map(len, coded)) > len(out):
+        for number, layer in enumerate(layers_of(info.layout, info.count, raw)):
+            coded, before = self._encode_layer(info, number, part, layer, before)
+            size = sum(map(len, coded))
+            if at + size > len(out):
                 return None
-            sizes.append(sum(map(len, coded)))
+            sizes.append(size)
             for piece in coded:
                 out[at : at + len(piece)] = piece
                 at += len(piece)
@@ -198,54 +207,55 @@ class AquaCodec(Codec):
         part, before = _CodedTokens.of(info), None
         layers = [self._pieces(info, number, part, x) for number, x in enumerate(split_layers(payload, layer_sizes))]
         raw = np.empty(info.count * info.layout.bytes_per_token, np.uint8)
-        for number, (k, v) in enumerate(tensors(info.layout, info.count, raw)):
-            before = self._decode_layer(info, number, part, layers[number], before, k, v)
+        for number, memory in enumerate(layers_of(info.layout, info.count, raw)):
+            before = self._decode_layer(info, number, part, layers[number], before, memory)
         packed(info.layout, info.count, raw).narrow(0, out.tokens).copy_to(out)
 
     # -- a layer -------------------------------------------------------------------------------------------------------
 
     def _encode_layer(
-        self, info: BlockInfo, number: int, part: _CodedTokens, k: torch.Tensor, v: torch.Tensor, before: Layer | None
-    ) -> tuple[list[bytes], Layer | None]:
+        self, info: BlockInfo, number: int, part: _CodedTokens, layer: LayerMemory, before: Layer | None
+    ) -> tuple[list[bytes | memoryview], Layer | None]:
         """The coded layer in pieces, and what the next one is predicted from."""
         mode = PLAIN if self._predictors is None else PREDICTED if number else FIRST
         bits = self._bits_of(number)
         fingerprint = b"" if number else _FINGERPRINT.pack(self._fingerprint())
-        pieces = [_HEADER.pack(mode, bits, self._backbone.number, 0) + fingerprint]
-        pieces += [raw_bytes(tensor[:, : part.sinks]) for tensor in (k, v)]
+        pieces: list[bytes | memoryview] = [_HEADER.pack(mode, bits, self._backbone.number, 0) + fingerprint]
+        if part.sinks:
+            pieces += [raw_bytes(layer.tensor(side)[:, : part.sinks]) for side in (0, 1)]
         found: list[Floats] = []
-        turns = self._turns(info, part, k, mode)
-        room = _HEADER.size + len(fingerprint) + k.nbytes + v.nbytes
-        for side, tensor in enumerate((k, v)):
+        turns = self._turns(info, part, layer, mode)
+        room = _HEADER.size + len(fingerprint) + layer.nbytes
+        for side in (0, 1):
             guess = self._predict(mode, number, side, before, found)
-            coded, decoded = self._encode_side(info, _Side(part, tensor, None if side else turns, guess), bits)
+            coded, decoded = self._encode_side(info, _Side(part, layer, side, None if side else turns, guess), bits)
             if coded is None:
                 break
-            pieces.append(coded.tobytes())
-            if mode != PLAIN:
-                found.append(decoded)
-        if len(pieces) < 5 or sum(map(len, pieces)) >= room:
-            pieces = [_HEADER.pack(RAW, 0, 0, 0) + fingerprint, raw_bytes(k), raw_bytes(v)]
-            return pieces, self._raw_layer(info, part, k, v)
-        return pieces, (found[0], found[1]) if found else None
+            pieces.append(coded.data)
+            found.append(decoded)
+        if len(found) < 2 or sum(map(len, pieces)) >= room:
+            raw: list[bytes | memoryview] = [_HEADER.pack(RAW, 0, 0, 0) + fingerprint]
+            raw += [side.data for side in layer.sides]
+            return raw, self._raw_layer(info, part, layer)
+        return pieces, None if mode == PLAIN else (found[0], found[1])
 
     def _encode_side(self, info: BlockInfo, side: _Side, bits: int) -> tuple[Bytes | None, Floats]:
         """The coded rows, None if they cannot be coded, and what a decoder has of them."""
-        part, tensor, turns, guess = side.part, side.tensor, side.turns, side.guess
+        part, turns, guess = side.part, side.turns, side.guess
         none = np.empty((0, 0), np.float32)
         if not part.rows:
             return None, none
         if isinstance(self._backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
-            return self._backbone.encode_side(tensor, part.sinks, turns, guess, bits)
-        values = rows_of(tensor[:, part.sinks :])
+            return self._backbone.encode_side(side.layer, side.number, part.sinks, turns, guess, bits)
+        values, rows = rows_of(side.layer.tensor(side.number)[:, part.sinks :]), _rows(guess)
         if turns is not None:
-            values = rotate(values, tensor.shape[0], part.positions, info.layout.rope, -1)
+            values = rotate(values, side.layer.shape.heads, part.positions, info.layout.rope, -1)
         with np.errstate(invalid="ignore", over="ignore"):
-            coded = self._backbone.encode(values if guess is None else values - guess, bits)
+            coded = self._backbone.encode(values if rows is None else values - rows, bits)
             if coded is None:
                 return None, none
             decoded = self._backbone.decode(coded, len(values), values.shape[1], bits)
-            return coded, rounded(decoded if guess is None else guess + decoded)
+            return coded, rounded(decoded if rows is None else rows + decoded)
 
     def _pieces(self, info: BlockInfo, number: int, part: _CodedTokens, data: Bytes) -> _LayerPieces:
         """The parts of a coded layer, all of the size that they must have. Raises `CodecError`."""
@@ -276,60 +286,61 @@ class AquaCodec(Codec):
         part: _CodedTokens,
         layer: _LayerPieces,
         before: Layer | None,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        memory: LayerMemory,
     ) -> Layer | None:
-        """Decodes into `k` and `v`, `[heads, tokens, dim]`. Returns what the next layer is predicted from."""
+        """Decodes into `memory`. Returns what the next layer is predicted from."""
         if layer.mode == RAW or layer.backbone is None:
-            fill(k, layer.pieces[0])
-            fill(v, layer.pieces[1])
-            return self._raw_layer(info, part, k, v)
+            for side in (0, 1):
+                memory.sides[side][:] = layer.pieces[side]
+            return self._raw_layer(info, part, memory)
         found: list[Floats] = []
-        turns = self._turns(info, part, k, layer.mode)
-        for side, tensor in enumerate((k, v)):
-            fill(tensor[:, : part.sinks], layer.pieces[side])
+        turns = self._turns(info, part, memory, layer.mode)
+        for side in (0, 1):
+            if part.sinks:
+                fill(memory.tensor(side)[:, : part.sinks], layer.pieces[side])
             guess = self._predict(layer.mode, number, side, before, found)
-            coded = _Side(part, tensor, None if side else turns, guess)
+            coded = _Side(part, memory, side, None if side else turns, guess)
             found.append(self._decode_side(info, coded, layer.pieces[2 + side], layer.backbone, layer.bits))
         return found[0], found[1]
 
     def _decode_side(self, info: BlockInfo, side: _Side, data: Bytes, backbone: Backbone, bits: int) -> Floats:
-        """Decodes coded rows into the side's tensor. Returns what later parts are predicted from."""
-        part, tensor, turns, guess = side.part, side.tensor, side.turns, side.guess
+        """Decodes coded rows into the side's memory. Returns what later parts are predicted from."""
+        part, layer, turns = side.part, side.layer, side.turns
         if isinstance(backbone, NativeHiggs) and info.layout.dtype == "bfloat16":
-            return backbone.decode_side(tensor, part.sinks, turns, guess, data, bits)
+            return backbone.decode_side(layer, side.number, part.sinks, turns, side.guess, data, bits)
+        guess = _rows(side.guess)
         # Bytes that no encoder wrote may hold scales that add up to more than a float holds.
         with np.errstate(over="ignore", invalid="ignore"):
-            decoded = backbone.decode(data, part.rows, tensor.shape[0] * tensor.shape[2], bits)
+            decoded = backbone.decode(data, part.rows, widths(layer.shape)[side.number], bits)
             if guess is not None:
                 decoded = guess + decoded
             kept = rounded(decoded)
             if turns is not None:
-                decoded = rotate(decoded, tensor.shape[0], part.positions, info.layout.rope, 1)
-        store_rows(tensor[:, part.sinks :], decoded)
+                decoded = rotate(decoded, layer.shape.heads, part.positions, info.layout.rope, 1)
+        store_rows(layer.tensor(side.number)[:, part.sinks :], decoded)
         return kept
 
-    def _turns(self, info: BlockInfo, part: _CodedTokens, k: torch.Tensor, mode: int) -> Turns | None:
+    def _turns(self, info: BlockInfo, part: _CodedTokens, layer: LayerMemory, mode: int) -> Turns | None:
         """The rotations of the keys that are coded without them."""
         if mode == PLAIN or not part.rows:
             return None
-        return turns_of(info.layout.rope, k.shape[2], int(part.positions[0]), part.rows)
+        return turns_of(info.layout.rope, layer.shape.key_dim, info.start + part.sinks, part.rows)
 
-    def _predict(self, mode: int, number: int, side: int, before: Layer | None, found: list[Floats]) -> Floats | None:
-        """What is expected of the keys (side 0) or values (1) of a layer, None: nothing; `found`: its decoded keys."""
+    def _predict(self, mode: int, number: int, side: int, before: Layer | None, found: list[Floats]) -> Guess:
+        """What is expected of the keys (side 0) or values (1) of a layer; `found`: its decoded keys."""
         if mode not in (PREDICTED, IN_DOUBLE) or self._predictors is None or before is None or not len(before[0]):
             return None
         inputs = [before[0]] if side == 0 else [found[0], before[1]]
         if mode == IN_DOUBLE:
             return predict(self._predictors.wide[number - 1][side], inputs)
         outputs = self._predictors.weights[number - 1][side].shape[1]
-        return predict_single(self._predictors.single[number - 1][side], inputs, outputs)
+        return Prediction(self._predictors.single[number - 1][side], inputs, outputs)
 
-    def _raw_layer(self, info: BlockInfo, part: _CodedTokens, k: torch.Tensor, v: torch.Tensor) -> Layer | None:
+    def _raw_layer(self, info: BlockInfo, part: _CodedTokens, layer: LayerMemory) -> Layer | None:
         if self._predictors is None:
             return None
-        keys, values = (rows_of(tensor[:, part.sinks :]) for tensor in (k, v))
-        return rounded(rotate(keys, k.shape[0], part.positions, info.layout.rope, -1)), rounded(values)
+        keys, values = (rows_of(layer.tensor(side)[:, part.sinks :]) for side in (0, 1))
+        return rounded(rotate(keys, layer.shape.heads, part.positions, info.layout.rope, -1)), rounded(values)
 
     def _bits_of(self, number: int) -> int:
         return FIRST_BITS if self._predictors is not None and number == 0 else self._bits
@@ -340,3 +351,7 @@ class AquaCodec(Codec):
     def _check_layout(self, info: BlockInfo) -> None:
         if self._predictors is not None and self._predictors.layout != info.layout:
             raise CodecError("aqua: the predictors were fitted to another layout than the block's")
+
+
+def _rows(guess: Guess) -> Floats | None:
+    return guess.rows() if isinstance(guess, Prediction) else guess

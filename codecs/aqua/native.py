@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import kvstore.codecs.aqua._aqua as _aqua
 from kvstore.codecs.aqua.grids import grid
 from kvstore.codecs.aqua.higgs import Bytes, Floats, Higgs, signs
+from kvstore.codecs.aqua.predictors import Guess, Prediction
+from kvstore.codecs.aqua.tensors import LayerMemory, widths
 from kvstore.core.rope import frequencies
 from kvstore.errors import CodecError
-
-if TYPE_CHECKING:
-    import torch
 
 Turns = tuple[Floats, Floats]
 """Cosines and sines of rows, `[rows * pairs]` each."""
@@ -37,33 +35,34 @@ class NativeHiggs(Higgs):
         return out.reshape(rows, width)
 
     def encode_side(
-        self, tensor: torch.Tensor, sinks: int, turns: Turns | None, guess: Floats | None, bits: int
+        self, layer: LayerMemory, side: int, sinks: int, turns: Turns | None, guess: Guess, bits: int
     ) -> tuple[Bytes | None, Floats]:
-        """Code K or V of a layer, bfloat16 `[heads, tokens, dim]`, contiguous, but for its first `sinks` tokens.
+        """Code K (side 0) or V (1) of a layer, bfloat16, but for its first `sinks` tokens.
 
-        turns: rotations that are taken away. guess: what was predicted, `[rows, width]`. Returns the coded rows (None:
-        they cannot be coded), and what a decoder has of them, bf16 numbers `[rows, width]`, before their rotation.
+        turns: rotations that are taken away. guess: what is expected of the rows. Returns the coded rows (None: they
+        cannot be coded), and what a decoder has of them, bf16 numbers `[rows, width]`, before their rotation.
         """
-        heads, tokens, dim = tensor.shape
-        rows, width = tokens - sinks, heads * dim
-        out, found = np.empty(self.size(rows, width, bits), np.uint8), np.empty((rows, width), np.float32)
+        rows, width = layer.tokens - sinks, widths(layer.shape)[side]
+        out, found = np.empty(self.size(rows, width, bits), np.uint8), np.empty(rows * width, np.float32)
         cos, sin = turns or (None, None)
-        ok = _coder(bits, width).encode(_words(tensor), heads, sinks, cos, sin, _flat(guess), out, found.reshape(-1))
-        return out if ok else None, found
+        ok = _coder(bits, width).encode(
+            layer.words(side), layer.shape.heads, sinks, cos, sin, *_expected(guess), out, found
+        )
+        return out if ok else None, found.reshape(rows, width)
 
     def decode_side(
-        self, tensor: torch.Tensor, sinks: int, turns: Turns | None, guess: Floats | None, data: Bytes, bits: int
+        self, layer: LayerMemory, side: int, sinks: int, turns: Turns | None, guess: Guess, data: Bytes, bits: int
     ) -> Floats:
-        """Do the inverse of `encode_side`, into `tensor`. Raises `CodecError` for a scale that cannot be."""
-        heads, tokens, dim = tensor.shape
-        found = np.empty((tokens - sinks, heads * dim), np.float32)
+        """Do the inverse of `encode_side`, into the layer. Raises `CodecError` for a scale that cannot be."""
+        rows, width = layer.tokens - sinks, widths(layer.shape)[side]
+        found = np.empty(rows * width, np.float32)
         cos, sin = turns or (None, None)
-        wrong = _coder(bits, heads * dim).decode(
-            _words(tensor), heads, sinks, cos, sin, _flat(guess), np.ascontiguousarray(data), found.reshape(-1)
+        wrong = _coder(bits, width).decode(
+            layer.words(side), layer.shape.heads, sinks, cos, sin, *_expected(guess), np.ascontiguousarray(data), found
         )
         if wrong is not None:
             raise CodecError(wrong)
-        return found
+        return found.reshape(rows, width)
 
 
 @lru_cache(maxsize=16)
@@ -81,11 +80,7 @@ def _coder(bits: int, width: int) -> _aqua.Higgs:
     return _aqua.Higgs(bits, signs(width), np.ascontiguousarray(grid(bits)).reshape(-1))
 
 
-def _words(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    import torch
-
-    return tensor.view(torch.uint16).numpy().reshape(-1)
-
-
-def _flat(values: Floats | None) -> Floats | None:
-    return None if values is None else values.reshape(-1)
+def _expected(guess: Guess) -> tuple[Floats | None, _aqua.Predictor | None, list[Floats]]:
+    if isinstance(guess, Prediction):
+        return None, guess.predictor, [part.reshape(-1) for part in guess.inputs]
+    return None if guess is None else guess.reshape(-1), None, []

@@ -4,7 +4,7 @@ Keys are predicted from the decoded keys of the previous layer, before their rot
 keys of their own layer and the values of the previous one.
 
 What a prediction starts from is rounded to bf16, so that its products with fp16 weights are exact, in single precision,
-too. Predictions are sums in single precision in the order of the inputs (`predict_single`), which csrc/aqua makes fast.
+too. Predictions are sums in single precision in the order of the inputs (`Prediction`), which csrc/aqua makes fast.
 Older records have sums in double precision (`predict`), which are exact in whatever order.
 """
 
@@ -81,7 +81,7 @@ class AquaPredictors:
 
     @cached_property
     def single(self) -> tuple[tuple[Predictor, Predictor], ...]:
-        """The weights as `predict_single` takes them."""
+        """The weights as a `Prediction` takes them."""
         return tuple((single_of(key), single_of(value)) for key, value in self.weights)
 
     @cached_property
@@ -130,13 +130,31 @@ def single_of(weights: Weights) -> Predictor:
     return Predictor(weights.astype(np.float32).reshape(-1), weights.shape[1])
 
 
-def predict_single(predictor: Predictor, inputs: Sequence[Floats], outputs: int) -> Floats:
-    """inputs: bf16 numbers, `[tokens, n]` each, tokens > 0. Returns float32 `[tokens, outputs]`: what is added, then
-    the products with each input, one after the other. Inputs with a magnitude below 2**-80 count as 0; a row with one
-    of 2**101 or more, or that is no number, has none: NaN."""
-    found = np.empty((len(inputs[0]), outputs), np.float32)
-    predictor.predict([np.ascontiguousarray(part).reshape(-1) for part in inputs], found.reshape(-1))
-    return found
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is expected of rows: sums in single precision of products with what they are predicted from.
+
+    Attributes:
+        predictor: the weights.
+        inputs: bf16 numbers, `[tokens, n]` each, tokens > 0.
+        outputs: numbers in a row.
+    """
+
+    predictor: Predictor
+    inputs: Sequence[Floats]
+    outputs: int
+
+    def rows(self) -> Floats:
+        """Return float32 `[tokens, outputs]`: what is added, then the products with each input, one after the other.
+        Inputs with a magnitude below 2**-80 count as 0; a row with one of 2**101 or more, or that is no number, has
+        none: NaN."""
+        found = np.empty((len(self.inputs[0]), self.outputs), np.float32)
+        self.predictor.predict([np.ascontiguousarray(part).reshape(-1) for part in self.inputs], found.reshape(-1))
+        return found
+
+
+Guess = Prediction | Floats | None
+"""What is expected of rows: to be predicted; or the rows, float32 `[tokens, outputs]`; or nothing."""
 
 
 def rounded(values: Floats) -> Floats:

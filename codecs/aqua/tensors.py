@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.codecs.aqua.higgs import Bytes, Floats
 from kvstore.codecs.view import KVView
@@ -30,19 +32,47 @@ def packed(layout: KVLayout, tokens: int, raw: Bytes) -> KVView:
     return KVView.packed(layout, tokens, raw.ctypes.data, raw)
 
 
-def tensors(layout: KVLayout, tokens: int, raw: Bytes) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """K and V of every layer, `[heads, tokens, dim]`, in the packed bytes `raw`, which they share."""
-    import torch
+@dataclass(frozen=True, slots=True)
+class LayerMemory:
+    """K and V of a layer in packed bytes, which it shares.
 
-    whole, at, found = torch.from_numpy(raw), 0, []
+    Attributes:
+        shape: of the layer.
+        tokens: that it has.
+        dtype: the layout's.
+        sides: the bytes of K and of V.
+    """
+
+    shape: LayerLayout
+    tokens: int
+    dtype: str
+    sides: tuple[Bytes, Bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Of K and V."""
+        return self.sides[0].nbytes + self.sides[1].nbytes
+
+    def tensor(self, side: int) -> torch.Tensor:
+        """K (0) or V (1), `[heads, tokens, dim]`."""
+        import torch
+
+        dim = self.shape.value_dim if side else self.shape.key_dim
+        whole = torch.from_numpy(self.sides[side]).view(getattr(torch, self.dtype))
+        return whole.view(self.shape.heads, self.tokens, dim)
+
+    def words(self, side: int) -> npt.NDArray[np.uint16]:
+        """The same as the bits of 16-bit numbers, flat."""
+        return self.sides[side].view(np.uint16)
+
+
+def layers_of(layout: KVLayout, tokens: int, raw: Bytes) -> list[LayerMemory]:
+    """The layers of so many tokens in the packed bytes `raw`, which they share."""
+    at, found = 0, []
     for shape in layout.layers:
-        pair = []
-        for dim in (shape.key_dim, shape.value_dim):
-            size = shape.heads * tokens * dim * layout.item_bytes
-            part = whole[at : at + size].view(getattr(torch, layout.dtype))
-            pair.append(part.view(shape.heads, tokens, dim))
-            at += size
-        found.append((pair[0], pair[1]))
+        k, v = (shape.heads * tokens * dim * layout.item_bytes for dim in (shape.key_dim, shape.value_dim))
+        found.append(LayerMemory(shape, tokens, layout.dtype, (raw[at : at + k], raw[at + k : at + k + v])))
+        at += k + v
     return found
 
 

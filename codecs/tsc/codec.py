@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstore.codecs.aqua.tensors import fill, packed, raw_bytes, split_layers, tensors, widths
+from kvstore.codecs.aqua.tensors import fill, layers_of, packed, raw_bytes, split_layers, widths
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.tsc.frames import Frames, floats_of
 from kvstore.codecs.tsc.pages import Bytes
@@ -85,8 +85,9 @@ class TscCodec(Codec):
         raw = np.empty(block.nbytes, np.uint8)
         block.copy_to(packed(info.layout, info.count, raw))
         sizes, at = [], 0
-        for shape, (k, v) in zip(info.layout.layers, tensors(info.layout, info.count, raw), strict=True):
-            coded = self._encode_layer(self._frames(info, shape, self._kappa, self._top), k, v)
+        for layer in layers_of(info.layout, info.count, raw):
+            frames = self._frames(info, layer.shape, self._kappa, self._top)
+            coded = self._encode_layer(frames, layer.tensor(0), layer.tensor(1))
             if at + len(coded) > len(out):
                 return None
             out[at : at + len(coded)] = coded
@@ -105,7 +106,8 @@ class TscCodec(Codec):
         layers = split_layers(payload, layer_sizes)
         found = [self._opened(info, number, data) for number, data in enumerate(layers)]  # before memory is taken
         raw = np.empty(out.tokens * info.layout.bytes_per_token, np.uint8)
-        for (frames, data), (k, v) in zip(found, tensors(info.layout, out.tokens, raw), strict=True):
+        for (frames, data), layer in zip(found, layers_of(info.layout, out.tokens, raw), strict=True):
+            k, v = layer.tensor(0), layer.tensor(1)
             if frames is None:
                 _fill_raw(info.count, data, k, v)
                 continue

@@ -98,38 +98,47 @@ KVSTORE_AVX512 inline void nearest(const float* tile, std::size_t columns, const
   for (; c < columns; c += 2, out += kLanes) nearest_of<1>(tile + c * kLanes, points, count, out);
 }
 
-// A list is a vector; the cells of all rows are found at once.
+// The lists of four places in one vector.
+KVSTORE_AVX512_INLINE __m512 lists_of(const float* lists, const std::uint32_t* cell) {
+  constexpr std::size_t kApart = sizeof(NearPoints) / sizeof(float);
+  const __m256 low = _mm256_set_m128(_mm_load_ps(lists + cell[1] * kApart), _mm_load_ps(lists + cell[0] * kApart));
+  const __m256 high = _mm256_set_m128(_mm_load_ps(lists + cell[3] * kApart), _mm_load_ps(lists + cell[2] * kApart));
+  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+// The cells of all rows are found at once, the nearest points of four rows: a list takes a quarter of a vector.
 KVSTORE_AVX512 inline void nearest_of_many(const float* tile, std::size_t columns, const float* points,
                                            std::size_t count, const Candidates& candidates, std::uint8_t* out) {
   const __m512 reach = _mm512_set1_ps(candidates.reach()), scale = _mm512_set1_ps(candidates.cells_per_unit());
   const __m512i last = _mm512_set1_epi32(static_cast<int>(Candidates::kSide) - 1);
+  const __m512i side = _mm512_set1_epi32(static_cast<int>(Candidates::kSide));
+  const __m512i quarter = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
   const auto cells = [&](__m512 v) KVSTORE_AVX512 {
     return _mm512_min_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(_mm512_add_ps(v, reach), scale)), last);
   };
+  const NearPoints* const lists = candidates.lists();
   for (std::size_t c = 0; c < columns; c += 2, out += kLanes) {
     const float* const across = tile + c * kLanes;
     const float* const up = across + kLanes;
     const __m512 x = _mm512_loadu_ps(across), y = _mm512_loadu_ps(up);
-    const unsigned inside = _mm512_cmp_ps_mask(_mm512_abs_ps(x), reach, _CMP_LT_OQ) &
-                            _mm512_cmp_ps_mask(_mm512_abs_ps(y), reach, _CMP_LT_OQ);
-    const __m512i side = _mm512_set1_epi32(static_cast<int>(Candidates::kSide));
+    const auto inside = static_cast<__mmask16>(_mm512_cmp_ps_mask(_mm512_abs_ps(x), reach, _CMP_LT_OQ) &
+                                               _mm512_cmp_ps_mask(_mm512_abs_ps(y), reach, _CMP_LT_OQ));
     alignas(64) std::uint32_t cell[kLanes];
-    _mm512_store_si512(cell, _mm512_add_epi32(_mm512_mullo_epi32(cells(y), side), cells(x)));
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      if (!(inside >> lane & 1)) {
-        out[lane] = nearest_of_all(across[lane], up[lane], points, count);
-        continue;
-      }
-      const NearPoints& near = candidates.lists()[cell[lane]];
-      const __m512 dx = _mm512_sub_ps(_mm512_set1_ps(across[lane]), _mm512_load_ps(near.across));
-      const __m512 dy = _mm512_sub_ps(_mm512_set1_ps(up[lane]), _mm512_load_ps(near.up));
+    _mm512_store_si512(cell, _mm512_maskz_add_epi32(inside, _mm512_mullo_epi32(cells(y), side), cells(x)));
+    for (std::size_t four = 0; four < kLanes; four += 4) {
+      const __m512i at = _mm512_add_epi32(quarter, _mm512_set1_epi32(static_cast<int>(four)));
+      const __m512 dx = _mm512_sub_ps(_mm512_permutexvar_ps(at, x), lists_of(lists->across, cell + four));
+      const __m512 dy = _mm512_sub_ps(_mm512_permutexvar_ps(at, y), lists_of(lists->up, cell + four));
       const __m512 distance = _mm512_add_ps(_mm512_mul_ps(dx, dx), _mm512_mul_ps(dy, dy));
-      __m512 least = _mm512_min_ps(distance, _mm512_shuffle_f32x4(distance, distance, 0x4E));
-      least = _mm512_min_ps(least, _mm512_shuffle_f32x4(least, least, 0xB1));
-      least = _mm512_min_ps(least, _mm512_permute_ps(least, 0x4E));
+      __m512 least = _mm512_min_ps(distance, _mm512_permute_ps(distance, 0x4E));
       least = _mm512_min_ps(least, _mm512_permute_ps(least, 0xB1));
-      const unsigned first = _mm512_cmp_ps_mask(distance, least, _CMP_EQ_OQ);
-      out[lane] = candidates.numbers()[cell[lane]][static_cast<std::size_t>(__builtin_ctz(first))];
+      const unsigned first = _mm512_cmp_ps_mask(distance, least, _CMP_EQ_OQ) | 0x8888u;  // of no number there is none
+      for (std::size_t i = 0; i < 4; ++i)
+        out[four + i] = candidates.numbers()[cell[four + i]][static_cast<std::size_t>(__builtin_ctz(first >> 4 * i))];
+    }
+    for (unsigned beyond = static_cast<std::uint16_t>(~inside); beyond; beyond &= beyond - 1) {
+      const auto lane = static_cast<std::size_t>(__builtin_ctz(beyond));
+      out[lane] = nearest_of_all(across[lane], up[lane], points, count);
     }
   }
 }
@@ -142,7 +151,79 @@ KVSTORE_AVX512 inline void place(const std::uint8_t* numbers, std::size_t column
   }
 }
 
-inline constexpr Kernels kKernels = {predict, hadamard, nearest, nearest_of_many, place};
+// 16 x 16 numbers: rows become columns.
+KVSTORE_AVX512_INLINE void transpose(__m512 (&v)[16]) {
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+    a[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {  // of four rows: columns 0, 4, 8 and 12 in one vector, 1, 5, 9, 13 in the next
+    b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xEE);
+    b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m512 low = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88);
+    const __m512 high = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88);
+    const __m512 odd_low = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xDD);
+    const __m512 odd_high = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xDD);
+    v[i] = _mm512_shuffle_f32x4(low, high, 0x88);
+    v[i + 8] = _mm512_shuffle_f32x4(low, high, 0xDD);
+    v[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+    v[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xDD);
+  }
+}
+
+KVSTORE_AVX512 inline void to_tile(const float* values, std::size_t width, const float* divisors, const float* signs,
+                                   float* tile) {
+  std::size_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) {
+    __m512 v[kLanes];
+    for (std::size_t i = 0; i < kLanes; ++i)
+      v[i] = _mm512_div_ps(_mm512_loadu_ps(values + i * width + c), _mm512_set1_ps(divisors[i]));
+    transpose(v);
+    for (std::size_t i = 0; i < kLanes; ++i)
+      _mm512_storeu_ps(tile + (c + i) * kLanes, _mm512_mul_ps(v[i], _mm512_set1_ps(signs[c + i])));
+  }
+  to_tile_body(values, width, divisors, signs, c, tile);
+}
+KVSTORE_AVX512 inline void from_tile(const float* tile, std::size_t width, const float* scales, const float* signs,
+                                     float* values) {
+  std::size_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) {
+    __m512 v[kLanes];
+    for (std::size_t i = 0; i < kLanes; ++i)
+      v[i] = _mm512_mul_ps(_mm512_loadu_ps(tile + (c + i) * kLanes), _mm512_set1_ps(signs[c + i]));
+    transpose(v);
+    for (std::size_t i = 0; i < kLanes; ++i)
+      _mm512_storeu_ps(values + i * width + c, _mm512_mul_ps(v[i], _mm512_set1_ps(scales[i])));
+  }
+  from_tile_body(tile, width, scales, signs, c, values);
+}
+KVSTORE_AVX512_WIDE inline double squares(const float* values, std::size_t count) {
+  if (count <= 128) return squares_body(values, count);
+  const std::size_t half = count / 2 - count / 2 % 8;
+  return squares(values, half) + squares(values + half, count - half);
+}
+KVSTORE_AVX512_WIDE inline void take_inputs(const float* part, std::size_t rows, std::size_t width, std::size_t apart,
+                                            float* x) {
+  take_inputs_body(part, rows, width, apart, x);
+}
+KVSTORE_AVX512_WIDE inline void gather(const Side& side, const float* guess, std::size_t begin, std::size_t rows,
+                                       float* out) {
+  gather_body(side, guess, begin, rows, out);
+}
+KVSTORE_AVX512_WIDE inline void scatter(const Side& side, std::size_t begin, std::size_t rows, float* values) {
+  scatter_body(side, begin, rows, values);
+}
+KVSTORE_AVX512_WIDE inline void complete(const float* guess, std::size_t count, float* values, float* found) {
+  complete_body(guess, count, values, found);
+}
+
+inline constexpr Kernels kKernels = {predict,   hadamard, nearest,     nearest_of_many, place,   to_tile,
+                                     from_tile, squares,  take_inputs, gather,          scatter, complete};
 
 }  // namespace kvstore::aqua::avx512
 #include "common/intrinsics_end.h"

@@ -9,8 +9,8 @@
 namespace kvstore::aqua {
 
 // Points that may be the nearest somewhere in a cell, the first of all points first. The rest is far from everything.
-struct alignas(64) NearPoints {
-  static constexpr std::size_t kMost = 16;
+struct alignas(32) NearPoints {
+  static constexpr std::size_t kMost = 4;
   float across[kMost], up[kMost];
 };
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "aqua/candidates.h"
+#include "aqua/aqua.h"
 #include "common/simd.h"
 
 namespace kvstore::aqua {
@@ -28,6 +28,20 @@ struct Kernels {
                           const Candidates& candidates, std::uint8_t* out);
   // The points of `nearest` as columns.
   void (*place)(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile);
+  // kLanes rows as a tile, each divided by its divisor, each column multiplied by its sign.
+  void (*to_tile)(const float* values, std::size_t width, const float* divisors, const float* signs, float* tile);
+  // The inverse: each row multiplied by its scale.
+  void (*from_tile)(const float* tile, std::size_t width, const float* scales, const float* signs, float* values);
+  // The sum of squares in the order in which numpy adds along the last axis, so that scales are the same.
+  double (*squares)(const float* values, std::size_t count);
+  // What predictions start from: inputs `count` numbers apart in rows of x. Small ones are 0, those too large NaN.
+  void (*take_inputs)(const float* part, std::size_t rows, std::size_t width, std::size_t apart, float* x);
+  // Rows of a side from `begin`, rotated back, less `guess` ([rows of the side][width]; null: nothing).
+  void (*gather)(const Side& side, const float* guess, std::size_t begin, std::size_t rows, float* out);
+  // The inverse, of rows with their guess, which are mutated; what is too large becomes the largest number.
+  void (*scatter)(const Side& side, std::size_t begin, std::size_t rows, float* values);
+  // Adds `guess` to decoded numbers (null: nothing), and rounds what comes out to `found`.
+  void (*complete)(const float* guess, std::size_t count, float* values, float* found);
 };
 
 }  // namespace kvstore::aqua

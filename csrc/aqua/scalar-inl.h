@@ -4,6 +4,7 @@
 #include <cfloat>
 
 #include "aqua/kernels.h"
+#include "common/floats.h"
 
 namespace kvstore::aqua {
 
@@ -36,20 +37,36 @@ KVSTORE_INLINE void predict_body(const float* x, std::size_t rows, std::size_t i
   }
 }
 
-KVSTORE_INLINE void hadamard_body(float* tile, std::size_t columns, std::size_t group, float factor) {
-  for (std::size_t half = 1; half < group; half *= 2) {
-    for (std::size_t begin = 0; begin < columns; begin += 2 * half) {
-      for (std::size_t c = begin; c < begin + half; ++c) {
-        float* const a = tile + c * kLanes;
-        float* const b = a + half * kLanes;
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-          const float first = a[lane], second = b[lane];
-          a[lane] = first + second;
-          b[lane] = first - second;
-        }
-      }
-    }
+// Two steps at once of what Hadamard's transform adds and subtracts: of columns `half` apart, then twice as far.
+KVSTORE_INLINE void two_steps(float* tile, std::size_t half) {
+  float* const p[] = {tile, tile + half * kLanes, tile + 2 * half * kLanes, tile + 3 * half * kLanes};
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    const float a = p[0][lane] + p[1][lane], b = p[0][lane] - p[1][lane];
+    const float c = p[2][lane] + p[3][lane], d = p[2][lane] - p[3][lane];
+    p[0][lane] = a + c;
+    p[1][lane] = b + d;
+    p[2][lane] = a - c;
+    p[3][lane] = b - d;
   }
+}
+
+KVSTORE_INLINE void one_step(float* tile, std::size_t half) {
+  float* const other = tile + half * kLanes;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    const float first = tile[lane], second = other[lane];
+    tile[lane] = first + second;
+    other[lane] = first - second;
+  }
+}
+
+KVSTORE_INLINE void hadamard_body(float* tile, std::size_t columns, std::size_t group, float factor) {
+  std::size_t half = 1;
+  for (; 4 * half <= group; half *= 4)
+    for (std::size_t begin = 0; begin < columns; begin += 4 * half)
+      for (std::size_t c = begin; c < begin + half; ++c) two_steps(tile + c * kLanes, half);
+  if (half < group)
+    for (std::size_t begin = 0; begin < columns; begin += 2 * half)
+      for (std::size_t c = begin; c < begin + half; ++c) one_step(tile + c * kLanes, half);
   for (std::size_t i = 0; i < columns * kLanes; ++i) tile[i] *= factor;
 }
 
@@ -113,6 +130,102 @@ KVSTORE_INLINE void place_body(const std::uint8_t* numbers, std::size_t columns,
   }
 }
 
+// ---- rows, as the compiler vectorises them --------------------------------------------------------------------------
+
+// Columns of a tile from `begin` on.
+KVSTORE_INLINE void to_tile_body(const float* values, std::size_t width, const float* divisors, const float* signs,
+                                 std::size_t begin, float* tile) {
+  for (std::size_t c = begin; c < width; ++c)
+    for (std::size_t row = 0; row < kLanes; ++row)
+      tile[c * kLanes + row] = values[row * width + c] / divisors[row] * signs[c];
+}
+
+KVSTORE_INLINE void from_tile_body(const float* tile, std::size_t width, const float* scales, const float* signs,
+                                   std::size_t begin, float* values) {
+  for (std::size_t row = 0; row < kLanes; ++row)
+    for (std::size_t c = begin; c < width; ++c)
+      values[row * width + c] = tile[c * kLanes + row] * signs[c] * scales[row];
+}
+
+KVSTORE_INLINE double square_of(float v) { return static_cast<double>(v) * static_cast<double>(v); }
+
+// Of at most 128 numbers.
+KVSTORE_INLINE double squares_body(const float* values, std::size_t count) {
+  if (count < 8) {
+    double sum = -0.0;
+    for (std::size_t i = 0; i < count; ++i) sum += square_of(values[i]);
+    return sum;
+  }
+  double part[8];
+  for (std::size_t k = 0; k < 8; ++k) part[k] = square_of(values[k]);
+  std::size_t i = 8;
+  for (; i + 8 <= count; i += 8)
+    for (std::size_t k = 0; k < 8; ++k) part[k] += square_of(values[i + k]);
+  double sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+  for (; i < count; ++i) sum += square_of(values[i]);
+  return sum;
+}
+
+KVSTORE_INLINE void take_inputs_body(const float* part, std::size_t rows, std::size_t width, std::size_t apart,
+                                     float* x) {
+  constexpr std::uint32_t kNoNumber = 0x7FC00000;
+  for (std::size_t row = 0; row < rows; ++row, part += width, x += apart) {
+    for (std::size_t i = 0; i < width; ++i) {
+      const std::uint32_t bits = bits_of(part[i]), exponent = bits >> 23 & 0xFF;
+      const std::uint32_t known = exponent < 127 - 80 ? 0u : bits & 0xFFFF0000u;
+      x[i] = as_float(exponent > 127 + 100 ? kNoNumber : known);
+    }
+  }
+}
+
+KVSTORE_INLINE void turn_body(float* row, const Side& side, std::size_t number, float sign) {
+  const std::size_t pairs = side.turns.pairs;
+  const float* const cos = side.turns.cos + number * pairs;
+  const float* const sin = side.turns.sin + number * pairs;
+  for (std::size_t head = 0; head < side.heads; ++head, row += side.dim) {
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const float first = row[i], second = row[pairs + i], c = cos[i], s = sign * sin[i];
+      row[i] = first * c - second * s;
+      row[pairs + i] = second * c + first * s;
+    }
+  }
+}
+
+KVSTORE_INLINE void gather_body(const Side& side, const float* guess, std::size_t begin, std::size_t rows, float* out) {
+  const std::size_t width = side.width();
+  for (std::size_t row = 0; row < rows; ++row) {
+    float* const to = out + row * width;
+    for (std::size_t head = 0; head < side.heads; ++head) {
+      const std::uint16_t* const from = side.cache + (head * side.tokens + side.sinks + begin + row) * side.dim;
+      for (std::size_t i = 0; i < side.dim; ++i) to[head * side.dim + i] = widened(from[i]);
+    }
+    if (side.turns.pairs) turn_body(to, side, begin + row, -1.0f);
+    for (std::size_t c = 0; c < width; ++c) to[c] -= guess ? guess[(begin + row) * width + c] : 0.0f;
+  }
+}
+
+KVSTORE_INLINE void scatter_body(const Side& side, std::size_t begin, std::size_t rows, float* values) {
+  const float largest = widened(0x7F7F);
+  for (std::size_t row = 0; row < rows; ++row) {
+    float* const from = values + row * side.width();
+    if (side.turns.pairs) turn_body(from, side, begin + row, 1.0f);
+    for (std::size_t head = 0; head < side.heads; ++head) {
+      std::uint16_t* const to = side.cache + (head * side.tokens + side.sinks + begin + row) * side.dim;
+      for (std::size_t i = 0; i < side.dim; ++i) {
+        const float v = from[head * side.dim + i];
+        to[i] = rounded_bits(v > largest ? largest : v < -largest ? -largest : v);
+      }
+    }
+  }
+}
+
+KVSTORE_INLINE void complete_body(const float* guess, std::size_t count, float* values, float* found) {
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = (guess ? guess[i] : 0.0f) + values[i];
+    found[i] = widened(rounded_bits(values[i]));
+  }
+}
+
 namespace scalar {
 
 inline void predict(const float* x, std::size_t rows, std::size_t inputs, const float* weight, std::size_t width,
@@ -150,7 +263,32 @@ inline void place(const std::uint8_t* numbers, std::size_t columns, const float*
   place_body(numbers, columns, points, tile);
 }
 
-inline constexpr Kernels kKernels = {predict, hadamard, nearest, nearest_of_many, place};
+inline void to_tile(const float* values, std::size_t width, const float* divisors, const float* signs, float* tile) {
+  to_tile_body(values, width, divisors, signs, 0, tile);
+}
+inline void from_tile(const float* tile, std::size_t width, const float* scales, const float* signs, float* values) {
+  from_tile_body(tile, width, scales, signs, 0, values);
+}
+inline double squares(const float* values, std::size_t count) {
+  if (count <= 128) return squares_body(values, count);
+  const std::size_t half = count / 2 - count / 2 % 8;
+  return squares(values, half) + squares(values + half, count - half);
+}
+inline void take_inputs(const float* part, std::size_t rows, std::size_t width, std::size_t apart, float* x) {
+  take_inputs_body(part, rows, width, apart, x);
+}
+inline void gather(const Side& side, const float* guess, std::size_t begin, std::size_t rows, float* out) {
+  gather_body(side, guess, begin, rows, out);
+}
+inline void scatter(const Side& side, std::size_t begin, std::size_t rows, float* values) {
+  scatter_body(side, begin, rows, values);
+}
+inline void complete(const float* guess, std::size_t count, float* values, float* found) {
+  complete_body(guess, count, values, found);
+}
+
+inline constexpr Kernels kKernels = {predict,   hadamard, nearest,     nearest_of_many, place,   to_tile,
+                                     from_tile, squares,  take_inputs, gather,          scatter, complete};
 
 }  // namespace scalar
 }  // namespace kvstore::aqua

@@ -30,38 +30,53 @@ aqua::Predictor build_predictor(const py::array& weights, std::size_t outputs) {
   return {found.data, found.size / outputs - 1, outputs};
 }
 
+// What rows are predicted from, one part after the other, checked.
+struct Inputs {
+  std::vector<const float*> parts;
+  std::vector<std::size_t> widths;
+
+  Inputs() = default;
+  Inputs(const aqua::Predictor& predictor, const std::vector<py::array>& inputs, std::size_t rows) {
+    std::size_t total = 0;
+    for (const py::array& part : inputs) {
+      const View<const float> from = view<float>(part, "inputs");
+      if (rows) same_size(from.size, from.size / rows * rows, "inputs");
+      parts.push_back(from.data);
+      widths.push_back(rows ? from.size / rows : 0);
+      total += widths.back();
+    }
+    if (rows) same_size(total, predictor.inputs(), "inputs");
+  }
+
+  void predict(const aqua::Predictor& predictor, std::size_t rows, float* out, Level twin) const {
+    aqua::predict(predictor, parts.data(), widths.data(), parts.size(), rows, out, twin);
+  }
+};
+
 void predict(const aqua::Predictor& predictor, const std::vector<py::array>& inputs, const py::array& out,
              const MaybeLevel& cpu) {
   const View<float> to = writable_view<float>(out, "out");
   const std::size_t rows = to.size / predictor.outputs();
   same_size(to.size, rows * predictor.outputs(), "out");
-  std::vector<const float*> parts;
-  std::vector<std::size_t> widths;
-  std::size_t total = 0;
-  for (const py::array& part : inputs) {
-    const View<const float> from = view<float>(part, "inputs");
-    if (rows) same_size(from.size, from.size / rows * rows, "inputs");
-    parts.push_back(from.data);
-    widths.push_back(rows ? from.size / rows : 0);
-    total += widths.back();
-  }
+  const Inputs checked(predictor, inputs, rows);
   if (rows == 0) return;
-  same_size(total, predictor.inputs(), "inputs");
   const Level twin = level_of(cpu);
-  unlocked([&] { aqua::predict(predictor, parts.data(), widths.data(), parts.size(), rows, to.data, twin); });
+  unlocked([&] { checked.predict(predictor, rows, to.data, twin); });
 }
 
 // The arguments that coding a side shares, checked.
 struct Call {
   aqua::Side side;
   const float* guess;
+  const aqua::Predictor* predictor;
+  Inputs inputs;
   float* found;
   Level twin;
 
   Call(const aqua::Higgs& higgs, const py::array& cache, bool writable, std::size_t heads, std::size_t sinks,
-       const MaybeArray& cos, const MaybeArray& sin, const MaybeArray& given, const py::array& kept,
-       const MaybeLevel& cpu)
-      : twin(level_of(cpu)) {
+       const MaybeArray& cos, const MaybeArray& sin, const MaybeArray& given, const aqua::Predictor* map,
+       const std::vector<py::array>& parts, const py::array& kept, const MaybeLevel& cpu)
+      : predictor(map), twin(level_of(cpu)) {
     const View<const std::uint16_t> memory =
         writable ? View<const std::uint16_t>{writable_view<std::uint16_t>(cache, "cache").data,
                                              writable_view<std::uint16_t>(cache, "cache").size}
@@ -80,21 +95,41 @@ struct Call {
       side.turns = {view<float>(*cos, "cos").data, column<float>(*sin, size, "sin"), pairs};
     }
     const std::size_t values = side.rows() * higgs.width();
+    if (given && predictor) throw py::value_error("guess: a predictor makes it");
     guess = given ? column<float>(*given, values, "guess") : nullptr;
+    if (predictor) {
+      same_size(predictor->outputs(), higgs.width(), "predictor");
+      inputs = Inputs(*predictor, parts, side.rows());
+    }
     const View<float> room = writable_view<float>(kept, "found");
     same_size(room.size, values, "found");
     found = room.data;
+  }
+
+  // What `work` returns for the guess; without the GIL.
+  template <class Work>
+  auto run(Work&& work) const {
+    return unlocked([&] {
+      std::vector<float> predicted;
+      if (predictor && side.rows()) {
+        predicted.resize(side.rows() * side.width());
+        inputs.predict(*predictor, side.rows(), predicted.data(), twin);
+      }
+      return work(predicted.empty() ? guess : predicted.data());
+    });
   }
 };
 
 // Whether it could be coded.
 bool encode(const aqua::Higgs& higgs, const py::array& cache, std::size_t heads, std::size_t sinks,
-            const MaybeArray& cos, const MaybeArray& sin, const MaybeArray& guess, const py::array& out,
-            const py::array& found, const MaybeLevel& cpu) {
-  const Call call(higgs, cache, false, heads, sinks, cos, sin, guess, found, cpu);
+            const MaybeArray& cos, const MaybeArray& sin, const MaybeArray& guess, const aqua::Predictor* predictor,
+            const std::vector<py::array>& inputs, const py::array& out, const py::array& found,
+            const MaybeLevel& cpu) {
+  const Call call(higgs, cache, false, heads, sinks, cos, sin, guess, predictor, inputs, found, cpu);
   const View<std::uint8_t> room = writable_view<std::uint8_t>(out, "out");
   same_size(room.size, higgs.bytes(call.side.rows()), "out");
-  return unlocked([&] { return aqua::encode(higgs, call.side, call.guess, room.data, call.found, call.twin); });
+  return call.run(
+      [&](const float* rows) { return aqua::encode(higgs, call.side, rows, room.data, call.found, call.twin); });
 }
 
 std::optional<std::string> text(const char* damaged) {
@@ -104,12 +139,13 @@ std::optional<std::string> text(const char* damaged) {
 // What is damaged, or None.
 std::optional<std::string> decode(const aqua::Higgs& higgs, const py::array& cache, std::size_t heads,
                                   std::size_t sinks, const MaybeArray& cos, const MaybeArray& sin,
-                                  const MaybeArray& guess, const py::array& data, const py::array& found,
-                                  const MaybeLevel& cpu) {
-  const Call call(higgs, cache, true, heads, sinks, cos, sin, guess, found, cpu);
+                                  const MaybeArray& guess, const aqua::Predictor* predictor,
+                                  const std::vector<py::array>& inputs, const py::array& data,
+                                  const py::array& found, const MaybeLevel& cpu) {
+  const Call call(higgs, cache, true, heads, sinks, cos, sin, guess, predictor, inputs, found, cpu);
   const std::uint8_t* const from = column<std::uint8_t>(data, higgs.bytes(call.side.rows()), "data");
-  return text(
-      unlocked([&] { return aqua::decode(higgs, call.side, call.guess, from, call.found, call.twin); }));
+  return text(call.run(
+      [&](const float* rows) { return aqua::decode(higgs, call.side, rows, from, call.found, call.twin); }));
 }
 
 bool encode_rows(const aqua::Higgs& higgs, const py::array& values, const py::array& out, const MaybeLevel& cpu) {
@@ -136,15 +172,17 @@ std::optional<std::string> decode_rows(const aqua::Higgs& higgs, const py::array
 
 PYBIND11_MODULE(_aqua, m) {
   m.doc() = "AQUA-KV's layers; see csrc/aqua/aqua.h.";
+  py::class_<aqua::Predictor>(m, "Predictor")
+      .def(py::init(&build_predictor), py::arg("weights"), py::arg("outputs"))
+      .def("predict", &predict, py::arg("inputs"), py::arg("out"), py::arg("level") = py::none());
   py::class_<aqua::Higgs>(m, "Higgs")
       .def(py::init(&build_higgs), py::arg("bits"), py::arg("signs"), py::arg("points"))
       .def("encode_rows", &encode_rows, py::arg("values"), py::arg("out"), py::arg("level") = py::none())
       .def("decode_rows", &decode_rows, py::arg("data"), py::arg("out"), py::arg("level") = py::none())
       .def("encode", &encode, py::arg("cache"), py::arg("heads"), py::arg("sinks"), py::arg("cos"), py::arg("sin"),
-           py::arg("guess"), py::arg("out"), py::arg("found"), py::arg("level") = py::none())
+           py::arg("guess"), py::arg("predictor").none(true), py::arg("inputs"), py::arg("out"), py::arg("found"),
+           py::arg("level") = py::none())
       .def("decode", &decode, py::arg("cache"), py::arg("heads"), py::arg("sinks"), py::arg("cos"), py::arg("sin"),
-           py::arg("guess"), py::arg("data"), py::arg("found"), py::arg("level") = py::none());
-  py::class_<aqua::Predictor>(m, "Predictor")
-      .def(py::init(&build_predictor), py::arg("weights"), py::arg("outputs"))
-      .def("predict", &predict, py::arg("inputs"), py::arg("out"), py::arg("level") = py::none());
+           py::arg("guess"), py::arg("predictor").none(true), py::arg("inputs"), py::arg("data"), py::arg("found"),
+           py::arg("level") = py::none());
 }

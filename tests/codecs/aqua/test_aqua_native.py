@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -121,13 +121,13 @@ def test_a_side_is_coded_as_its_steps_one_by_one(level: str, sinks: int, guessed
     flat = None if guess is None else guess.reshape(-1)
     out, found = np.empty_like(expected), np.empty(rows * width, np.float32)
     words = tensor.view(torch.uint16).numpy().reshape(-1)
-    assert native.encode(words, heads, sinks, *cos_sin, flat, out, found, level)
+    assert native.encode(words, heads, sinks, *cos_sin, flat, None, [], out, found, level)
     assert np.array_equal(out, expected)
     assert np.array_equal(found.reshape(rows, width), rounded(decoded))
     back = tensor.clone()
     back[:, sinks:] = 7
     words = back.view(torch.uint16).numpy().reshape(-1)
-    assert native.decode(words, heads, sinks, *cos_sin, flat, out, found, level) is None
+    assert native.decode(words, heads, sinks, *cos_sin, flat, None, [], out, found, level) is None
     assert torch.equal(back, wanted)
     assert np.array_equal(found.reshape(rows, width), rounded(decoded))
 
@@ -156,6 +156,50 @@ def test_what_has_no_scale_is_not_coded(bad: float) -> None:
         NativeHiggs().decode(data, 20, 64, 2)
 
 
+def to_four(inputs: int) -> _aqua.Predictor:
+    return _aqua.Predictor(np.zeros(4 * inputs + 4, np.float32), 4)
+
+
+def of_side(
+    heads: int = 2,
+    sinks: int = 0,
+    turns: Sequence[np.ndarray | None] = (None, None),
+    guess: np.ndarray | None = None,
+    predictor: _aqua.Predictor | None = None,
+    inputs: Sequence[np.ndarray] = (),
+) -> bool:
+    """Two tokens of four numbers."""
+    out, found = np.zeros(6, np.uint8), np.zeros(8, np.float32)
+    return coder(2, 4).encode(np.zeros(8, np.uint16), heads, sinks, *turns, guess, predictor, list(inputs), out, found)
+
+
+def test_arguments_that_fit_are_taken() -> None:
+    assert of_side()
+    assert of_side(guess=np.zeros(8, np.float32))
+    assert of_side(predictor=to_four(1), inputs=[np.zeros(2, np.float32)])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_side_is_predicted_as_it_is_coded(level: str) -> None:
+    rng, rows, width = np.random.default_rng(1), 21, 64
+    words = (rng.standard_normal(rows * width).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    weights = rng.standard_normal((49, width)).astype(np.float16).astype(np.float32).reshape(-1)
+    inputs = [rounded(rng.standard_normal((rows, n)).astype(np.float32)).reshape(-1) for n in (32, 16)]
+    predictor, native = _aqua.Predictor(weights, width), coder(3, width)
+    guess = np.empty(rows * width, np.float32)
+    predictor.predict(inputs, guess, level)
+    results = []
+    for how in ((guess, None, []), (None, predictor, inputs)):
+        out, found = np.empty(Higgs().size(rows, width, 3), np.uint8), np.empty(rows * width, np.float32)
+        assert native.encode(words, 2, 0, None, None, *how, out, found, level)
+        back, again = np.empty_like(words), np.empty_like(found)
+        assert native.decode(back, 2, 0, None, None, *how, out, again, level) is None
+        assert np.array_equal(found, again)
+        results.append((out, found, back))
+    assert all(np.array_equal(*pair) for pair in zip(*results, strict=True))
+    assert not np.array_equal(words, results[0][2])
+
+
 REFUSED: dict[str, Callable[[], object]] = {
     "bits": lambda: _aqua.Higgs(5, signs(4), grid(4).reshape(-1).copy()),
     "signs": lambda: _aqua.Higgs(2, np.zeros(4, np.float32), grid(2).reshape(-1).copy()),
@@ -171,16 +215,13 @@ REFUSED: dict[str, Callable[[], object]] = {
     "inputs": lambda: _aqua.Predictor(np.zeros(6, np.float32), 2).predict(
         [np.zeros(9, np.float32)], np.zeros(6, np.float32)
     ),
-    "heads": lambda: coder(2, 4).encode(
-        *(np.zeros(8, np.uint16), 3, 0, None, None, None, np.zeros(6, np.uint8), np.zeros(8, np.float32))
-    ),
-    "sinks": lambda: coder(2, 4).encode(
-        *(np.zeros(8, np.uint16), 1, 3, None, None, None, np.zeros(6, np.uint8), np.zeros(8, np.float32))
-    ),
-    "pairs": lambda: coder(2, 4).encode(
-        *(np.zeros(8, np.uint16), 2, 0, *[np.zeros(4, np.float32)] * 2, None),
-        *(np.zeros(6, np.uint8), np.zeros(8, np.float32)),
-    ),
+    "heads": lambda: of_side(heads=3),
+    "sinks": lambda: of_side(heads=1, sinks=3),
+    "pairs": lambda: of_side(turns=[np.zeros(4, np.float32)] * 2),
+    "two guesses": lambda: of_side(guess=np.zeros(8, np.float32), predictor=to_four(1), inputs=[np.zeros(2, "f4")]),
+    "predictor": lambda: of_side(predictor=_aqua.Predictor(np.zeros(6, np.float32), 2), inputs=[np.zeros(4, "f4")]),
+    "its inputs": lambda: of_side(predictor=to_four(1), inputs=[np.zeros(4, np.float32)]),
+    "ragged inputs": lambda: of_side(predictor=to_four(1), inputs=[np.zeros(3, np.float32)]),
 }
 
 
