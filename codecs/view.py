@@ -111,6 +111,16 @@ class KVView:
         rows[2] = widths
         return cls(layout, tokens, rows, None, owner)
 
+    @classmethod
+    def of_nothing(cls, layout: KVLayout, tokens: int) -> KVView:
+        """Return a view that has no memory behind it, only sizes: what reads it or writes to it raises ValueError."""
+        return cls(layout, tokens, None, None)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is anything behind the view; see `of_nothing`."""
+        return self._rows is not None or self._tensors is not None
+
     @property
     def on_cpu(self) -> bool:
         """Whether the memory is on the CPU, so that the view has `rows`."""
@@ -178,10 +188,13 @@ class KVView:
         """Return the `[heads, tokens, dim]` tensors behind the view, K and V of each layer in turn.
 
         Raises:
-            ValueError: the view was made of packed memory, or of `AlikeLayers`.
+            ValueError: the view was made of packed memory, of `AlikeLayers` or of nothing.
         """
         if self._tensors is None:
-            raise ValueError("tensors: a view of memory has no tensors; use its rows")
+            what = (
+                "a view of memory has no tensors; use its rows" if self._rows is not None else "the view has no memory"
+            )
+            raise ValueError(f"tensors: {what}")
         return [t.narrow(1, self._start, self.tokens) for t in self._tensors]
 
     def host_buffer(self) -> KVView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -124,7 +125,7 @@ class DonorReader:
         block = self._from_queue(record)
         if block is not None:
             return block
-        block = self._from_host(record) or self._from_disk(record)
+        block = self._from_arrived(record) or self._from_host(record) or self._from_disk(record)
         with self._lock:
             if record not in self._cache:
                 self._cache[record] = block
@@ -136,10 +137,19 @@ class DonorReader:
 
     def _from_queue(self, record: int) -> DonorBlock | None:
         block = self.residency.queued(record) if self.any_tier else None
-        if block is None:
+        if block is None or block.tensors is None:
             return None
         view = block.fetched().view
         return DonorBlock(block.key, block.start, block.tokens, view)
+
+    def _from_arrived(self, record: int) -> DonorBlock | None:
+        """Of a block that waits to be written and came as a record."""
+        block = self.residency.queued(record) if self.any_tier else None
+        if block is None or block.sealed is None:
+            return None
+        with contextlib.suppress(CodecError):  # another tier may have it whole
+            return self._decoded(record, block.sealed.header, block.sealed.payload)
+        return None
 
     def _from_host(self, record: int) -> DonorBlock | None:
         held: HostRecord | None = self.residency.host.get(record) if self.any_tier else None

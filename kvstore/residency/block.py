@@ -14,7 +14,7 @@ from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES, Donor, RecordHeader, padded, payload_offset, seal
 from kvstore.core.tokens import Tokens
-from kvstore.tiers.base import TensorSource
+from kvstore.tiers.base import SealedSource, TensorSource
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.host import HostRecord
 
@@ -31,7 +31,8 @@ def most_bytes(layout: KVLayout, tokens: int, paged: bool = True) -> int:
 
 @dataclass(frozen=True)
 class Block(TensorSource):
-    """A block that waits to be written. Its keys and values are still the caller's, or a copy. Immutable.
+    """A block that waits to be written. Its keys and values are still the caller's, or a copy; or it came as a record,
+    and readers decode that. Immutable.
 
     Attributes:
         record: its number.
@@ -40,7 +41,7 @@ class Block(TensorSource):
         namespace: digest of the namespace.
         start: position of its first token.
         tokens: its token ids, `[n]`.
-        view: its keys and values.
+        view: its keys and values; without memory if there is only the record.
         bits: information in its tokens.
         expiry: unix seconds; 0 for never.
         pinned: a pinned sequence ends with it.
@@ -76,6 +77,18 @@ class Block(TensorSource):
     @property
     def nbytes(self) -> int:
         return self.view.nbytes
+
+    @property
+    def tensors(self) -> TensorSource | None:
+        return self if self.view.has_memory else None
+
+    @property
+    def sealed(self) -> SealedSource | None:
+        return None if self.view.has_memory else self.sealed_as
+
+    @property
+    def codec_id(self) -> int | None:
+        return None if self.view.has_memory or self.sealed_as is None else self.sealed_as.header.codec
 
     def copy_to(self, target: KVView) -> None:
         move(self.view.narrow(0, target.tokens), target)

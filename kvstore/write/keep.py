@@ -158,13 +158,9 @@ class Keeper:
         buffer = self._pool.take(padded(header.record_bytes))
         buffer.view[: len(arrived.buffer.view)] = arrived.buffer.view
         seal(header, buffer.view)
-        grouped = self._grouped_room(header) if self._layout.is_grouped else None
-        view = self._room(header) if grouped is None else grouped
-        read = BlockRead(NO_RECORD, header.start, header.tokens, header.parent, arrived)
-        if not self._decoder.decode(read, header, HostRecord(header, buffer).payload, view):
+        view = self._view(arrived, header, HostRecord(header, buffer))
+        if view is None:
             return None
-        if grouped is not None:
-            view = with_states(grouped)
         return Block(
             record=number,
             parent=parent,
@@ -181,6 +177,18 @@ class Keeper:
             cut=header.cut,
             sealed_as=HostRecord(header, buffer),
         )
+
+    def _view(self, arrived: RemoteRecord, header: RecordHeader, record: HostRecord) -> KVView | None:
+        """What the block holds: nothing where the record is enough, so that the first token does not wait for its
+        being decoded once more. None if it cannot be decoded."""
+        if not (self._layout.is_grouped or self._residency.config.device.bytes):
+            return KVView.of_nothing(self._layout, header.count)
+        grouped = self._grouped_room(header) if self._layout.is_grouped else None
+        view = self._room(header) if grouped is None else grouped
+        read = BlockRead(NO_RECORD, header.start, header.tokens, header.parent, arrived)
+        if not self._decoder.decode(read, header, record.payload, view):
+            return None
+        return view if grouped is None else with_states(grouped)
 
     def _grouped_room(self, header: RecordHeader) -> GroupedView:
         has_states = bool(header.flags & FLAG_STATES)
