@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.view import KVView
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class DeltaCodec(Protocol):
     Stateless and thread-safe.
 
     Attributes:
-        id, name, exact, profile: as in `Codec`.
+        id, name, exact, profile, has_kernels: as in `Codec`.
 
     Example:
         >>> from kvstore.codecs.registry import delta_by_id, is_delta
@@ -60,6 +63,7 @@ class DeltaCodec(Protocol):
     name: str
     exact: bool
     profile: bytes
+    has_kernels: bool = False
 
     def bound(self, info: BlockInfo) -> int:
         """Return the most payload bytes that `encode` can write for such a block, with any spans."""
@@ -96,6 +100,18 @@ class DeltaCodec(Protocol):
             CodecError: the payload is damaged, or a donor is not the one that the block was coded against.
             ValueError: the last dimension of a tensor of `out` is not contiguous.
         """
+
+    def codes_on(self, device: torch.device, dtype: str) -> bool:
+        """As `Codec.codes_on`. Donors are on the CPU all the same."""
+        return False
+
+    def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        """As `Codec.kernels_decode`."""
+        return False
+
+    def decodes_on(self, device: torch.device, dtype: str, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        """As `Codec.decodes_on`."""
+        return False
 
     def largest_error(self, info: BlockInfo, payload: memoryview) -> float:
         """Return the largest error of a value in what `encode` wrote; infinity if that is not known."""

@@ -16,6 +16,8 @@ from kvstore.core.layout import KVLayers
 if TYPE_CHECKING:
     import torch
 
+    from kvstore.codecs.delta import DeltaCodec
+
 
 def may_have_kernels(device: torch.device) -> bool:
     """Return whether to try kernels for tensors on `device`. Ask this first: importing triton takes long."""
@@ -30,19 +32,21 @@ def device_of(view: KVView) -> torch.device | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-def codes_on_device(codec: Codec, view: KVView) -> bool:
+def codes_on_device(codec: Codec | DeltaCodec, view: KVView) -> bool:
     """Return whether the device that holds a view's tensors codes them; False for tensors on the CPU."""
     device = device_of(view)
     return device is not None and codec.codes_on(device, view.layout.dtype)
 
 
-def decodes_on_device(codec: Codec, payload: memoryview, layer_sizes: Sequence[int], target: KVView) -> bool:
+def decodes_on_device(
+    codec: Codec | DeltaCodec, payload: memoryview, layer_sizes: Sequence[int], target: KVView
+) -> bool:
     """Return whether the device that holds a target's tensors decodes this payload into them."""
     device = device_of(target)
     return device is not None and codec.decodes_on(device, target.layout.dtype, payload, layer_sizes)
 
 
-def falls_back(codec: Codec, view: KVView) -> bool:
+def falls_back(codec: Codec | DeltaCodec, view: KVView) -> bool:
     """Return whether the CPU codes tensors that a device holds, although `codec` has kernels."""
     return codec.has_kernels and not view.on_cpu and not codes_on_device(codec, view)
 

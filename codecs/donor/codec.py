@@ -3,7 +3,8 @@
 A donor holds the same tokens behind another prefix: values are predicted by its values, keys by its keys rotated to
 their new positions, and with a profile's section "donor" what one layer differs in says how the next one will.
 reference.py says how the distance is coded bit for bit, steps.py does it in steps, FORMAT.md says what is written. Rows
-in no span are coded by a plain codec. Only bf16; tensors on a GPU are copied to the CPU.
+in no span are coded by a plain codec. Only bf16. GPUs have kernels for the mode in groups; else tensors on a GPU are
+copied to the CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,11 @@ from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import Order, can_rotate
 from kvstore.errors import CodecError
+
+if TYPE_CHECKING:
+    import torch
+
+_MODE = struct.Struct("<I")
 
 
 class DonorCodec(DeltaCodec):
@@ -89,6 +96,7 @@ class DonorCodec(DeltaCodec):
         self._model = model
         self._native = None if model is None else native_model(model)
         self._groups = None if groups is None else GroupsMode(groups)
+        self.has_kernels = step is None and groups is not None
 
     @classmethod
     def from_profile(cls, plain: Codec, profile: Profile, step: float | None = None) -> DonorCodec:
@@ -119,7 +127,8 @@ class DonorCodec(DeltaCodec):
         mode = self._mode(info)
         propagates = mode == EXACT and self._propagates(info)
         table = _table(info, donors, PROPAGATED if propagates else 0, mode)
-        view = block if block.on_cpu else copy_on_cpu(block)
+        near = mode == GROUPS and self._groups is not None and self._groups.codes_like(block)
+        view = block if block.on_cpu or near else copy_on_cpu(block)
         if table.nbytes >= len(out):
             return None
         order, paired, rows = _order(info, table), view, [rows.view for rows in donors]
@@ -159,7 +168,8 @@ class DonorCodec(DeltaCodec):
             raise CodecError(
                 f"donor: layers of {list(layer_sizes)} bytes are too small for the spans and what has no donor"
             )
-        target, end = out if out.on_cpu else buffer_on_cpu(out), len(payload) - table.rest
+        near = table.mode == GROUPS and self._groups is not None and self._groups.codes_like(out)
+        target, end = out if out.on_cpu or near else buffer_on_cpu(out), len(payload) - table.rest
         order, paired = _order(info, table), target
         if order is not None:
             paired, rows = buffer(target), [in_pairs(one, order) for one in rows]
@@ -209,6 +219,15 @@ class DonorCodec(DeltaCodec):
         if wrong is not None:
             raise CodecError(wrong)
 
+    def codes_on(self, device: torch.device, dtype: str) -> bool:
+        return self.has_kernels and self._groups is not None and dtype == "bfloat16" and self._groups.codes_on(device)
+
+    def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        return self._groups is not None and payload[: _MODE.size] == _MODE.pack(GROUPS)
+
+    def decodes_on(self, device: torch.device, dtype: str, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
+        return self._groups is not None and dtype == "bfloat16" and self._groups.codes_on(device)
+
     def largest_error(self, info: BlockInfo, payload: memoryview) -> float:
         table = self.spans_of(info, payload)
         if not self.plain.exact and table.gaps(info.count):
@@ -245,7 +264,8 @@ class DonorCodec(DeltaCodec):
             begin = at + sizes_of.size
             if begin >= len(out):
                 return None
-            sizes = self.plain.encode(_run(info, start, count), block.narrow(start, count), out[begin:])
+            run = block.narrow(start, count)
+            sizes = self.plain.encode(_run(info, start, count), run if run.on_cpu else copy_on_cpu(run), out[begin:])
             if sizes is None:
                 return None
             sizes_of.pack_into(out, at, *sizes)

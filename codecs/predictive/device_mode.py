@@ -26,7 +26,7 @@ class DeviceMode(ABC):
     """
 
     def __init__(self, layout: KVLayout) -> None:
-        self._devices = Devices(layout, self._tried)
+        self._devices: Devices[Loaded] = Devices(layout, self._tried)
 
     def encode(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int

@@ -1,11 +1,11 @@
-"""Which devices run the kernels of one mode of the predictive codec."""
+"""Which devices run the kernels of one mode of a codec that needs a model."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kvstore.codecs.device import device_of, may_have_kernels
 from kvstore.codecs.view import KVView
@@ -15,10 +15,17 @@ from kvstore.errors import CodecError
 if TYPE_CHECKING:
     import torch
 
-    from kvstore.codecs.predictive.kernels.blocks import Loaded
+
+class OnDevice(Protocol):
+    """A model that was loaded on a device."""
+
+    device: torch.device
 
 
-class Devices:
+Loaded = TypeVar("Loaded", bound=OnDevice)
+
+
+class Devices(Generic[Loaded]):
     """Remembers of every device either the model there, which takes about the bytes of its weights, or that the CPU
     does the work. Thread-safe: `_lock` guards `_known`."""
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.codecs.delta import DonorRows
+import torch
+
+from kvstore.codecs.delta import DeltaCodec, DonorRows
+from kvstore.codecs.device import codes_on_device, falls_back
 from kvstore.codecs.donor.spans import Span
+from kvstore.codecs.view import KVView
 from kvstore.core.record import Donor
 from kvstore.core.rope import can_rotate
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
@@ -78,13 +82,31 @@ class DonorCoding:
                 return None
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))
-        view = block.fetched().view
+        known = [Donor(number, donor.key) for number, donor in zip(numbers, donors, strict=True)]
         limit = int(_WORTH * self.codecs.disk.usual(info))
-        return block.encode_by(
-            codec,
-            lambda out: codec.encode(info, view, rows, out[:limit]),  # `out` may be longer, to the end of a page
-            limit,
-            self.pool,
-            lambda payload, _: codec.largest_error(info, payload),
-            donors=[Donor(number, donor.key) for number, donor in zip(numbers, donors, strict=True)],
-        )
+
+        def record_of(view: KVView) -> HostRecord | None:
+            return block.encode_by(
+                codec,
+                lambda out: codec.encode(info, view, rows, out[:limit]),  # `out` may be longer, to the end of a page
+                limit,
+                self.pool,
+                lambda payload, _: codec.largest_error(info, payload),
+                donors=known,
+            )
+
+        if not codes_on_device(codec, block.view):
+            self._count_fallback(codec, block.view)
+            return record_of(block.fetched().view)
+        try:
+            record = record_of(block.view)
+            self._count_fallback(codec, block.view)  # now: a device may have failed at this very block
+        except torch.OutOfMemoryError:
+            self.metrics.add(Metric.FALLBACK_DEVICE_CODEC)
+            record = record_of(block.fetched().view)
+        return record
+
+    def _count_fallback(self, codec: DeltaCodec, view: KVView) -> None:
+        """Counts a block on a device that the CPU coded, though the codec has kernels."""
+        if falls_back(codec, view):
+            self.metrics.add(Metric.FALLBACK_DEVICE_CODEC)

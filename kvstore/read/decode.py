@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from kvstore.codecs import Codec, KVView, is_delta
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import buffer_on_cpu, decodes_on_device, move
 from kvstore.core.keys import chain_key
 from kvstore.core.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
@@ -91,29 +92,34 @@ class BlockDecoder:
         codec = self.profiles.decoder(header.codec, header.profile)
         if codec is None:
             raise _NoProfile
-        decoded = self._decode_near(codec, header, payload, target)
-        if decoded is not target:
-            move(decoded, target)
-
-    def _decode_near(self, codec: Codec, header: RecordHeader, payload: memoryview, target: KVView) -> KVView:
-        """Decodes into `target`, or into a buffer on the CPU, which is returned, if the target's device does not
-        decode."""
         info, sizes = BlockInfo(target.layout, header.tokens, header.start, header.cut), header.layer_sizes
+        self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, out), payload, sizes, target)
+
+    def _decode_by(
+        self,
+        codec: Codec | DeltaCodec,
+        decode: Callable[[KVView], None],
+        payload: memoryview,
+        sizes: Sequence[int],
+        target: KVView,
+    ) -> None:
+        """Decodes into `target`, or into a buffer on the CPU, which is copied, if the target's device does not
+        decode."""
         by_device = not target.on_cpu and codec.kernels_decode(payload, sizes)
         near = by_device and decodes_on_device(codec, payload, sizes, target)
         out = target if target.on_cpu or near else buffer_on_cpu(target)
         try:
-            codec.decode(info, payload, sizes, out)
+            decode(out)
         except torch.OutOfMemoryError:
             self._count_fallback()
             out = buffer_on_cpu(target)
-            codec.decode(info, payload, sizes, out)
-            return out
-        if by_device and not decodes_on_device(
-            codec, payload, sizes, target
-        ):  # which may have failed at this very block
-            self._count_fallback()
-        return out
+            decode(out)
+        else:
+            # Which may have failed at this very block.
+            if by_device and not decodes_on_device(codec, payload, sizes, target):
+                self._count_fallback()
+        if out is not target:
+            move(out, target)
 
     def _decode_member(self, read: BlockRead, header: RecordHeader, payload: memoryview, target: KVView) -> None:
         """Decodes a block that is coded against others."""
@@ -127,12 +133,9 @@ class BlockDecoder:
         records = self.residency.donors_of(read.record) if known is None else known
         if len(records) != len(header.donors):
             raise DonorLost("the record needs other donors than the catalog says")
-        donors = self.donors.of(records, header.donors)
-        out = target if target.on_cpu else buffer_on_cpu(target)
-        info = BlockInfo(target.layout, header.tokens, header.start)
-        codec.decode(info, payload, header.layer_sizes, [donor.view for donor in donors], out)
-        if out is not target:
-            move(out, target)
+        donors = [donor.view for donor in self.donors.of(records, header.donors)]
+        info, sizes = BlockInfo(target.layout, header.tokens, header.start), header.layer_sizes
+        self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, donors, out), payload, sizes, target)
 
     def _count_fallback(self) -> None:
         self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)

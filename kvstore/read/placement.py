@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kvstore.codecs import Codec
+from kvstore.codecs import Codec, is_delta
+from kvstore.codecs.delta import DeltaCodec
 from kvstore.core.layout import KVLayout
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
@@ -59,8 +60,10 @@ class Placement:
         self.metrics.add(Metric.FALLBACK_DEVICE_CODEC, len(numbers))
         return False
 
-    def _codec(self, number: int) -> Codec | None:
+    def _codec(self, number: int) -> Codec | DeltaCodec | None:
         """The codec of new records, if it has this number, stands for all: what lies on disk does not say which profile
         it needs. Of two with one number it is the lossy one, which has no kernels."""
+        if is_delta(number):
+            return self.codecs.donor
         named = [codec for codec in (self.codecs.host, self.codecs.disk) if codec.id == number]
         return min(named, key=lambda codec: codec.exact) if named else self.profiles.likely_decoder(number)

@@ -13,6 +13,15 @@ import triton
 import triton.language as tl
 from compiling import ARCHITECTURES, arguments, compile_kernel, fresh_cache, report, resources, tool
 
+from kvstore.codecs.donor.groups.kernels.decode import join_differences_kernel
+from kvstore.codecs.donor.groups.kernels.device import COLUMNS, CORRECTED
+from kvstore.codecs.donor.groups.kernels.donors import choose_shifts_kernel, donate_kernel, measure_rows_kernel
+from kvstore.codecs.donor.groups.kernels.encode import (
+    correct_kernel,
+    foretell_kernel,
+    measure_columns_kernel,
+    split_differences_kernel,
+)
 from kvstore.codecs.predictive.kernels.copy import copy_kernel
 from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kernel, read_kernel
 from kvstore.codecs.predictive.kernels.dense import dense_kernel
@@ -35,7 +44,16 @@ KERNELS = {
     "join": join_kernel,
     "split_groups": split_groups_kernel,
     "pack_groups": pack_groups_kernel,
+    "donate": donate_kernel,
+    "measure_rows": measure_rows_kernel,
+    "choose_shifts": choose_shifts_kernel,
+    "foretell": foretell_kernel,
+    "measure_columns": measure_columns_kernel,
+    "correct": correct_kernel,
+    "split_differences": split_differences_kernel,
+    "join_differences": join_differences_kernel,
 }
+OF_ROWS = {"measure_rows": {"sums": "*fp32"}, "choose_shifts": {"sums": "*fp32"}}  # where a name has another type
 # Others have OPTIONS.
 OF_KERNELS = {
     "dense": DENSE_OPTIONS,
@@ -43,15 +61,19 @@ OF_KERNELS = {
     "join": GROUP_OPTIONS,
     "split_groups": GROUP_OPTIONS,
     "pack_groups": GROUP_OPTIONS,
+    "foretell": GROUP_OPTIONS,
+    "split_differences": GROUP_OPTIONS,
+    "join_differences": GROUP_OPTIONS,
 }
 _TYPES = {
-    "*i8": "inputs weight residuals shift",
-    "*i16": "scale mu values p gain narrow factor",
-    "*i32": "bias cos sin offsets adapts fits raw_bits escapes bad sums block_of words"
+    "*i8": "inputs weight residuals shift corrections",
+    "*i16": "scale mu values p gain narrow factor donors angles scales",
+    "*i32": "turns shifts applied bias cos sin offsets adapts fits raw_bits escapes bad sums block_of words"
     " sums_without found sizes slots state status",
     "*i64": "tokens sections firsts places targets pieces streams",
     "*u8": "classes symbols payload source target stream",
-    "*fp32": "out_scale from_fixed to_fixed in_scale",
+    "*fp32": "out_scale from_fixed to_fixed in_scale totals",
+    "fp32": "unit",
 }
 POINTERS = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 # What the launch code passes that is no multiple of 16, or may be none.
@@ -70,7 +92,13 @@ ODD = {
     "before",
     "tables",
     "stream_bytes",
+    "scale_stride",
+    "columns",
+    "groups",
+    "first_group",
+    "unit",
 }
+FUSED = re.compile(r"\bfma\.|\bdiv\.(?:full|approx)|\b(?:mul|add|sub)\.f32")  # or may be, or are not exact
 PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|kind::i8)")
 
 
@@ -92,7 +120,7 @@ def cases(few: bool) -> list[tuple[str, dict[str, Any], int]]:
         ]
     chosen += [("pack", {"DIM": dim, "TILE": TILE}) for dim in (128, 80)]
     chosen += [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
-    chosen += of_levels(few, product)
+    chosen += of_levels(few, product) + of_donors(few)
     others = chosen[:3:2] if few else chosen
     return [(*case, arch) for arch in ARCHITECTURES for case in (chosen if arch == 90 else others)]
 
@@ -109,13 +137,28 @@ def of_levels(few: bool, product: dict[str, Any]) -> list[tuple[str, dict[str, A
     return chosen[:4] if few else chosen
 
 
+def of_donors(few: bool) -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the donor codec's mode in groups; few: of a K that is rotated, above layer 0."""
+    chosen: list[tuple[str, dict[str, Any]]] = []
+    group = {"BLOCK_M": BLOCK_M, "BLOCK_K": GROUP_K}
+    for dim, rotate, first in ((128, True, False), (128, False, False), (80, True, True), (80, False, True)):
+        of_part = {"GROUPED": not first, "DIM": dim, "ROTATE": rotate, **group}
+        chosen += [("foretell", of_part), ("join_differences", {**of_part, "TILE": TILE, "BITS": 12})]
+        chosen += [("split_differences", {"DIM": dim, "ROTATE": rotate, "BLOCK_M": BLOCK_M})]
+        chosen += [("donate", {"DIM": dim, "ROTATE": rotate, "TURN": rotate, "TILE": TILE})]
+        chosen += [("measure_columns", {"DIM": dim, "ROTATE": rotate, "TILE": COLUMNS})]
+        chosen += [("measure_rows", {"DIM": dim, "BLOCK_M": BLOCK_M})] * rotate
+    once = [("correct", {"TILE": CORRECTED}), ("choose_shifts", {"TILE": TILE})]
+    return chosen[:6] + once if few else chosen + once
+
+
 def compile_for(
     kernel: str, constants: dict[str, Any], arch: int, ptx_folder: Path | None = None, **changes: Any
 ) -> dict[str, Any]:
     """One row. changes: options of the compiler beside the launch code's."""
     function = KERNELS[kernel]
     types = {
-        name: POINTERS.get(name, "i64" if name == "stream_bytes" else "i32")
+        name: OF_ROWS.get(kernel, POINTERS).get(name) or POINTERS.get(name, "i64" if name == "stream_bytes" else "i32")
         for name in function.arg_names
         if name not in constants
     }
@@ -128,7 +171,9 @@ def compile_for(
         (ptx_folder / f"{kernel}-{name}-sm_{arch}.ptx").write_text(ptx)
     row = {"kernel": f"predict/{kernel}", **constants, "arch": f"sm_{arch}", **resources(compiled, arch)}
     row["products"] = sorted(set(PRODUCT.findall(ptx)))
-    row["fused"] = count_fused(compiled.asm["cubin"])
+    row["float_divisions"] = len(re.findall(r"\bdiv\.rn\.f32", ptx))
+    # The machine makes a division of fused operations: where there is one, what the assembler gets is looked at.
+    row["fused"] = count_fused(compiled.asm["cubin"]) if not row["float_divisions"] else len(FUSED.findall(ptx))
     row["flushed"] = len(re.findall(r"\.ftz\b", ptx))
     row["multiplications"] = len(re.findall(r"\bmul\.rn\.f32", ptx))
     row["divisions"] = len(re.findall(r"\b(?:div|rem)\.[us]", ptx))

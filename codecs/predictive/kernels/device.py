@@ -75,7 +75,7 @@ class DevicePart:
 class DeviceLinearModel:
     """What every model on a device has: tables, where the inputs of parts lie, and rotations. Immutable."""
 
-    mode: int  # of the layers that are coded with it
+    mode: int | None  # of the layers that are coded with it; None: they do not say
     parts: Sequence[Any]  # each with `number`, `width`, `dim` and `scale`
 
     def __init__(self, model: PredictiveModel | LevelModel, device: torch.device | str) -> None:
@@ -97,6 +97,11 @@ class DeviceLinearModel:
         if model.rope_fine is not None and model.rope_coarse is not None:
             self._rope = self.send(model.rope_fine).long(), self.send(model.rope_coarse).long()
         self.nothing = torch.zeros(1, dtype=torch.int32, device=self.device)
+
+    @property
+    def header_bytes(self) -> int:
+        """What a layer begins with: the mode if it says it, four counts and two sums."""
+        return 24 if self.mode is None else 28
 
     def send(self, array: Array) -> Tensor:
         """A copy on the device, for which nothing waits."""
@@ -208,7 +213,7 @@ class Rows:
         self.firsts = model.send(np.concatenate([[0], self.ends]))
         self.tokens = model.send(np.concatenate([np.asarray(ids, np.int64) for ids in tokens]))
         self.cos, self.sin = model.angles(model.send(np.asarray(starts, np.int64)[numbers] + inside))
-        self.places = model.send(_places(model, blocks))
+        self.places = model.send(places_of_blocks(model, blocks))
         self.in_block = model.send(inside)
         self.offsets = model.first_offsets(self.rows)
         self.fits = torch.zeros(parts + 2, self.rows, dtype=torch.int32, device=device)
@@ -216,6 +221,11 @@ class Rows:
         self.sums = torch.empty(2, parts, self.rows, dtype=torch.int32, device=device)
         padded = -(-self.rows // BLOCK_M) * BLOCK_M
         self.inputs = torch.zeros(padded, model.input_stride, dtype=torch.int8, device=device)
+
+    @property
+    def before(self) -> tuple[Tensor, Array]:
+        """What stands before the first layer's header: the bytes, uint8, block after block, and how many each has."""
+        return self.model.nothing.view(torch.uint8), np.zeros(self.blocks, np.int64)
 
     @property
     def last_of_layers(self) -> Array:
@@ -315,7 +325,7 @@ def _columns(widths: Sequence[int]) -> list[int]:
     return [_padded(widths[number - 1]) if number % 2 else 0 for number in range(len(widths))]
 
 
-def _places(model: DeviceLinearModel, blocks: Sequence[Layers]) -> Array:
+def places_of_blocks(model: DeviceLinearModel, blocks: Sequence[Layers]) -> Array:
     """See axis.py; int64 [parts, blocks, PLACE_COLUMNS]."""
     table = np.empty((len(model.parts), len(blocks), PLACE_COLUMNS.value), np.int64)
     for number, layers in enumerate(blocks):

@@ -10,7 +10,6 @@ import torch
 from kvstore.codecs.predictive.kernels import device as predict_device
 from kvstore.codecs.predictive.kernels.copy import copy_kernel
 from kvstore.codecs.predictive.kernels.device import OPTIONS, Array, DeviceLinearModel, Rows, Tensor
-from kvstore.codecs.predictive.reference import HEADER
 from kvstore.codecs.rans.kernels.launch import Encoded
 
 COPIERS = 16  # programs that copy one piece
@@ -27,17 +26,20 @@ class Sections:
         blocks, layers = sizes.shape
         rooms = (sizes.sum(1) + 1) // 2 * 2
         begin, size, room, shifts = map(model.send, (begins, sizes, np.cumsum(rooms) - rooms, np.arange(0, 32, 8)))
-        at = begin[..., None] + torch.arange(HEADER.size, device=payload.device)
-        fields = (payload[at].long().view(blocks, layers, 7, 4) << shifts).sum(-1)
-        mode, raw_k, raw_v, escapes_k, escapes_v, a, b = fields.unbind(-1)
-        words = size - HEADER.size - raw_k - raw_v - 2 * (escapes_k + escapes_v)
-        broken = (mode != model.mode) | (words < 0)
+        header = model.header_bytes
+        at = begin[..., None] + torch.arange(header, device=payload.device)
+        fields = (payload[at].long().view(blocks, layers, header // 4, 4) << shifts).sum(-1)
+        *mode, raw_k, raw_v, escapes_k, escapes_v, a, b = fields.unbind(-1)
+        words = size - header - raw_k - raw_v - 2 * (escapes_k + escapes_v)
+        broken = words < 0
+        if mode:
+            broken |= mode[0] != model.mode
         self.wrong = broken.any(1)
         raw_k, raw_v, escapes_k, escapes_v, words = (
             x.masked_fill(broken, 0) for x in (raw_k, raw_v, escapes_k, escapes_v, words)
         )
         self.sums = torch.stack([a, b]).transpose(1, 2)  # [2, layers, blocks]
-        raw = begin + HEADER.size
+        raw = begin + header
         escapes = raw + raw_k + raw_v
         of_k = torch.stack([raw, raw_k, escapes, escapes_k], -1)
         of_v = torch.stack([raw + raw_k, raw_v, escapes + 2 * escapes_k, escapes_v], -1)
@@ -70,13 +72,19 @@ def assemble(run: Rows, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple
     raw = (raw_bits + 7) // 8  # [parts, blocks]
     ends = (first[:, 1:] - after)[:, run.last_of_layers]  # of the words of each layer in their stream
     words = np.diff(ends, axis=1, prepend=0)
-    header = np.stack([np.full_like(raw[::2], model.mode), raw[::2], raw[1::2], escapes[::2], escapes[1::2], *sums], -1)
-    sizes = HEADER.size + (header[..., 1:5] * (1, 1, 2, 2)).sum(-1).T + words  # [blocks, layers]
+    fields = [raw[::2], raw[1::2], escapes[::2], escapes[1::2]]
+    mode = [] if model.mode is None else [np.full_like(raw[::2], model.mode)]
+    header, size = np.stack([*mode, *fields, *sums], -1), model.header_bytes
+    sizes = size + (np.stack(fields, -1) * (1, 1, 2, 2)).sum(-1).T + words  # [blocks, layers]
+    before, count_before = run.before
+    sizes[:, 0] += count_before
     kept = (status == 0) & (sizes.sum(1) < limits)
 
     sizes_kept = np.where(kept[:, None], sizes, 0)
     begins = (np.cumsum(sizes_kept) - sizes_kept.reshape(-1)).reshape(sizes.shape)
-    place = begins.T + HEADER.size  # [layers, blocks]
+    heads = begins.copy()  # where layers' headers begin
+    heads[:, 0] += count_before
+    place = heads.T + size  # [layers, blocks]
     raw_at = np.stack([place, place + raw[::2]], 1).reshape(raw.shape)
     place = place + raw[::2] + raw[1::2]
     escapes_at = np.stack([place, place + 2 * escapes[::2]], 1).reshape(raw.shape)
@@ -90,10 +98,11 @@ def assemble(run: Rows, coded: Coded, limits: Array) -> tuple[Tensor, list[tuple
     for part, mine in zip(model.parts, coded.parts, strict=True):
         run.pack(part, coded.symbols[mine], targets, bits, payload)
     headers = model.send(header.transpose(1, 0, 2).astype("<u4").view(np.uint8).reshape(-1))
-    numbers = HEADER.size * np.arange(sizes.size).reshape(sizes.shape)
+    numbers = size * np.arange(sizes.size).reshape(sizes.shape)
     for source, begin, target, count in (
         (bits.view(torch.uint8), 4 * packed_at, raw_at, np.where(kept, raw, 0)),
-        (headers, numbers, begins, np.where(kept[:, None], np.full_like(sizes, HEADER.size), 0)),
+        (headers, numbers, heads, np.where(kept[:, None], np.full_like(sizes, size), 0)),
+        (before, np.cumsum(count_before) - count_before, begins[:, 0], np.where(kept, count_before, 0)),
         (coded.words, first[:, :1] + ends - words, words_at, np.where(kept[:, None], words, 0)),
     ):
         _copy(source, payload, model.send(np.stack([begin, target, count], -1).reshape(-1, 3)))

@@ -45,7 +45,7 @@ FOUND = tl.constexpr(5)
 
 
 @triton.jit
-def _tile(at, lane, count, begin, width):
+def tile_of(at, lane, count, begin, width):
     """Of a flat tile: (row of the block, column of the part, place in the group, whether they exist)."""
     columns = tl.minimum(width - begin, GROUP)
     row = (at + lane) // GROUP
@@ -62,7 +62,7 @@ def _classify(
     lane = tl.arange(0, TILE)
     at = 0
     while at < count * GROUP:
-        row, column, place, inside = _tile(at, lane, count, begin, width)
+        row, column, place, inside = tile_of(at, lane, count, begin, width)
         own = tl.load(p + at + lane, mask=inside, other=0).to(tl.int32)
         across = tl.load(p + (at + lane ^ 1), mask=inside, other=0).to(tl.int32)
         bits = predicted(own, across, first + row, column, inside, from_fixed, cos, sin, DIM, ROTATE)
@@ -130,7 +130,7 @@ def _give(
     lane = tl.arange(0, TILE)
     at = 0
     while at < count * GROUP:
-        row, column, _place, inside = _tile(at, lane, count, begin, width)
+        row, column, _place, inside = tile_of(at, lane, count, begin, width)
         own = load_bits(values + at + lane, inside)
         across = load_bits(values + (at + lane ^ 1), inside)
         fixed_p = tl.load(p + at + lane, mask=inside, other=0).to(tl.int32)
@@ -141,7 +141,7 @@ def _give(
 
 
 @triton.jit
-def _section_of(payload, sections, index):
+def section_of(payload, sections, index):
     section = sections + index * SECTION_COLUMNS
     raw = payload + tl.load(section + RAW)
     escapes = payload + tl.load(section + ESCAPES)
@@ -149,7 +149,7 @@ def _section_of(payload, sections, index):
 
 
 @triton.jit
-def _predict(
+def predict_rows(
     sums,
     residuals,
     weight,
@@ -174,7 +174,7 @@ def _predict(
 
 
 @triton.jit
-def _read(
+def read_group(
     symbols,
     mu,
     values,
@@ -203,7 +203,7 @@ def _read(
     lane = tl.arange(0, TILE)
     at = 0
     while at < count * GROUP:
-        row, column, number, inside = _tile(at, lane, count, begin, width)
+        row, column, number, inside = tile_of(at, lane, count, begin, width)
         i, linear, far = _bins_of(symbols, mu, known, at, row, column, number, inside, begin, sizes, TILE)
         value, none, bits_done, escapes_done = _values_of(i, linear, far, inside, section, bits_done, escapes_done)
         wrong |= none
@@ -236,7 +236,7 @@ def join_kernel(
     rans_lane = tl.arange(0, LANES)
     first = tl.load(firsts + block)
     count = (tl.load(firsts + block + 1) - first).to(tl.int32)
-    section = _section_of(payload, sections, part * blocks + block)
+    section = section_of(payload, sections, part * blocks + block)
     place = places + (part * blocks + block) * PLACE_COLUMNS
     known = (first, count, scale, offsets + part * rows + first, from_fixed, cos, sin)
     receivers = (to_fixed, gain, narrow, inputs + input_column, input_stride, residuals)
@@ -247,7 +247,7 @@ def join_kernel(
     plain, weighted = tl.zeros((TILE,), tl.uint32), tl.zeros((TILE,), tl.uint32)
     while begin < width:
         of_group = (first, count, begin, width)
-        _predict(sums, residuals, weight, stride, shift, p, *of_group, GROUPED, BLOCK_M, BLOCK_K)
+        predict_rows(sums, residuals, weight, stride, shift, p, *of_group, GROUPED, BLOCK_M, BLOCK_K)
         tl.debug_barrier()  # here as below, values of other threads are read
         coded = count * tl.minimum(width - begin, GROUP)
         _classify(p + here, mu + here, classes + here, known, begin, width, first_class, TILE, DIM, ROTATE)
@@ -258,19 +258,20 @@ def join_kernel(
         tl.debug_barrier()
         of_block = (symbols + here, mu + here, values + here, sizes + first, known, section, place)
         so_far = (bits_done, escapes_done, wrong, plain, weighted)
-        so_far = _read(*of_block, first, begin, width, before, *so_far, TILE, DIM, ROTATE)
+        so_far = read_group(*of_block, first, begin, width, before, *so_far, TILE, DIM, ROTATE)
         bits_done, escapes_done, wrong, plain, weighted = so_far
         tl.debug_barrier()
         _give(p + here, values + here, known, begin, width, receivers, stride, TILE, DIM, ROTATE, GROUPED)
         tl.debug_barrier()
         begin += GROUP
     leave(x, taken, total, flags | tl.where(count > 0, ANY, 0), good, state, status, block, rans_lane)
-    _adapt(sizes + first, first, count, width, part, rows, adapts, offsets, fits, BLOCK_M)
-    _store(found + part * blocks + block, parts.to(tl.int64) * blocks, bits_done, escapes_done, wrong, plain, weighted)
+    adapt_rows(sizes + first, first, count, width, part, rows, adapts, offsets, fits, BLOCK_M)
+    so_far = (bits_done, escapes_done, wrong, plain, weighted)
+    store_found(found + part * blocks + block, parts.to(tl.int64) * blocks, *so_far)
 
 
 @triton.jit
-def _adapt(sizes, first, count, width, part, rows, adapts, offsets, fits, BLOCK_M: tl.constexpr):
+def adapt_rows(sizes, first, count, width, part, rows, adapts, offsets, fits, BLOCK_M: tl.constexpr):
     at = 0
     while at < count:
         row = at + tl.arange(0, BLOCK_M)
@@ -280,7 +281,7 @@ def _adapt(sizes, first, count, width, part, rows, adapts, offsets, fits, BLOCK_
 
 
 @triton.jit
-def _store(found, row, bits_done, escapes_done, wrong, plain, weighted):
+def store_found(found, row, bits_done, escapes_done, wrong, plain, weighted):
     tl.store(found + RAW_BITS * row, bits_done)
     tl.store(found + ESCAPED * row, escapes_done)
     tl.store(found + BAD * row, tl.max(wrong, axis=0))

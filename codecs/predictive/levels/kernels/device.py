@@ -170,13 +170,17 @@ class LevelRows(Rows):
 
     def pack(self, part: DeviceLevelPart, symbols: Tensor, targets: Tensor, bits: Tensor, payload: Tensor) -> None:
         pack_groups_kernel[(self.blocks,)](
-            *(self.places, self.firsts, symbols, part.scale, self.offsets, targets, bits, payload),
+            *(self.places, self.firsts, symbols, *self.of_scales(part), targets, bits, payload),
             *(part.number, self.rows, self.blocks, part.width),
             DIM=part.dim,
             ROTATE=part.rotated,
             TILE=predict_device.TILE,
             **GROUP_OPTIONS,
         )
+
+    def of_scales(self, part: DeviceLevelPart) -> tuple[Any, ...]:
+        """Scales of a part, how many values those of a block lie behind those of the one before, and offsets."""
+        return part.scale, 0, self.offsets
 
     def of_groups(self, part: DeviceLevelPart) -> tuple[Any, ...]:
         """What the kernels of groups take from the sums to the fits."""

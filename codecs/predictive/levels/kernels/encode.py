@@ -27,20 +27,20 @@ from kvstore.codecs.predictive.levels.kernels.groups import GROUP, give, in_head
 
 
 @triton.jit
-def _values(source, head_stride, column, inside, DIM: tl.constexpr, ROTATE: tl.constexpr):
+def values_at(source, head_stride, column, inside, DIM: tl.constexpr, ROTATE: tl.constexpr):
     """bf16 bits of columns of rows that begin at `source`."""
     head, in_it = in_head(column, DIM, ROTATE)
     return load_bits(source + head * head_stride + in_it, inside)
 
 
 @triton.jit
-def _by_row(x, BLOCK_M: tl.constexpr):
+def by_row(x, BLOCK_M: tl.constexpr):
     """Sums of a flat tile's rows."""
     return tl.sum(tl.reshape(x, (BLOCK_M, GROUP)), axis=1)
 
 
 @triton.jit
-def _split(x, bits, scale, column, inside, offset):
+def split_values(x, bits, scale, column, inside, offset):
     """(symbols, table of each without that of V, bits left open, whether it is an escape, size) of values x."""
     linear, quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
     distance = signed_index(x, linear) - signed_index(bits, linear)
@@ -53,7 +53,7 @@ def _split(x, bits, scale, column, inside, offset):
 
 
 @triton.jit
-def _row_of_tile(places, block_of, firsts, part, rows, blocks, row):
+def row_of_tile(places, block_of, firsts, part, rows, blocks, row):
     """Of rows: (where their values begin, stride of heads, their number in their block, rows of the block)."""
     exists = row < rows
     block = tl.load(block_of + row, mask=exists, other=0)
@@ -65,13 +65,13 @@ def _row_of_tile(places, block_of, firsts, part, rows, blocks, row):
 
 
 @triton.jit
-def _store(raw_bits, escapes, sums, totals, index, parts_rows, there, BLOCK_M: tl.constexpr):
+def store_totals(raw_bits, escapes, sums, totals, index, parts_rows, there, BLOCK_M: tl.constexpr):
     """Totals of values as those of rows."""
     counts, found, plain, weighted = totals
-    tl.store(raw_bits + index, _by_row(counts, BLOCK_M), mask=there)
-    tl.store(escapes + index, _by_row(found, BLOCK_M), mask=there)
-    tl.store(sums + index, _by_row(plain, BLOCK_M).to(tl.int32, bitcast=True), mask=there)
-    tl.store(sums + parts_rows + index, _by_row(weighted, BLOCK_M).to(tl.int32, bitcast=True), mask=there)
+    tl.store(raw_bits + index, by_row(counts, BLOCK_M), mask=there)
+    tl.store(escapes + index, by_row(found, BLOCK_M), mask=there)
+    tl.store(sums + index, by_row(plain, BLOCK_M).to(tl.int32, bitcast=True), mask=there)
+    tl.store(sums + parts_rows + index, by_row(weighted, BLOCK_M).to(tl.int32, bitcast=True), mask=there)
 
 
 @triton.jit(do_not_specialize=["parts", "part", "rows", "blocks", "before", "first_class"])
@@ -90,7 +90,7 @@ def split_groups_kernel(
     part = part.to(tl.int64)
     of_tile = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     row = (tl.program_id(0) * BLOCK_M + lane // GROUP).to(tl.int64)
-    source, head_stride, in_block, count = _row_of_tile(places, block_of, firsts, part, rows, blocks, row)
+    source, head_stride, in_block, count = row_of_tile(places, block_of, firsts, part, rows, blocks, row)
     offset = tl.load(offsets + part * rows + row, mask=row < rows, other=0)
     inputs += row * input_stride + input_column
     counts, sizes, found = tl.zeros((TILE,), tl.int32), tl.zeros((TILE,), tl.int32), tl.zeros((TILE,), tl.int32)
@@ -106,8 +106,8 @@ def split_groups_kernel(
         own = tl.load(p + row * GROUP + lane % GROUP, mask=inside, other=0).to(tl.int32)
         across = tl.load(p + row * GROUP + (lane % GROUP ^ 1), mask=inside, other=0).to(tl.int32)
         bits = predicted(own, across, row, column, inside, from_fixed, cos, sin, DIM, ROTATE)
-        x = tl.where(inside, _values(source, head_stride, column, inside, DIM, ROTATE), 0)
-        symbol, table, count_open, whole, size = _split(x, bits, scale, column, inside, offset)
+        x = tl.where(inside, values_at(source, head_stride, column, inside, DIM, ROTATE), 0)
+        symbol, table, count_open, whole, size = split_values(x, bits, scale, column, inside, offset)
         place = begin.to(tl.int64) * rows + row * columns + lane % GROUP
         tl.store(symbols + place, symbol.to(tl.uint8), mask=inside)
         tl.store(classes + place, (first_class + table).to(tl.uint8), mask=inside)
@@ -119,14 +119,14 @@ def split_groups_kernel(
         weighted += x.to(tl.uint32) * place.to(tl.uint32)
         x_across = x
         if ROTATE:
-            x_across = _values(source, head_stride, column ^ 1, inside, DIM, ROTATE)
+            x_across = values_at(source, head_stride, column ^ 1, inside, DIM, ROTATE)
         known = (x, x_across, own, row, column, inside)
         give(*known, to_fixed, gain, narrow, cos, sin, inputs + column, residuals, stride, DIM, ROTATE, GROUPED)
         tl.debug_barrier()
         begin += GROUP
     totals, there = (counts, found, plain, weighted), of_tile < rows
-    _store(raw_bits, escapes, sums, totals, part * rows + of_tile, parts.to(tl.int64) * rows, there, BLOCK_M)
-    adapt(_by_row(sizes, BLOCK_M), width, part, rows, of_tile, adapts, offsets, fits, there)
+    store_totals(raw_bits, escapes, sums, totals, part * rows + of_tile, parts.to(tl.int64) * rows, there, BLOCK_M)
+    adapt(by_row(sizes, BLOCK_M), width, part, rows, of_tile, adapts, offsets, fits, there)
 
 
 @triton.jit
@@ -143,14 +143,16 @@ def _pack(x, rest, count, whole, inside, bits_done, escapes_done, words, payload
     return bits_done + tl.sum(count, axis=0), escapes_done + tl.sum(whole.to(tl.int32), axis=0)
 
 
-@triton.jit(do_not_specialize=["part", "rows", "blocks"])
+@triton.jit(do_not_specialize=["scale_stride", "part", "rows", "blocks"])
 def pack_groups_kernel(
-    places, firsts, symbols, scale, offsets, targets, words, payload,
+    places, firsts, symbols, scale, scale_stride: "i32", offsets, targets, words, payload,  # noqa: F821
     part: "i32", rows: "i32", blocks: "i32", width,  # noqa: F821
     DIM: tl.constexpr, ROTATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks,). As of `split_groups_kernel`; targets, words and payload as of `pack_kernel`."""
+    """Grid (blocks,). As of `split_groups_kernel`; targets, words and payload as of `pack_kernel`; scales of a block
+    begin `scale_stride` values behind those of the one before, 0 where all have the same."""
     block = tl.program_id(0).to(tl.int64)
+    scale += block * scale_stride
     lane = tl.arange(0, TILE)
     part = part.to(tl.int64)
     target = targets + (part * blocks + block) * TARGET_COLUMNS
@@ -171,7 +173,7 @@ def pack_groups_kernel(
             column = begin + lane % GROUP
             of_row = tl.where(inside, row, 0).to(tl.int64)
             source, head_stride = row_of_tensor(places + (part * blocks + block) * PLACE_COLUMNS, of_row)
-            x = _values(source, head_stride, column, inside, DIM, ROTATE)
+            x = values_at(source, head_stride, column, inside, DIM, ROTATE)
             offset = tl.load(offsets + row, mask=inside, other=0)
             linear, _quarter = bins(tl.load(scale + column, mask=inside, other=0), offset)
             symbol = tl.load(from_symbols + row * columns + lane % GROUP, mask=inside, other=0)

@@ -67,12 +67,17 @@ def decode_parts(run: LevelRows, payload: Tensor, sections: Sections) -> Tensor:
             BITS=model.tables.prob_bits,
             **run.constants(part),
         )
+    return check_found(found, sections) | (status != 0)
+
+
+def check_found(found: Tensor, sections: Sections) -> Tensor:
+    """Bool [blocks]: of which blocks not all values are what was encoded. found: see `join_kernel`."""
     _, raw_bytes, _, escapes = sections.table.unbind(-1)
     wrong = ((found[RAW_BITS.value].long() + 7) >> 3 != raw_bytes) | (found[ESCAPED.value] != escapes)
     wrong |= found[BAD.value] != 0
     sums = found[SUM.value : WEIGHTED.value + 1].long()
     differ = (sums[:, ::2] + sums[:, 1::2]) & 0xFFFFFFFF != sections.sums
-    return wrong.any(0) | differ.any(0).any(0) | (status != 0)
+    return wrong.any(0) | differ.any(0).any(0)
 
 
 def encode_parts(run: LevelRows, limits: Array) -> Coded:
@@ -82,9 +87,14 @@ def encode_parts(run: LevelRows, limits: Array) -> Coded:
     for part, mine in zip(model.parts, places, strict=True):
         run.add_up(part)
         run.split(part, symbols[mine], classes[mine])
+    return encode_groups(run, symbols, classes, places, limits)
+
+
+def encode_groups(run: LevelRows, symbols: Tensor, classes: Tensor, places: list[slice], limits: Array) -> Coded:
+    """Symbols of all parts as streams. symbols, classes: group after group; places: see `places_of_parts`."""
     groups = [
         (mine.start + GROUP * number * run.rows, size)
-        for part, mine in zip(model.parts, places, strict=True)
+        for part, mine in zip(run.model.parts, places, strict=True)
         for number, size in enumerate(group_sizes(part.width))
     ]
     begins, widths = np.array(groups, np.int64).T
