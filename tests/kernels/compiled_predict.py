@@ -1,4 +1,4 @@
-"""Compiles the predictive codec's kernels for several GPUs, none of which is needed, and says what they take.
+"""Compiles the kernels of the predictive and the donor codec for GPUs that need not be there, and says what they take.
 
 `python tests/kernels/compiled_predict.py [--few] [--json FILE] [--ptx FOLDER]`.
 """
@@ -44,16 +44,17 @@ KERNELS = {
     "join": join_kernel,
     "split_groups": split_groups_kernel,
     "pack_groups": pack_groups_kernel,
-    "donate": donate_kernel,
-    "measure_rows": measure_rows_kernel,
-    "choose_shifts": choose_shifts_kernel,
-    "foretell": foretell_kernel,
-    "measure_columns": measure_columns_kernel,
-    "correct": correct_kernel,
-    "split_differences": split_differences_kernel,
-    "join_differences": join_differences_kernel,
+    "donor/donate": donate_kernel,
+    "donor/measure_rows": measure_rows_kernel,
+    "donor/choose_shifts": choose_shifts_kernel,
+    "donor/foretell": foretell_kernel,
+    "donor/measure_columns": measure_columns_kernel,
+    "donor/correct": correct_kernel,
+    "donor/split": split_differences_kernel,
+    "donor/join": join_differences_kernel,
 }
-OF_ROWS = {"measure_rows": {"sums": "*fp32"}, "choose_shifts": {"sums": "*fp32"}}  # where a name has another type
+# Where a name has another type.
+OF_ROWS = {f"donor/{kernel}": {"sums": "*fp32"} for kernel in ("measure_rows", "choose_shifts")}
 # Others have OPTIONS.
 OF_KERNELS = {
     "dense": DENSE_OPTIONS,
@@ -61,9 +62,9 @@ OF_KERNELS = {
     "join": GROUP_OPTIONS,
     "split_groups": GROUP_OPTIONS,
     "pack_groups": GROUP_OPTIONS,
-    "foretell": GROUP_OPTIONS,
-    "split_differences": GROUP_OPTIONS,
-    "join_differences": GROUP_OPTIONS,
+    "donor/foretell": GROUP_OPTIONS,
+    "donor/split": GROUP_OPTIONS,
+    "donor/join": GROUP_OPTIONS,
 }
 _TYPES = {
     "*i8": "inputs weight residuals shift corrections",
@@ -143,12 +144,12 @@ def of_donors(few: bool) -> list[tuple[str, dict[str, Any]]]:
     group = {"BLOCK_M": BLOCK_M, "BLOCK_K": GROUP_K}
     for dim, rotate, first in ((128, True, False), (128, False, False), (80, True, True), (80, False, True)):
         of_part = {"GROUPED": not first, "DIM": dim, "ROTATE": rotate, **group}
-        chosen += [("foretell", of_part), ("join_differences", {**of_part, "TILE": TILE, "BITS": 12})]
-        chosen += [("split_differences", {"DIM": dim, "ROTATE": rotate, "BLOCK_M": BLOCK_M})]
-        chosen += [("donate", {"DIM": dim, "ROTATE": rotate, "TURN": rotate, "TILE": TILE})]
-        chosen += [("measure_columns", {"DIM": dim, "ROTATE": rotate, "TILE": COLUMNS})]
-        chosen += [("measure_rows", {"DIM": dim, "BLOCK_M": BLOCK_M})] * rotate
-    once = [("correct", {"TILE": CORRECTED}), ("choose_shifts", {"TILE": TILE})]
+        chosen += [("donor/foretell", of_part), ("donor/join", {**of_part, "TILE": TILE, "BITS": 12})]
+        chosen += [("donor/split", {"DIM": dim, "ROTATE": rotate, "BLOCK_M": BLOCK_M})]
+        chosen += [("donor/donate", {"DIM": dim, "ROTATE": rotate, "TURN": rotate, "TILE": TILE})]
+        chosen += [("donor/measure_columns", {"DIM": dim, "ROTATE": rotate, "TILE": COLUMNS})]
+        chosen += [("donor/measure_rows", {"DIM": dim, "BLOCK_M": BLOCK_M})] * rotate
+    once = [("donor/correct", {"TILE": CORRECTED}), ("donor/choose_shifts", {"TILE": TILE})]
     return chosen[:6] + once if few else chosen + once
 
 
@@ -168,8 +169,13 @@ def compile_for(
     ptx = compiled.asm["ptx"]
     if ptx_folder is not None:
         name = "-".join(str(int(value)) for value in constants.values())
-        (ptx_folder / f"{kernel}-{name}-sm_{arch}.ptx").write_text(ptx)
-    row = {"kernel": f"predict/{kernel}", **constants, "arch": f"sm_{arch}", **resources(compiled, arch)}
+        (ptx_folder / f"{kernel.replace('/', '-')}-{name}-sm_{arch}.ptx").write_text(ptx)
+    row = {
+        "kernel": kernel if "/" in kernel else f"predict/{kernel}",
+        **constants,
+        "arch": f"sm_{arch}",
+        **resources(compiled, arch),
+    }
     row["products"] = sorted(set(PRODUCT.findall(ptx)))
     row["float_divisions"] = len(re.findall(r"\bdiv\.rn\.f32", ptx))
     # The machine makes a division of fused operations: where there is one, what the assembler gets is looked at.

@@ -1,4 +1,4 @@
-"""The predictive codec's kernels: compiled for GPUs that are not there, and on one that is."""
+"""The kernels of the predictive and the donor codec: compiled for GPUs that are not there, and on one that is."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from predictcases import VOCABULARY, block_of, encoded, model_of, native, view_o
 pytestmark = needs_triton
 SCRIPT = "compiled_predict.py"
 OF_GROUPS = [f"predict/{kernel}" for kernel in ("join", "split_groups", "pack_groups")]
+OF_GROUPS += [f"donor/{kernel}" for kernel in ("foretell", "split", "join")]
 WITH_PRODUCTS = [f"predict/{kernel}" for kernel in ("dense", "sums", "join", "split_groups")]
+WITH_PRODUCTS += ["donor/foretell", "donor/join"]
 WITH_FLOATS = [f"predict/{kernel}" for kernel in ("dense", "split", "finish", "join", "split_groups")]
+WITH_FLOATS += [f"donor/{kernel}" for kernel in ("foretell", "measure_rows", "measure_columns", "correct", "join")]
 
 
 @pytest.mark.slow
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
-    compiled.keep_everything_in_registers(99 if FULL else 27)
+    compiled.keep_everything_in_registers(171 if FULL else 35)
     for row in compiled.rows:
         # Of 64 Ki registers, two programs of a product, and four of any other, have their share; of groups, for which
         # there is a program a block, one.

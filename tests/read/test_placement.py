@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from kvcases import SMALL, identity, tokens
 
+from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.raw import RawCodec
 from kvstore.metrics import Metrics
 from kvstore.read.block_read import BlockRead
@@ -39,6 +40,19 @@ class Lossy(RawCodec):
 
     id = 2
     exact = False
+
+
+class Members(DonorCodec):
+    """Codes against donors, with kernels that work on one device."""
+
+    works_on: torch.device
+
+    def __init__(self, plain: RawCodec) -> None:
+        super().__init__(plain)
+        self.has_kernels = True
+
+    def codes_on(self, device: torch.device, dtype: str) -> bool:
+        return device == self.works_on
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,19 @@ def test_a_record_of_a_codec_without_kernels_or_of_an_unknown_one_is_for_the_cpu
     placed = placement(Lossy() if codec_id == 2 else RawCodec())
     assert not placed.all_decode(reads(Stored(codec_id)), HERE)
     assert fallbacks(placed) == 0
+
+
+@pytest.mark.parametrize("works_on", [HERE, ELSEWHERE])
+def test_members_are_decoded_where_the_kernels_of_their_codec_work(works_on: torch.device) -> None:
+    placed = placement(Kernels())
+    donor = DonorCodec(RawCodec())
+    assert not replace(placed, codecs=TierCodecs(RawCodec(), Kernels(), donor)).all_decode(reads(Stored(3)), HERE)
+    assert fallbacks(placed) == 0
+    donor = Members(RawCodec())
+    donor.works_on = works_on
+    placed = replace(placed, codecs=TierCodecs(RawCodec(), Kernels(), donor))
+    assert placed.all_decode(reads(Stored(), Stored(3)), HERE) == (works_on == HERE)
+    assert fallbacks(placed) == 2 * (works_on != HERE)
 
 
 def test_where_a_tier_is_lossy_its_codec_stands_for_all_of_its_number() -> None:
