@@ -123,6 +123,15 @@ class Codec(Protocol):
         """
         return False
 
+    @property
+    def reads_by_kernels(self) -> bool:
+        """Whether it has kernels that decode what it usually writes."""
+        return self.has_kernels
+
+    def reads_on(self, device: torch.device, dtype: str) -> bool:
+        """Return whether what it usually writes is decoded on `device`; as `codes_on`, of decoding alone."""
+        return self.codes_on(device, dtype)
+
     def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
         """Return whether the kernels can decode what `encode` wrote. The CPU alone decodes blocks of some modes."""
         return self.has_kernels

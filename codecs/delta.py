@@ -105,6 +105,15 @@ class DeltaCodec(Protocol):
         """As `Codec.codes_on`. Donors are on the CPU all the same."""
         return False
 
+    @property
+    def reads_by_kernels(self) -> bool:
+        """As `Codec.reads_by_kernels`."""
+        return self.has_kernels
+
+    def reads_on(self, device: torch.device, dtype: str) -> bool:
+        """As `Codec.reads_on`."""
+        return self.codes_on(device, dtype)
+
     def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
         """As `Codec.kernels_decode`."""
         return False

@@ -55,7 +55,7 @@ class PredictiveCodec(Codec):
     A codec encodes in one mode, exact or lossy, and decodes all. The exact modes of bf16 differ in ratio and speed:
     levels 1 to 3, if the profile has them, and the first mode. GPUs have kernels for all of them. Without a level, the
     CPU codes in the highest level of the profile, and a GPU in the first mode, which takes it fewer steps in a row. The
-    CPU alone codes blocks with loss.
+    CPU alone encodes blocks with loss; a GPU decodes them.
 
     Example:
         A profile made by hand, of a model with one layer that predicts nothing:
@@ -260,18 +260,32 @@ class PredictiveCodec(Codec):
             from_pairs(target, self._order, out)
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
-        """See `Devices.coder`. Blocks with loss are coded by the CPU."""
+        """See `Devices.coder`. Blocks with loss are encoded by the CPU."""
         if not self.exact or dtype != self._exact.model.layout.dtype:
             return False
         mode = self._exact if self._level is None else self._levels.get(self._level)
         return mode.codes_on(device)
 
+    @property
+    def reads_by_kernels(self) -> bool:
+        return self.has_kernels or self._steps is not None
+
+    def reads_on(self, device: torch.device, dtype: str) -> bool:
+        if self._steps is None or self._lossy is None:
+            return self.codes_on(device, dtype)
+        return dtype == "bfloat16" and self._lossy.decodes_on(device)
+
     def kernels_decode(self, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
         mode = mode_of(payload, layer_sizes)
+        if mode == LOSSY_MODE:
+            return self._lossy is not None
         return mode == MODE or LEVEL_MODES.get(mode) in self._levels.known
 
     def decodes_on(self, device: torch.device, dtype: str, payload: memoryview, layer_sizes: Sequence[int]) -> bool:
-        level = LEVEL_MODES.get(mode_of(payload, layer_sizes))
+        mode = mode_of(payload, layer_sizes)
+        level = LEVEL_MODES.get(mode)
+        if mode == LOSSY_MODE:
+            return self._lossy is not None and dtype == "bfloat16" and self._lossy.decodes_on(device)
         if level is None or not self.exact or dtype != self._exact.model.layout.dtype:
             return self.codes_on(device, dtype)
         return self._levels.get(level).codes_on(device)

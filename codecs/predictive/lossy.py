@@ -1,28 +1,35 @@
 """The lossy mode of the predictive codec: blocks coded by csrc/lossy, as lossy_reference.py says.
 
-bf16 on the CPU; blocks elsewhere are copied.
+bf16. The CPU encodes; blocks elsewhere are copied. Kernels decode for a GPU (lossy_kernels/blocks.py) once it has shown
+that it reads what the CPU's scalar loops read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs.predictive._lossy as _lossy
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu
+from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.predictive.lossy_model import LossyModel
 from kvstore.codecs.predictive.lossy_quantiser import LAGRANGE, Steps
 from kvstore.codecs.predictive.lossy_rate import ROWS, Rate
 from kvstore.codecs.predictive.lossy_reference import header
 from kvstore.codecs.predictive.lossy_rows import Engine
+from kvstore.codecs.predictive.on_device import Devices
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import SINKS
 from kvstore.errors import CodecError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvstore.codecs.predictive.lossy_kernels.blocks import LoadedLossy
 
 USUAL = 1.5  # times what held-out text took
 _ROOM = 1 << 14  # what a sample may take beyond its values, for headers
@@ -33,6 +40,7 @@ class LossyMode:
 
     def __init__(self, model: LossyModel) -> None:
         self.model = model
+        self._devices: Devices[LoadedLossy] = Devices(model.layout, self._tried)
 
     @cached_property
     def _native(self) -> _lossy.Model:
@@ -102,13 +110,48 @@ class LossyMode:
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         """See `Codec.decode`; of the model's layout, its sizes checked."""
+        coder = self._devices.coder_for(out)
+        if coder is not None:
+            from kvstore.codecs.predictive.lossy_kernels.blocks import decode_from
+
+            with self._devices.watched(coder):
+                if decode_from(coder, info, payload, layer_sizes, out):
+                    raise CodecError("predictive: the block is damaged, or the profile is another one")
+                return
         target = out if out.on_cpu else buffer_on_cpu(out)
-        tokens = info.tokens.astype(np.int64)
-        wrong = _lossy.decode(self._native, tokens, info.start, payload, layer_sizes, target.rows, out.tokens)
-        if wrong is not None:
-            raise CodecError(wrong)
+        self._decode_on_cpu(info, payload, layer_sizes, target)
         if target is not out:
             target.copy_to(out)
+            wait_for(tensor.device for tensor in out.tensors())
+
+    def decodes_on(self, device: torch.device) -> bool:
+        """Return whether blocks are decoded on `device` (a GPU with its index); see `Devices.coder`."""
+        return self._devices.coder(device) is not None
+
+    def _decode_on_cpu(
+        self, info: BlockInfo, payload: memoryview, sizes: Sequence[int], out: KVView, level: str | None = None
+    ) -> None:
+        tokens = info.tokens.astype(np.int64)
+        wrong = _lossy.decode(self._native, tokens, info.start, payload, sizes, out.rows, out.tokens, level)
+        if wrong is not None:
+            raise CodecError(wrong)
+
+    def _tried(self, device: torch.device) -> LoadedLossy | None:
+        """See the trial of `Devices`."""
+        from kvstore.codecs.predictive.lossy_kernels.blocks import tried
+
+        ladder = self.model.ladder
+        steps = Steps.of(*map(float, ladder[len(ladder) // 2, :2])) if len(ladder) else Steps.of(0.2, 0.2)
+
+        def write(info: BlockInfo, view: KVView) -> tuple[bytes, tuple[int, ...]] | None:
+            room = memoryview(bytearray(4 * view.nbytes + (1 << 16)))
+            sizes = self.encode(info, view, steps, room, len(room))
+            return (bytes(room[: sum(sizes)]), sizes) if isinstance(sizes, tuple) else None
+
+        def read(info: BlockInfo, coded: tuple[bytes, tuple[int, ...]], view: KVView) -> None:
+            self._decode_on_cpu(info, memoryview(coded[0]), coded[1], view, "scalar")
+
+        return tried(self.model, write, read, device)
 
 
 def native_model(model: LossyModel) -> _lossy.Model:

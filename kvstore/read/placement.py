@@ -52,17 +52,17 @@ class Placement:
                 return False
             numbers += [] if number is None else [number]
         codecs = [self._codec(number) for number in set(numbers)]
-        usable = [codec for codec in codecs if codec is not None and codec.has_kernels]
+        usable = [codec for codec in codecs if codec is not None and codec.reads_by_kernels]
         if len(usable) < len(codecs):
             return False
-        if all(codec.codes_on(device, self.layout.dtype) for codec in usable):
+        if all(codec.reads_on(device, self.layout.dtype) for codec in usable):
             return True
         self.metrics.add(Metric.FALLBACK_DEVICE_CODEC, len(numbers))
         return False
 
     def _codec(self, number: int) -> Codec | DeltaCodec | None:
         """The codec of new records, if it has this number, stands for all: what lies on disk does not say which profile
-        it needs. Of two with one number it is the lossy one, which has no kernels."""
+        it needs. Of two with one number it is the lossy one, which may have none."""
         if is_delta(number):
             return self.codecs.donor
         named = [codec for codec in (self.codecs.host, self.codecs.disk) if codec.id == number]

@@ -31,6 +31,10 @@ from kvstore.codecs.predictive.levels.kernels.decode import join_kernel
 from kvstore.codecs.predictive.levels.kernels.device import GROUP_K, GROUP_OPTIONS
 from kvstore.codecs.predictive.levels.kernels.encode import pack_groups_kernel, split_groups_kernel
 from kvstore.codecs.predictive.levels.kernels.groups import sums_kernel
+from kvstore.codecs.predictive.lossy_kernels import launch as lossy_launch
+from kvstore.codecs.predictive.lossy_kernels import symbols as lossy_symbols
+from kvstore.codecs.predictive.lossy_kernels import values as lossy_values
+from kvstore.codecs.predictive.lossy_kernels.device import BLOCK_N as LOSSY_BLOCK_N
 
 KERNELS = {
     "dense": dense_kernel,
@@ -52,9 +56,24 @@ KERNELS = {
     "donor/correct": correct_kernel,
     "donor/split": split_differences_kernel,
     "donor/join": join_differences_kernel,
+    "lossy/count": lossy_symbols.count_kernel,
+    "lossy/classify": lossy_symbols.classify_kernel,
+    "lossy/count_escapes": lossy_symbols.count_escapes_kernel,
+    "lossy/take": lossy_symbols.take_kernel,
+    "lossy/sums": lossy_values.sums_kernel,
+    "lossy/values": lossy_values.values_kernel,
+    "lossy/finish": lossy_values.finish_kernel,
 }
 # Where a name has another type.
-OF_ROWS = {f"donor/{kernel}": {"sums": "*fp32"} for kernel in ("measure_rows", "choose_shifts")}
+OTHERS: dict[str, dict[str, str]] = {
+    **{f"donor/{kernel}": {"sums": "*fp32"} for kernel in ("measure_rows", "choose_shifts")},
+    **{f"lossy/{kernel}": {"shifts": "*u8", "values": "*fp32"} for kernel in ("count", "classify", "take")},
+    "lossy/count_escapes": {"escapes": "*i64"},
+    "lossy/values": {"bias": "*fp32", "tile": "*fp32", "x": "*fp32"},
+    "lossy/finish": {"x": "*fp32", "target": "*bf16"},
+}
+OTHERS["donor/measure_rows"]["unit"] = "fp32"
+OTHERS["lossy/take"] |= {"escapes": "*i16", "tile": "*fp32", "step": "fp32"}
 # Others have OPTIONS.
 OF_KERNELS = {
     "dense": DENSE_OPTIONS,
@@ -65,16 +84,16 @@ OF_KERNELS = {
     "donor/foretell": GROUP_OPTIONS,
     "donor/split": GROUP_OPTIONS,
     "donor/join": GROUP_OPTIONS,
+    "lossy/sums": DENSE_OPTIONS,
 }
 _TYPES = {
-    "*i8": "inputs weight residuals shift corrections",
-    "*i16": "scale mu values p gain narrow factor donors angles scales",
-    "*i32": "turns shifts applied bias cos sin offsets adapts fits raw_bits escapes bad sums block_of words"
-    " sums_without found sizes slots state status",
-    "*i64": "tokens sections firsts places targets pieces streams",
+    "*i8": "inputs weight residuals shift corrections basis",
+    "*i16": "scale mu values p gain narrow factor donors angles scales kept",
+    "*i32": "states expect adapt order turns shifts applied bias cos sin offsets adapts fits raw_bits escapes bad sums"
+    " block_of words sums_without found sizes slots state status",
+    "*i64": "begins listed counts means slopes tokens sections firsts places targets pieces streams",
     "*u8": "classes symbols payload source target stream",
-    "*fp32": "out_scale from_fixed to_fixed in_scale totals",
-    "fp32": "unit",
+    "*fp32": "out_scale from_fixed to_fixed in_scale totals component unit out",
 }
 POINTERS = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 # What the launch code passes that is no multiple of 16, or may be none.
@@ -98,6 +117,13 @@ ODD = {
     "groups",
     "first_group",
     "unit",
+    "first",
+    "available",
+    "step",
+    "exact",
+    "wanted",
+    "head_stride",
+    "token_stride",
 }
 FUSED = re.compile(r"\bfma\.|\bdiv\.(?:full|approx)|\b(?:mul|add|sub)\.f32")  # or may be, or are not exact
 PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|kind::i8)")
@@ -121,7 +147,7 @@ def cases(few: bool) -> list[tuple[str, dict[str, Any], int]]:
         ]
     chosen += [("pack", {"DIM": dim, "TILE": TILE}) for dim in (128, 80)]
     chosen += [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
-    chosen += of_levels(few, product) + of_donors(few)
+    chosen += of_levels(few, product) + of_donors(few) + of_loss(few)
     others = chosen[:3:2] if few else chosen
     return [(*case, arch) for arch in ARCHITECTURES for case in (chosen if arch == 90 else others)]
 
@@ -153,13 +179,24 @@ def of_donors(few: bool) -> list[tuple[str, dict[str, Any]]]:
     return chosen[:6] + once if few else chosen + once
 
 
+def of_loss(few: bool) -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the lossy mode's decoder; few: of a K that is rotated."""
+    of_rows = ("count", "classify", "count_escapes", "take")
+    chosen: list[tuple[str, dict[str, Any]]] = [(f"lossy/{kernel}", {"TILE": TILE}) for kernel in of_rows]
+    chosen += [("lossy/sums", {"BLOCK_M": BLOCK_M, "BLOCK_N": LOSSY_BLOCK_N, "BLOCK_K": BLOCK_K})]
+    chosen += [("lossy/values", {"BLOCK_M": lossy_launch.ROWS, "BLOCK_N": LOSSY_BLOCK_N})]
+    for dim, rotate in ((128, True), (128, False), (80, True))[: 1 if few else 3]:
+        chosen += [("lossy/finish", {"DIM": dim, "ROTATE": rotate, "TILE": TILE})]
+    return chosen
+
+
 def compile_for(
     kernel: str, constants: dict[str, Any], arch: int, ptx_folder: Path | None = None, **changes: Any
 ) -> dict[str, Any]:
     """One row. changes: options of the compiler beside the launch code's."""
     function = KERNELS[kernel]
     types = {
-        name: OF_ROWS.get(kernel, POINTERS).get(name) or POINTERS.get(name, "i64" if name == "stream_bytes" else "i32")
+        name: OTHERS.get(kernel, {}).get(name) or POINTERS.get(name, "i64" if name == "stream_bytes" else "i32")
         for name in function.arg_names
         if name not in constants
     }

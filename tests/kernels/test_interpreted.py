@@ -22,6 +22,8 @@ RUNS = [
     ("interpreted_groups.py", "codec partial failing"),
     ("interpreted_groups.py", "shapes long prefixes limits"),
     ("interpreted_groups.py", "hostile latents trial"),
+    ("interpreted_lossy.py", "long mode"),
+    ("interpreted_lossy.py", "shapes hostile codec"),
     ("interpreted.py", "lengths contents strides dtypes prefixes hostile look_back"),
     ("interpreted_rans.py", "lengths divisions refusals hostile arguments"),
     ("interpreted_store.py", "control encoding decoding hostile tier store"),

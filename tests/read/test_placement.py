@@ -42,6 +42,18 @@ class Lossy(RawCodec):
     exact = False
 
 
+class Readers(Lossy):
+    """With kernels that decode on one device."""
+
+    reads_by_kernels = True
+
+    def __init__(self, works_on: torch.device) -> None:
+        self.works_on = works_on
+
+    def reads_on(self, device: torch.device, dtype: str) -> bool:
+        return device == self.works_on
+
+
 class Members(DonorCodec):
     """Codes against donors, with kernels that work on one device."""
 
@@ -119,6 +131,14 @@ def test_a_record_of_a_codec_without_kernels_or_of_an_unknown_one_is_for_the_cpu
     placed = placement(Lossy() if codec_id == 2 else RawCodec())
     assert not placed.all_decode(reads(Stored(codec_id)), HERE)
     assert fallbacks(placed) == 0
+
+
+@pytest.mark.parametrize("works_on", [HERE, ELSEWHERE])
+def test_records_with_loss_are_decoded_where_kernels_decode_though_none_encode(works_on: torch.device) -> None:
+    placed = placement(Readers(works_on))
+    assert not Readers(works_on).codes_on(HERE, "bfloat16")
+    assert placed.all_decode(reads(Stored(), Stored()), HERE) == (works_on == HERE)
+    assert fallbacks(placed) == 2 * (works_on != HERE)
 
 
 @pytest.mark.parametrize("works_on", [HERE, ELSEWHERE])
