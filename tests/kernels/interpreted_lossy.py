@@ -106,7 +106,7 @@ def hostile() -> None:
                 on_device(case, sections)
         else:
             assert all(torch.equal(a, b) for a, b in zip(on_device(case, sections), right, strict=True))
-    assert len(coded) - 10 < refused
+    assert len(coded) // 2 < refused < len(coded)  # there are no sums over values: some damage is decoded
 
 
 def posing(view: KVView) -> KVView:
