@@ -143,11 +143,16 @@ KVSTORE_AVX512 inline void nearest_of_many(const float* tile, std::size_t column
   }
 }
 
+// A point is fetched as a whole; then the numbers of eight and eight are parted.
 KVSTORE_AVX512 inline void place(const std::uint8_t* numbers, std::size_t columns, const float* points, float* tile) {
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
   for (std::size_t c = 0; c < columns; c += 2, numbers += kLanes) {
     const __m512i at = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
-    _mm512_storeu_ps(tile + c * kLanes, _mm512_i32gather_ps(at, points, 8));
-    _mm512_storeu_ps(tile + (c + 1) * kLanes, _mm512_i32gather_ps(at, points + 1, 8));
+    const __m512 low = _mm512_castpd_ps(_mm512_i32gather_pd(_mm512_castsi512_si256(at), points, 8));
+    const __m512 high = _mm512_castpd_ps(_mm512_i32gather_pd(_mm512_extracti64x4_epi64(at, 1), points, 8));
+    _mm512_storeu_ps(tile + c * kLanes, _mm512_permutex2var_ps(low, even, high));
+    _mm512_storeu_ps(tile + (c + 1) * kLanes, _mm512_permutex2var_ps(low, odd, high));
   }
 }
 
