@@ -84,7 +84,7 @@ def measure(
     def recompute() -> None:
         first_token(model, prompt, None, 0)
 
-    rounds = 2 if quick or length >= LONG else 5
+    rounds = 2 if quick else 3 if length >= LONG else 5
     functions = {"resume": lambda: statistics.median(resume() for _ in range(3)), "recompute": recompute}
     medians = interleave(functions, rounds)
     case = add_times(rows, length, medians, restored)
