@@ -36,6 +36,7 @@ class S3Server(ThreadingHTTPServer):
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.requests = 0
+        self.parts = 0  # of them for a part of an object
         self.answered = 0  # what clients that gave up had asked for too
 
     @property
@@ -59,7 +60,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.modified = self.server.written.get(path, 0.0)
             if "list-type" in query:
                 found = self._listing(path, query).encode()
-        self._answer(404 if found is None else 200, found or b"")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if found is not None and asked is not None:
+            self._answer_part(found, int(asked[1]), int(asked[2]))
+        else:
+            self._answer(404 if found is None else 200, found or b"")
 
     do_HEAD = do_GET
 
@@ -113,8 +118,18 @@ class _Handler(BaseHTTPRequestHandler):
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         return f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{rows}{token}</ListBucketResult>"
 
-    def _answer(self, status: int, body: bytes = b"") -> None:
+    def _answer_part(self, value: bytes, first: int, last: int) -> None:
+        self.server.parts += 1
+        if first >= len(value):
+            self._answer(416)
+            return
+        part = value[first : last + 1]
+        self._answer(206, part, f"bytes {first}-{first + len(part) - 1}/{len(value)}")
+
+    def _answer(self, status: int, body: bytes = b"", part: str = "") -> None:
         self.send_response(self.server.refuses or status)
+        if part:
+            self.send_header("Content-Range", part)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"x"')
         self.send_header("Last-Modified", formatdate(self.modified, usegmt=True))

@@ -21,6 +21,8 @@ class RemoteLimits:
         keeps_use: `touch` makes values younger.
         has_change_feed: the engine has `changes`, which tells of keys that others wrote or removed.
         parallel: more calls at once than this wait for each other.
+        parcel_bytes: the engine has `get_parts_into`, and calls cost so much that records are to be put together into
+            parcels of about so many bytes; 0: each record is a value of its own.
 
     Example:
         >>> RemoteLimits(max_value_bytes=512 << 20).has_ttl
@@ -35,6 +37,7 @@ class RemoteLimits:
     keeps_use: bool = False
     has_change_feed: bool = False
     parallel: int = 16
+    parcel_bytes: int = 0
 
 
 class RemoteEngine(Protocol):
@@ -122,6 +125,25 @@ class AgingEngine(RemoteEngine, Protocol):
     def ages(self, keys: Sequence[str], timeout_s: float) -> list[float | None]:
         """Return for each key how many seconds ago its value was written, or touched where `limits.keeps_use`; None if
         there is no value. By the server's clock, whatever this machine's says, to about a second."""
+        ...
+
+
+class RangedEngine(RemoteEngine, Protocol):
+    """An engine that reads parts of values: `limits.parcel_bytes` is not 0."""
+
+    def get_parts_into(self, key: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int | None:
+        """Read the bytes of a value from `offset` on into the buffers, one after the other, in one call.
+
+        Args:
+            buffers: writable and contiguous, and at least one byte of them.
+
+        Returns:
+            How many bytes were read, fewer than the buffers hold where the value ends before; None if there is no
+            value. The bytes are whatever the server sent.
+
+        Raises:
+            RemoteError: the call failed. The buffers then hold anything, and nothing writes into them any more.
+        """
         ...
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 PREFIX = "kvs1"
 KEY_BYTES = 32
-_PLACE, _MARK = b".place", b".mark"
-_VALUE = re.compile(r"([0-9a-f]{64})((?:-[0-9a-f]{1,8}s?|\.place|\.mark)?)", re.ASCII)
+_PLACE, _MARK, _PARCEL = b".place", b".mark", b".parcel"
+_VALUE = re.compile(r"([0-9a-f]{64})((?:-[0-9a-f]{1,8}s?|\.place|\.mark|\.parcel)?)", re.ASCII)
 
 
 def part_of(key: bytes, cut: int, has_states: bool) -> bytes:
@@ -32,6 +32,11 @@ def place_of(key: bytes) -> bytes:
 def mark_of(key: bytes) -> bytes:
     """Return what the mark goes by which says that there are places in blocks that follow this one."""
     return key + _MARK
+
+
+def parcel_of(key: bytes) -> bytes:
+    """Return what the parcel goes by whose first record is that of this block."""
+    return key + _PARCEL
 
 
 def split(name: str) -> tuple[bytes, str] | None:

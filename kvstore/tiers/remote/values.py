@@ -27,3 +27,19 @@ def byte_views(parts: Sequence[memoryview | bytes], limit: int) -> tuple[list[me
 def too_large(size: int, limit: int) -> RemoteTooLarge:
     """Return the error for a value that does not fit."""
     return RemoteTooLarge(f"a value of {size} bytes: at most {limit} fit")
+
+
+def scatter(value: memoryview | bytes, buffers: Sequence[memoryview]) -> int:
+    """Write a value into the buffers, one after the other, as far as it goes; return how many bytes that were.
+
+    Example:
+        >>> buffers = [memoryview(bytearray(2)), memoryview(bytearray(3))]
+        >>> scatter(b"abcd", buffers), bytes(buffers[0]), bytes(buffers[1])
+        (4, b'ab', b'cd\x00')
+    """
+    data, done = memoryview(value).cast("B"), 0
+    for buffer in buffers:
+        some = data[done : done + buffer.nbytes]
+        buffer.cast("B")[: some.nbytes] = some
+        done += some.nbytes
+    return done

@@ -52,6 +52,53 @@ def test_a_value_exactly_as_large_as_the_buffer_fits_and_a_larger_one_raises(eng
     assert get(engine, "kvs1/a") == bytes(5000)
 
 
+def _part(engine: RemoteEngine, key: str, offset: int, *sizes: int) -> tuple[int | None, list[bytes]]:
+    buffers = [bytearray(b"." * size) for size in sizes]
+    views = [memoryview(buffer) for buffer in buffers]
+    return engine.get_parts_into(key, offset, views, LONG_S), [bytes(buffer) for buffer in buffers]  # type: ignore[attr-defined]
+
+
+def _reads_parts(engine: RemoteEngine) -> bool:
+    """Who has no such call says so."""
+    has_call = hasattr(engine, "get_parts_into")
+    assert has_call or not engine.limits.parcel_bytes
+    return has_call
+
+
+def test_parts_of_a_value_come_in_one_call(engine: RemoteEngine) -> None:
+    if not _reads_parts(engine):
+        return
+    value = random.randbytes(5000)
+    put(engine, "kvs1/a", value)
+    calls = engine.stats()["calls"]
+    assert _part(engine, "kvs1/a", 0, 5000) == (5000, [value])
+    assert _part(engine, "kvs1/a", 100, 1, 999, 2000) == (3000, [value[100:101], value[101:1100], value[1100:3100]])
+    assert _part(engine, "kvs1/none", 0, 10)[0] is None
+    assert (engine.stats()["calls"] - calls, engine.stats()["bytes_read"]) == (3, 8000)
+
+
+def test_a_part_behind_the_end_of_a_value_is_shorter(engine: RemoteEngine) -> None:
+    if not _reads_parts(engine):
+        return
+    put(engine, "kvs1/a", b"0123456789")
+    assert _part(engine, "kvs1/a", 6, 3, 3, 3) == (4, [b"678", b"9..", b"..."])
+    assert _part(engine, "kvs1/a", 10, 5) == (0, [b"....."])
+    assert _part(engine, "kvs1/a", 1 << 40, 5) == (0, [b"....."])
+    assert engine.stats()["failures"] == 0
+
+
+def test_parts_in_no_time_of_no_key_and_of_a_closed_engine(engine: RemoteEngine) -> None:
+    if not _reads_parts(engine):
+        return
+    with pytest.raises(RemoteTimeout):
+        engine.get_parts_into("kvs1/a", 0, [memoryview(bytearray(1))], 0)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="key: expected"):
+        _part(engine, "a//b", 0, 1)
+    engine.close()
+    with pytest.raises(RemoteUnavailable):
+        _part(engine, "kvs1/a", 0, 1)
+
+
 def test_ages_count_from_writing_and_from_touching_where_it_is_kept(engine: RemoteEngine) -> None:
     if not engine.limits.has_ages:
         assert not hasattr(engine, "ages")

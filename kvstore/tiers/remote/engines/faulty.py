@@ -12,8 +12,9 @@ from typing import cast
 
 from kvstore.errors import RemoteFull, RemoteUnavailable
 from kvstore.tiers.remote.deadline import Deadline
-from kvstore.tiers.remote.engine import AgingEngine, RemoteEngine, RemoteLimits
+from kvstore.tiers.remote.engine import AgingEngine, RangedEngine, RemoteEngine, RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
+from kvstore.tiers.remote.values import scatter
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,14 @@ class FaultyEngine:
             if size is None or self._hits("missing"):
                 return None
             return self._spoilt(buffer.cast("B"), size)
+
+    def get_parts_into(self, key: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int | None:
+        with self._call(timeout_s) as left_s:
+            value = memoryview(bytearray(sum(buffer.nbytes for buffer in buffers)))
+            size = cast(RangedEngine, self._engine).get_parts_into(key, offset, [value], left_s)
+            if size is None or self._hits("missing"):
+                return None
+            return scatter(value[: self._spoilt(value, size)], buffers)
 
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None

@@ -64,17 +64,24 @@ class ValueFiles:
 
     def read(self, key: str, limit: int) -> bytearray | None:
         """Return a value, or None. In memory of its own: nobody may write into the caller's once it has given up."""
+        return self._read(key, 0, limit, is_whole=True)
+
+    def read_part(self, key: str, offset: int, count: int) -> bytearray | None:
+        """Return so many bytes of a value from `offset` on, fewer where it ends before, or None; as `read` does."""
+        return self._read(key, offset, count, is_whole=False)
+
+    def _read(self, key: str, offset: int, limit: int, is_whole: bool) -> bytearray | None:
         try:
             path = self._file(key)
-            size = self._fs.size(path)
-            if size > limit:
+            size = max(0, self._fs.size(path) - offset)
+            if is_whole and size > limit:
                 raise too_large(size, limit)
             fd = self._fs.open(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            data = bytearray(size)
-            read_all(self._fs, fd, [memoryview(data)], 0)
+            data = bytearray(min(size, limit))
+            read_all(self._fs, fd, [memoryview(data)], offset)
             return data
         finally:
             close_quietly(self._fs, fd)

@@ -17,6 +17,7 @@ from kvstore.tiers.remote.engines.files import ValueFiles
 from kvstore.tiers.remote.engines.threads import Threads
 from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix
+from kvstore.tiers.remote.values import scatter
 
 T = TypeVar("T")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -33,7 +34,7 @@ class FolderEngine:
 
     Args:
         path: made if it is missing, at opening or, if that fails, with the next write.
-        max_value_bytes: see `RemoteLimits`.
+        max_value_bytes, parcel_bytes: see `RemoteLimits`.
         timeout_s: for opening.
         fs: file calls.
 
@@ -46,13 +47,20 @@ class FolderEngine:
     """
 
     def __init__(
-        self, path: str, *, max_value_bytes: int = 1 << 30, timeout_s: float = 5.0, fs: FileSystem | None = None
+        self,
+        path: str,
+        *,
+        max_value_bytes: int = 1 << 30,
+        timeout_s: float = 5.0,
+        fs: FileSystem | None = None,
+        parcel_bytes: int = 0,
     ) -> None:
         self._files = ValueFiles(path, fs)
         self._name = f"folder:{self._files.path}"
         self._counts = Counts()
         self._threads = Threads(self._name, most=16)
         self._max_value_bytes = max_value_bytes
+        self._parcel_bytes = parcel_bytes
         try:
             self._run(self._files.prepare, Deadline(timeout_s))
         except RemoteError:
@@ -61,7 +69,11 @@ class FolderEngine:
     @property
     def limits(self) -> RemoteLimits:
         return RemoteLimits(
-            self._max_value_bytes, has_put_if_absent=self._files.has_links, has_ages=True, keeps_use=True
+            self._max_value_bytes,
+            has_put_if_absent=self._files.has_links,
+            has_ages=True,
+            keeps_use=True,
+            parcel_bytes=self._parcel_bytes,
         )
 
     def endpoint(self, key: str) -> str:
@@ -75,6 +87,16 @@ class FolderEngine:
                 buffer.cast("B")[: len(value)] = value
                 self._counts.add(bytes_read=len(value))
             return None if value is None else len(value)
+
+    def get_parts_into(self, key: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int | None:
+        check_keys(key)
+        with self._counts.call():
+            count = sum(buffer.nbytes for buffer in buffers)
+            value = self._run(lambda: self._files.read_part(key, offset, count), Deadline(timeout_s))
+            if value is None:
+                return None
+            self._counts.add(bytes_read=len(value))
+            return scatter(value, buffers)
 
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None

@@ -12,7 +12,7 @@ from kvstore.tiers.remote.deadline import Deadline
 from kvstore.tiers.remote.engine import RemoteLimits
 from kvstore.tiers.remote.engines.counts import Counts
 from kvstore.tiers.remote.keys import check_keys, check_prefix
-from kvstore.tiers.remote.values import byte_views, too_large
+from kvstore.tiers.remote.values import byte_views, scatter, too_large
 
 
 @dataclass
@@ -52,7 +52,7 @@ class MemoryEngine:
     Args:
         name: which values.
         max_bytes: more of them raise `RemoteFull`.
-        max_value_bytes: see `RemoteLimits`.
+        max_value_bytes, parcel_bytes: see `RemoteLimits`.
 
     Example:
         >>> engine = MemoryEngine("example")
@@ -63,12 +63,16 @@ class MemoryEngine:
         b'value'
     """
 
-    def __init__(self, name: str, *, max_bytes: int = 1 << 40, max_value_bytes: int = 512 << 20) -> None:
+    def __init__(
+        self, name: str, *, max_bytes: int = 1 << 40, max_value_bytes: int = 512 << 20, parcel_bytes: int = 0
+    ) -> None:
         self._name = name
         self._max_bytes = max_bytes
         self._counts = Counts()
         self._closed = False
-        self.limits = RemoteLimits(max_value_bytes, has_ttl=True, has_ages=True, keeps_use=True, parallel=64)
+        self.limits = RemoteLimits(
+            max_value_bytes, has_ttl=True, has_ages=True, keeps_use=True, parallel=64, parcel_bytes=parcel_bytes
+        )
         with _SHELVES_LOCK:
             self._shelf = _SHELVES.setdefault(name, Shelf())
 
@@ -87,6 +91,17 @@ class MemoryEngine:
             buffer.cast("B")[: len(value)] = value
             self._counts.add(bytes_read=len(value))
             return len(value)
+
+    def get_parts_into(self, key: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int | None:
+        with self._counts.call():
+            self._begin(timeout_s, key)
+            with self._shelf.lock:
+                value = self._shelf.find(key)
+            if value is None:
+                return None
+            size = scatter(memoryview(value)[offset:], buffers)
+            self._counts.add(bytes_read=size)
+            return size
 
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None

@@ -19,6 +19,7 @@ from kvstore.errors import (
     ConfigError,
     RemoteError,
     RemoteFull,
+    RemoteGarbled,
     RemoteRefused,
     RemoteTooLarge,
     RemoteUnavailable,
@@ -30,7 +31,7 @@ from kvstore.tiers.remote.engines.loop import LoopThread
 from kvstore.tiers.remote.engines.url import parse_engine_url
 from kvstore.tiers.remote.engines.writing import counted_put
 from kvstore.tiers.remote.keys import check_keys, check_prefix, is_key
-from kvstore.tiers.remote.values import too_large
+from kvstore.tiers.remote.values import scatter, too_large
 
 T = TypeVar("T")
 _AT_ONCE = 32  # questions about single keys
@@ -40,11 +41,13 @@ _PROBE = "probe/put-if-absent-"
 _CLOCK = "probe/clock-"
 _REFUSED = (s3_errors.PermissionDeniedError, s3_errors.UnauthenticatedError)
 _REFUSED_STATUS = re.compile(r"status code: 40[13]\b")
+_BEHIND = re.compile(r"status code: 416\b")  # the value ends before the part that was asked for
 _FULL = re.compile(r"status code: 507\b|QuotaExceeded|InsufficientStorage|StorageFull")
 
 
 class S3Engine:
-    """A `RemoteEngine` in a bucket: `s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]`, one object a value.
+    """A `RemoteEngine` in a bucket: `s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]`, one object a value. Records are put
+    together into parcels of up to 16 blocks, for each call takes long and is paid for.
 
     Keys of access come from the environment (AWS_ACCESS_KEY_ID and so on), as obstore finds them, or from `settings`.
     Whether the server honours put-if-absent is tried when the engine is opened, and again with the first writes if it
@@ -54,7 +57,7 @@ class S3Engine:
 
     Args:
         bucket, prefix: where the objects are.
-        max_value_bytes: see `RemoteLimits`.
+        max_value_bytes, parcel_bytes: see `RemoteLimits`.
         timeout_s: for trying put-if-absent at opening.
         settings: of `obstore.store.S3Store`, for example `access_key_id` and `secret_access_key`.
 
@@ -73,6 +76,7 @@ class S3Engine:
         max_value_bytes: int = 1 << 30,
         timeout_s: float = 5.0,
         endpoint: str | None = None,
+        parcel_bytes: int = 16 << 20,
         **settings: Any,
     ) -> None:
         options: Any = {"timeout": timedelta(seconds=_REQUEST_S), "allow_http": True}
@@ -91,7 +95,9 @@ class S3Engine:
         self._is_probed = False
         self._ahead_s: float | None = None
         self._probe_key = f"{_PROBE}{uuid.uuid4().hex}"  # one for all probes: each removes what one given up may leave
-        self._limits = RemoteLimits(max_value_bytes, has_put_if_absent=False, has_ages=True, parallel=64)
+        self._limits = RemoteLimits(
+            max_value_bytes, has_put_if_absent=False, has_ages=True, parallel=64, parcel_bytes=parcel_bytes
+        )
         try:
             self._probe(Deadline(timeout_s))
         except RemoteError:
@@ -114,6 +120,18 @@ class S3Engine:
             buffer.cast("B")[:size] = value
             self._counts.add(bytes_read=size)
             return size
+
+    def get_parts_into(self, key: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int | None:
+        check_keys(key)
+        with self._counts.call():
+            count = sum(buffer.nbytes for buffer in buffers)
+            value = self._run(lambda: self._part(key, offset, count), Deadline(timeout_s))
+            if value is None:
+                return None
+            if value.nbytes > count:
+                raise RemoteGarbled(f"{self._name}: {value.nbytes} bytes, where {count} were asked for")
+            self._counts.add(bytes_read=value.nbytes)
+            return scatter(value, buffers)
 
     def put_if_absent(
         self, key: str, parts: Sequence[memoryview | bytes], timeout_s: float, ttl_s: float | None = None
@@ -182,6 +200,16 @@ class S3Engine:
         if value.nbytes > room:
             raise too_large(value.nbytes, room)
         return value
+
+    async def _part(self, key: str, offset: int, count: int) -> memoryview | None:
+        try:
+            return memoryview(await obstore.get_range_async(self._store, key, start=offset, length=count))
+        except FileNotFoundError:
+            return None
+        except s3_errors.BaseError as error:
+            if _BEHIND.search(str(error)):
+                return memoryview(b"")
+            raise
 
     async def _put(self, key: str, value: bytes) -> bool:
         mode: Any = "create"
