@@ -158,6 +158,10 @@ class Metric(StrEnum):
     REMOTE_KEPT_RECORDS = "remote_kept_records", "records from the remote tier that this store keeps from then on"
     REMOTE_WRITTEN_RECORDS = "remote_written_records", "values written to the remote tier"
     REMOTE_WRITTEN_BYTES = "remote_written_bytes", "bytes of those values"
+    REMOTE_WRITTEN_PARCELS = (
+        "remote_written_parcels",
+        "parcels of such values written to the remote tier",
+    )
     REMOTE_WRITTEN_PROFILES = "remote_written_profiles", "profiles written to the remote tier"
     REMOTE_PRESENT = "remote_present", "values that were not written to the remote tier, for another store had done so"
     REMOTE_RECODED_MEMBERS = "remote_recoded_members", "members that were coded anew to stand alone in the remote tier"

@@ -124,8 +124,19 @@ def open_remote(
     if remote.list_s:
         told.listing = Listing(link, names, metrics, remote.list_s, remote.write_timeout_s)
     travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s, sealer)
+    block_bytes = config.block_tokens * layout.bytes_per_token
     tier = RemoteTier(
-        remote, names, link, metrics, fetcher.pool, travelling, most, sealer, beliefs=beliefs, listing=told.listing
+        remote,
+        names,
+        link,
+        metrics,
+        fetcher.pool,
+        travelling,
+        most,
+        sealer,
+        beliefs=beliefs,
+        listing=told.listing,
+        block_bytes=0 if layout.is_grouped else block_bytes,  # blocks with cuts or states have values of their own
     )
     opened.callback(tier.close)
     exact = identity.codec_family == "exact"
@@ -140,7 +151,6 @@ def open_remote(
     portable = PortableRecords(residency, fetcher, fetcher.pool, layout, codecs)
     grouped = layout.is_grouped
     leaving = LeavingRecords(residency, fetcher.pool, remote.queue_bytes, keep_tails=grouped)
-    block_bytes = config.block_tokens * layout.bytes_per_token
     uploader = Uploader(residency, tier, portable, lookup.root, block_bytes, leaving, lookup if grouped else None)
     opened.callback(uploader.close, remote.close_timeout_s)
     residency.listen(forgotten=uploader.forget)

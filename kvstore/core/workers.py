@@ -74,6 +74,11 @@ class Task(Generic[T]):
         """Make no call if it has not begun."""
         self._unwanted = True
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the call is to be made, or was: it was not cancelled."""
+        return not self._unwanted
+
     def is_done(self, timeout_s: float) -> bool:
         """Return whether the call has ended; wait so long for it, and without end if that is -1."""
         if not self._running.acquire(timeout=timeout_s):

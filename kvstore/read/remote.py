@@ -83,11 +83,11 @@ class RemoteReader:
     def begin(self, request: RemoteRequest) -> RemoteRun | None:
         """Look for the blocks behind those that are here, and begin to read what is worth it; None for nothing."""
         keys, first = self._keys(request)
-        if len(keys) < 2:
+        if len(keys) <= first + 1:
             return None
         begin, size = self.tier.clock(), self.block_tokens
         deadline = begin + self.seconds(request)
-        found = self.tier.leading(keys[1:], deadline)
+        found = self.tier.leading(keys[1:], deadline, first)
         if not found:
             return None
         there = self._worth_loading(request, found) if request.gated else found
@@ -99,10 +99,10 @@ class RemoteReader:
                 request.namespace,
                 keys[i + 1],
                 keys[i],
-                (first + i) * size,
-                request.tokens[(first + i) * size : (first + i + 1) * size],
+                i * size,
+                request.tokens[i * size : (i + 1) * size],
             )
-            for i in range(there)
+            for i in range(first, first + there)
         ]
         tasks = self.tier.fetch([check.key for check in checks], deadline, checks)
         return RemoteRun(self, request, checks, tasks, begin, deadline, withheld)
@@ -111,15 +111,15 @@ class RemoteReader:
         """Return where the blocks end that the remote tier seems to have behind those that are here; asks it, and reads
         none."""
         keys, first = self._keys(request)
-        there = self.tier.leading(keys[1:], self.tier.clock() + self.tier.config.deadline_s) if len(keys) > 1 else 0
+        deadline = self.tier.clock() + self.tier.config.deadline_s
+        there = self.tier.leading(keys[1:], deadline, first) if len(keys) > first + 1 else 0
         return (first + there) * self.block_tokens if there else request.local
 
     def _keys(self, request: RemoteRequest) -> tuple[list[bytes], int]:
-        """The keys of the whole blocks that are not here, behind that of the one before; the number of the first."""
+        """The keys of the whole blocks, behind that of the namespace; the number of the first that is not here."""
         size, count = self.block_tokens, len(request.tokens) // self.block_tokens
-        first = request.local // size
         keys = [request.root, *chain_keys(request.root, request.tokens[: count * size], size)]
-        return keys[first:], first
+        return keys, request.local // size
 
     def _worth_loading(self, request: RemoteRequest, there: int) -> int:
         """How many blocks are loaded sooner than computed, by what was seen of the server so far."""
@@ -219,7 +219,7 @@ class RemoteRun:
             self.reader.metrics.add(Metric.REMOTE_LATE, len(rest))
         elif why is not Reason.REMOTE_FAILED:  # that says nothing of what is there
             self.reader.metrics.add(Metric.REMOTE_GONE, int(why is Reason.REMOTE_GONE))
-            self.reader.tier.beliefs.lost(rest)
+            self.reader.tier.lost(rest)
         self._cancel()
 
     def _cancel(self) -> None:

@@ -19,6 +19,7 @@ from kvstore.tiers.disk.entry import Entry
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.leaving import LeavingRecord, LeavingRecords
 from kvstore.write.portable import PortableRecords
+from kvstore.write.upload_parcels import ParcelUpload
 from kvstore.write.upload_places import PlaceUpload
 
 _Prefix = tuple[int, int]  # number of the last record, and where the prefix ends in it; 0: where the record does
@@ -69,6 +70,7 @@ class Uploader:
         if lookup is not None:
             layout = lookup.layout
             self._places = PlaceUpload(residency, tier, portable, lookup, layout, lambda: self._closing)
+        self._parcels = ParcelUpload(residency, tier, portable, root, lambda: self._closing, self.there)
         self._lock = threading.Lock()
         self._changed = Bell()
         self._worker = Workers(1, "kvstore-upload")
@@ -226,6 +228,8 @@ class Uploader:
                 return False
             self._leaving.done(chain[-1])  # those before it may be waited for by others
             return True
+        if self._tier.group > 1:
+            return self._parcels.leave(chain, self._leaving)
         first = chain[0].record.header
         if first.start and self._tier.absent([first.parent]) != [] and chain[0].parent in self._residency.index:
             self._upload(chain[0].parent, 0)
@@ -264,6 +268,8 @@ class Uploader:
             return True
         records = residency.index.match(namespace, tokens, touch=False).records.tolist()[: len(tokens) // size]
         keys = [self._root(namespace), *chain_keys(self._root(namespace), tokens, size)]
+        if self._tier.group > 1:
+            return self._parcels.upload(records, keys[: len(records) + 1])
         missing = self._tier.absent(keys[1 : len(records) + 1])
         if missing is None:
             return False

@@ -12,9 +12,21 @@ import small_stores
 from kvstore import Hit, KVStore, RemoteConfig
 
 
+class WithParcels(str):
+    """A URL whose engine is to put records of small stores together, four at a time."""
+
+    __slots__ = ()
+
+
+GROUP = 4
+
+
 def settings(url: str, **remote: Any) -> RemoteConfig:
     """Deadlines that a loaded machine meets, and beliefs that no test waits for."""
-    return RemoteConfig(url, **{"deadline_s": 20.0, "upload": "put", "miss_s": 0.0, **remote})
+    if isinstance(url, WithParcels):
+        block_bytes = small_stores.BLOCK * small_stores.LAYOUT.bytes_per_token
+        remote["settings"] = {"parcel_bytes": GROUP * block_bytes, **remote.get("settings", {})}
+    return RemoteConfig(str(url), **{"deadline_s": 20.0, "upload": "put", "miss_s": 0.0, **remote})
 
 
 def open_store(path: Path, remote: RemoteConfig, **options: Any) -> KVStore:

@@ -16,9 +16,10 @@ TOKENS = small.tokens_of(1, BLOCKS * small.BLOCK + 2)
 WHOLE = BLOCKS * small.BLOCK
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "parcels", "parcels in a folder"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"memory:{tmp_path.name}" if request.param == "memory" else f"folder://{tmp_path}/shared"
+    url = f"folder://{tmp_path}/shared" if "folder" in request.param else f"memory:{tmp_path.name}"
+    return rc.WithParcels(url) if "parcels" in request.param else url
 
 
 def test_what_one_store_put_is_a_hit_in_another(tmp_path: Path, url: str) -> None:

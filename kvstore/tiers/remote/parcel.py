@@ -1,7 +1,7 @@
 """Parcels: values that hold several records, of blocks that follow each other (FORMAT.md, "Parcels"). Pure.
 
-A server to which each call is slow, or is paid for, is asked once for many blocks. The head says where each record lies,
-so that one call brings the head, and one more the records that are wanted.
+A server to which each call is slow, or is paid for, is asked once for many blocks. The head says where each record
+lies, so that one call brings the head, and one more the records that are wanted.
 """
 
 from __future__ import annotations

@@ -10,22 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kvstore.core.explanation import Reason
 from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Task, Workers
-from kvstore.errors import RemoteError, RemoteTimeout, RemoteTooLarge
 from kvstore.metrics import Metric, Metrics
 from kvstore.remote_config import RemoteConfig
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.remote.beliefs import Beliefs
-from kvstore.tiers.remote.link import RemoteLink, Skipped
+from kvstore.tiers.remote.calls import RemoteCalls
+from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.listing import Listing
-from kvstore.tiers.remote.names import RemoteNames
+from kvstore.tiers.remote.names import RemoteNames, parcel_of
+from kvstore.tiers.remote.parcel import group_of
+from kvstore.tiers.remote.parcel_read import ParcelRead, neighbours
+from kvstore.tiers.remote.parcels import Parcels
 from kvstore.tiers.remote.profiles import RemoteProfiles
 from kvstore.tiers.remote.record import TIER, RemoteRecord
 from kvstore.tiers.remote.sealing import Sealer
 from kvstore.tiers.remote.search import leading
+from kvstore.tiers.remote.spots import Spot, Spots
 
 _CLOSING_S = 1.0  # see `RemoteLink`
 _SEAL_BYTES = 1 << 10  # more than sealing adds
@@ -48,7 +53,8 @@ class RemoteTier:
     """Reads and writes the values of one identity. Thread-safe. No call raises what a server does wrong.
 
     Args:
-        most_bytes: of a value; a larger one is a miss.
+        most_bytes: of a record; a larger one is a miss.
+        block_bytes: raw bytes of a block, which say how many make a parcel; 0: no blocks are put together.
         sealer: seals values; None: they are records as they are.
         beliefs: which blocks are there, where others note that, too.
         listing: which are not; None: each is asked for.
@@ -56,7 +62,7 @@ class RemoteTier:
     Attributes:
         config: the settings.
         profiles: what records are coded with.
-        beliefs: which blocks are there, by key.
+        beliefs: which values are there, by what they go by.
         listing: which were not there when they were listed; None where that is not done.
     """
 
@@ -73,6 +79,7 @@ class RemoteTier:
         clock: Callable[[], float] = time.monotonic,
         beliefs: Beliefs | None = None,
         listing: Listing | None = None,
+        block_bytes: int = 0,
     ) -> None:
         self.config = config
         self.profiles = profiles
@@ -86,7 +93,23 @@ class RemoteTier:
         self._most_bytes = most_bytes
         self._sealer = sealer
         self.listing = listing
+        self._block_bytes = block_bytes
+        self._calls = RemoteCalls(link, metrics, config.write_timeout_s, clock)
         self._workers = Workers(config.in_flight, "kvstore-remote")
+        self._parcels = Parcels(
+            self._calls,
+            names,
+            metrics,
+            self.beliefs,
+            listing,
+            Spots(config.belief_s, clock),
+            self._exist,
+            self._workers,
+            most_bytes,
+            sealer,
+            config.write_timeout_s,
+            clock,
+        )
 
     @property
     def name(self) -> str:
@@ -95,17 +118,31 @@ class RemoteTier:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def leading(self, keys: Sequence[bytes], deadline: float) -> int:
-        """Return how many of the first of these keys, which follow each other, seem to be there.
+    @property
+    def group(self) -> int:
+        """How many blocks may make one parcel; 1: each is a value of its own."""
+        engine = self._link.engine()
+        return 1 if engine is None or not self._block_bytes else group_of(engine.limits.parcel_bytes, self._block_bytes)
 
-        deadline: by `clock`; what is not known by then does not count.
+    def leading(self, keys: Sequence[bytes], deadline: float, first: int = 0) -> int:
+        """Return how many blocks of a sequence seem to be there without a gap, from block `first` on.
+
+        Args:
+            keys: of all blocks, from the beginning of the sequence on.
+            deadline: by `clock`; what is not known by then does not count.
         """
         if not self._link.is_up("read"):
-            self._metrics.add(Metric.REMOTE_SKIPPED, len(keys))
+            self._metrics.add(Metric.REMOTE_SKIPPED, len(keys) - first)
             return 0
+        if self.group > 1:
+            border = first - first % self.group
+            return self._parcels.locate(keys[border:], border, self.group, deadline, self._batch, first - border)[0]
+        return leading(keys[first:], self._believed, lambda asked: self._exist(asked, deadline), self._batch)
+
+    @property
+    def _batch(self) -> int:
         engine = self._link.engine()
-        batch = engine.limits.exist_batch if engine is not None else 1
-        return leading(keys, self._believed, lambda asked: self._exist(asked, deadline), batch)
+        return engine.limits.exist_batch if engine is not None else 1
 
     def there(self, keys: Sequence[bytes], deadline: float, sure: bool = False) -> list[bool | None]:
         """Return for each key whether its value seems to be there, asking for all that is not known at once; None where
@@ -128,6 +165,12 @@ class RemoteTier:
             return False
         return known
 
+    def lost(self, keys: Sequence[bytes]) -> None:
+        """The first of these keys, which follow each other, turned out not to be there: nothing is believed any more of
+        those behind it."""
+        self.beliefs.lost(keys)
+        self._parcels.lost(keys)
+
     def fetch(
         self, keys: Sequence[bytes], deadline: float, checks: Sequence[Check], more_bytes: int = 0
     ) -> list[Task[Fetched]]:
@@ -135,19 +178,33 @@ class RemoteTier:
 
         more_bytes: so much larger than others the values may be.
         """
-        most = self._most_bytes + more_bytes
-        tasks = [Task(self._fetch, key, deadline, check, most) for key, check in zip(keys, checks, strict=True)]
-        for task in tasks:
-            self._workers.start(task)
+        most, tasks = self._most_bytes + more_bytes, list[Task[Fetched]]()
+        spots = [self._parcels.spots.last(key) for key in keys]
+        for some in neighbours(spots):
+            takes = [partial(self._fetched, keys[at], check=checks[at], deadline=deadline) for at in some]
+            here = [spot for spot in spots[some.start : some.stop] if spot is not None]
+            if here:
+                reading = ParcelRead(here, partial(self._read_part, here[0], deadline), self._pool, takes)
+                tasks += reading.tasks
+                self._workers.start(reading)
+            else:
+                tasks.append(Task(self._fetch, keys[some.start], deadline, most, takes[0]))
+                self._workers.start(tasks[-1])
         return tasks
 
     def read(self, key: bytes, most_bytes: int, deadline: float) -> bytes | Reason:
         """Return a small value that is no record; or why it does not come."""
-        found = self._read(key, deadline, most_bytes + _SEAL_BYTES)
+        found = self._opened(key, self._read(key, deadline, most_bytes + _SEAL_BYTES))
         return bytes(found.view) if isinstance(found, Buffer) else found
 
-    def _fetch(self, key: bytes, deadline: float, check: Check, most_bytes: int) -> Fetched:
-        buffer, name = self._read(key, deadline, most_bytes), self._names.block(key)
+    def _fetch(
+        self, key: bytes, deadline: float, most_bytes: int, take: Callable[[Buffer | Reason], Fetched]
+    ) -> Fetched:
+        return take(self._read(key, deadline, most_bytes))
+
+    def _fetched(self, key: bytes, came: Buffer | Reason, check: Check, deadline: float) -> Fetched:
+        """What is made of the bytes that came of a record."""
+        buffer, name = self._opened(key, came), self._names.block(key)
         if isinstance(buffer, Reason):
             return Fetched(None, buffer)
         size = len(buffer.view)
@@ -164,34 +221,33 @@ class RemoteTier:
         return Fetched(record, nbytes=size)
 
     def _read(self, key: bytes, deadline: float, most_bytes: int) -> Buffer | Reason:
-        """What lies under a key, opened if it is sealed; or why there is nothing."""
-        left = deadline - self.clock()
-        if left <= 0:
+        """What lies under a key, or why there is nothing."""
+        if self.clock() >= deadline:
             return Reason.REMOTE_LATE
-        buffer, name = self._pool.take(most_bytes), self._names.block(key)
-        try:
-            size = self._link.call("read", name, lambda e, timeout_s: e.get_into(name, buffer.view, timeout_s), left)
-        except Skipped:
-            self._metrics.add(Metric.REMOTE_SKIPPED)
-            return Reason.REMOTE_FAILED
-        except RemoteTooLarge as error:
-            self._metrics.add(Metric.REMOTE_DAMAGED, because=error)
-            return Reason.REMOTE_REFUSED
-        except RemoteError as error:
-            self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
-            return Reason.REMOTE_LATE if isinstance(error, RemoteTimeout) else Reason.REMOTE_FAILED
-        if size is None:
-            return Reason.REMOTE_GONE
-        if self._sealer is not None:
-            try:
-                data = self._sealer.opened(name, buffer.view[:size])
-            except DamagedRecord as damage:
-                self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
-                return Reason.REMOTE_REFUSED
-            size = len(data)
-            buffer.view[:size] = data
+        buffer = self._pool.take(most_bytes)
+        size = self._calls.read(self._names.block(key), buffer.view, deadline)
+        if isinstance(size, Reason):
+            return size
         buffer.trim(size)
         return buffer
+
+    def _read_part(self, spot: Spot, deadline: float, offset: int, buffers: Sequence[memoryview]) -> int | Reason:
+        name = self._names.block(parcel_of(spot.parcel))
+        return self._calls.read_part(name, self._parcels.head_bytes + offset, buffers, deadline)
+
+    def _opened(self, key: bytes, came: Buffer | Reason) -> Buffer | Reason:
+        """The same, opened if it is sealed."""
+        if isinstance(came, Reason) or self._sealer is None:
+            return came
+        name = self._names.block(key)
+        try:
+            data = self._sealer.opened(name, came.view)
+        except DamagedRecord as damage:
+            self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
+            return Reason.REMOTE_REFUSED
+        came.view[: len(data)] = data
+        came.trim(len(data))
+        return came
 
     def _exist(self, keys: Sequence[bytes], deadline: float) -> list[bool | None]:
         """Whether each is there; None where that cannot be known in time. One call for each server."""
@@ -202,7 +258,7 @@ class RemoteTier:
         groups: dict[str, list[int]] = {}
         for i, name in enumerate(names):
             groups.setdefault(engine.endpoint(name), []).append(i)
-        tasks = [(which, Task(self._ask, [names[i] for i in which], deadline)) for which in groups.values()]
+        tasks = [(which, Task(self._calls.exist, [names[i] for i in which], deadline)) for which in groups.values()]
         for _, task in tasks:
             self._workers.start(task)
         found: list[bool | None] = [None] * len(keys)
@@ -215,18 +271,6 @@ class RemoteTier:
         for there in (True, False):
             self.beliefs.note([key for key, answer in zip(keys, found, strict=True) if answer is there], there)
         return found
-
-    def _ask(self, names: Sequence[str], deadline: float) -> Sequence[bool | None]:
-        left_s = deadline - self.clock()
-        if left_s <= 0:
-            return [None] * len(names)
-        try:
-            return self._link.call("read", names[0], lambda e, timeout_s: e.exist(names, timeout_s), left_s)
-        except Skipped:
-            self._metrics.add(Metric.REMOTE_SKIPPED, len(names))
-        except RemoteError as error:
-            self._metrics.add(Metric.REMOTE_READ_ERRORS, because=error)
-        return [None] * len(names)
 
     # ---- writing: for one thread ---------------------------------------------------------------------------------
 
@@ -249,8 +293,7 @@ class RemoteTier:
         """
         if not self.profiles.send(profile):
             return False
-        lives = [seconds for seconds in (self.config.ttl_s or None, life_s) if seconds is not None]
-        done = self._put(self._names.block(key), record, min(lives, default=None))
+        done = self._put(self._names.block(key), record, self._ttl_s(life_s))
         if self.listing is not None:
             self.listing.add([key])  # after: one that began meanwhile may have passed it. It may be there if it failed
         if not done:
@@ -258,6 +301,36 @@ class RemoteTier:
         self.beliefs.note([key], True)
         self._fresh.note([key], True)
         return True
+
+    def _ttl_s(self, life_s: float | None) -> float | None:
+        return min((seconds for seconds in (self.config.ttl_s or None, life_s) if seconds is not None), default=None)
+
+    def held(self, keys: Sequence[bytes], first: int) -> int | None:
+        """Return how many of the first of these blocks, which follow each other, are known to be there, asking for what
+        is not known; None if the servers may not be asked now. Of an engine with parcels.
+
+        first: number of the first block in its sequence.
+        """
+        deadline = self.clock() + self.config.write_timeout_s
+        count, is_sure = self._parcels.locate(keys, first, self.group, deadline, self._batch)
+        return count if is_sure else None
+
+    def has(self, key: bytes) -> bool:
+        """Return whether a block is believed to be there; asks nobody."""
+        return self._parcels.has(key)
+
+    def write_parcel(
+        self, keys: Sequence[bytes], records: Sequence[memoryview], profiles: Sequence[bytes], life_s: float | None
+    ) -> int:
+        """Write records of blocks of one group, which follow each other, as one parcel; return how many of the first
+        are there now, 0 if that failed. See `write`."""
+        if not all(map(self.profiles.send, dict.fromkeys(profiles))):
+            return 0
+        done = self._parcels.write(keys, records, self._ttl_s(life_s))
+        if done == 0:  # what has its name is no parcel: the block comes as a value of its own
+            return int(self.write(keys[0], records[0], profiles[0], life_s))
+        self._fresh.note(keys[: done or 0], True)
+        return done or 0
 
     def renew(self, keys: Sequence[bytes]) -> None:
         """Let values that were used live on, unless that was done not long ago."""
@@ -269,10 +342,16 @@ class RemoteTier:
             return
         self._fresh.note(old, True)  # also where it fails: it is tried again after as long
         groups: dict[str, list[str]] = {}
-        for name in map(self._names.block, old):
+        for name in dict.fromkeys(map(self._value_of, old)):
             groups.setdefault(engine.endpoint(name), []).append(name)
         for names in groups.values():
-            self._renew(names, ttl_s)
+            if self._calls.touch(names, ttl_s):
+                self._metrics.add(Metric.REMOTE_TOUCHED, len(names))
+
+    def _value_of(self, key: bytes) -> str:
+        """The name of the value that has a block."""
+        spot = self._parcels.spots.last(key)
+        return self._names.block(key if spot is None else parcel_of(spot.parcel))
 
     def renew_soon(self, keys: Sequence[bytes]) -> None:
         """What `renew` does, on a thread of the tier."""
@@ -284,15 +363,6 @@ class RemoteTier:
         for long knows nothing of that."""
         deadline = self.clock() + self.config.write_timeout_s
         self._workers.start(Task(self.read, key, most_bytes, deadline))
-
-    def _renew(self, names: Sequence[str], ttl_s: float) -> None:
-        timeout_s = self.config.write_timeout_s
-        try:
-            self._link.call("write", names[0], lambda e, left: e.touch(names, ttl_s, left), timeout_s)
-        except RemoteError as error:
-            self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
-        else:
-            self._metrics.add(Metric.REMOTE_TOUCHED, len(names))
 
     def delete(self, keys: Sequence[bytes]) -> tuple[int, int]:
         """Remove records; return how many were removed, and of how many that is not known."""
@@ -306,7 +376,7 @@ class RemoteTier:
         for group in groups.values():
             for start in range(0, len(group), engine.limits.exist_batch):
                 part = group[start : start + engine.limits.exist_batch]
-                done = self._delete([self._names.block(key) for key in part])
+                done = self._calls.delete([self._names.block(key) for key in part])
                 if done is None:
                     left += len(part)
                     continue
@@ -315,29 +385,15 @@ class RemoteTier:
         self._metrics.add(Metric.REMOTE_ERASED, removed)
         return removed, left
 
-    def _delete(self, names: Sequence[str]) -> int | None:
-        timeout_s = self.config.write_timeout_s
-        try:
-            return self._link.call("write", names[0], lambda e, left_s: e.delete(names, left_s), timeout_s)
-        except RemoteError as error:
-            self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
-            return None
-
     def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
-        timeout_s, parts = self.config.write_timeout_s, [data]
-        if self._sealer is not None:
-            parts = [memoryview(part) for part in self._sealer.seal(name, data)]
-        try:
-            new = self._link.call("write", name, lambda e, left: e.put_if_absent(name, parts, left, ttl_s), timeout_s)
-        except RemoteError as error:
-            self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
-            return False
+        parts: Sequence[memoryview | bytes] = [data] if self._sealer is None else self._sealer.seal(name, data)
+        new = self._calls.put(name, parts, ttl_s)
         if new:
             self._metrics.add(Metric.REMOTE_WRITTEN_RECORDS)
             self._metrics.add(Metric.REMOTE_WRITTEN_BYTES, len(data))
-        else:
+        elif new is not None:
             self._metrics.add(Metric.REMOTE_PRESENT)
-        return True
+        return new is not None
 
     @property
     def takes_writes(self) -> bool:

@@ -29,7 +29,7 @@ def too_large(size: int, limit: int) -> RemoteTooLarge:
     return RemoteTooLarge(f"a value of {size} bytes: at most {limit} fit")
 
 
-def scatter(value: memoryview | bytes, buffers: Sequence[memoryview]) -> int:
+def scatter(value: memoryview | bytes | bytearray, buffers: Sequence[memoryview]) -> int:
     """Write a value into the buffers, one after the other, as far as it goes; return how many bytes that were.
 
     Example:

@@ -46,8 +46,8 @@ _FULL = re.compile(r"status code: 507\b|QuotaExceeded|InsufficientStorage|Storag
 
 
 class S3Engine:
-    """A `RemoteEngine` in a bucket: `s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]`, one object a value. Records are put
-    together into parcels of up to 16 blocks, for each call takes long and is paid for.
+    """A `RemoteEngine` in a bucket: `s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]`, one object a value. Records are
+    put together into parcels of up to 16 blocks, for each call takes long and is paid for.
 
     Keys of access come from the environment (AWS_ACCESS_KEY_ID and so on), as obstore finds them, or from `settings`.
     Whether the server honours put-if-absent is tried when the engine is opened, and again with the first writes if it

@@ -1,0 +1,179 @@
+"""Writes blocks that follow each other to the remote tier together, where its engine wants that: as parcels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kvstore.core.keys import chain_keys
+from kvstore.metrics import Metric
+from kvstore.residency.residency import Residency
+from kvstore.tiers.remote.tier import RemoteTier
+from kvstore.write.leaving import LeavingRecord, LeavingRecords
+from kvstore.write.portable import Portable, PortableRecords
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A block: its record here, or one that the disk gave up."""
+
+    key: bytes
+    parent_key: bytes
+    record: int
+    leaving: LeavingRecord | None = None
+
+
+class _Stop(Enum):
+    """Why no further row is written."""
+
+    END = "all are there, or the store is being closed"
+    LATER = "it is to be tried again"
+    LEFT = "a record left the store"
+    REFUSED = "the server refused"
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """Records that are to make one parcel, and why the one behind them cannot be written now; END if it can."""
+
+    found: Sequence[Portable | LeavingRecord]
+    stop: _Stop = _Stop.END
+
+    @property
+    def data(self) -> list[memoryview]:
+        """The bytes of the records; good as long as this object is referred to."""
+        return [each.record.buffer.view[: each.record.header.record_bytes] for each in self.found]
+
+    @property
+    def profiles(self) -> list[bytes]:
+        """Ids of the profiles that they need."""
+        return [each.record.header.profile for each in self.found]
+
+    @property
+    def life_s(self) -> float | None:
+        """How long any of them is of use; None: for ever."""
+        lives = [each.life_s for each in self.found]
+        return max((life for life in lives if life is not None), default=None) if None not in lives else None
+
+
+_DROPPED = {_Stop.LEFT: Metric.DROPPED_REMOTE_LEFT, _Stop.REFUSED: Metric.DROPPED_REMOTE_ERROR}
+
+
+@dataclass(frozen=True)
+class ParcelUpload:
+    """Writes parcels, of at most the blocks of one group, which are all that is held in memory. For one thread.
+
+    Attributes:
+        portable: gives the bytes of a record.
+        root: gives the key before the first block of a namespace.
+        is_closing: whether the store is being closed.
+        there: called with records that are in the remote tier.
+    """
+
+    residency: Residency
+    tier: RemoteTier
+    portable: PortableRecords
+    root: Callable[[bytes], bytes]
+    is_closing: Callable[[], bool]
+    there: Callable[[Sequence[int]], None]
+
+    def upload(self, records: Sequence[int], keys: Sequence[bytes]) -> bool:
+        """Write what is missing of a sequence of whole blocks; False if that is to be tried again later.
+
+        keys: of its blocks, behind that of its namespace.
+        """
+        held = self.tier.held(keys[1:], 0)
+        if held is None:
+            return False
+        self.tier.renew(keys[1 : held + 1])
+        self.there(records[:held])
+        rows = [_Row(keys[i + 1], keys[i], record) for i, record in enumerate(records)]
+        done, stop = self._write(rows, held, 0)
+        if stop in _DROPPED:
+            self.residency.metrics.add(_DROPPED[stop], len(rows) - done)
+        return stop is not _Stop.LATER
+
+    def leave(self, chain: Sequence[LeavingRecord], leaving: LeavingRecords) -> bool:
+        """Write records that the disk gave up, root first, after what stands before them; False to try again later."""
+        headers = [each.record.header for each in chain]
+        if headers[0].start:
+            is_there = self._has_parent(chain[0])
+            if is_there is None or (not is_there and leaving.may_come(headers[0].key)):
+                return False  # what they follow may be leaving, too, and not be read yet
+            if not is_there:
+                self.residency.metrics.add(Metric.DROPPED_REMOTE_LEFT, len(chain))
+                return self._end(chain, leaving)
+        first = headers[0].start // self.residency.config.block_tokens
+        held = self.tier.held([header.key for header in headers], first)
+        if held is None:
+            return False
+        rows = [_Row(each.record.header.key, each.record.header.parent, 0, each) for each in chain]
+        done, stop = self._write(rows, held, first)
+        self._end(chain[:done], leaving)
+        if stop in _DROPPED:
+            self.residency.metrics.add(_DROPPED[stop], len(chain) - done)
+            self._end(chain[done:], leaving)
+        return stop is not _Stop.LATER
+
+    def _end(self, chain: Sequence[LeavingRecord], leaving: LeavingRecords) -> bool:
+        for each in chain:
+            leaving.done(each)
+        return True
+
+    def _has_parent(self, leaving: LeavingRecord) -> bool | None:
+        """Whether what a record follows is there, after what is here of that was written; None to try again later."""
+        key, size = leaving.record.header.parent, self.residency.config.block_tokens
+        if self.tier.has(key):
+            return True
+        path = self.residency.whole_path(leaving.parent) if leaving.parent in self.residency.index else None
+        if path is None or len(path[1]) % size:
+            absent = self.tier.absent([key])  # in a parcel it cannot be found: what that begins with is not known
+            return None if absent is None else not absent
+        namespace, tokens = path
+        keys = [self.root(namespace), *chain_keys(self.root(namespace), tokens, size)]
+        first = (len(keys) - 2) // self.tier.group * self.tier.group  # of the group of the last block
+        held = self.tier.held(keys[first + 1 :], first)
+        if held is None or first + 1 + held == len(keys):
+            return None if held is None else True
+        records = self.residency.index.match(namespace, tokens, touch=False).records.tolist()
+        return self.tier.has(key) if self.upload(records, keys) else None
+
+    def _write(self, rows: Sequence[_Row], at: int, first: int) -> tuple[int, _Stop]:
+        """Write rows from `at` on; return how many are there, and why not more.
+
+        first: number of the first row's block.
+        """
+        group = self.tier.group
+        while at < len(rows) and not self.is_closing():
+            if self.tier.has(rows[at].key):
+                done, count, here = 1, 1, _Gathered([])
+            else:
+                here = self._gather(rows[at : at + group - (first + at) % group])
+                count = len(here.found)
+                keys = [row.key for row in rows[at : at + count]]
+                done = self.tier.write_parcel(keys, here.data, here.profiles, here.life_s) if count else 0
+            self.there([row.record for row in rows[at : at + done] if row.record])
+            at += done
+            if count and not done:
+                return at, _Stop.REFUSED if self.tier.takes_writes else _Stop.LATER
+            if done == count and here.stop is not _Stop.END:
+                return at, here.stop
+        return at, _Stop.END
+
+    def _gather(self, rows: Sequence[_Row]) -> _Gathered:
+        """The records of the first rows, as far as they are not there, and can be read."""
+        found = list[Portable | LeavingRecord]()
+        for row in rows:
+            if found and self.tier.has(row.key):
+                break
+            one: Portable | LeavingRecord | None = row.leaving
+            if one is None:
+                if row.record and self.residency.queued(row.record) is not None:
+                    return _Gathered(found, _Stop.LATER)
+                gone = not row.record or self.residency.is_expired(row.record)
+                one = None if gone else self.portable(row.record, row.parent_key)
+            if one is None:
+                return _Gathered(found, _Stop.LEFT)
+            found.append(one)
+        return _Gathered(found)
