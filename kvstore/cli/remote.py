@@ -15,6 +15,7 @@ from kvstore.cli.space import Really
 from kvstore.tiers.disk.fs import FileSystem, read_file
 from kvstore.tiers.remote.cleaning import older, orphans, remove, to_remove
 from kvstore.tiers.remote.engine import RemoteEngine
+from kvstore.tiers.remote.names import PARCEL
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.sealing import Sealer, key_from
 from kvstore.tiers.remote.survey import Value, survey
@@ -66,6 +67,7 @@ def _row(identity: str, values: list[Value], lost: set[str]) -> dict[str, Any]:
     return {
         "identity": identity,
         "records": sum(value.is_record for value in good),
+        "parcels": len({value.object for value in good if value.object.endswith(PARCEL)}),
         "places": sum(bool(value.parts) for value in good),
         "tokens": sum(value.tokens for value in good),
         "profiles": sum(value.is_profile for value in values),
@@ -117,9 +119,10 @@ def gc(
         seconds = None if older_than is None else parse_seconds(older_than)
         budget = None if to is None else parse_size(to)
         old = set[str]() if seconds is None else older(engine, identity, seconds, timeout)
-        values = survey(engine, timeout, identity, _sealer(key))
+        sealer = _sealer(key)
+        values = survey(engine, timeout, identity, sealer)
         going = to_remove(values, budget, old)
-        gone = remove(engine, values, going, timeout, old, seconds or 0.0) if yes else []
+        gone = remove(engine, values, going, timeout, old, seconds or 0.0, sealer) if yes else []
     freed, before = sum(value.nbytes for value in (gone if yes else going)), sum(value.nbytes for value in values)
     if as_json:
         print_json({"before": before, "after": before - freed * yes, "due": len(going), "removed": len(gone)})

@@ -47,13 +47,14 @@ class RemoteErasure:
         self._namespace: bytes | None = None  # which is erased as a whole
         self._parents: dict[bytes, bytes] = {}  # of keys, as far as they are known
         self._tokens: dict[bytes, Tokens] = {}  # of blocks, by their keys
+        self._starts: dict[bytes, int] = {}  # where blocks begin, by their keys
         self._spared: tuple[bytes, int] = b"", 0  # a block by its key, and how many of its tokens stay
         self._parts: dict[bytes, None] = {}  # what records go by that lack something, or have states
         self._unknown = 0  # what may be there, for no server said so in time
 
     def begin(self) -> None:
         """An erase begins."""
-        self._keys, self._parts, self._parents, self._tokens = {}, {}, {}, {}
+        self._keys, self._parts, self._parents, self._tokens, self._starts = {}, {}, {}, {}, {}
         self._spared, self._namespace, self._unknown = (b"", 0), None, 0
 
     def note(self, namespace: bytes, records: Iterable[int], tokens: Tokens | None = None) -> None:
@@ -72,6 +73,7 @@ class RemoteErasure:
             if key is not None and (len(block) == size or self._has_places):
                 by_tag[key_tag(key)] = key
                 self._keys[key] = None
+                self._starts[key] = start
                 self._parts[part_of(key, *kind)] = None
                 if parent is not None:
                     self._parents[key], self._tokens[key] = parent, block
@@ -87,7 +89,7 @@ class RemoteErasure:
         self._keys.update(dict.fromkeys(keys[first:]))
         for i, key in enumerate(keys):
             self._parents[key] = keys[i - 1] if i else self._root(namespace)
-            self._tokens[key] = whole[i * size : (i + 1) * size]
+            self._tokens[key], self._starts[key] = whole[i * size : (i + 1) * size], i * size
         for key in keys[:first]:
             self._keys.pop(key, None)
         if first < len(keys):
@@ -100,12 +102,29 @@ class RemoteErasure:
             keys.append(header.key)
             parts[part_of(header.key, header.cut, bool(header.flags & FLAG_STATES))] = None
             self._parents[header.key], self._tokens[header.key] = header.parent, header.tokens
+            self._starts[header.key] = header.start
         self._unknown += not self._uploader.settle()
         keys = list(dict.fromkeys(keys))
         if self._has_places:
             keys = self._values(keys, parts)
-        removed, left = self._tier.delete(keys)
+            removed, left = self._tier.delete(keys)
+        else:
+            removed, left = self._tier.erase(keys, self._before(keys))
         return replace(result, remote_blocks=removed, remote_left=left + self._unknown)
+
+    def _before(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The blocks that stay, of the groups of those that go: a parcel that begins with one of them may hold more."""
+        erased, size, found = set(keys), self._residency.config.block_tokens, dict[bytes, None]()
+        for key in keys if self._tier.group > 1 else ():
+            at = key
+            for _ in range(self._starts[key] // size % self._tier.group):
+                parent = self._parents.get(at)
+                if parent is None or parent in erased or parent in found:
+                    self._unknown += parent is None  # it cannot be asked for
+                    break
+                found[parent] = None
+                at = parent
+        return list(found)
 
     def _values(self, keys: Sequence[bytes], parts: Iterable[bytes]) -> list[bytes]:
         """All that may be there of these blocks: records of theirs that are known here or that a place of theirs names,

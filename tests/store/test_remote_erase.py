@@ -22,9 +22,15 @@ SMALL_DISK = {"host": 0, "disk": 4 * small.SEGMENT}
 OPTIONS = pytest.mark.parametrize("options", [{}, {"host": 0}], ids=["with memory", "from disk alone"])
 
 
+@pytest.fixture(params=["values", "parcels"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    url = f"memory:{tmp_path.name}"
+    return rs.WithParcels(url) if request.param == "parcels" else url
+
+
 @pytest.fixture
-def remote(tmp_path: Path) -> Any:
-    return rs.settings(f"memory:{tmp_path.name}")
+def remote(url: str) -> Any:
+    return rs.settings(url)
 
 
 def _there(path: Path, remote: Any, tokens: Any, namespace: bytes = b"") -> int:
@@ -110,17 +116,18 @@ def test_a_delete_leaves_it_there(tmp_path: Path, remote: Any) -> None:
 
 
 @pytest.mark.parametrize("kept", [{"erase": False}, {"read_only": True}])
-def test_a_store_that_may_not_leaves_it_there(tmp_path: Path, remote: Any, kept: dict[str, bool]) -> None:
+def test_a_store_that_may_not_leaves_it_there(tmp_path: Path, url: str, kept: dict[str, bool]) -> None:
+    remote = rs.settings(url)
     rs.filled(tmp_path / "a", remote, TOKENS)
-    with rs.open_store(tmp_path / "b", rs.settings(f"memory:{tmp_path.name}", **kept)) as store:
+    with rs.open_store(tmp_path / "b", rs.settings(url, **kept)) as store:
         small.put(store, TOKENS)
         result = store.delete(TOKENS, erase=True)
         assert (result.removed_blocks, result.remote_blocks, result.remote_left) == (6, 0, 0)
     assert _there(tmp_path / "c", remote, TOKENS) == len(TOKENS)
 
 
-def test_a_server_that_is_down_is_told(tmp_path: Path) -> None:
-    faulty = rs.settings(f"memory:{tmp_path.name}", settings={"faults": FaultPlan()})
+def test_a_server_that_is_down_is_told(tmp_path: Path, url: str) -> None:
+    faulty = rs.settings(url, settings={"faults": FaultPlan()})
     with rs.open_store(tmp_path / "a", faulty) as store:
         _put(store, TOKENS)
         there = store._engine.remote
@@ -139,8 +146,8 @@ def _blocks(url: str) -> set[str]:
     return {name for name in open_engine(url).list("kvs1/", 60) if "/profile/" not in name}
 
 
-def test_what_the_disk_gave_up_and_waits_for_the_server_goes_too(tmp_path: Path) -> None:
-    faulty = rs.settings(f"memory:{tmp_path.name}", upload="eviction", settings={"faults": FaultPlan(failing=1.0)})
+def test_what_the_disk_gave_up_and_waits_for_the_server_goes_too(tmp_path: Path, url: str) -> None:
+    faulty = rs.settings(url, upload="eviction", settings={"faults": FaultPlan(failing=1.0)})
     with rs.open_store(tmp_path / "a", faulty, **SMALL_DISK) as store:
         small.put(store, TOKENS)
         other = 100
@@ -156,7 +163,7 @@ def test_what_the_disk_gave_up_and_waits_for_the_server_goes_too(tmp_path: Path)
         engine.plan = FaultPlan()
         rs.until(lambda: there.tier.takes_writes)
         assert store.flush(remote=True).remote_due == 0
-    assert _there(tmp_path / "b", rs.settings(faulty.url), TOKENS) == 0
+    assert _there(tmp_path / "b", rs.settings(url), TOKENS) == 0
 
 
 def test_what_a_get_brought_is_not_kept_behind_an_erase(tmp_path: Path, remote: Any) -> None:

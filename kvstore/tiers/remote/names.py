@@ -11,6 +11,7 @@ from dataclasses import dataclass
 PREFIX = "kvs1"
 KEY_BYTES = 32
 _PLACE, _MARK, _PARCEL = b".place", b".mark", b".parcel"
+PARCEL = ".parcel"
 _VALUE = re.compile(r"([0-9a-f]{64})((?:-[0-9a-f]{1,8}s?|\.place|\.mark|\.parcel)?)", re.ASCII)
 
 

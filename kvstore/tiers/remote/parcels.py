@@ -199,5 +199,11 @@ class Parcels:
         self.metrics.add(Metric.REMOTE_PRESENT, here)
         return here
 
+    def put_again(self, head: ParcelHead, records: memoryview, ttl_s: float | None) -> None:
+        """Write a parcel whose records were read there, if nobody wrote another one meanwhile."""
+        name = self.names.block(parcel_of(head.keys[0]))
+        if self.calls.put(name, [*self._sealed(name, head.pack()), records], ttl_s):
+            self._note(head)
+
     def _sealed(self, name: str, data: memoryview | bytes) -> Sequence[memoryview | bytes]:
         return [data] if self.sealer is None else self.sealer.seal(name, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,22 +14,23 @@ import numpy as np
 from kvstore.codecs.profile import profile_id_of
 from kvstore.core.keys import chain_key
 from kvstore.core.places import MARK, Place
-from kvstore.core.record import FLAG_STATES, DamagedRecord, check_payload, parse
+from kvstore.core.record import FLAG_STATES, Damage, DamagedRecord, check_payload, parse
 from kvstore.tiers.remote.engine import RemoteEngine
-from kvstore.tiers.remote.names import PREFIX, part_of, place_of, split
-from kvstore.tiers.remote.sealing import MAGIC, Sealer
+from kvstore.tiers.remote.names import PARCEL, PREFIX, part_of, place_of, split
+from kvstore.tiers.remote.parcel import HEAD_BYTES, ParcelHead
+from kvstore.tiers.remote.sealing import MAGIC, OVERHEAD, Sealer
 
 _THREADS = 8
-_MOST_BYTES = 1 << 28  # of a value; memory that is not written is not taken
+MOST_BYTES = 1 << 28  # of a value; memory that is not written is not taken
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value.
+    """One value, or one record of a parcel.
 
     Attributes:
-        name: its key in the remote tier.
-        nbytes: what it takes.
+        name: its key in the remote tier; of a record of a parcel that of the parcel, "/" and the key of its block.
+        nbytes: what it takes; of the first record of a parcel with the head.
         problem: what is wrong with it; "" for nothing.
         parent: the name of the block before it; "" for none, and of profiles. That of a place is the block which ends
             there.
@@ -52,6 +54,12 @@ class Value:
     is_sealed: bool = False
     after: str = ""
     parts: tuple[str, ...] = ()
+
+    @property
+    def object(self) -> str:
+        """The key in the remote tier of what is removed with it."""
+        within, parcel, _ = self.name.partition(PARCEL)
+        return within + parcel
 
     @property
     def is_profile(self) -> bool:
@@ -90,13 +98,14 @@ def survey(engine: RemoteEngine, timeout_s: float, identity: str = "", sealer: S
     Raises:
         RemoteError: the server failed.
     """
-    here, known, found = threading.local(), set[str](), list[Value | None]()
+    here, known, found = threading.local(), set[str](), list[Value]()
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(2):
             new = [name for name in names(engine, timeout_s, identity) if name not in known]
             known.update(new)
-            found += threads.map(partial(_look, engine, here, timeout_s, sealer), new)
-    return [value for value in found if value is not None]
+            for values in threads.map(partial(_look, engine, here, timeout_s, sealer), new):
+                found += values
+    return found
 
 
 def names(engine: RemoteEngine, timeout_s: float, identity: str = "") -> list[str]:
@@ -106,23 +115,52 @@ def names(engine: RemoteEngine, timeout_s: float, identity: str = "") -> list[st
 
 def _look(
     engine: RemoteEngine, here: threading.local, timeout_s: float, sealer: Sealer | None, name: str
-) -> Value | None:
-    """A value; None if it left meanwhile."""
+) -> list[Value]:
+    """A value, or the records of a parcel, in their order; [] if it left meanwhile."""
     if not hasattr(here, "buffer"):
-        here.buffer = np.empty(_MOST_BYTES, np.uint8)
+        here.buffer = np.empty(MOST_BYTES, np.uint8)
     view = memoryview(here.buffer)
     size = engine.get_into(name, view, timeout_s)
     if size is None:
-        return None
+        return []
     data = view[:size]
-    if sealer is not None:
+    if sealer is None and data[: len(MAGIC)] == MAGIC:
+        return [Value(name, size, is_sealed=True)]
+    try:
+        return list(_records(name, data, sealer)) if name.endswith(PARCEL) else [_value(name, data, sealer)]
+    except DamagedRecord as damage:
+        return [Value(name, size, str(damage))]
+
+
+def _value(name: str, data: memoryview, sealer: Sealer | None) -> Value:
+    """A value of its own. Raises `DamagedRecord` if it is not sealed as it must be."""
+    opened = data if sealer is None else memoryview(sealer.opened(name, data))
+    return replace(_checked(name, opened), nbytes=len(data))
+
+
+def _records(name: str, data: memoryview, sealer: Sealer | None) -> Iterator[Value]:
+    """The records of a parcel. Raises `DamagedRecord` if its head does not say where they are."""
+    head, begin = head_of(name, data, sealer)
+    if len(data) != begin + head.nbytes:
+        raise DamagedRecord(Damage.LENGTH, f"a parcel of {begin + head.nbytes} bytes, found {len(data)}")
+    folder, before = name.rpartition("/")[0], ""
+    for key, offset, size in zip(head.keys, head.offsets, head.sizes, strict=True):
+        block, part = f"{folder}/{key.hex()}", data[begin + offset : begin + offset + size]
         try:
-            data = memoryview(sealer.opened(name, data))
+            value = _value(block, part, sealer)
         except DamagedRecord as damage:
-            return Value(name, size, str(damage))
-    elif data[: len(MAGIC)] == MAGIC:
-        return Value(name, size, is_sealed=True)
-    return replace(_checked(name, data), nbytes=size)
+            value = Value(block, size, str(damage))
+        if before and not value.problem and value.after != before:
+            value = replace(value, problem="does not follow the record before it")
+        yield replace(value, name=f"{name}/{key.hex()}", nbytes=size if before else begin + size)
+        before = block
+
+
+def head_of(name: str, data: memoryview, sealer: Sealer | None) -> tuple[ParcelHead, int]:
+    """Return the head of a parcel, and how many bytes it takes. Raises `DamagedRecord`."""
+    begin, found = HEAD_BYTES + (0 if sealer is None else OVERHEAD), split(name)
+    opened = data[:begin] if sealer is None else sealer.opened(name, data[:begin])
+    return ParcelHead.unpack(opened, found[0] if found is not None else b"", MOST_BYTES), begin
 
 
 def _checked(name: str, data: memoryview) -> Value:
@@ -174,5 +212,7 @@ def _joined(found: tuple[bytes, str]) -> bytes:
 
 def _block_of(name: str) -> str:
     """The name of the block that a value belongs to, without what tells its records apart."""
-    found = split(name)
-    return name if found is None else f"{name.rpartition('/')[0]}/{found[0].hex()}"
+    folder, found = name.rpartition("/")[0], split(name)
+    if folder.endswith(PARCEL):
+        folder = folder.rpartition("/")[0]
+    return name if found is None else f"{folder}/{found[0].hex()}"

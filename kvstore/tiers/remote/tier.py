@@ -24,6 +24,7 @@ from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.listing import Listing
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel import group_of
+from kvstore.tiers.remote.parcel_erase import ParcelErasure
 from kvstore.tiers.remote.parcel_read import ParcelRead, neighbours
 from kvstore.tiers.remote.parcels import Parcels
 from kvstore.tiers.remote.profiles import RemoteProfiles
@@ -384,6 +385,16 @@ class RemoteTier:
                 self.beliefs.note(part, False)
         self._metrics.add(Metric.REMOTE_ERASED, removed)
         return removed, left
+
+    def erase(self, keys: Sequence[bytes], before: Sequence[bytes]) -> tuple[int, int]:
+        """Remove blocks, wherever they lie; return how many were removed, and of how many that is not known.
+
+        before: blocks that stay, of the groups of those that go.
+        """
+        if self.group == 1:
+            return self.delete(keys)
+        erasure = ParcelErasure(self._parcels, frozenset(keys), self._batch, self._ttl_s(None))
+        return erasure.run(before)
 
     def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
         parts: Sequence[memoryview | bytes] = [data] if self._sealer is None else self._sealer.seal(name, data)
