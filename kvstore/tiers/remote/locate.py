@@ -48,7 +48,7 @@ def locate(keys: Sequence[bytes], first: int, group: int, asking: Asking, wanted
         >>> locate([b"a", b"b", b"c", b"d"], 0, 2, asking), asked
         ((3, True), [b'ac', b'd'])
     """
-    there = {at for at, key in enumerate(keys) if asking.known(key)}
+    there = set[int]()
     headless, end, is_sure, most = set[int](), len(keys), True, _FIRST_HEADS
 
     def ask(places: Sequence[int]) -> None:
@@ -62,7 +62,11 @@ def locate(keys: Sequence[bytes], first: int, group: int, asking: Asking, wanted
             else:
                 end, is_sure = min(end, at), False
 
-    while fronts := _fronts(there, end, first, group, most, lambda at: asking.lacks(keys[at]), wanted):
+    def known() -> set[int]:
+        there.update(at for at, key in enumerate(keys) if at not in there and asking.known(key))
+        return there
+
+    while fronts := _fronts(known(), end, first, group, most, lambda at: asking.lacks(keys[at]), wanted):
         before = [at for at in range(wanted) if at not in there][:1] if fronts[0] == wanted else []
         ask([at for at in before if at not in headless] + fronts)
         if before and not headless.issuperset(before):

@@ -44,7 +44,7 @@ class ParcelErasure:
             self._delete([parcel_of(key) for key in some], [one for key in some for one in whole[key]])
         for some in self._batches(alone):
             self._delete(some, some)
-        self.parcels.lost(keys)
+        self.parcels.beliefs.forget(map(parcel_of, self.parcels.spots.forget(keys)))
         self.parcels.beliefs.note(self.removed, False)
         self.parcels.metrics.add(Metric.REMOTE_ERASED, len(self.removed))
         return len(self.removed), len(self.left)
@@ -83,7 +83,7 @@ class ParcelErasure:
         name, first = self.parcels.names.block(parcel_of(head.keys[0])), head.first(count)
         data = memoryview(bytearray(first.nbytes))
         size = self.parcels.calls.read_part(name, self.parcels.head_bytes, [data], self._deadline())
-        self.parcels.lost(head.keys)
+        self.parcels.spots.forget(head.keys)
         if self._delete([parcel_of(head.keys[0])], head.keys[count:]) and size == first.nbytes:
             self.parcels.put_again(first, data, self.ttl_s)
 

@@ -115,8 +115,8 @@ class Parcels:
         return found
 
     def _usable(self, head: ParcelHead) -> Sequence[bytes]:
-        """The blocks in a parcel before the first that was read, and is damaged."""
-        return list(takewhile(lambda key: self.beliefs.of(key) is not False, head.keys))
+        """The blocks in a parcel before the first that was read, and is damaged; another parcel may begin with that."""
+        return [head.keys[0], *takewhile(lambda key: self.beliefs.of(key) is not False, head.keys[1:])]
 
     def head(self, key: bytes, deadline: float) -> ParcelHead | Reason:
         """Return the head of the parcel that begins with a block, or why it does not come, and note what it says."""
@@ -138,10 +138,10 @@ class Parcels:
         return head
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """Where these blocks lay, they are not any more: their parcels may have been written anew."""
-        spots = [spot for spot in map(self.spots.last, keys) if spot is not None]
-        self.beliefs.forget({parcel_of(spot.parcel) for spot in spots})
-        self.spots.forget(keys)
+        """The first of these blocks is not where it lay, or damaged: their parcels may have been written anew."""
+        parcels = self.spots.forget(keys)
+        self.beliefs.forget(map(parcel_of, parcels))
+        self.beliefs.note([parcel_of(key) for key in keys[:1] if key in parcels], False)
 
     def _note(self, head: ParcelHead) -> None:
         self.beliefs.note([parcel_of(head.keys[0])], True)

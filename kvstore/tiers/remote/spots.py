@@ -72,14 +72,14 @@ class Spots:
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)
 
-    def forget(self, keys: Iterable[bytes] | None) -> None:
-        """Believe nothing of these blocks any more; None: of any."""
-        with self._lock:
-            if keys is None:
-                self._known.clear()
-                return
-            for key in keys:
-                self._known.pop(key, None)
+    def forget(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Believe nothing any more of the parcels that these blocks lie in; return what those begin with."""
+        parcels = {spot.parcel for spot in map(self.last, keys) if spot is not None}
+        if parcels:
+            with self._lock:
+                for key in [key for key, (spot, _) in self._known.items() if spot.parcel in parcels]:
+                    del self._known[key]
+        return parcels
 
     def __len__(self) -> int:
         return len(self._known)
