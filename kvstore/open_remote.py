@@ -20,6 +20,7 @@ from kvstore.read.remote_places import PlaceSearch
 from kvstore.read.remote_resume import RemoteResumer
 from kvstore.remote_config import RemoteConfig
 from kvstore.residency.block import most_bytes
+from kvstore.residency.residency import Residency
 from kvstore.tiers.codecs import NewCodecs
 from kvstore.tiers.disk.fs import FileSystem, read_file
 from kvstore.tiers.profiles import Profiles
@@ -153,6 +154,12 @@ def open_remote(
     leaving = LeavingRecords(residency, fetcher.pool, remote.queue_bytes, keep_tails=grouped)
     uploader = Uploader(residency, tier, portable, lookup.root, block_bytes, leaving, lookup if grouped else None)
     opened.callback(uploader.close, remote.close_timeout_s)
+    _listen(residency, uploader, remote, grouped)
+    return Remote(tier, reader, resumer, uploader)
+
+
+def _listen(residency: Residency, uploader: Uploader, remote: RemoteConfig, grouped: bool) -> None:
+    """Have the uploader told of what the settings say is to be written."""
     residency.listen(forgotten=uploader.forget)
     if remote.upload == "put":
         residency.on_written(uploader.written)
@@ -162,7 +169,6 @@ def open_remote(
         residency.on_use(uploader.due)
     else:
         residency.on_evicted(uploader.evicted)
-    return Remote(tier, reader, resumer, uploader)
 
 
 @dataclass

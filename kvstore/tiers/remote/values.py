@@ -34,8 +34,8 @@ def scatter(value: memoryview | bytes | bytearray, buffers: Sequence[memoryview]
 
     Example:
         >>> buffers = [memoryview(bytearray(2)), memoryview(bytearray(3))]
-        >>> scatter(b"abcd", buffers), bytes(buffers[0]), bytes(buffers[1])
-        (4, b'ab', b'cd\x00')
+        >>> scatter(b"abcde", buffers), bytes(buffers[0]), bytes(buffers[1])
+        (5, b'ab', b'cde')
     """
     data, done = memoryview(value).cast("B"), 0
     for buffer in buffers:
