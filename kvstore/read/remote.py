@@ -22,8 +22,9 @@ from kvstore.gate.load import Part
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.remote_check import RemoteCheck
+from kvstore.tiers.remote.fetching import Fetched
 from kvstore.tiers.remote.record import TIER, RemoteRecord
-from kvstore.tiers.remote.tier import Fetched, RemoteTier
+from kvstore.tiers.remote.tier import RemoteTier
 
 NO_RECORD = 0  # the number of a block that is no record of this store
 

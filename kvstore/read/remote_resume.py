@@ -17,8 +17,8 @@ from kvstore.read.lookup import Lookup
 from kvstore.read.remote import NO_RECORD, Arrivals, RemoteReader, RemoteRequest
 from kvstore.read.remote_places import FoundPlace, PlaceSearch
 from kvstore.read.result import OutputBuffers, allocate
+from kvstore.tiers.remote.fetching import Fetched
 from kvstore.tiers.remote.record import TIER, RemoteRecord
-from kvstore.tiers.remote.tier import Fetched
 
 _PLACES = 3  # that a get tries at most
 

@@ -9,45 +9,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from kvstore.core.explanation import Reason
-from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Task, Workers
 from kvstore.metrics import Metric, Metrics
 from kvstore.remote_config import RemoteConfig
-from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.remote.beliefs import Beliefs
 from kvstore.tiers.remote.calls import RemoteCalls
+from kvstore.tiers.remote.fetching import Check, Fetched, RemoteFetcher
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.listing import Listing
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel import group_of
 from kvstore.tiers.remote.parcel_erase import ParcelErasure
-from kvstore.tiers.remote.parcel_read import ParcelRead, neighbours
 from kvstore.tiers.remote.parcels import Parcels
 from kvstore.tiers.remote.profiles import RemoteProfiles
-from kvstore.tiers.remote.record import TIER, RemoteRecord
+from kvstore.tiers.remote.record import TIER
 from kvstore.tiers.remote.sealing import Sealer
 from kvstore.tiers.remote.search import leading
-from kvstore.tiers.remote.spots import Spot, Spots
+from kvstore.tiers.remote.spots import Spots
 
 _CLOSING_S = 1.0  # see `RemoteLink`
 _SEAL_BYTES = 1 << 10  # more than sealing adds
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """What came of reading one value: the record, or why there is none. nbytes: of the value."""
-
-    record: RemoteRecord | None
-    why: Reason | None = None
-    nbytes: int = 0
-
-
-Check = Callable[[Buffer], RemoteRecord]
-"""Makes a record of what was read, all of it and nothing else; raises `DamagedRecord`."""
 
 
 class RemoteTier:
@@ -90,7 +74,6 @@ class RemoteTier:
         self._names = names
         self._link = link
         self._metrics = metrics
-        self._pool = pool
         self._most_bytes = most_bytes
         self._sealer = sealer
         self.listing = listing
@@ -110,6 +93,9 @@ class RemoteTier:
             sealer,
             config.write_timeout_s,
             clock,
+        )
+        self._fetcher = RemoteFetcher(
+            self._calls, names, metrics, pool, self._workers, profiles, self._parcels, sealer, clock
         )
 
     @property
@@ -179,76 +165,11 @@ class RemoteTier:
 
         more_bytes: so much larger than others the values may be.
         """
-        most, tasks = self._most_bytes + more_bytes, list[Task[Fetched]]()
-        spots = [self._parcels.spots.last(key) for key in keys]
-        for some in neighbours(spots):
-            takes = [partial(self._fetched, keys[at], check=checks[at], deadline=deadline) for at in some]
-            here = [spot for spot in spots[some.start : some.stop] if spot is not None]
-            if here:
-                reading = ParcelRead(here, partial(self._read_part, here[0], deadline), self._pool, takes)
-                tasks += reading.tasks
-                self._workers.start(reading)
-            else:
-                tasks.append(Task(self._fetch, keys[some.start], deadline, most, takes[0]))
-                self._workers.start(tasks[-1])
-        return tasks
+        return self._fetcher.fetch(keys, deadline, checks, self._most_bytes + more_bytes)
 
     def read(self, key: bytes, most_bytes: int, deadline: float) -> bytes | Reason:
         """Return a small value that is no record; or why it does not come."""
-        found = self._opened(key, self._read(key, deadline, most_bytes + _SEAL_BYTES))
-        return bytes(found.view) if isinstance(found, Buffer) else found
-
-    def _fetch(
-        self, key: bytes, deadline: float, most_bytes: int, take: Callable[[Buffer | Reason], Fetched]
-    ) -> Fetched:
-        return take(self._read(key, deadline, most_bytes))
-
-    def _fetched(self, key: bytes, came: Buffer | Reason, check: Check, deadline: float) -> Fetched:
-        """What is made of the bytes that came of a record."""
-        buffer, name = self._opened(key, came), self._names.block(key)
-        if isinstance(buffer, Reason):
-            return Fetched(None, buffer)
-        size = len(buffer.view)
-        try:
-            record = check(buffer)
-        except DamagedRecord as damage:
-            self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
-            return Fetched(None, Reason.REMOTE_REFUSED)
-        if not self.profiles.bring(record.header.codec, record.header.profile, deadline):
-            self._metrics.add(Metric.UNKNOWN_PROFILE)
-            return Fetched(None, Reason.REMOTE_LATE)
-        self._metrics.add(Metric.REMOTE_READ_RECORDS)
-        self._metrics.add(Metric.REMOTE_READ_BYTES, size)
-        return Fetched(record, nbytes=size)
-
-    def _read(self, key: bytes, deadline: float, most_bytes: int) -> Buffer | Reason:
-        """What lies under a key, or why there is nothing."""
-        if self.clock() >= deadline:
-            return Reason.REMOTE_LATE
-        buffer = self._pool.take(most_bytes)
-        size = self._calls.read(self._names.block(key), buffer.view, deadline)
-        if isinstance(size, Reason):
-            return size
-        buffer.trim(size)
-        return buffer
-
-    def _read_part(self, spot: Spot, deadline: float, offset: int, buffers: Sequence[memoryview]) -> int | Reason:
-        name = self._names.block(parcel_of(spot.parcel))
-        return self._calls.read_part(name, self._parcels.head_bytes + offset, buffers, deadline)
-
-    def _opened(self, key: bytes, came: Buffer | Reason) -> Buffer | Reason:
-        """The same, opened if it is sealed."""
-        if isinstance(came, Reason) or self._sealer is None:
-            return came
-        name = self._names.block(key)
-        try:
-            data = self._sealer.opened(name, came.view)
-        except DamagedRecord as damage:
-            self._metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
-            return Reason.REMOTE_REFUSED
-        came.view[: len(data)] = data
-        came.trim(len(data))
-        return came
+        return self._fetcher.read(key, most_bytes + _SEAL_BYTES, deadline)
 
     def _exist(self, keys: Sequence[bytes], deadline: float) -> list[bool | None]:
         """Whether each is there; None where that cannot be known in time. One call for each server."""
