@@ -128,16 +128,15 @@ class ParcelUpload:
             return True
         path = self.residency.whole_path(leaving.parent) if leaving.parent in self.residency.index else None
         if path is None or len(path[1]) % size:
-            absent = self.tier.absent([key])  # in a parcel it cannot be found: what that begins with is not known
-            return None if absent is None else not absent
+            return self.tier.holds(key)
         namespace, tokens = path
         keys = [self.root(namespace), *chain_keys(self.root(namespace), tokens, size)]
         first = (len(keys) - 2) // self.tier.group * self.tier.group  # of the group of the last block
         held = self.tier.held(keys[first + 1 :], first)
-        if held is None or first + 1 + held == len(keys):
-            return None if held is None else True
-        records = self.residency.index.match(namespace, tokens, touch=False).records.tolist()
-        return self.tier.has(key) if self.upload(records, keys) else None
+        if held is not None and first + 1 + held < len(keys):
+            records = self.residency.index.match(namespace, tokens, touch=False).records.tolist()
+            held = self.tier.held(keys[first + 1 :], first) if self.upload(records, keys) else None
+        return None if held is None else first + 1 + held == len(keys)
 
     def _write(self, rows: Sequence[_Row], at: int, first: int) -> tuple[int, _Stop]:
         """Write rows from `at` on; return how many are there, and why not more.

@@ -21,7 +21,7 @@ from kvstore.tiers.remote.fetching import Check, Fetched, RemoteFetcher
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.listing import Listing
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
-from kvstore.tiers.remote.parcel import group_of
+from kvstore.tiers.remote.parcel import ParcelHead, group_of
 from kvstore.tiers.remote.parcel_erase import ParcelErasure
 from kvstore.tiers.remote.parcels import Parcels
 from kvstore.tiers.remote.profiles import RemoteProfiles
@@ -240,6 +240,20 @@ class RemoteTier:
     def has(self, key: bytes) -> bool:
         """Return whether a block is believed to be there; asks nobody."""
         return self._parcels.has(key)
+
+    def holds(self, key: bytes) -> bool | None:
+        """Return whether a block is there, asking the server; None if it may not be asked now. One in a parcel of which
+        this store never heard is not found."""
+        spot = self._parcels.spots.last(key)
+        head: ParcelHead | Reason = Reason.REMOTE_GONE
+        if spot is not None:
+            head = self._parcels.head(spot.parcel, self.clock() + self.config.write_timeout_s)
+        if isinstance(head, ParcelHead) and key in head.keys:
+            return True
+        if head in (Reason.REMOTE_LATE, Reason.REMOTE_FAILED):
+            return None
+        absent = self.absent([key])
+        return None if absent is None else not absent
 
     def write_parcel(
         self, keys: Sequence[bytes], records: Sequence[memoryview], profiles: Sequence[bytes], life_s: float | None
