@@ -112,7 +112,7 @@ def follow(devices: Iterable[torch.device]) -> None:
 @contextlib.contextmanager
 def own_stream(view: KVView) -> Iterator[None]:
     """Launch what is done inside with a published view on the store's own stream of each GPU that holds its tensors."""
-    if view.on_cpu or not view.has_memory:
+    if view.on_cpu:
         yield
         return
     import torch

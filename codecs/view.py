@@ -111,15 +111,15 @@ class KVView:
         rows[2] = widths
         return cls(layout, tokens, rows, None, owner)
 
-    @classmethod
-    def of_nothing(cls, layout: KVLayout, tokens: int) -> KVView:
+    @staticmethod
+    def of_nothing(layout: KVLayout, tokens: int) -> KVView:
         """Return a view that has no memory behind it, only sizes: what reads it or writes to it raises ValueError."""
-        return cls(layout, tokens, None, None)
+        return _SizesOnly(layout, tokens, None, None)
 
     @property
     def has_memory(self) -> bool:
         """Whether there is anything behind the view; see `of_nothing`."""
-        return self._rows is not None or self._tensors is not None
+        return True
 
     @property
     def on_cpu(self) -> bool:
@@ -230,6 +230,27 @@ class KVView:
             return
         for to, source in zip(target.tensors(), self.tensors(), strict=True):
             to.copy_(source)
+
+
+class _SizesOnly(KVView):
+    """A view of nothing."""
+
+    __slots__ = ()
+
+    @property
+    def has_memory(self) -> bool:
+        return False
+
+    @property
+    def on_cpu(self) -> bool:
+        return True  # it is on no device
+
+    @property
+    def rows(self) -> RowTable:
+        raise ValueError("rows: the view has no memory")
+
+    def tensors(self) -> list[torch.Tensor]:
+        raise ValueError("tensors: the view has no memory")
 
 
 def _readable(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
