@@ -236,6 +236,7 @@ def test_what_is_not_there_when_listed_takes_no_call(tmp_path: Path) -> None:
         small.put(store, small.tokens_of(3, 6 * BLOCK))
         assert store.flush(remote=True).remote_due == 0
         store.delete(small.tokens_of(3, 6 * BLOCK))
+        _forget(store, small.tokens_of(3, 6 * BLOCK))
         assert small.stored(store, small.tokens_of(3, 6 * BLOCK)) == 6 * BLOCK
 
 
@@ -325,19 +326,19 @@ def test_no_bit_of_a_parcel_makes_a_wrong_hit(tmp_path: Path, remote: RemoteConf
         in_use |= {begin + at for at in range(size) if not tables <= at < header.payload_offset}
     in_use |= set(range(HEAD_BYTES))
     with rs.open_store(tmp_path / "b", remote, host=0, disk=0) as store:
-        tier = store._engine.remote.tier
         for at in random.Random(1).sample(sorted(in_use), 300):
             changed = bytearray(value)
             changed[at] ^= 1 << random.randrange(8)
             _put_instead(remote, name, changed)
-            tier.lost(_keys(store))
-            tier.beliefs.forget(None)
+            _forget(store, TOKENS)
             assert small.stored(store, TOKENS) < 2 * BLOCK
 
 
-def _keys(store: KVStore) -> list[bytes]:
-    root = store._engine.getter.lookup.root(namespace_digest(b""))
-    return list(chain_keys(root, TOKENS, BLOCK))
+def _forget(store: KVStore, tokens: Any) -> None:
+    """The store believes nothing any more of these blocks."""
+    tier, root = store._engine.remote.tier, store._engine.getter.lookup.root(namespace_digest(b""))
+    tier.lost(list(chain_keys(root, tokens, BLOCK)))
+    tier.beliefs.forget(None)
 
 
 def test_a_parcel_that_went_is_a_miss_and_found_when_it_is_back(tmp_path: Path, remote: RemoteConfig) -> None:
@@ -367,6 +368,27 @@ def test_a_damaged_record_is_not_read_again_at_once_and_written_anew_by_who_has_
     assert _lengths(remote) == {0: 4, 4: 4, 5: 1, 8: 2}
     with rs.open_store(tmp_path / "c", remote, host=0, disk=0) as store:
         assert [small.stored(store, TOKENS) for _ in range(2)] == [5 * BLOCK, 10 * BLOCK]
+
+
+def test_the_first_record_of_a_parcel_if_damaged_is_not_read_again_at_once(tmp_path: Path) -> None:
+    remote = rs.settings(rs.WithParcels(f"memory:{tmp_path.name}"), miss_s=1000.0)
+    rs.filled(tmp_path / "a", remote, TOKENS)
+    _replace(remote, 4, lambda value, head: _flipped(8 * (HEAD_BYTES + head.sizes[0] - 1))(value, head))
+    with rs.open_store(tmp_path / "b", remote) as store:
+        assert [small.stored(store, TOKENS) for _ in range(3)] == [4 * BLOCK] * 3
+        assert rs.counters(store)["remote_damaged"] == 1
+
+
+def test_a_store_knows_where_what_it_missed_and_wrote_then_lies(tmp_path: Path) -> None:
+    remote = rs.settings(rs.WithParcels(f"memory:{tmp_path.name}"), miss_s=1000.0, ttl_s=0.0)
+    with rs.open_store(tmp_path / "a", remote) as store:
+        assert store.get(TOKENS) is None
+        small.put(store, TOKENS)
+        assert store.flush(remote=True).remote_due == 0
+        store.delete(TOKENS)
+        before = _calls(store)
+        assert small.stored(store, TOKENS) == len(TOKENS)
+        assert _calls(store) - before == 3  # and for no head
 
 
 def test_blocks_come_alone_where_something_else_has_the_name_of_their_parcel(

@@ -24,6 +24,7 @@ class Bucket:
     parcels: dict[bytes, list[bytes]] = field(default_factory=dict)
     alone: set[bytes] = field(default_factory=set)
     silent: set[bytes] = field(default_factory=set)
+    silent_alone: set[bytes] = field(default_factory=set)
     known: set[bytes] = field(default_factory=set)
     lacks: set[bytes] = field(default_factory=set)
     rounds: list[Sequence[bytes]] = field(default_factory=list)
@@ -37,7 +38,7 @@ class Bucket:
 
     def _alone(self, keys: Sequence[bytes]) -> tuple[int, bool]:
         count = next((at for at, key in enumerate(keys) if key not in self.alone), len(keys))
-        return count, count == len(keys) or keys[count] not in self.silent
+        return count, count == len(keys) or keys[count] not in self.silent_alone
 
     def walk(self, keys: Sequence[bytes], at: int = 0) -> int:
         """The reference: from block to block."""
@@ -137,6 +138,8 @@ def test_what_is_not_answered_ends_the_search_and_is_not_sure(at: int) -> None:
     parcels = {keys[i]: keys[i : i + GROUP] for i in range(0, 12, GROUP)}
     bucket = Bucket(parcels, silent={keys[at]})
     assert locate(keys, 0, GROUP, bucket.asking()) == (at, False)
+    del parcels[keys[at]]
+    assert locate(keys, 0, GROUP, Bucket(parcels, silent_alone={keys[at]}).asking()) == (at, False)
 
 
 def test_a_hole_before_what_is_not_answered_is_sure() -> None:
