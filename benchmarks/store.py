@@ -75,7 +75,7 @@ def main() -> None:
             if "lmcache" in args.only and args.lmcache is not None:
                 compare(rows, folder / f"lmcache-{name}", name, SIZES[name], args.lmcache, args.quick)
         if "host" in args.only:
-            host(rows, args.quick)
+            host(rows, folder / "host", args.quick)
         if "latency" in args.only:
             latency(rows, folder / "latency", args.model, args.text, args.quick)
     if "lmcache" in args.only and args.lmcache is None:
@@ -212,16 +212,16 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
 # -- the host tier -----------------------------------------------------------------------------------------------------
 
 
-def host(rows: Rows, quick: bool) -> None:
+def host(rows: Rows, folder: Path, quick: bool) -> None:
     """A cache of SmolLM2-135M's shape; 2,048 tokens are 47 MB."""
     for codec in ("raw", "splitzip"):
-        host_tier(rows, codec, quick)
+        host_tier(rows, folder / codec, codec, quick)
 
 
-def host_tier(rows: Rows, codec: str, quick: bool) -> None:
+def host_tier(rows: Rows, folder: Path, codec: str, quick: bool) -> None:
     layout, pool = KVLayout.uniform(30, 3, 64), BufferPool(128 * MIB)
     config = StoreConfig(host=TierConfig(1024 * MIB, codec), disk=TierConfig(0))
-    with KVStore("", ModelIdentity("benchmark", "", "", "", layout), config) as store:
+    with KVStore(folder, ModelIdentity("benchmark", "", "", "", layout), config) as store:
         for tokens, calls in ((2048, 2), (64, 64)):
             ids, warm = np.arange(tokens, dtype=np.uint32), allocate(layout, tokens, 0, pool).tensors
             shape = (1, 3, tokens, 64)
