@@ -1,9 +1,10 @@
-// AVX2 twins of the predictive codec's loops: the sums by hand, the rest as the compiler vectorises it. Included by
-// predictive/dispatch.h only.
+// AVX2 twins of the predictive codec's loops: sums and bins by hand, the rest as the compiler vectorises it. Included
+// by predictive/dispatch.h only.
 #pragma once
 
 #if defined(__x86_64__)
 #include "common/intrinsics_begin.h"
+#include "predictive/avx2-axis-inl.h"
 #include "predictive/scalar-inl.h"
 
 namespace kvstore::predict::avx2 {
@@ -59,11 +60,17 @@ KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const
   }
 }
 
-}  // namespace kvstore::predict::avx2
-
-namespace kvstore::predict {
-KVSTORE_PREDICT_TWIN(avx2, KVSTORE_AVX2, std::uint16_t, sums)
+KVSTORE_AVX2 inline void predict(const Part& part, const std::int32_t* sums, const Angles& angles, std::uint16_t* mu) {
+  predict_body(part, sums, angles, mu);
 }
+
+KVSTORE_AVX2 inline void inputs(const Part& part, const std::uint16_t* x, const Angles& angles, std::uint8_t* q) {
+  inputs_body<Input>(part, x, angles, q);
+}
+
+inline constexpr Kernels kKernels = {sizeof(Input), sums, predict, classes, split, join, inputs, check};
+
+}  // namespace kvstore::predict::avx2
 
 #include "common/intrinsics_end.h"
 #endif
