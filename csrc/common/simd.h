@@ -15,6 +15,7 @@
 #define KVSTORE_AVX512_POPCNT __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,popcnt")))
 #define KVSTORE_VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,popcnt,bmi")))
 #define KVSTORE_AVX512_WIDE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define KVSTORE_AVX2_INLINE KVSTORE_AVX2 KVSTORE_INLINE
 #define KVSTORE_AVX512_INLINE KVSTORE_AVX512 KVSTORE_INLINE
 #define KVSTORE_VNNI_INLINE KVSTORE_VNNI KVSTORE_INLINE
 

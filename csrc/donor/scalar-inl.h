@@ -1,5 +1,5 @@
-// The donor codec's own inner loops in plain C++: the scalar twin, and the AVX2 twin too, from one body that the
-// compiler vectorises. Included by donor/dispatch.h only.
+// The donor codec's own inner loops in plain C++: the scalar twin, and bodies that the compiler vectorises for others.
+// Included by donor/dispatch.h only.
 #pragma once
 
 #include "donor/kernels.h"

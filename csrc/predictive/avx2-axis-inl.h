@@ -1,4 +1,5 @@
-// AVX2 twins of the loops over the axis of bins, 16 values of 16 bits at a time. Included by predictive/avx2-inl.h only.
+// AVX2 twins of the loops over the axis of bins, 16 values of 16 bits at a time, and of `check`. Included by
+// predictive/avx2-inl.h only.
 //
 // AVX2 has no shifts of 16 bits by amounts of their own. Shifts to the left are products with a power of two, which is
 // looked up; shifts to the right are shifts to the left by what is missing to 7, and then one by 7.
@@ -10,11 +11,10 @@
 #include "common/intrinsics_begin.h"
 #include "predictive/scalar-inl.h"
 
-#define KVSTORE_AVX2_INLINE KVSTORE_AVX2 KVSTORE_INLINE
-
 namespace kvstore::predict::avx2 {
 
 constexpr std::size_t kWords = 16;
+constexpr std::size_t kJoined = 96;  // values of a strip
 
 // Hidden from the compiler, which would make the constant anew at every use, slower than to load it.
 KVSTORE_AVX2_INLINE __m256i kept(__m256i v) {
@@ -28,6 +28,9 @@ KVSTORE_AVX2_INLINE __m256i table(__m128i bytes) { return kept(_mm256_broadcasts
 
 KVSTORE_AVX2_INLINE __m256i load_words(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+KVSTORE_AVX2_INLINE void store_words(void* to, __m256i words) {
+  _mm256_storeu_si256(static_cast<__m256i*>(to), words);
 }
 KVSTORE_AVX2_INLINE __m256i bytes_as_words(const std::uint8_t* from) {
   return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -205,7 +208,8 @@ KVSTORE_AVX2 inline std::uint32_t split(const Part& part, const std::uint16_t* x
   }
   std::uint32_t distances = total_of(total);
   if (j < width)
-    distances += split_row(scale + j, width - j, part.value, x + j, mu + j, offset, symbols + j, classes + j, out, whole);
+    distances += split_row(scale + j, width - j, part.value, x + j, mu + j, offset, symbols + j, classes + j, out,
+                           whole);
   raw = out;
   escapes = whole;
   return distances;
@@ -262,40 +266,62 @@ KVSTORE_AVX2_INLINE __m256i raw_counts(__m256i index, const JoinConstants& k) {
   return _mm256_and_si256(_mm256_min_epu8(low, high), k.byte);  // the upper bytes looked up the first entries
 }
 
-// What 16 values were found to be: those that are damaged, or that `whole` says to take from the escapes.
-struct Joined {
-  __m256i bad, whole, distances;
+// What is known of the values of a strip before their raw bits are read. Strips are gone over twice: a processor does
+// not look far enough ahead to begin values while those before still wait for the place of their bits.
+struct Found {
+  alignas(32) std::uint16_t bins[kJoined], counts[kJoined], linear[kJoined], begin[kJoined];
+  unsigned low[kJoined / kWords], high[kJoined / kWords];  // bins: below 0 on the other side of 0
 };
 
-// Decodes 16 values to x, with raw bits from bit `at` on, which is moved.
-KVSTORE_AVX2_INLINE Joined join16(const std::uint8_t* symbols, const std::uint16_t* mu, const Bins& bins,
-                                  const JoinConstants& k, const std::uint8_t* raw, std::size_t& at, std::uint16_t* x) {
+// The bins of 16 values, and sums of their distances.
+KVSTORE_AVX2_INLINE __m256i find16(const std::uint8_t* symbols, const std::uint16_t* mu, const Bins& bins,
+                                   const JoinConstants& k, Found& found, std::size_t at) {
   const __m256i m = load_words(mu), symbol = bytes_as_words(symbols);
   const Place from = place_of(m, bins.linear, k);
   const __m256i far = _mm256_cmpeq_epi16(symbol, k.escape), d = _mm256_sub_epi16(symbol, k.shift_symbol);
-  const __m256i i = _mm256_add_epi16(_mm256_xor_si256(from.index, signs(m)), d), sign = signs(i);
-  const __m256i index = _mm256_xor_si256(i, sign);
-
+  const __m256i i = _mm256_add_epi16(_mm256_xor_si256(from.index, signs(m)), d);
+  const __m256i index = _mm256_xor_si256(i, signs(i));
+  store_words(found.bins + at, i);
   const __m256i counts = raw_counts(_mm256_min_epu16(_mm256_or_si256(index, far), k.byte), k);
   const Starts starts = starts_of(counts);
+  store_words(found.counts + at, counts);
+  store_words(found.begin + at, starts.begin);
+  found.low[at / kWords] = starts.low;
+  found.high[at / kWords] = starts.high;
+  store_words(found.linear + at, bins.linear);
+  return distances_of(d, _mm256_min_epi16(from.above, k.eight), bins.quarter, far, k);
+}
+
+// Values that are damaged, or that `whole` says to take from the escapes.
+struct Joined {
+  __m256i bad, whole;
+};
+
+// Decodes the 16 values of a strip that begin at `from` to x, with raw bits from bit `at` on, which is moved.
+KVSTORE_AVX2_INLINE Joined join16(const std::uint8_t* symbols, const Found& found, std::size_t from,
+                                  const JoinConstants& k, const std::uint8_t* raw, std::size_t& at, std::uint16_t* x) {
+  const __m256i i = load_words(found.bins + from), counts = load_words(found.counts + from);
+  const __m256i linear = load_words(found.linear + from);
+  const Starts starts{load_words(found.begin + from), found.low[from / kWords], found.high[from / kWords]};
+  const __m256i sign = signs(i), index = _mm256_xor_si256(i, sign);
+  const __m256i far = _mm256_cmpeq_epi16(bytes_as_words(symbols), k.escape);
   const __m256i words = raw_words(raw, at, starts, k);
   at += starts.low + starts.high;
   const __m256i deep = _mm256_cmpeq_epi16(counts, k.ten), mask = _mm256_shuffle_epi8(k.masks, counts);
   // (linear - count) << 7 | the bin's lower bits | raw. Of bins of one value, which have no count, this is
   // linear + index - 128.
   const __m256i shifted = _mm256_mullo_epi16(index, _mm256_sub_epi16(mask, k.ones));
-  const __m256i base = _mm256_add_epi16(_mm256_sub_epi16(bins.linear, counts), k.ones);
+  const __m256i base = _mm256_add_epi16(_mm256_sub_epi16(linear, counts), k.ones);
   const __m256i wide = _mm256_add_epi16(_mm256_slli_epi16(base, 7),
                                         _mm256_add_epi16(shifted, _mm256_and_si256(words, mask)));
   const __m256i gap = _mm256_and_si256(words, k.seven);
-  const __m256i e = _mm256_sub_epi16(_mm256_sub_epi16(bins.linear, k.eight), gap);
+  const __m256i e = _mm256_sub_epi16(_mm256_sub_epi16(linear, k.eight), gap);
   const __m256i small = _mm256_add_epi16(_mm256_slli_epi16(e, 7), _mm256_srli_epi16(words, 3));
   const __m256i v = _mm256_blendv_epi8(wide, small, deep);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), _mm256_or_si256(v, _mm256_and_si256(sign, k.minus)));
+  store_words(x, _mm256_or_si256(v, _mm256_and_si256(sign, k.minus)));
   const __m256i whole = _mm256_or_si256(far, _mm256_and_si256(deep, _mm256_cmpeq_epi16(gap, k.seven)));
   // A number beyond the largest has the bit of the sign set, one below the least normal number is at most 127.
-  const __m256i bad = _mm256_andnot_si256(whole, _mm256_cmpgt_epi16(k.one, v));
-  return {bad, whole, distances_of(d, _mm256_min_epi16(from.above, k.eight), bins.quarter, far, k)};
+  return {_mm256_andnot_si256(whole, _mm256_cmpgt_epi16(k.one, v)), whole};
 }
 
 KVSTORE_AVX2 inline bool join(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset,
@@ -306,15 +332,22 @@ KVSTORE_AVX2 inline bool join(const Part& part, const std::uint8_t* symbols, con
   const __m256i row = both(offset);
   __m256i total = k.zero, bad = k.zero;
   const std::uint8_t* const bits = raw.bytes;
+  Found found;
   std::size_t at = raw.at, j = 0;
-  for (; j + kWords <= width; j += kWords) {
-    const Joined found = join16(symbols + j, mu + j, bins_of(scale + j, row, k), k, bits, at, x + j);
-    total = _mm256_add_epi64(total, found.distances);
-    bad = _mm256_or_si256(bad, found.bad);
-    for (unsigned left = set_of(found.whole); left != 0; left &= left - 1) {
-      if (escapes.at == escapes.end) return false;
-      x[j + first_of(left)] = static_cast<std::uint16_t>(load16(escapes.at));
-      escapes.at += 2;
+  for (std::size_t wide; (wide = (width - j < kJoined ? width - j : kJoined) / kWords * kWords) != 0; j += wide) {
+    for (std::size_t i = 0; i < wide; i += kWords) {
+      const Bins bins = bins_of(scale + j + i, row, k);
+      total = _mm256_add_epi64(total, find16(symbols + j + i, mu + j + i, bins, k, found, i));
+    }
+    for (std::size_t i = 0; i < wide; i += kWords) {
+      std::uint16_t* const to = x + j + i;
+      const Joined made = join16(symbols + j + i, found, i, k, bits, at, to);
+      bad = _mm256_or_si256(bad, made.bad);
+      for (unsigned left = set_of(made.whole); left != 0; left &= left - 1) {
+        if (escapes.at == escapes.end) return false;
+        to[first_of(left)] = static_cast<std::uint16_t>(load16(escapes.at));
+        escapes.at += 2;
+      }
     }
   }
   raw.at = at;

@@ -1,4 +1,4 @@
-// The inner loops of the predictive codec in plain C++: the scalar twin, and of most loops the AVX2 twin too, from one
+// The inner loops of the predictive codec in plain C++: the scalar twin, and of some loops the AVX2 twin too, from one
 // body that the compiler vectorises. Included by predictive/dispatch.h only.
 #pragma once
 
