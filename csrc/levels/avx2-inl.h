@@ -60,15 +60,16 @@ KVSTORE_AVX2_INLINE void add_rows(const Inputs& inputs, std::size_t row, const W
   const Input* q = inputs.tile + row * kColumns;
   const __m256i(*w)[2] = weights.of;
   for (std::size_t d = inputs.deep; d != 0; --d, q += inputs.stride, w += kPairs) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (std::size_t k = 0; k < kPairs; ++k) {
       const __m256i one = w[k][0], two = w[k][1];
       for (int r = 0; r < ROWS; ++r) {
         std::int32_t pair;
         std::memcpy(&pair, q + static_cast<std::size_t>(r) * kColumns + 2 * k, sizeof pair);
         const __m256i in = _mm256_set1_epi32(pair);
-        total[r][0] = _mm256_add_epi32(total[r][0], _mm256_madd_epi16(in, one));
-        total[r][1] = _mm256_add_epi32(total[r][1], _mm256_madd_epi16(in, two));
+        // `kept` keeps the order: the compiler would add up trees, for which there are not enough registers.
+        total[r][0] = axis::kept(_mm256_add_epi32(total[r][0], _mm256_madd_epi16(in, one)));
+        total[r][1] = axis::kept(_mm256_add_epi32(total[r][1], _mm256_madd_epi16(in, two)));
       }
     }
   }
@@ -295,8 +296,9 @@ KVSTORE_AVX2 inline std::uint64_t multiply(std::uint64_t rounds) {
   for (std::uint64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
     for (int j = 0; j < kTotals; ++j) {
-      __asm__ volatile("" : "+x"(weights));  // not known to be those of the product before, which is not used again
       total[j] = _mm256_add_epi32(total[j], _mm256_madd_epi16(in, weights));
+      // Neither is known to be what it was: no product is used again.
+      __asm__ volatile("" : "+x"(total[j]), "+x"(weights));
     }
   }
 #pragma GCC unroll 12
