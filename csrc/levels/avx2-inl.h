@@ -1,4 +1,4 @@
-// AVX2 twins of the loops of the levels: a row of 16 columns of 16 bits is a vector. Included by levels/dispatch.h only.
+// AVX2 twins of the loops of the levels; a vector is 16 columns of 16 bits of a row. Included by levels/dispatch.h only.
 #pragma once
 
 #if defined(__x86_64__)
@@ -21,8 +21,8 @@ KVSTORE_AVX2_INLINE __m256i in_order(__m256i packed) {
 
 // ---- sums -----------------------------------------------------------------------------------------------------------
 
-constexpr std::size_t kDeep = 16;     // groups of inputs whose weights stay in the L1 cache
-constexpr std::size_t kSlab = 96;     // rows whose sums stay there
+constexpr std::size_t kDeep = 16;           // groups of inputs whose weights stay in the L1 cache
+constexpr std::size_t kSlab = 96;           // rows whose sums stay there
 constexpr std::size_t kPairs = 2 * kSteps;  // of inputs of a group
 
 // Weights of 16 columns as 16 bits: for every two inputs, for every column, two.
@@ -50,16 +50,27 @@ struct Inputs {
   std::size_t stride, deep;
 };
 
+// Lines of weights that are needed next, be they the next part's or nobody's: a few are brought nearer by every tile.
+struct Ahead {
+  std::uintptr_t line;
+  std::size_t step;
+};
+
 // Adds the products of ROWS rows to sums.
 template <int ROWS>
-KVSTORE_AVX2_INLINE void add_rows(const Inputs& inputs, std::size_t row, const Weights& weights,
+KVSTORE_AVX2_INLINE void add_rows(const Inputs& inputs, std::size_t row, const Weights& weights, Ahead& ahead,
                                   const std::int32_t* from, std::size_t stride, std::int32_t* to) {
   __m256i total[ROWS][2];
-  for (int r = 0; r < ROWS; ++r)
-    for (int half = 0; half < 2; ++half) total[r][half] = load(from + (row + static_cast<std::size_t>(r)) * stride + 8 * half);
+  from += row * stride;
+  for (int r = 0; r < ROWS; ++r, from += stride) {
+    total[r][0] = load(from);
+    total[r][1] = load(from + 8);
+  }
   const Input* q = inputs.tile + row * kColumns;
   const __m256i(*w)[2] = weights.of;
   for (std::size_t d = inputs.deep; d != 0; --d, q += inputs.stride, w += kPairs) {
+    _mm_prefetch(reinterpret_cast<const char*>(ahead.line), _MM_HINT_T1);
+    ahead.line += ahead.step;
 #pragma GCC unroll 4
     for (std::size_t k = 0; k < kPairs; ++k) {
       const __m256i one = w[k][0], two = w[k][1];
@@ -73,24 +84,30 @@ KVSTORE_AVX2_INLINE void add_rows(const Inputs& inputs, std::size_t row, const W
       }
     }
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (int half = 0; half < 2; ++half) store(to + (row + static_cast<std::size_t>(r)) * kColumns + 8 * half, total[r][half]);
+  to += row * kColumns;
+  for (int r = 0; r < ROWS; ++r, to += kColumns) {
+    store(to, total[r][0]);
+    store(to + 8, total[r][1]);
+  }
 }
 
 // Adds the products of `rows` rows. from: sums `stride` apart, to which they are added.
-KVSTORE_AVX2 inline void add_products(const Inputs& inputs, std::size_t rows, const Weights& weights,
+KVSTORE_AVX2 inline void add_products(const Inputs& inputs, std::size_t rows, const Weights& weights, Ahead ahead,
                                       const std::int32_t* from, std::size_t stride, std::int32_t* to) {
   std::size_t t = 0;
-  for (; t + 6 <= rows; t += 6) add_rows<6>(inputs, t, weights, from, stride, to);
+  for (; t + 6 <= rows; t += 6) {
+    if (t == 6 * kSteps) ahead.step = 0;  // all lines are on their way
+    add_rows<6>(inputs, t, weights, ahead, from, stride, to);
+  }
   if (t + 4 <= rows) {
-    add_rows<4>(inputs, t, weights, from, stride, to);
+    add_rows<4>(inputs, t, weights, ahead, from, stride, to);
     t += 4;
   }
   if (t + 2 <= rows) {
-    add_rows<2>(inputs, t, weights, from, stride, to);
+    add_rows<2>(inputs, t, weights, ahead, from, stride, to);
     t += 2;
   }
-  if (t < rows) add_rows<1>(inputs, t, weights, from, stride, to);
+  if (t < rows) add_rows<1>(inputs, t, weights, ahead, from, stride, to);
 }
 
 KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs,
@@ -106,9 +123,12 @@ KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const
         const std::size_t panel = g / kMostPanel * kMostPanel;
         const std::size_t wide = columns - panel < kMostPanel ? columns - panel : kMostPanel;
         const std::size_t line = panel * part.depth * kSteps + before * kSteps * wide + g - panel;
-        widen(weight + line * predict::kColumnsBytes, wide * predict::kColumnsBytes, deep, weights);
+        const std::int8_t* const w = weight + line * predict::kColumnsBytes;
+        const std::size_t step = wide * predict::kColumnsBytes;
+        widen(w, step, deep, weights);
+        const Ahead ahead{reinterpret_cast<std::uintptr_t>(w) + part.depth * kSteps * step, step};  // the next panel
         std::int32_t* const to = sums + g * tile;
-        add_products({from, tile, deep}, rows.n, weights, before == 0 ? part.groups[g].bias : to,
+        add_products({from, tile, deep}, rows.n, weights, ahead, before == 0 ? part.groups[g].bias : to,
                      before == 0 ? 0 : kColumns, to);
       }
     }
@@ -128,10 +148,12 @@ KVSTORE_AVX2 inline void group(const Group& group, const std::int8_t* weight, st
     std::size_t apart = stride;
     for (std::size_t g = 0, deep; g < number; g += deep) {
       deep = number - g < kDeep ? number - g : kDeep;
-      if (t == 0 || number > kDeep)
-        widen(weight + g * kSteps * predict::kColumnsBytes, predict::kColumnsBytes, deep, weights);
+      const std::int8_t* const w = weight + g * kSteps * predict::kColumnsBytes;
+      if (t == 0 || number > kDeep) widen(w, predict::kColumnsBytes, deep, weights);
+      const Ahead ahead{reinterpret_cast<std::uintptr_t>(w) + deep * kSteps * predict::kColumnsBytes,
+                        predict::kColumnsBytes};
       const Input* const q = reinterpret_cast<const Input*>(residuals) + g * tile + t * kColumns;
-      add_products({q, tile, deep}, slab, weights, from, apart, totals);
+      add_products({q, tile, deep}, slab, weights, ahead, from, apart, totals);
       from = totals;
       apart = kColumns;
     }
@@ -160,8 +182,8 @@ KVSTORE_AVX2 inline void predict(const Group& group, const std::int16_t* p, cons
     if (turns == nullptr) {
       const __m256 one = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(both)));
       const __m256 two = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(both, 1)));
-      const __m256i found = _mm256_packus_epi32(upper_of(_mm256_mul_ps(one, scale)), upper_of(_mm256_mul_ps(two, second)));
-      store(mu, in_order(found));
+      const __m256i low = upper_of(_mm256_mul_ps(one, scale)), high = upper_of(_mm256_mul_ps(two, second));
+      store(mu, in_order(_mm256_packus_epi32(low, high)));
       continue;
     }
     const __m256i a = _mm256_madd_epi16(both, load(turns->forward + t * turns->stride));
@@ -222,7 +244,7 @@ KVSTORE_AVX2 inline void residuals(const Group& group, const std::int16_t* u, co
     store(residuals + i * sizeof(Input), narrow(_mm256_subs_epi16(load(u + i), load(p + i)), factor));
 }
 
-// ---- the axis of bins: whole groups; narrow ones are left to the compiler --------------------------------------------
+// ---- the axis of bins: whole groups; narrow ones are left to the compiler ----------------------------------------
 
 // Donors' scales may lie far away.
 KVSTORE_AVX2_INLINE axis::Bins bins_of(__m256i scale, __m256i offset, const axis::Constants& k) {
@@ -259,7 +281,9 @@ KVSTORE_AVX2 inline void split(const Group& group, bool value, const std::uint16
   for (std::size_t t = 0; t < rows.n; ++t) {
     const std::size_t i = t * kColumns;
     const axis::Bins bins = bins_of(scale, load(coded.offsets + i), k);
-    add_distances(coded, t, axis::split16(x + i, mu + i, bins, first, k, coded.symbols + i, coded.classes + i, out, whole));
+    const __m256i more =
+        axis::split16(x + i, mu + i, bins, first, k, coded.symbols + i, coded.classes + i, out, whole);
+    add_distances(coded, t, more);
   }
   raw = out;
   escapes = whole;
