@@ -1,4 +1,4 @@
-// AVX2 twins of the loops of the levels; a vector is 16 columns of 16 bits of a row. Included by levels/dispatch.h only.
+// AVX2 twins of the loops of the levels; a vector is a row of 16 columns. Included by levels/dispatch.h only.
 #pragma once
 
 #if defined(__x86_64__)
