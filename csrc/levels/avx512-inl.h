@@ -267,7 +267,8 @@ KVSTORE_VNNI inline std::uint64_t multiply(std::uint64_t rounds) {
   return rounds * kTotals * kProducts;
 }
 
-inline constexpr Kernels kKernels = {sums, group, predict, fixed, inputs, residuals, classes, split, join, multiply};
+inline constexpr Kernels kKernels = {1,         sums,    group, predict, fixed,   inputs,
+                                     residuals, classes, split, join,    multiply};
 
 }  // namespace kvstore::levels::avx512
 

@@ -38,6 +38,7 @@ struct Coded {
 };
 
 struct Kernels {
+  std::size_t input_bytes;  // of one input, and one residual: it is 128 too large, 0..255
   // Sums of a part without groups, bias included: [groups][padded][16]. inputs: of each of part.inputs, its tiles.
   void (*sums)(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs, RowCount rows,
                std::int32_t* sums);

@@ -1,5 +1,5 @@
-// The inner loops of the levels in plain C++: the scalar twin, and the AVX2 twin of most loops, from one body that the
-// compiler vectorises. Included by levels/dispatch.h only.
+// The inner loops of the levels in plain C++: the scalar twin, and bodies that the compiler vectorises for
+// others. Included by levels/dispatch.h only.
 #pragma once
 
 #include <cmath>
@@ -174,8 +174,8 @@ KVSTORE_INLINE bool join_body(const Group& group, const std::uint16_t* mu, RowCo
                           predict::EscapesIn& escapes, std::uint16_t* x) {                                             \
     return join_body(g, mu, r, c, raw, escapes, x);                                                                    \
   }                                                                                                                    \
-  inline constexpr Kernels kKernels = {SUMS,      GROUP,   predict, fixed, inputs,                                     \
-                                       residuals, classes, split,   join,  multiply};                                  \
+  inline constexpr Kernels kKernels = {1,         SUMS,    GROUP, predict, fixed,   inputs,                           \
+                                       residuals, classes, split, join,    multiply};                                  \
   }
 
 inline void group_scalar(const Group& group, const std::int8_t* weight, std::size_t number, const std::int32_t* sums,

@@ -100,10 +100,14 @@ RowTurns::RowTurns(const Model& model, const std::int64_t* positions, RowCount r
   };
   for (std::size_t t = 0; t < rows.padded; ++t) {
     if (t < rows.n) model.angles(positions[t], cos.data(), sin.data());
-    for (std::size_t j = 0; j < stride_; ++j) {  // groups may begin anywhere in a head
-      const int c = cos[j % half_], s = sin[j % half_];
-      forward_.get()[t * stride_ + j] = both(c, -s);
-      across_.get()[t * stride_ + j] = both(s, c);
+    std::int32_t *const forward = forward_.get() + t * stride_, *const across = across_.get() + t * stride_;
+    for (std::size_t j = 0; j < half_; ++j) {
+      forward[j] = both(cos[j], -sin[j]);
+      across[j] = both(sin[j], cos[j]);
+    }
+    for (std::size_t j = half_; j < stride_; ++j) {  // groups may begin anywhere in a head
+      forward[j] = forward[j - half_];
+      across[j] = across[j - half_];
     }
   }
 }

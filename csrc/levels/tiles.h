@@ -17,7 +17,9 @@ namespace kvstore::levels {
 template <class T>
 class Tiles {
  public:
-  Tiles(std::size_t groups, RowCount rows) : tile_(rows.padded * kColumns), data_(groups * tile_) {
+  // each: elements of a column.
+  Tiles(std::size_t groups, RowCount rows, std::size_t each = 1)
+      : tile_(rows.padded * kColumns * each), data_(groups * tile_) {
     std::fill_n(data_.get(), groups * tile_, T{});
   }
   T* tile(std::size_t group) const { return data_.get() + group * tile_; }

@@ -25,14 +25,14 @@ class Walk {
         turns_(model, positions, rows_),
         offsets_(count),
         sums_(model.most_groups(), rows_),
-        residuals_(model.most_groups(), rows_),
+        residuals_(model.most_groups(), rows_, run.input_bytes),
         p_(1, rows_),
         u_(1, rows_),
         offset_tile_(1, rows_),
         distances_(rows_.padded / 2 * kDistances),
         row_distances_(count) {
-    for (std::size_t i = 0; i < std::min<std::size_t>(kSlots, model.parts().size()); ++i)
-      inputs_.emplace_back(model.most_groups(), rows_);
+    for (std::size_t i = 0; i < std::min<std::size_t>(slots(model), model.parts().size()); ++i)
+      inputs_.emplace_back(model.most_groups(), rows_, run.input_bytes);
   }
 
   RowCount rows() const { return rows_; }
@@ -88,7 +88,8 @@ class Walk {
   }
 
  private:
-  static constexpr std::size_t kSlots = kMostSlots + 1;
+  // The parts that one is predicted from, and the one that becomes known.
+  static std::size_t slots(const Model& model) { return 2 * static_cast<std::size_t>(model.level()); }
 
   const Tiles<std::uint8_t>& tiles(std::size_t part) const { return inputs_[part % inputs_.size()]; }
 

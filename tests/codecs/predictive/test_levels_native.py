@@ -48,6 +48,34 @@ def test_twins_give_the_bytes_of_the_reference(
         assert same(decoded(model, coder, tokens, start, want, cpu, wanted), model, block, wanted)
 
 
+# A layer that the next is predicted from, wide enough that kernels add its products up in pieces; the last group of V
+# has four columns.
+WIDE: Shapes = [(5, 64, 68)] * 2
+
+
+@pytest.mark.parametrize("kind", ["predicted", "random"])  # the latter escapes everywhere
+@pytest.mark.parametrize("rope", [True, False])
+def test_twins_agree_on_wide_layers(kind: str, rope: bool) -> None:
+    model, tokens = model_of(WIDE, rope, 2, 8), np.arange(103)  # more rows than kernels take at once
+    block = block_of(model, kind, tokens, 3, 9)
+    want = reference.encode(model, torch.from_numpy(tokens), 3, longs(block))
+    coder, view = native_model(model), view_of(model, block)
+    for cpu in CPUS:
+        assert encoded(coder, tokens, 3, view, cpu) == want
+        assert same(decoded(model, coder, tokens, 3, want, cpu), model, block)
+
+
+@pytest.mark.parametrize("n", [*range(1, 14), 95, 96, 97, 193])
+def test_twins_agree_whatever_the_number_of_rows(n: int) -> None:
+    model, tokens = model_of(SHAPES[1], n % 2 == 0, 3, n), np.arange(n)
+    block = block_of(model, "predicted", tokens, 0, n)
+    want = reference.encode(model, torch.from_numpy(tokens), 0, longs(block))
+    coder, view = native_model(model), view_of(model, block)
+    for cpu in CPUS:
+        assert encoded(coder, tokens, 0, view, cpu) == want
+        assert same(decoded(model, coder, tokens, 0, want, cpu), model, block)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_reference_decodes_what_it_encodes(level: int) -> None:
     model, tokens = model_of(SHAPES[1], True, level, 3), np.arange(20)
@@ -95,10 +123,11 @@ def test_room_and_limit() -> None:
     needs_exactly(size, partial(_levels.encode, coder, tokens, 0, view.rows), _levels.FALL_BACK)
 
 
+@pytest.mark.parametrize("shapes", [SHAPES[1], [(2, 16, 20)] * 2])  # the latter has whole groups and a narrow one
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["predicted", "random", "special"])
-def test_damage_is_found_and_harms_nothing(kind: str, level: int) -> None:
-    model, rng = model_of(SHAPES[1], True, level, 2), np.random.default_rng(3)
+def test_damage_is_found_and_harms_nothing(kind: str, level: int, shapes: Shapes) -> None:
+    model, rng = model_of(shapes, True, level, 2), np.random.default_rng(3)
     tokens = rng.integers(0, VOCABULARY, 20)
     block = block_of(model, kind, tokens, 7, 5)
     coder = native_model(model)
