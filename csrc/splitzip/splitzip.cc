@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "common/rows.h"
+#include "common/stream.h"
 #include "splitzip/dispatch.h"
 
 namespace kvstore::splitzip {
@@ -334,19 +335,24 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
         const std::uint8_t* codes = in + layout.codes + at / 2;
         auto* direct = reinterpret_cast<Value*>(run.address + first * sizeof(Value));
         const bool together = run.contiguous();
-        // Written past the caches a value cannot be patched, and what is patched is better cached.
-        const bool stream = large && together && stored.escape_bytes == 0 && !kHasLow &&
-                            reinterpret_cast<std::uintptr_t>(direct) % 64 == 0;
-        Value* to = together ? direct : reinterpret_cast<Value*>(room);
+        // What was written past the caches cannot be patched: such a chunk is decoded to the first cache, then copied.
+        const bool clean = stored.escape_bytes == 0 && !kHasLow && reinterpret_cast<std::uintptr_t>(direct) % 64 == 0;
+        const bool in_place = together && (!large || clean);
+        Value* to = in_place ? direct : reinterpret_cast<Value*>(room);
         Head* part;
         if constexpr (kHasLow)
           part = heads;
         else
           part = to;
-        kernel.unpack(codes, in + layout.rest + rest_bytes<Head>(at), wanted, stored.window, part, stream);
+        kernel.unpack(codes, in + layout.rest + rest_bytes<Head>(at), wanted, stored.window, part,
+                      large && in_place);
         if (!patch(stored, codes, count, wanted, part)) return "an escape lies outside of its chunk";
         if constexpr (kHasLow) paste(heads, in + layout.low + at * (sizeof(Value) - sizeof(Head)), wanted, to);
-        if (!together) run.scatter(first * sizeof(Value), wanted * sizeof(Value), room);
+        if (in_place) continue;
+        if (large && together)
+          stream(direct, room, wanted * sizeof(Value));
+        else
+          run.scatter(first * sizeof(Value), wanted * sizeof(Value), room);
       }
     }
   }
@@ -434,8 +440,8 @@ std::size_t encode(const Shape& shape, const Rows* source, std::uint8_t* out, st
 }
 
 const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t nbytes, const std::uint64_t* sizes,
-                   const Rows* target, std::size_t wanted, Level level) {
-  const bool large = nbytes >= kStreamBytes;
+                   const Rows* target, std::size_t wanted, Level level, bool large) {
+  large = large || nbytes >= kStreamBytes;
   const auto code = shape.dtype == Dtype::float32       ? decode_layer<std::uint16_t, true>
                     : shape.dtype == Dtype::float16     ? decode_layer<std::uint8_t, true>
                     : shape.dtype == Dtype::float8_e5m2 ? decode_layer<std::uint8_t, false>
@@ -449,9 +455,7 @@ const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t 
     payload += size;
     nbytes -= size;
   }
-#if defined(__x86_64__)
-  if (large) _mm_sfence();  // what was written past the caches is seen by whoever sees what comes after
-#endif
+  if (large) stream_end();
   return nbytes == 0 ? nullptr : "bytes follow the last layer";
 }
 
