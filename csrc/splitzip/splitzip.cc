@@ -104,7 +104,8 @@ Window below(Range range) {
 
 std::size_t count_bits(const std::uint64_t* words, std::size_t bits) {
   std::size_t found = 0;
-  for (std::size_t i = 0; i < (bits + 63) / 64; ++i) found += static_cast<std::size_t>(__builtin_popcountll(words[i]));
+  for (std::size_t i = 0; i < (bits + 63) / 64; ++i)
+    if (words[i] != 0) found += static_cast<std::size_t>(__builtin_popcountll(words[i]));  // few are not: a call
   return found;
 }
 
@@ -187,27 +188,43 @@ struct Hint {
   unsigned top = 0;
 };
 
+// next: where the chunk that follows is; 0 if nowhere, or somewhere else.
 template <class Head>
-Coded encode_chunk(const Kernels<Head>& kernel, const Head* values, std::size_t count, std::uint8_t* codes,
-                   std::uint8_t* rest, std::uint8_t* escapes, Hint* hint) {
+Coded encode_chunk(const Kernels<Head>& kernel, const Head* values, std::size_t count, std::uintptr_t next,
+                   std::uint8_t* codes, std::uint8_t* rest, std::uint8_t* escapes, Hint* hint) {
   std::uint64_t escaped[kMasks];
+  if (next == 0) next = reinterpret_cast<std::uintptr_t>(values);  // which are here: to look up a page 0 takes long
   const Range range = kernel.scan(values, count);
   const std::size_t most = count >> kLowShift;
   Window window = below(range);
   std::size_t found = 0;
   if (!hint->robust || (found = outside(kernel, values, count, window)) <= most) {
-    kernel.pack(values, count, window, codes, rest, escaped);
+    kernel.pack(values, count, window, codes, rest, escaped, next);
     found = count_bits(escaped, count);
   }
   hint->robust = found > most;
   if (hint->robust) {
     hint->top = robust_top(kernel, values, count, range.top, hint->top);
     window = below({hint->top, range.zero});
-    kernel.pack(values, count, window, codes, rest, escaped);
+    kernel.pack(values, count, window, codes, rest, escaped, next);
     found = count_bits(escaped, count);
   }
   if (kEscape * found >= raw_bytes<Head>(count)) return {{0, false}, write_raw(values, count, codes, escapes), true};
   return {window, write_escapes(values, count, escaped, found, escapes), false};
+}
+
+// The address of value `first` of head `h` of K or V, or of what follows in the layer if that head is shorter. Where a
+// head ends, in blocks of 64 tokens often after one chunk, the processor cannot guess what comes next.
+std::uintptr_t after(const Shape& shape, std::size_t layer, const Rows* source, const Layout& layout, std::size_t i,
+                     std::uint32_t h, std::size_t first, std::size_t item) {
+  if (first >= layout.run[i]) {
+    first = 0;
+    if (++h >= layout.heads[i]) {
+      h = 0;
+      if (++i == 2) return 0;
+    }
+  }
+  return Run(source[2 * layer + i], h, shape.row_bytes[2 * layer + i]).address + first * item;
 }
 
 // Returns how many chunks are stored raw, kTooShort if `capacity` may be too small.
@@ -241,7 +258,9 @@ std::size_t encode_layer(const Shape& shape, std::size_t layer, const Rows* sour
         } else {
           part = values;
         }
-        const Coded coded = encode_chunk(kernel, part, count, out + layout.codes + at / 2,
+        const std::uintptr_t next =
+            kHasLow ? 0 : after(shape, layer, source, layout, i, h, first + kChunk, sizeof(Value));
+        const Coded coded = encode_chunk(kernel, part, count, next, out + layout.codes + at / 2,
                                          out + layout.rest + rest_bytes<Head>(at), out + layout.escapes + used, &hint);
         used += coded.escape_bytes;
         raw += coded.raw;
