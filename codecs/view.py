@@ -109,9 +109,21 @@ class KVView:
             address: where it begins, in bytes.
             owner: what keeps the memory alive.
         """
-        offsets, widths = _packing(layout)
+        return cls.of_places(layout, tokens, address + _packing(layout)[0] * tokens, owner)
+
+    @classmethod
+    def of_places(cls, layout: KVLayout, tokens: int, addresses: Sequence[int] | npt.NDArray[np.int64], owner: Any) -> KVView:
+        """Return a view of contiguous tensors, each `[heads, tokens, dim]` somewhere in memory.
+
+        Args:
+            layout: of the tensors.
+            tokens: how many tokens they hold.
+            addresses: where each begins, in bytes.
+            owner: what keeps the memory alive.
+        """
+        widths = _packing(layout)[1]
         rows = np.empty((3, len(widths)), dtype=np.int64)
-        rows[0] = address + offsets * tokens
+        rows[0] = addresses
         rows[1] = widths * tokens
         rows[2] = widths
         return cls(layout, tokens, rows, None, owner)
