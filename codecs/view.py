@@ -112,7 +112,9 @@ class KVView:
         return cls.of_places(layout, tokens, address + _packing(layout)[0] * tokens, owner)
 
     @classmethod
-    def of_places(cls, layout: KVLayout, tokens: int, addresses: Sequence[int] | npt.NDArray[np.int64], owner: Any) -> KVView:
+    def of_places(
+        cls, layout: KVLayout, tokens: int, addresses: Sequence[int] | npt.NDArray[np.int64], owner: Any
+    ) -> KVView:
         """Return a view of contiguous tensors, each `[heads, tokens, dim]` somewhere in memory.
 
         Args:
