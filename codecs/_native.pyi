@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 
 def copy_rows(
     target: npt.NDArray[np.int64], source: npt.NDArray[np.int64], heads: npt.NDArray[np.uint32],
-    row_bytes: npt.NDArray[np.uint32], tokens: int
+    row_bytes: npt.NDArray[np.uint32], tokens: int, large: bool = False
 ) -> None: ...
 
 class EntropyModel:
@@ -23,5 +23,5 @@ def encode(
 def decode(
     dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32], tokens: int, payload: Buffer,
     sizes: Sequence[int], target: npt.NDArray[np.int64], wanted: int, model: EntropyModel | None = None,
-    level: str | None = None
+    level: str | None = None, large: bool = False
 ) -> str | None: ...

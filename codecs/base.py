@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore.codecs.profile import NO_PROFILE
@@ -48,8 +49,14 @@ class BlockInfo:
 
     def layer_bytes(self) -> list[int]:
         """Return the raw bytes of each layer of this block, K and V together."""
-        item = self.layout.item_bytes * self.count
-        return [x.heads * (x.key_dim + x.value_dim) * item for x in self.layout.layers]
+        count = self.count
+        return [nbytes * count for nbytes in _token_bytes(self.layout)]
+
+
+@lru_cache(maxsize=64)
+def _token_bytes(layout: KVLayout) -> tuple[int, ...]:
+    """Raw bytes of a token in each layer."""
+    return tuple(x.heads * (x.key_dim + x.value_dim) * layout.item_bytes for x in layout.layers)
 
 
 class Codec(Protocol):

@@ -47,10 +47,10 @@ class RawCodec(Codec):
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
-        if list(layer_sizes) != info.layer_bytes():
-            expected = info.layer_bytes()
+        if list(layer_sizes) != (expected := info.layer_bytes()):
             raise CodecError(f"raw: {info.count} tokens take layers of {expected} bytes, found {list(layer_sizes)}")
-        _packed(info, payload).narrow(0, out.tokens).copy_to(out)
+        source = _packed(info, payload)
+        (source if out.tokens == info.count else source.narrow(0, out.tokens)).copy_to(out)
 
 
 def _packed(info: BlockInfo, memory: memoryview) -> KVView:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 RowTable = npt.NDArray[np.int64]
 """[3, tensors] int64: address of the first row, bytes from head to head, bytes from token to token."""
 
+# Views of this size and more are written past the caches: what was written first has left these when it is read.
+_LARGE_BYTES = 16 << 20
+
 
 class KVView:
     """Keys and values of `tokens` consecutive tokens, in the order K of layer 0, V of layer 0, K of layer 1, ...
@@ -45,7 +48,7 @@ class KVView:
         3
     """
 
-    __slots__ = ("_detached", "_rows", "_start", "_tensors", "layout", "owner", "tokens")
+    __slots__ = ("_detached", "_large", "_rows", "_start", "_tensors", "layout", "owner", "tokens")
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class KVView:
         owner: Any = None,
         start: int = 0,
         detached: bool = False,
+        large: bool | None = None,
     ) -> None:
         self.layout = layout
         self.tokens = tokens
@@ -64,6 +68,7 @@ class KVView:
         self._tensors = tensors
         self._start = start
         self._detached = detached  # a copy, not the tensors it was made of: to be read only
+        self._large = tokens * layout.bytes_per_token >= _LARGE_BYTES if large is None else large
 
     @classmethod
     def of_layers(cls, layout: KVLayout, layers: KVLayers, *, checked: bool = False) -> KVView:
@@ -104,9 +109,23 @@ class KVView:
             address: where it begins, in bytes.
             owner: what keeps the memory alive.
         """
-        offsets, widths = _packing(layout)
+        return cls.of_places(layout, tokens, address + _packing(layout)[0] * tokens, owner)
+
+    @classmethod
+    def of_places(
+        cls, layout: KVLayout, tokens: int, addresses: Sequence[int] | npt.NDArray[np.int64], owner: Any
+    ) -> KVView:
+        """Return a view of contiguous tensors, each `[heads, tokens, dim]` somewhere in memory.
+
+        Args:
+            layout: of the tensors.
+            tokens: how many tokens they hold.
+            addresses: where each begins, in bytes.
+            owner: what keeps the memory alive.
+        """
+        widths = _packing(layout)[1]
         rows = np.empty((3, len(widths)), dtype=np.int64)
-        rows[0] = address + offsets * tokens
+        rows[0] = addresses
         rows[1] = widths * tokens
         rows[2] = widths
         return cls(layout, tokens, rows, None, owner)
@@ -157,6 +176,11 @@ class KVView:
         """Whether what is written to the rows arrives in the tensors that the view was made of."""
         return not self._detached
 
+    @property
+    def large(self) -> bool:
+        """Whether this is a part of a view of more than the caches hold: it is then written past them."""
+        return self._large
+
     def narrow(self, start: int, tokens: int) -> KVView:
         """Return the view of `tokens` tokens from `start` on.
 
@@ -171,7 +195,9 @@ class KVView:
         if self._rows is not None:
             rows = self._rows.copy()
             rows[0] += rows[2] * start
-        return KVView(self.layout, tokens, rows, self._tensors, self.owner, self._start + start, self._detached)
+        return KVView(
+            self.layout, tokens, rows, self._tensors, self.owner, self._start + start, self._detached, self._large
+        )
 
     def layer(self, number: int) -> KVView:
         """Return the view of layer `number`; its layout has that layer alone."""
@@ -182,7 +208,7 @@ class KVView:
         part, halves = _part(self.layout, layers.start, layers.stop), slice(2 * layers.start, 2 * layers.stop)
         rows = None if self._rows is None else np.ascontiguousarray(self._rows[:, halves])
         tensors = None if self._tensors is None else self._tensors[halves]
-        return KVView(part, self.tokens, rows, tensors, self.owner, self._start, self._detached)
+        return KVView(part, self.tokens, rows, tensors, self.owner, self._start, self._detached, self._large)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the `[heads, tokens, dim]` tensors behind the view, K and V of each layer in turn.
@@ -220,7 +246,7 @@ class KVView:
             )
         if self._rows is not None and target._rows is not None:
             heads, row_bytes = row_shapes(self.layout)
-            _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens)
+            _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens, target._large)
             return
         if target._rows is not None:
             # From a device to rows in memory: packed memory has no tensors that torch could copy to.

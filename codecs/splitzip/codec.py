@@ -110,7 +110,9 @@ def decode_block(
     target = out if out.on_cpu else buffer_on_cpu(out)
     heads, row_bytes = row_shapes(info.layout)
     dtype, wanted = info.layout.dtype, out.tokens
-    wrong = _native.decode(dtype, heads, row_bytes, info.count, payload, layer_sizes, target.rows, wanted, model)
+    wrong = _native.decode(
+        dtype, heads, row_bytes, info.count, payload, layer_sizes, target.rows, wanted, model, large=target.large
+    )
     if wrong is not None:
         raise CodecError(wrong)
     if target is not out:

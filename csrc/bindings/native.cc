@@ -19,11 +19,11 @@ namespace {
 using Ints = py::array_t<std::uint32_t, py::array::c_style>;
 
 void copy(const Longs& target, const Longs& source, const Ints& heads, const Ints& row_bytes,
-               std::size_t tokens) {
+               std::size_t tokens, bool large) {
   const auto count = static_cast<std::size_t>(heads.size());
   if (row_bytes.size() != heads.size()) throw py::value_error("heads and row_bytes: expected the same length");
   const auto to = rows_of(target, count), from = rows_of(source, count);
-  unlocked([&] { kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), count, tokens); });
+  unlocked([&] { kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), count, tokens, large); });
 }
 
 splitzip::Dtype dtype_of(const std::string& name) {
@@ -100,7 +100,7 @@ py::object encode(const std::string& dtype, const Ints& heads, const Ints& row_b
 std::optional<std::string> decode(const std::string& dtype, const Ints& heads, const Ints& row_bytes,
                                   std::size_t tokens, const py::buffer& payload,
                                   const std::vector<std::uint64_t>& sizes, const Longs& target, std::size_t wanted,
-                                  const entropy::Model* model, const MaybeLevel& level) {
+                                  const entropy::Model* model, const MaybeLevel& level, bool large) {
   const Call call(dtype, heads, row_bytes, tokens);
   const auto rows = rows_of(target, static_cast<std::size_t>(heads.size()));
   check_layers(sizes, call.shape.layers);
@@ -111,7 +111,7 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
     const std::uint8_t* const begin = memory.data();
     const std::uint64_t* const layers = sizes.data();
     return model ? entropy::decode(*model, call.shape, begin, memory.size(), layers, rows.data(), wanted, chosen)
-                 : splitzip::decode(call.shape, begin, memory.size(), layers, rows.data(), wanted, chosen);
+                 : splitzip::decode(call.shape, begin, memory.size(), layers, rows.data(), wanted, chosen, large);
   }));
 }
 
@@ -120,7 +120,7 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ core of kvstore.codecs.";
   m.def("copy_rows", &copy, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
-        py::arg("tokens"));
+        py::arg("tokens"), py::arg("large") = false);
   py::class_<entropy::Model>(m, "EntropyModel")
       .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
   m.def("bounds", &bounds, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
@@ -129,5 +129,5 @@ PYBIND11_MODULE(_native, m) {
         py::arg("source"), py::arg("out"), py::arg("model") = py::none(), py::arg("level") = py::none());
   m.def("decode", &decode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
         py::arg("payload"), py::arg("sizes"), py::arg("target"), py::arg("wanted"), py::arg("model") = py::none(),
-        py::arg("level") = py::none());
+        py::arg("level") = py::none(), py::arg("large") = false);
 }

@@ -15,9 +15,10 @@ struct Rows {
 };
 
 // Copies `count` tensors of `tokens` rows each from `source` to `target`. Where the tokens of a head lie
-// contiguous on both sides a head is one memcpy. The caller vouches that all ranges are valid and disjoint.
+// contiguous on both sides a head is one copy. large: the target is part of more than the caches hold, and is written
+// past them. The caller vouches that all ranges are valid and disjoint.
 void copy_rows(const Rows* target, const Rows* source, const std::uint32_t* heads,
-               const std::uint32_t* row_bytes, std::size_t count, std::size_t tokens);
+               const std::uint32_t* row_bytes, std::size_t count, std::size_t tokens, bool large = false);
 
 // The rows of one head as one run of bytes.
 struct Run {

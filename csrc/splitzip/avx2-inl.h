@@ -94,10 +94,11 @@ KVSTORE_AVX2_POPCNT std::size_t above(const Head* values, std::size_t count, uns
 
 template <class Head>
 KVSTORE_AVX2_POPCNT void pack(const Head* values, std::size_t count, Window window, std::uint8_t* codes,
-                              std::uint8_t* rest, std::uint64_t* escaped) {
+                              std::uint8_t* rest, std::uint64_t* escaped, std::uintptr_t next) {
   const __m256i weights = _mm256_set1_epi16(0x1001);
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
+    prefetch64<Head>(next + i * sizeof(Head));
     std::uint32_t low, high;
     const __m256i a = codes_of(exponents(values + i), window, &low);
     const __m256i b = codes_of(exponents(values + i + 32), window, &high);
@@ -107,7 +108,7 @@ KVSTORE_AVX2_POPCNT void pack(const Head* values, std::size_t count, Window wind
     escaped[i / 64] = low | static_cast<std::uint64_t>(high) << 32;
   }
   if (i < count)
-    scalar::pack(values + i, count - i, window, codes + i / 2, rest + rest_bytes<Head>(i), escaped + i / 64);
+    scalar::pack(values + i, count - i, window, codes + i / 2, rest + rest_bytes<Head>(i), escaped + i / 64, next);
 }
 
 // 32 codes, one a byte.

@@ -112,12 +112,13 @@ KVSTORE_AVX512_POPCNT std::size_t above(const Head* values, std::size_t count, u
 
 template <class Head>
 KVSTORE_AVX512_POPCNT void pack(const Head* values, std::size_t count, Window window, std::uint8_t* codes,
-                                std::uint8_t* rest, std::uint64_t* escaped) {
+                                std::uint8_t* rest, std::uint64_t* escaped, std::uintptr_t next) {
   const __m512i base = _mm512_set1_epi8(static_cast<char>(window.base)), most = _mm512_set1_epi8(15);
   const __m512i weights = _mm512_set1_epi16(0x1001);
   const __mmask64 zeros = window.zero ? ~__mmask64{0} : __mmask64{0};
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
+    prefetch64<Head>(next + i * sizeof(Head));
     const Heads heads = split(values + i);
     const __m512i d = _mm512_sub_epi8(heads.exponents, base);
     __mmask64 fits = _mm512_cmple_epu8_mask(d, most);
@@ -128,7 +129,7 @@ KVSTORE_AVX512_POPCNT void pack(const Head* values, std::size_t count, Window wi
     write_rest(values, heads.rest, rest + rest_bytes<Head>(i));
   }
   if (i < count)
-    scalar::pack(values + i, count - i, window, codes + i / 2, rest + rest_bytes<Head>(i), escaped + i / 64);
+    scalar::pack(values + i, count - i, window, codes + i / 2, rest + rest_bytes<Head>(i), escaped + i / 64, next);
 }
 
 // 64 codes, one a byte.

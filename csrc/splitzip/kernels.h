@@ -31,9 +31,10 @@ struct Kernels {
   Range (*scan)(const Head* values, std::size_t count);
   // How many exponents are above `top`.
   std::size_t (*above)(const Head* values, std::size_t count, unsigned top);
-  // Writes the codes and planes of a chunk, zeros up to a whole group, and one bit per value that is escaped.
+  // Writes the codes and planes of a chunk, zeros up to a whole group, and one bit per value that is escaped. Meanwhile
+  // the processor is told to fetch as much from `next` on, which may be any address: `scan` would wait for it.
   void (*pack)(const Head* values, std::size_t count, Window window, std::uint8_t* codes, std::uint8_t* rest,
-               std::uint64_t* escaped);
+               std::uint64_t* escaped, std::uintptr_t next);
   // The inverse, escaped values excepted. stream: the values will not be read soon, and are aligned to 64 bytes.
   void (*unpack)(const std::uint8_t* codes, const std::uint8_t* rest, std::size_t count, Window window, Head* values,
                  bool stream);
@@ -82,6 +83,13 @@ inline void unpack_rest(const std::uint8_t* rest, std::size_t count, std::uint8_
     v[i] = static_cast<std::uint8_t>((load32(group) >> bit & 1u) | (load32(group + 4) >> bit & 1u) << 1 |
                                      (load32(group + 8) >> bit & 1u) << 7);
   }
+}
+
+// Fetches the lines of 64 values.
+template <class Head>
+inline void prefetch64(std::uintptr_t values) {
+  for (std::size_t line = 0; line < sizeof(Head); ++line)
+    __builtin_prefetch(reinterpret_cast<const void*>(values + 64 * line));
 }
 
 inline unsigned exponent_of_code(unsigned code, Window window) {

@@ -25,7 +25,7 @@ std::size_t above(const Head* values, std::size_t count, unsigned top) {
 
 template <class Head>
 void pack(const Head* values, std::size_t count, Window window, std::uint8_t* codes, std::uint8_t* rest,
-                 std::uint64_t* escaped) {
+                 std::uint64_t* escaped, std::uintptr_t) {
   const unsigned least = window.zero ? 1 : 0;
   const auto code_of = [&](std::size_t i) -> unsigned {
     const unsigned e = exponent_of(values[i]), d = e - window.base;

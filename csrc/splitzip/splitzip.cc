@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "common/rows.h"
+#include "common/stream.h"
 #include "splitzip/dispatch.h"
 
 namespace kvstore::splitzip {
@@ -103,7 +104,8 @@ Window below(Range range) {
 
 std::size_t count_bits(const std::uint64_t* words, std::size_t bits) {
   std::size_t found = 0;
-  for (std::size_t i = 0; i < (bits + 63) / 64; ++i) found += static_cast<std::size_t>(__builtin_popcountll(words[i]));
+  for (std::size_t i = 0; i < (bits + 63) / 64; ++i)
+    if (words[i] != 0) found += static_cast<std::size_t>(__builtin_popcountll(words[i]));  // few are not: a call
   return found;
 }
 
@@ -186,27 +188,43 @@ struct Hint {
   unsigned top = 0;
 };
 
+// next: where the chunk that follows is; 0 if nowhere, or somewhere else.
 template <class Head>
-Coded encode_chunk(const Kernels<Head>& kernel, const Head* values, std::size_t count, std::uint8_t* codes,
-                   std::uint8_t* rest, std::uint8_t* escapes, Hint* hint) {
+Coded encode_chunk(const Kernels<Head>& kernel, const Head* values, std::size_t count, std::uintptr_t next,
+                   std::uint8_t* codes, std::uint8_t* rest, std::uint8_t* escapes, Hint* hint) {
   std::uint64_t escaped[kMasks];
+  if (next == 0) next = reinterpret_cast<std::uintptr_t>(values);  // which are here: to look up a page 0 takes long
   const Range range = kernel.scan(values, count);
   const std::size_t most = count >> kLowShift;
   Window window = below(range);
   std::size_t found = 0;
   if (!hint->robust || (found = outside(kernel, values, count, window)) <= most) {
-    kernel.pack(values, count, window, codes, rest, escaped);
+    kernel.pack(values, count, window, codes, rest, escaped, next);
     found = count_bits(escaped, count);
   }
   hint->robust = found > most;
   if (hint->robust) {
     hint->top = robust_top(kernel, values, count, range.top, hint->top);
     window = below({hint->top, range.zero});
-    kernel.pack(values, count, window, codes, rest, escaped);
+    kernel.pack(values, count, window, codes, rest, escaped, next);
     found = count_bits(escaped, count);
   }
   if (kEscape * found >= raw_bytes<Head>(count)) return {{0, false}, write_raw(values, count, codes, escapes), true};
   return {window, write_escapes(values, count, escaped, found, escapes), false};
+}
+
+// The address of value `first` of head `h` of K or V, or of what follows in the layer if that head is shorter. Where a
+// head ends, in blocks of 64 tokens often after one chunk, the processor cannot guess what comes next.
+std::uintptr_t after(const Shape& shape, std::size_t layer, const Rows* source, const Layout& layout, std::size_t i,
+                     std::uint32_t h, std::size_t first, std::size_t item) {
+  if (first >= layout.run[i]) {
+    first = 0;
+    if (++h >= layout.heads[i]) {
+      h = 0;
+      if (++i == 2) return 0;
+    }
+  }
+  return Run(source[2 * layer + i], h, shape.row_bytes[2 * layer + i]).address + first * item;
 }
 
 // Returns how many chunks are stored raw, kTooShort if `capacity` may be too small.
@@ -240,7 +258,9 @@ std::size_t encode_layer(const Shape& shape, std::size_t layer, const Rows* sour
         } else {
           part = values;
         }
-        const Coded coded = encode_chunk(kernel, part, count, out + layout.codes + at / 2,
+        const std::uintptr_t next =
+            kHasLow ? 0 : after(shape, layer, source, layout, i, h, first + kChunk, sizeof(Value));
+        const Coded coded = encode_chunk(kernel, part, count, next, out + layout.codes + at / 2,
                                          out + layout.rest + rest_bytes<Head>(at), out + layout.escapes + used, &hint);
         used += coded.escape_bytes;
         raw += coded.raw;
@@ -334,19 +354,24 @@ const char* decode_layer(const Shape& shape, std::size_t layer, const std::uint8
         const std::uint8_t* codes = in + layout.codes + at / 2;
         auto* direct = reinterpret_cast<Value*>(run.address + first * sizeof(Value));
         const bool together = run.contiguous();
-        // Written past the caches a value cannot be patched, and what is patched is better cached.
-        const bool stream = large && together && stored.escape_bytes == 0 && !kHasLow &&
-                            reinterpret_cast<std::uintptr_t>(direct) % 64 == 0;
-        Value* to = together ? direct : reinterpret_cast<Value*>(room);
+        // What was written past the caches cannot be patched: such a chunk is decoded to the first cache, then copied.
+        const bool clean = stored.escape_bytes == 0 && !kHasLow && reinterpret_cast<std::uintptr_t>(direct) % 64 == 0;
+        const bool in_place = together && (!large || clean);
+        Value* to = in_place ? direct : reinterpret_cast<Value*>(room);
         Head* part;
         if constexpr (kHasLow)
           part = heads;
         else
           part = to;
-        kernel.unpack(codes, in + layout.rest + rest_bytes<Head>(at), wanted, stored.window, part, stream);
+        kernel.unpack(codes, in + layout.rest + rest_bytes<Head>(at), wanted, stored.window, part,
+                      large && in_place);
         if (!patch(stored, codes, count, wanted, part)) return "an escape lies outside of its chunk";
         if constexpr (kHasLow) paste(heads, in + layout.low + at * (sizeof(Value) - sizeof(Head)), wanted, to);
-        if (!together) run.scatter(first * sizeof(Value), wanted * sizeof(Value), room);
+        if (in_place) continue;
+        if (large && together)
+          stream(direct, room, wanted * sizeof(Value));
+        else
+          run.scatter(first * sizeof(Value), wanted * sizeof(Value), room);
       }
     }
   }
@@ -434,8 +459,8 @@ std::size_t encode(const Shape& shape, const Rows* source, std::uint8_t* out, st
 }
 
 const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t nbytes, const std::uint64_t* sizes,
-                   const Rows* target, std::size_t wanted, Level level) {
-  const bool large = nbytes >= kStreamBytes;
+                   const Rows* target, std::size_t wanted, Level level, bool large) {
+  large = large || nbytes >= kStreamBytes;
   const auto code = shape.dtype == Dtype::float32       ? decode_layer<std::uint16_t, true>
                     : shape.dtype == Dtype::float16     ? decode_layer<std::uint8_t, true>
                     : shape.dtype == Dtype::float8_e5m2 ? decode_layer<std::uint8_t, false>
@@ -449,9 +474,7 @@ const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t 
     payload += size;
     nbytes -= size;
   }
-#if defined(__x86_64__)
-  if (large) _mm_sfence();  // what was written past the caches is seen by whoever sees what comes after
-#endif
+  if (large) stream_end();
   return nbytes == 0 ? nullptr : "bytes follow the last layer";
 }
 

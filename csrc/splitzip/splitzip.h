@@ -45,6 +45,6 @@ std::size_t encode(const Shape& shape, const Rows* source, std::uint8_t* out, st
 // Decodes the first `wanted` tokens of all layers into `target`. Returns nullptr, or what is wrong with the payload, of
 // which nothing outside of `nbytes` is read; the target then holds anything. sizes: as from `encode`, their sum nbytes.
 const char* decode(const Shape& shape, const std::uint8_t* payload, std::size_t nbytes, const std::uint64_t* sizes,
-                   const Rows* target, std::size_t wanted, Level level);
+                   const Rows* target, std::size_t wanted, Level level, bool large = false);
 
 }  // namespace kvstore::splitzip

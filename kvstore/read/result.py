@@ -96,8 +96,7 @@ def allocate(
         tensors = _pairs(memory.unbind())
         view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
     elif device is None and not pinned and nbytes >= _RECYCLED_BYTES:
-        tensors = _recycled(layout, capacity, dtype, pool)
-        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
+        tensors, view = _recycled(layout, capacity, dtype, pool)
     else:
         tensors = tuple(
             (
@@ -117,23 +116,27 @@ def _pairs(flat: Sequence[torch.Tensor]) -> KVLayers:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _recycled(layout: KVLayout, capacity: int, dtype: torch.dtype, pool: BufferPool) -> KVLayers:
-    """Tensors with storages of their own, as many in one buffer as a slab of the pool has room for."""
+def _recycled(layout: KVLayout, capacity: int, dtype: torch.dtype, pool: BufferPool) -> tuple[KVLayers, KVView]:
+    """Tensors with storages of their own, as many in one buffer as a slab of the pool has room for; and their view."""
     shapes = [(1, x.heads, capacity, dim) for x in layout.layers for dim in (x.key_dim, x.value_dim)]
     sizes = [heads * count * dim * layout.item_bytes for _, heads, count, dim in shapes]
     places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
     flat: list[torch.Tensor] = []
+    addresses: list[int] = []
     while len(flat) < len(shapes):
         end, total = len(flat) + 1, places[len(flat)]
         while end < len(shapes) and total + places[end] <= SLAB_BYTES:
             total += places[end]
             end += 1
-        memory, at = pool.take(total).array(), 0
+        buffer, at = pool.take(total), 0
+        memory, address = buffer.array(), buffer.address
         for number in range(len(flat), end):
             part = torch.from_numpy(memory[at : at + sizes[number]])
             flat.append(part.view(dtype).view(shapes[number]))
+            addresses.append(address + at)
             at += places[number]
-    return _pairs(flat)
+    # What is known of them need not be asked of each.
+    return _pairs(flat), KVView.of_places(layout, capacity, addresses, flat)
 
 
 def _allocate_windowed(layout: KVLayout, tokens: int, reserve: int) -> OutputBuffers:

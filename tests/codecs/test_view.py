@@ -179,6 +179,49 @@ def test_the_extension_copies_what_numpy_copies(
     assert np.array_equal(room, expected)
 
 
+@pytest.mark.native
+@pytest.mark.parametrize("row", [1, 2, 63, 64, 65, 127, 128, 129, 192, 200])
+@pytest.mark.parametrize("count", [1, 2, 3, 64])
+@pytest.mark.parametrize("gap", [0, 5, 64])
+def test_copies_past_the_caches_write_the_rows_and_nothing_else(row: int, count: int, gap: int) -> None:
+    """At every place in a line of the cache, so that heads and tails of every length are written."""
+    rng = np.random.default_rng([row, count, gap])
+    heads, shape = 2, [np.array([2], np.uint32), np.array([row], np.uint32)]
+    source = rng.integers(0, 256, (heads, count, row), np.uint8)
+    memory = np.empty(64 + heads * count * (row + gap) + 64, np.uint8)
+    for place in range(64):
+        memory[:] = 0xEE
+        begin = (place - memory.ctypes.data) % 64
+        room = memory[begin : begin + heads * count * (row + gap)].reshape(heads, count, row + gap)
+        tables = [np.array([[a.ctypes.data], [a.strides[0]], [a.strides[1]]], np.int64) for a in (room, source)]
+        _native.copy_rows(*tables, *shape, count, large=True)
+        assert np.array_equal(room[:, :, :row], source)
+        room[:, :, :row] = 0xEE
+        assert (memory == 0xEE).all()
+
+
+def test_parts_of_large_views_are_large() -> None:
+    layout = KVLayout.uniform(2, 2, 64, "float32")
+    least = (16 << 20) // layout.bytes_per_token
+    large, small = (KVView.packed(layout, tokens, 0, None) for tokens in (least, least - 1))
+    for view, expected in ((large, True), (small, False)):
+        parts = [view, view.narrow(5, 1), view.layer(1), view.narrow(5, 1).layer(0)]
+        assert [part.large for part in parts] == [expected] * 4
+
+
+def test_a_large_copy_is_the_same() -> None:
+    layout = KVLayout.uniform(1, 3, 40, "bfloat16")
+    count = (16 << 20) // layout.bytes_per_token + 7
+    kv = random_kv(count, layout)
+    copy, memory = packed(layout, count)
+    KVView.of_layers(layout, kv).copy_to(copy)
+    assert memory.tobytes() == b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in kv[0])
+    for start, tokens in ((0, 1), (3, 61), (count - 5, 5)):
+        back = random_kv(tokens, layout)
+        copy.narrow(start, tokens).copy_to(KVView.of_layers(layout, back))
+        assert all(same_bits(a, b[:, start : start + tokens]) for a, b in zip(back[0], kv[0], strict=True))
+
+
 def test_tensors_that_are_not_on_the_cpu_have_no_rows() -> None:
     kv = [tuple(t.to("meta") for t in pair) for pair in random_kv(3, LAYOUT)]
     assert not KVView.of_layers(LAYOUT, kv, checked=True).on_cpu

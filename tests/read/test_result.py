@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from kvcases import mixed_layout
 
-from kvstore import KVLayout
+from kvstore import KVLayout, LayerLayout
+from kvstore.codecs import KVView
 from kvstore.config import MIB
 from kvstore.read.result import OutputBuffers, allocate
 from kvstore.tiers.buffers import BufferPool
@@ -84,3 +86,13 @@ def test_the_first_tokens_are_those_of_the_tensors(mib: int, short: int) -> None
                 expected.shape,
                 expected.stride(),
             )
+
+
+def test_the_view_of_recycled_memory_says_where_its_tensors_are() -> None:
+    layout = KVLayout((LayerLayout(2, 24, 40), LayerLayout(3, 8, 16)), "bfloat16")
+    tokens, reserve = 2 * MIB // layout.bytes_per_token, 7
+    out = allocate(layout, tokens, reserve, BufferPool(keep_bytes=0))
+    asked = KVView.of_layers(layout, [(k[0], v[0]) for k, v in out.tensors])
+    assert np.array_equal(out.view.rows, asked.rows)
+    assert (out.view.tokens, asked.tokens) == (tokens, tokens + reserve)
+    assert all(t.is_contiguous() and t.data_ptr() % 64 == 0 for pair in out.tensors for t in pair)

@@ -308,3 +308,32 @@ def test_e4m3_has_nothing_to_save_and_is_stored_as_it_is_and_counted() -> None:
     out[0] = 1
     with pytest.raises(CodecError, match="header"):
         codec.decode(info, out, sizes, KVView.of_layers(layout, kv))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e5m2"])
+@pytest.mark.parametrize("kind", ["normal", "escapes", "random"])
+@pytest.mark.parametrize(("tokens", "wanted", "gap"), [(3, 2, 0), (70, 70, 0), (70, 67, 0), (70, 69, 8)])
+def test_blocks_decode_past_the_caches_to_the_same_bits(
+    level: str, dtype: str, kind: str, tokens: int, wanted: int, gap: int
+) -> None:
+    """In place where that is aligned and nothing is escaped, else by way of the first cache; with gaps in rows, too.
+    Nothing is written beside the rows."""
+    heads, dim = 2, 72
+    item = ITEM_BYTES[dtype]
+    values = values_of(kind, 2 * heads * tokens * dim, dtype).reshape(2, heads, tokens, dim)
+    shape = [np.full(2, heads, np.uint32), np.full(2, dim * item, np.uint32)]
+    source = np.array([[v.ctypes.data for v in values], [v.strides[0] for v in values], [v.strides[1] for v in values]])
+    out = bytearray(_native.bounds(dtype, *shape, tokens)[0])
+    sizes = _native.encode(dtype, *shape, tokens, source.astype(np.int64), out, level=level)
+    room = 2 * heads * wanted * (dim + gap)
+    for shift in (0, 1, 24, 32):
+        memory = np.full(room + 256, 7, values.dtype)
+        begin = -memory.ctypes.data // item % (64 // item) + shift
+        target = memory[begin : begin + room].reshape(2, heads, wanted, dim + gap)
+        table = np.array([[t.ctypes.data for t in target], [target.strides[1]] * 2, [target.strides[2]] * 2], np.int64)
+        coded = out[: sum(sizes)]
+        assert _native.decode(dtype, *shape, tokens, coded, sizes, table, wanted, level=level, large=True) is None
+        assert np.array_equal(target[..., :dim], values[:, :, :wanted])
+        target[..., :dim] = 7
+        assert (memory == 7).all()
