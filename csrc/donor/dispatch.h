@@ -11,4 +11,11 @@ KVSTORE_DONOR_TWIN(scalar, )
 KVSTORE_DONOR_TWIN(avx2, KVSTORE_AVX2)
 #endif
 
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
+namespace neon {
+using scalar::kKernels;
+}
+#endif
+
 }  // namespace kvstore::donor
