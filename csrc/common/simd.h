@@ -26,7 +26,7 @@
 #if defined(__clang__)
 #define KVSTORE_DOTPROD __attribute__((target("dotprod")))
 #else
-#define KVSTORE_DOTPROD __attribute__((target("+dotprod")))
+#define KVSTORE_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))  // as arm_neon.h has it
 #endif
 #define KVSTORE_DOTPROD_INLINE KVSTORE_DOTPROD KVSTORE_INLINE
 
