@@ -1,7 +1,6 @@
 // The twins of the entropy codec's loops and which of them runs. Included by entropy/entropy.cc only.
 #pragma once
 
-#include "entropy/neon-inl.h"
 #include "entropy/scalar-inl.h"
 
 namespace kvstore::entropy {
@@ -45,9 +44,12 @@ KVSTORE_ENTROPY_TWIN(scalar, )
 #if defined(__x86_64__)
 KVSTORE_ENTROPY_TWIN(avx2, KVSTORE_AVX2)
 KVSTORE_ENTROPY_TWIN(avx512, KVSTORE_AVX512_WIDE)
-#elif defined(__aarch64__)
+#endif
+
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
 namespace neon {
-inline constexpr Kernels kKernels = with_those_by_hand(scalar::kKernels);
+using scalar::kKernels;
 }
 #endif
 

@@ -1,5 +1,5 @@
-// Kernels by themselves, of any size, on any memory that their callers may give: the scalar twin's results, and those of
-// the level that KVSTORE_CPU names or the machine's best.
+// Kernels by themselves, of any size, on any memory that their callers may give: what the scalar twin makes, and what
+// that of the level does that KVSTORE_CPU names, or of the machine's best.
 #include "entropy/dispatch.h"
 #include "fuzz.h"
 #include "rans/rans.h"
@@ -35,7 +35,8 @@ Numbers<T> values(fuzz::Random& random, std::size_t count) {
   Numbers<T> made(count);
   for (T& value : made) {
     const auto exponent = static_cast<int>(around + random.between(-9, kind == 1 ? 6 : 5));
-    const auto alike = static_cast<T>((random.next() & ((1u << mantissa) - 1)) | (random.next() & 1) << (8 * sizeof(T) - 1) |
+    const auto sign = (random.next() & 1) << (8 * sizeof(T) - 1);
+    const auto alike = static_cast<T>((random.next() & ((1u << mantissa) - 1)) | sign |
                                       static_cast<unsigned>(exponent) << mantissa);
     value = kind == 0 || (kind == 2 && random.next() % 8 == 0) ? static_cast<T>(random.next()) : alike;
     if (kind == 2 && random.next() % 16 == 0) value = static_cast<T>(value & ((1u << mantissa) - 1));
@@ -54,9 +55,9 @@ void try_splitzip(fuzz::Random& random) {
   fuzz::require(a.top == b.top && a.zero == b.zero, "scan");
   const auto most = static_cast<unsigned>(random.between(0, 260));
   fuzz::require(one.above(from.data(), count, most) == two.above(from.data(), count, most), "above");
-  const bool fitting = random.next() % 4 != 0;
-  const Window window{fitting ? (a.top > 15 ? a.top - 15 : 0) : static_cast<unsigned>(random.next() % (sizeof(Head) == 2 ? 241 : 17)),
-                      random.next() % 2 != 0};
+  const auto any = static_cast<unsigned>(random.next() % (sizeof(Head) == 2 ? 241 : 17));
+  const unsigned fitting = a.top > 15 ? a.top - 15 : 0;
+  const Window window{random.next() % 4 ? fitting : any, random.next() % 2 != 0};
   Numbers<std::uint8_t> codes[2], rest[2];
   Numbers<std::uint64_t> escaped[2];
   for (int i = 0; i < 2; ++i) {
@@ -86,7 +87,7 @@ void try_entropy(fuzz::Random& random) {
   const auto tokens = static_cast<std::size_t>(random.next() % 8 ? random.between(1, 40) : random.between(250, 300));
   const auto dim = static_cast<std::size_t>(random.next() % 8 ? random.between(1, 90) : random.between(250, 300));
   const Numbers<std::uint16_t> from = values<std::uint16_t>(random, tokens * dim);
-  Numbers<std::uint16_t> base = numbers<std::uint16_t>(random, dim, 120, 140), flip = numbers<std::uint16_t>(random, dim, 0, 1);
+  auto base = numbers<std::uint16_t>(random, dim, 120, 140), flip = numbers<std::uint16_t>(random, dim, 0, 1);
   Numbers<std::uint8_t> chosen = numbers<std::uint8_t>(random, dim, 0, entropy::kClasses - 1);
   const entropy::Channels channels{base.data(), flip.data(), chosen.data()};
   Numbers<std::uint8_t> edges[4];
@@ -155,7 +156,8 @@ void try_rans(fuzz::Random& random) {
     std::int64_t length[2];
     for (int i = 0; i < 2; ++i) {
       out[i].resize(room);
-      length[i] = rans::encode(made, symbols.data(), n, classes.data(), period, out[i].data(), room, i ? level() : Level::scalar);
+      length[i] = rans::encode(made, symbols.data(), n, classes.data(), period, out[i].data(), room,
+                               i ? level() : Level::scalar);
       out[i].resize(length[i] < 0 ? 0 : static_cast<std::size_t>(length[i]));
     }
     fuzz::require(length[0] == length[1], "lengths of streams");
@@ -175,7 +177,8 @@ void try_rans(fuzz::Random& random) {
 }
 
 void try_prefix(fuzz::Random& random) {
-  const auto count = static_cast<std::size_t>(random.between(0, 150)), offset = static_cast<std::size_t>(random.next() % 5);
+  const auto count = static_cast<std::size_t>(random.between(0, 150));
+  const auto offset = static_cast<std::size_t>(random.next() % 5);
   auto a = numbers<std::uint32_t>(random, count + offset, 0, 65535);
   const Numbers<std::uint16_t> narrow(a.begin(), a.end());
   auto b = a;
