@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray test-lmcache test-remote test-sglang test-vllm fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -120,6 +120,16 @@ test-asan: setup
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  PYTHONHASHSEED=0 $(abspath $(PY)) -m pytest -q -n $(JOBS) --dist worksteal $(ASAN_TESTS)
+
+# The C++ core compiled for aarch64, with every warning an error, and run under qemu-user: all twins of all parts on
+# processors with dot products and without, and on this machine, must make the same of the same inputs. Minutes; the
+# compiler and the emulator are Debian's, and are installed if this may be done.
+test-aarch64: setup
+	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } > /dev/null || { apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user; } || { \
+	  echo "the compiler for aarch64 or qemu-user could not be installed: have root apt-get install" \
+	  "g++-aarch64-linux-gnu qemu-user, then make test-aarch64 again" >&2; exit 1; }
+	KVSTORE_AARCH64=full $(PYTEST) -q -n 0 -s tests/neon
 
 # Every benchmark, with the rivals that can be installed; rows go to build/bench. benchmarks/results has kept ones.
 bench: setup

@@ -42,13 +42,12 @@ from benchmarks.profile import profile_of
 from kvstore.calibration.aqua.fit import AquaPredictors, fit
 from kvstore.codecs import Codec, codec_by_name, codec_names
 from kvstore.codecs.aqua.codec import AquaCodec
+from kvstore.codecs.levels import cpu_levels
 from kvstore.codecs.profile import Profile
 from kvstore.codecs.rans.coder import RansTables, quantise
 from kvstore.config import GIB
 from kvstore.errors import ProfileError
-from kvstore.trie._trie import machine_level
 
-LEVELS = ("scalar", "avx2", "avx512")
 SLOW = frozenset(("zstd", "pcodec", "blosc2-zstd", "zstandard"))
 ZEROS, ESCAPES = (0, 2, 5), (0, 1, 3)  # per cent
 CLEAN = "splitzip/normal/zeros0/escapes0"
@@ -114,9 +113,8 @@ def main() -> None:
         if "rans" in only:
             entropy_coder(rows, rounds)
         if "splitzip" in only:
-            best = LEVELS.index(machine_level())
-            measure(rows, by_level(kv, LEVELS[1 : best + 1]), pools, rounds, tiled)
-            measure(rows, by_level(kv, LEVELS[:1]), pools, few, tiled)
+            measure(rows, by_level(kv, cpu_levels()[1:]), pools, rounds, tiled)
+            measure(rows, by_level(kv, cpu_levels()[:1]), pools, few, tiled)
             size = min(args.mib, NORMAL_MIB_QUICK if args.quick else NORMAL_MIB) * MIB
             measure(rows, robustness(size // 2), pools, rounds)
     rows.main_exit()
@@ -224,7 +222,7 @@ def entropy_coder(rows: Rows, rounds: int) -> None:
     out, found = np.empty(tables.bound(len(coded)), np.uint8), np.empty_like(coded)
     size = tables.encode_into(coded, classes, out)
     functions: dict[str, Callable[[], object]] = {}
-    for level in LEVELS[: LEVELS.index(machine_level()) + 1]:
+    for level in cpu_levels():
         functions[f"rans/{level} encode"] = lambda level=level: tables.encode_into(coded, classes, out, level=level)
         functions[f"rans/{level} decode"] = lambda level=level: tables.decode_into(
             out[:size], classes, found, level=level

@@ -6,7 +6,24 @@ import numpy as np
 
 from kvstore.codecs.splitzip.codec import bound_values, encode_values
 
-LEVELS = ("scalar", "avx2", "avx512")
+LEVELS = ("scalar", "avx2", "avx512", "neon")  # of x86-64 the first three, of aarch64 the first and the last
+
+
+def cpu_levels() -> list[str]:
+    """Return the levels that this machine runs, worst first.
+
+    Example:
+        >>> cpu_levels()[0]
+        'scalar'
+    """
+    found = []
+    for level in LEVELS:
+        try:
+            encode_values(np.zeros(1, np.uint16), "bfloat16", level, bytearray(bound_values(1, "bfloat16")))
+        except ValueError:
+            continue
+        found.append(level)
+    return found
 
 
 def cpu_level() -> str:
@@ -16,11 +33,4 @@ def cpu_level() -> str:
         >>> cpu_level() in LEVELS
         True
     """
-    found = LEVELS[0]
-    for level in LEVELS:
-        try:
-            encode_values(np.zeros(1, np.uint16), "bfloat16", level, bytearray(bound_values(1, "bfloat16")))
-        except ValueError:
-            continue
-        found = level
-    return found
+    return cpu_levels()[-1]

@@ -37,8 +37,13 @@ inline Level level_of(const MaybeLevel& name) {
   if (!name) return level();
   Level known;
   if (!level_named(name->c_str(), &known))
-    throw py::value_error("level: expected scalar, avx2 or avx512, found '" + *name + "'");
-  if (known > machine_level()) throw py::value_error("level: this machine has no " + *name);
+    throw py::value_error("level: expected scalar, avx2, avx512 or neon, found '" + *name + "'");
+  if (!machine_has(known)) {
+    std::string found = "scalar";
+    for (const Level other : {Level::avx2, Level::avx512, Level::neon})
+      if (machine_has(other)) found += (other == machine_level() ? " or " : ", ") + std::string(level_name(other));
+    throw py::value_error("level: this machine has no " + *name + "; choose " + found);
+  }
   return known;
 }
 

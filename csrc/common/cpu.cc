@@ -17,20 +17,30 @@ Level machine_level() {
     return __builtin_cpu_supports("avx2") ? Level::avx2 : Level::scalar;
   }();
   return best;
+#elif defined(__aarch64__)
+  return Level::neon;
 #else
   return Level::scalar;
 #endif
 }
 
+bool machine_has(Level level) {
+#if defined(__aarch64__)
+  return level == Level::scalar || level == Level::neon;
+#else
+  return level <= machine_level();  // other families stand above all of these
+#endif
+}
+
 Level level() {
-  Level cap = Level::avx512;
-  if (const char* text = std::getenv("KVSTORE_CPU")) level_named(text, &cap);
-  const Level best = machine_level();
-  return best < cap ? best : cap;
+  Level named;
+  const char* const text = std::getenv("KVSTORE_CPU");
+  return text && level_named(text, &named) && machine_has(named) ? named : machine_level();
 }
 
 const char* level_name(Level level) {
   switch (level) {
+    case Level::neon: return "neon";
     case Level::avx512: return "avx512";
     case Level::avx2: return "avx2";
     default: return "scalar";
@@ -38,7 +48,7 @@ const char* level_name(Level level) {
 }
 
 bool level_named(const char* name, Level* level) {
-  for (const Level known : {Level::scalar, Level::avx2, Level::avx512}) {
+  for (const Level known : {Level::scalar, Level::avx2, Level::avx512, Level::neon}) {
     if (std::strcmp(name, level_name(known)) == 0) {
       *level = known;
       return true;

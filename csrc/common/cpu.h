@@ -3,17 +3,22 @@
 
 namespace kvstore {
 
-// avx512 means F, BW, DQ and VL together (x86-64-v4); kernels that need more ask for it themselves.
-enum class Level : int { scalar = 0, avx2 = 1, avx512 = 2 };
+// Levels are ordered within a family of processors: scalar < avx2 < avx512 on x86-64, scalar < neon on aarch64. Ask
+// machine_has() rather than compare. avx512 means F, BW, DQ and VL together (x86-64-v4), neon what every aarch64 has;
+// kernels that need more ask for it themselves.
+enum class Level : int { scalar = 0, avx2 = 1, avx512 = 2, neon = 3 };
 
-// The best level that this machine has, capped by the environment variable KVSTORE_CPU
-// (scalar | avx2 | avx512; anything else is ignored). The variable never raises the level, so a
-// capped process cannot be made to execute an instruction that it lacks. Read at every call: cheap,
+// The best level that this machine has, or the one that the environment variable KVSTORE_CPU names
+// (scalar | avx2 | avx512 | neon) if the machine has it; anything else is ignored. The variable never raises the level,
+// so a capped process cannot be made to execute an instruction that it lacks. Read at every call: cheap,
 // but not for inner loops; take it once per object or per large call.
 Level level();
 
 // What the machine has, whatever the environment says.
 Level machine_level();
+
+// Whether this machine runs a level: of its own family, and not above its best.
+bool machine_has(Level level);
 
 const char* level_name(Level level);
 

@@ -1,7 +1,7 @@
 // What the vector kernels of all parts share: the sets of instructions that a function can be compiled for, and the
 // choice of the one that runs. Each part names its files alike: scalar-inl.h holds the bodies in plain C++,
-// avx2-inl.h and avx512-inl.h what is written by hand, and dispatch.h makes a table of functions for every set. An
-// *-inl.h file is included by its dispatch.h only.
+// avx2-inl.h, avx512-inl.h and neon-inl.h what is written by hand, and dispatch.h makes a table of functions for every
+// set. An *-inl.h file is included by its dispatch.h only.
 #pragma once
 
 #include "common/cpu.h"
@@ -22,6 +22,17 @@
 // The object NAME of the namespace scalar, avx2 or avx512.
 #define KVSTORE_PICK(LEVEL, NAME) \
   ((LEVEL) == Level::avx512 ? avx512::NAME : (LEVEL) == Level::avx2 ? avx2::NAME : scalar::NAME)
+#elif defined(__aarch64__)
+// NEON is a part of every aarch64, so that nothing needs a target but what goes beyond it.
+#if defined(__clang__)
+#define KVSTORE_DOTPROD __attribute__((target("dotprod")))
 #else
-#define KVSTORE_PICK(LEVEL, NAME) (static_cast<void>(LEVEL), scalar::NAME)
+#define KVSTORE_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))  // as arm_neon.h has it
+#endif
+#define KVSTORE_DOTPROD_INLINE KVSTORE_DOTPROD KVSTORE_INLINE
+
+// The object NAME of the namespace scalar or neon.
+#define KVSTORE_PICK(LEVEL, NAME) ((LEVEL) == Level::neon ? neon::NAME : scalar::NAME)
+#else
+#define KVSTORE_PICK(LEVEL, NAME) ((LEVEL) == Level::scalar ? scalar::NAME : scalar::NAME)
 #endif

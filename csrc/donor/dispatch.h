@@ -9,4 +9,11 @@ namespace kvstore::donor {
 
 KVSTORE_DONOR_TWIN(scalar, )
 
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
+namespace neon {
+using scalar::kKernels;
+}
+#endif
+
 }  // namespace kvstore::donor

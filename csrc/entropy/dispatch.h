@@ -46,6 +46,13 @@ KVSTORE_ENTROPY_TWIN(avx2, KVSTORE_AVX2)
 KVSTORE_ENTROPY_TWIN(avx512, KVSTORE_AVX512_WIDE)
 #endif
 
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
+namespace neon {
+using scalar::kKernels;
+}
+#endif
+
 inline const Kernels& kernels(Level level) { return KVSTORE_PICK(level, kKernels); }
 
 }  // namespace kvstore::entropy

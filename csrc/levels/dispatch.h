@@ -3,6 +3,7 @@
 
 #include "levels/avx2-inl.h"
 #include "levels/avx512-inl.h"
+#include "levels/neon-inl.h"
 #include "levels/scalar-inl.h"
 
 namespace kvstore::levels {
@@ -10,6 +11,8 @@ namespace kvstore::levels {
 inline const Kernels& kernels(Level level) {
 #if defined(__x86_64__)
   if (level == Level::avx512 && !predict::avx512::runs()) level = Level::avx2;
+#elif defined(__aarch64__)
+  if (level == Level::neon && predict::neon::has_dotprod()) return neon::kDotted;
 #endif
   return KVSTORE_PICK(level, kKernels);
 }

@@ -7,6 +7,13 @@
 
 namespace kvstore::lossy {
 
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
+namespace neon {
+using scalar::kKernels;
+}
+#endif
+
 inline const Kernels& kernels(Level level) { return KVSTORE_PICK(level, kKernels); }
 
 }  // namespace kvstore::lossy

@@ -3,6 +3,7 @@
 
 #include "predictive/avx2-inl.h"
 #include "predictive/avx512-inl.h"
+#include "predictive/neon-inl.h"
 #include "predictive/scalar-inl.h"
 
 namespace kvstore::predict {
@@ -10,6 +11,8 @@ namespace kvstore::predict {
 inline const Kernels& kernels(Level level) {
 #if defined(__x86_64__)
   if (level == Level::avx512 && !avx512::runs()) level = Level::avx2;
+#elif defined(__aarch64__)
+  if (level == Level::neon && neon::has_dotprod()) return neon::kDotted;
 #endif
   return KVSTORE_PICK(level, kKernels);
 }

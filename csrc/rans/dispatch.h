@@ -4,6 +4,7 @@
 #include "common/simd.h"
 #include "rans/avx2-inl.h"
 #include "rans/avx512-inl.h"
+#include "rans/neon-inl.h"
 #include "rans/scalar-inl.h"
 
 namespace kvstore::rans {

@@ -4,6 +4,7 @@
 #include "common/simd.h"
 #include "splitzip/avx2-inl.h"
 #include "splitzip/avx512-inl.h"
+#include "splitzip/neon-inl.h"
 #include "splitzip/scalar-inl.h"
 
 namespace kvstore::splitzip {

@@ -3,6 +3,7 @@
 
 #include "trie/avx2-inl.h"
 #include "trie/avx512-inl.h"
+#include "trie/neon-inl.h"
 #include "trie/scalar-inl.h"
 #include "trie/trie.h"
 

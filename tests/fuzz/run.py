@@ -52,7 +52,7 @@ class Native:
 
 NATIVE = {
     "rans": Native("rans.cc", RANS),
-    "aqua": Native("aqua.cc", ("aqua/aqua.cc", "common/cpu.cc")),
+    "aqua": Native("aqua.cc", ("aqua/aqua.cc", "aqua/candidates.cc", "common/cpu.cc")),
     "splitzip": Native("blocks.cc", ("splitzip/splitzip.cc", "common/cpu.cc")),
     "entropy": Native("blocks.cc", ("splitzip/splitzip.cc", "entropy/entropy.cc", *RANS), "-DENTROPY"),
     "predictive": Native(

@@ -7,12 +7,11 @@ import json
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.codecs.rans import _rans
+from kvstore.codecs.levels import cpu_levels
 from kvstore.codecs.rans.coder import RansTables, quantise
 
 U8 = npt.NDArray[np.uint8]
-LEVELS = ["scalar", "avx2", "avx512"]
-HAVE = LEVELS[: LEVELS.index(_rans.machine_level()) + 1]
+HAVE = cpu_levels()
 Freqs = npt.NDArray[np.uint16]
 
 

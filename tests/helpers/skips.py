@@ -10,13 +10,14 @@ ALLOWED = (
     r"there is no CUDA device",
     r"there is no C compiler",
     r"only at full length: calibrations take seconds",
-    r"this machine has no (avx2|avx512)",
+    r"this machine has no (avx2|avx512|neon)",
     r"this machine cannot flush",  # subnormal numbers to zero
     r"(zipnn|pcodec|zstandard|lz4) is not installed",  # peers that benchmarks compare with
     r"could not import 'matplotlib'",  # of the extra `bench`
     r"could not import 'ray'",  # of the extra `ray`; `make test-ray` installs it beside
     r"could not import '(lmcache|sglang|vllm)'",  # `make test-lmcache` and others install them beside
     r"could not import '(peft|xllamacpp)'",  # where the extra `test` was installed before it had them
+    r"there is no compiler for aarch64 with qemu-user; make test-aarch64 installs them",
     r"vLLM is not installed here; make test-vllm installs it beside",
     r"Mooncake is not installed here; make test-remote installs it beside",
 )

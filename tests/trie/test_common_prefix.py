@@ -1,21 +1,20 @@
-"""The scalar, AVX2 and AVX-512 twins of the comparison give the same answer everywhere."""
+"""The scalar, AVX2, AVX-512 and NEON twins of the comparison give the same answer everywhere."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from kvstore.codecs.levels import LEVELS, cpu_levels
 from kvstore.trie._trie import common_narrow_prefix, common_prefix, level, machine_level
 
 pytestmark = pytest.mark.native
-
-LEVELS = ["scalar", "avx2", "avx512"]
 
 
 @pytest.fixture(params=LEVELS)
 def twin(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if LEVELS.index(name) > LEVELS.index(machine_level()):
+    if name not in cpu_levels():
         pytest.skip(f"this machine has no {name}")
     return name
 
@@ -57,10 +56,9 @@ def test_tokens_of_two_bytes_at_every_length_offset_and_place_of_the_first_diffe
 
 
 def test_the_environment_caps_the_level_and_never_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    best = LEVELS.index(machine_level())
-    for i, name in enumerate(LEVELS):
+    for name in LEVELS:
         monkeypatch.setenv("KVSTORE_CPU", name)
-        assert level() == LEVELS[min(i, best)]
+        assert level() == (name if name in cpu_levels() else machine_level())
     for name in ("", "avx1024"):
         monkeypatch.setenv("KVSTORE_CPU", name)
         assert level() == machine_level()
@@ -72,5 +70,9 @@ def test_a_level_that_the_machine_lacks_or_nobody_knows_is_refused() -> None:
     a = np.zeros(3, np.uint32)
     with pytest.raises(ValueError, match="level"):
         common_prefix(a, a, "sse9")
+    other = "neon" if "neon" not in cpu_levels() else "avx2"
+    known = "(scalar|scalar or avx2|scalar, avx2 or avx512|scalar or neon)"
+    with pytest.raises(ValueError, match=f"level: this machine has no {other}; choose {known}$"):
+        common_prefix(a, a, other)
     with pytest.raises(ValueError, match="b"):
         common_prefix(a, a[:2], "scalar")

@@ -35,6 +35,13 @@ KVSTORE_STEPS_TWIN(avx2, KVSTORE_AVX2)
 KVSTORE_STEPS_TWIN(avx512, KVSTORE_AVX512)
 #endif
 
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
+namespace neon {
+using scalar::kKernels;
+}
+#endif
+
 inline const Kernels& kernels(Level level) { return KVSTORE_PICK(level, kKernels); }
 
 }  // namespace kvstore::donor::steps

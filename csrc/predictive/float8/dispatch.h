@@ -36,6 +36,14 @@ KVSTORE_FLOAT8_TWIN(avx2, KVSTORE_AVX2)
 KVSTORE_FLOAT8_TWIN(avx512, KVSTORE_AVX512_WIDE)
 #endif
 
+// NEON as the compiler vectorises the plain loops, which every aarch64 runs with it.
+#if defined(__aarch64__)
+namespace neon {
+using scalar::kE4M3;
+using scalar::kE5M2;
+}
+#endif
+
 inline const Loops& loops_of_e5m2(Level level) { return KVSTORE_PICK(level, kE5M2); }
 inline const Loops& loops_of_e4m3(Level level) { return KVSTORE_PICK(level, kE4M3); }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ranscases import HAVE, LEVELS
+from ranscases import HAVE
+
+from kvstore.codecs.levels import LEVELS
 
 
 @pytest.fixture(params=LEVELS)

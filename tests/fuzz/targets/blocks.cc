@@ -63,11 +63,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const fuzz::Payload payload = fuzz::Payload::made(input, layers, most, [&](fuzz::Payload& to) {
     fuzz::Random random(input.byte());
     source.fill(random, static_cast<int>(input.below(4)));
-    fuzz::require(encode(shape, source.rows(), to, machine_level()) != splitzip::kTooShort, "the bound is wrong");
+    fuzz::require(encode(shape, source.rows(), to, kvstore::level()) != splitzip::kTooShort, "the bound is wrong");
     return true;
   });
   const char* const one = decode(shape, payload, scalar.rows(), wanted, Level::scalar);
-  const char* const two = decode(shape, payload, best.rows(), wanted, machine_level());
+  const char* const two = decode(shape, payload, best.rows(), wanted, kvstore::level());
   fuzz::require_alike(payload, one, two, scalar, best);
   if (payload.origin == fuzz::Payload::Origin::coded && wanted == tokens)
     fuzz::require(source.same(scalar), "what was coded comes back different");

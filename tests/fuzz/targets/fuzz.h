@@ -28,30 +28,6 @@ inline void require(bool holds, const char* what) {
   if (!holds) fail(what);
 }
 
-// Zeros once it has ended.
-class Input {
- public:
-  Input(const std::uint8_t* data, std::size_t size) : at_(data), end_(data + size) {}
-
-  bool more() const { return at_ != end_; }
-  std::uint8_t byte() { return more() ? *at_++ : 0; }
-  std::uint64_t number(int bytes) {
-    std::uint64_t value = 0;
-    for (int i = 0; i < bytes; ++i) value |= std::uint64_t{byte()} << 8 * i;
-    return value;
-  }
-  std::size_t below(std::size_t n) { return number(n > 256 ? n > 65536 ? 4 : 2 : 1) % n; }
-  bool flag() { return byte() & 1; }
-  Bytes rest() {
-    Bytes left(at_, end_);
-    at_ = end_;
-    return left;
-  }
-
- private:
-  const std::uint8_t *at_, *end_;
-};
-
 // The same numbers from the same seed, on every machine.
 class Random {
  public:
@@ -68,6 +44,42 @@ class Random {
 
  private:
   std::uint64_t state_;
+};
+
+// What a comparison of machines sets (tests/neon/machines.cc): who is told what a target made of an input, and what comes
+// after the end of an input instead of zeros.
+inline void (*told)(const void* data, std::size_t size) = nullptr;
+inline Random* beyond = nullptr;
+
+inline void tell(const void* data, std::size_t size) {
+  if (told != nullptr) told(data, size);
+}
+
+// Zeros once it has ended.
+class Input {
+ public:
+  Input(const std::uint8_t* data, std::size_t size) : at_(data), end_(data + size) {}
+
+  bool more() const { return at_ != end_; }
+  std::uint8_t byte() {
+    if (more()) return *at_++;
+    return beyond == nullptr ? std::uint8_t{0} : static_cast<std::uint8_t>(beyond->next());
+  }
+  std::uint64_t number(int bytes) {
+    std::uint64_t value = 0;
+    for (int i = 0; i < bytes; ++i) value |= std::uint64_t{byte()} << 8 * i;
+    return value;
+  }
+  std::size_t below(std::size_t n) { return number(n > 256 ? n > 65536 ? 4 : 2 : 1) % n; }
+  bool flag() { return byte() & 1; }
+  Bytes rest() {
+    Bytes left(at_, end_);
+    at_ = end_;
+    return left;
+  }
+
+ private:
+  const std::uint8_t *at_, *end_;
 };
 
 // [heads, tokens, row bytes], each with its own memory, so that whoever writes beside it is caught.
@@ -98,6 +110,9 @@ class Tensors {
   }
 
   const kvstore::Rows* rows() const { return rows_.data(); }
+  void tell() const {
+    for (std::size_t i = 0; i < sizes_.size(); ++i) fuzz::tell(memory_[i].get(), sizes_[i]);
+  }
   bool same(const Tensors& other) const {
     for (std::size_t i = 0; i < sizes_.size(); ++i)
       if (std::memcmp(memory_[i].get(), other.memory_[i].get(), sizes_[i]) != 0) return false;
@@ -159,6 +174,8 @@ struct Payload {
     for (const std::uint64_t layer : made.sizes) used += layer;
     made.bytes.resize(used);
     made.bytes.shrink_to_fit();
+    tell(made.bytes.data(), made.bytes.size());
+    tell(made.sizes.data(), made.sizes.size() * sizeof made.sizes[0]);
     made.origin = made.edit(input) ? Origin::given : Origin::coded;
     return made;
   }
@@ -185,6 +202,8 @@ inline void require_alike(const Payload& payload, const char* one, const char* t
                           const Tensors& second) {
   require((one == nullptr) == (two == nullptr), "two twins disagree on whether a payload is damaged");
   if (one == nullptr) require(first.same(second), "two twins decode different values");
+  tell(one == nullptr ? "read" : "refused", 4);
+  if (one == nullptr) second.tell();
   if (payload.origin == Payload::Origin::coded) require(one == nullptr, "what was coded is called damaged");
 }
 

@@ -51,11 +51,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     payload.bytes.resize(rans::bound(most));
     const std::int64_t length = rans::encode(made, sources.data(), parts, payload.bytes.data(), payload.bytes.size(),
-                                             nullptr, machine_level());
+                                             nullptr, kvstore::level());
     fuzz::require(length != rans::kNoRoom, "the bound is wrong");
     if (length < 0) return 0;
     payload.bytes.resize(static_cast<std::size_t>(length));
     payload.bytes.shrink_to_fit();
+    fuzz::tell(payload.bytes.data(), payload.bytes.size());
     edited = payload.edit(input);
   } else {
     payload.bytes = input.rest();
@@ -66,10 +67,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (std::size_t i = 0; i < parts && good; ++i) {
     Part& part = all[i];
     const auto a = one.part(part.classes.data(), part.classes.size(), part.scalar.data(), part.scalar.size(), Level::scalar);
-    const auto b = two.part(part.classes.data(), part.classes.size(), part.best.data(), part.best.size(), machine_level());
+    const auto b = two.part(part.classes.data(), part.classes.size(), part.best.data(), part.best.size(), kvstore::level());
     fuzz::require(a == b, "two twins disagree on whether a stream is damaged");
     good = a == 0;
     if (good) fuzz::require(part.scalar == part.best, "two twins decode different symbols");
+    fuzz::tell(good ? "read" : "refused", 4);
+    if (good) fuzz::tell(part.best.data(), part.best.size());
   }
   const bool whole = good && one.finish() == 0;
   if (good) fuzz::require(one.finish() == two.finish(), "two twins disagree on the end of a stream");

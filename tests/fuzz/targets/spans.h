@@ -55,11 +55,11 @@ void check_spans(Profile& profile, const Model& model, bool weights, bool must, 
   const std::size_t layers = model.parts().size() / 2, room = 16 * count * model.width() + 2000 * layers + 1000;
   const Payload payload = Payload::made(input, layers, room, [&](Payload& to) {
     source.fill(profile.random(), static_cast<int>(input.below(4)));
-    return encode(block_of(source), to, machine_level());
+    return encode(block_of(source), to, level());
   });
   if (payload.origin == Payload::Origin::nothing) return;
   const char* const one = decode(block_of(scalar), payload, wanted, Level::scalar);
-  const char* const two = decode(block_of(best), payload, wanted, machine_level());
+  const char* const two = decode(block_of(best), payload, wanted, level());
   require_alike(payload, one, two, scalar, best);
 }
 
