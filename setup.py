@@ -31,7 +31,7 @@ CPU = ("common/cpu.cc",)
 RANS = ("rans/rans.cc", *CPU)
 MODEL = ("predictive/model.cc", *RANS)
 TRIE = ("trie/trie.cc", "trie/read.cc", "trie/bits.cc", "trie/restore.cc")
-CATALOG = ("catalog/catalog.cc", "catalog/xxh3.cc")
+CATALOG = ("catalog/catalog.cc", "catalog/parents.cc", "catalog/xxh3.cc")
 STEPS = ("donor/rows.cc", "donor/steps/walk.cc", "donor/steps/encode.cc", "donor/steps/decode.cc")
 HEADERS = sorted(path.as_posix() for path in Path("csrc").rglob("*.h"))
 

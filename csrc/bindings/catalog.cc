@@ -1,8 +1,10 @@
 // Python bindings of what reads a catalog's file.
 #include <cstring>
+#include <random>
 
 #include "bindings/arrays.h"
 #include "catalog/catalog.h"
+#include "catalog/parents.h"
 #include "catalog/xxh3.h"
 
 namespace py = pybind11;
@@ -11,7 +13,7 @@ using namespace kvstore::bindings;
 
 namespace {
 
-constexpr std::size_t kHead = 80;  // bytes of an entry before its tokens
+constexpr std::size_t kHead = kEntryBytes;
 
 py::object read_file(py::handle file) {
   const auto bytes = view<uint8_t>(file, "file");
@@ -37,11 +39,24 @@ py::object read_file(py::handle file) {
   return py::make_tuple(found.commit, heads, tokens, longer);
 }
 
+py::array_t<uint64_t> parents(py::handle entries) {
+  const auto bytes = view<uint8_t>(entries, "entries");
+  if (bytes.size % kEntryBytes) throw py::value_error("entries: expected whole entries of 80 bytes");
+  const std::size_t count = bytes.size / kEntryBytes;
+  py::array_t<uint64_t> found(static_cast<py::ssize_t>(count));
+  uint64_t* const out = found.mutable_data();
+  std::random_device random;
+  const uint64_t seed = static_cast<uint64_t>(random()) << 32 | random();
+  unlocked([&] { find_parents(bytes.data, count, seed, out); });
+  return found;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_catalog, m) {
   m.doc() = "Reads the entries of a catalog from the bytes of its file; see kvstore.tiers.disk.whole_file.";
   m.def("read", &read_file, py::arg("file"));
+  m.def("parents", &parents, py::arg("entries"));
   m.def("xxh3_64",
         [](py::handle data) {
           const auto bytes = view<uint8_t>(data, "data");

@@ -19,6 +19,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.record import FLAG_CUT, RecordHeader, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import Source
+from kvstore.tiers.disk._catalog import parents
 from kvstore.tiers.disk.segment import Extent, Hold
 
 ENTRY = np.dtype(
@@ -248,6 +249,16 @@ class Scan:
 
 def _columns(entries: Sequence[Entry]) -> npt.NDArray[np.void]:
     return np.frombuffer(b"".join([entry.pack()[: ENTRY.itemsize] for entry in entries]), ENTRY)
+
+
+def parents_of(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+    """Return the number of the record before each entry, uint64 `[n]`: the one that is stored now, not the one that was
+    there when the entry was made; that where none is stored, 0 before the first.
+
+    Args:
+        rows: columns of `ENTRY`, by rising record number.
+    """
+    return parents(np.ascontiguousarray(rows).view(np.uint8))
 
 
 def entry_of(header: RecordHeader, extent: Extent, parent: int, namespace: int) -> Entry:
