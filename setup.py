@@ -31,7 +31,7 @@ CPU = ("common/cpu.cc",)
 RANS = ("rans/rans.cc", *CPU)
 MODEL = ("predictive/model.cc", *RANS)
 TRIE = ("trie/trie.cc", "trie/read.cc", "trie/bits.cc", "trie/restore.cc")
-CATALOG = ("catalog/catalog.cc", "catalog/xxh3.cc")
+CATALOG = ("catalog/catalog.cc", "catalog/parents.cc", "catalog/xxh3.cc")
 STEPS = ("donor/rows.cc", "donor/steps/walk.cc", "donor/steps/encode.cc", "donor/steps/decode.cc")
 HEADERS = sorted(path.as_posix() for path in Path("csrc").rglob("*.h"))
 
@@ -95,6 +95,7 @@ setup(
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *TRIE, *CPU),
         extension("kvstore.tiers.disk._catalog", "bindings/catalog.cc", *CATALOG, *CPU),
+        extension("kvstore.tiers.disk._files", "bindings/files.cc", "files/write.cc", *CPU),
         extension(
             "kvstore.codecs._native",
             *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),

@@ -17,6 +17,7 @@ BELOW: dict[str, set[str]] = {
     "trie": {"common"},
     "content": {"common", "trie"},
     "catalog": {"common"},
+    "files": set(),
     "rans": {"common"},
     "splitzip": {"common"},
     "aqua": {"common"},

@@ -1,10 +1,14 @@
 #include "catalog/catalog.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "catalog/xxh3.h"
+#include "common/threads.h"
 
 namespace kvstore {
 
@@ -16,6 +20,7 @@ constexpr uint16_t kBranch = 0x01, kLeaf = 0x02, kOverflow = 0x04, kMeta = 0x08;
 constexpr uint16_t kBig = 0x01, kDatabase = 0x02;                                 // kinds of values
 constexpr uint16_t kIntegerKey = 0x08;                                            // of a database
 constexpr uint32_t kDeepest = 32;
+constexpr uint32_t kParted = 3;  // what threads share are the pages of this level: hundreds, if the file is large
 // An entry: kvstore/tiers/disk/entry.py.
 constexpr uint32_t kEntryHead = 80, kSum = 8, kRecordAt = 8, kCountAt = 56;
 constexpr uint64_t kMostRecords = uint64_t{1} << 62;
@@ -60,60 +65,79 @@ constexpr size_t kTreeBytes = 48;
 
 enum class Kind { free, main, records, places, other };
 
-class Reader {
+// What all walks of one file share.
+struct File {
+  const uint8_t* data;
+  size_t pages;                                  // up to the last that is in use
+  std::unique_ptr<std::atomic<uint8_t>[]> used;  // by page: in a tree, or free
+  uint64_t commit;
+};
+
+// Walks one tree, or a part of it.
+class Walk {
  public:
-  Reader(const uint8_t* file, size_t size, CatalogRead* out) : file_(file), size_(size), out_(out) {}
+  // A page with its place in the tree, to be walked by another.
+  struct Subtree {
+    uint64_t page;
+    Bytes from, to;
+  };
 
-  void run() {
-    require(size_ >= kMetas * kPage, "the file is shorter than its meta pages");
-    check_meta(0);
-    check_meta(1);
-    const uint64_t even = commit(0), odd = commit(1);
-    require(even == 0 ? odd <= 1 : even % 2 == 0 && odd % 2 == 1 && (even + 1 == odd || odd + 1 == even),
-            "the meta pages are not of two commits in a row");
-    const uint8_t* meta = file_ + (odd > even ? kPage : 0) + kHeader;
-    out_->commit = std::max(even, odd);
-    const uint64_t last = load<uint64_t>(meta + 120);
-    require(last >= kMetas - 1 && last < size_ / kPage, "pages are missing at the end of the file");
-    used_.assign(last + 1, 0);
-    const Tree free(meta + 24), main(meta + 24 + kTreeBytes);
-    require(!(free.flags & ~kIntegerKey) && !main.flags && !main.pad, "a database has unknown flags");
-    walk(free, Kind::free);
-    walk(main, Kind::main);
-    for (const auto& [tree, kind] : named_) walk(tree, kind);
-    for (size_t page = kMetas; page < used_.size(); ++page) require(used_[page], "a page is neither used nor free");
-  }
+  Walk(File* file, Kind kind, uint32_t depth) : file_(*file), kind_(kind), depth_(depth) {}
 
- private:
-  uint64_t commit(uint64_t meta) const { return load<uint64_t>(file_ + meta * kPage + kHeader + 128); }
-
-  void check_meta(uint64_t number) const {
-    const uint8_t* page = file_ + number * kPage;
-    require(load<uint64_t>(page) == number && load<uint16_t>(page + 10) & kMeta, "a meta page is not one");
-    const uint8_t* meta = page + kHeader;
-    require(load<uint32_t>(meta) == kMagic && load<uint32_t>(meta + 4) == kVersion, "a meta page is of another format");
-    require(load<uint32_t>(meta + 24) == kPage, "pages are of another size");
-  }
-
-  void take(uint64_t page) {
-    require(page >= kMetas && page < used_.size() && !used_[page], "a page is used twice, or does not exist");
-    used_[page] = 1;
-  }
-
-  void walk(const Tree& tree, Kind kind) {
-    tree_ = Tree();
-    kind_ = kind;
-    last_ = Bytes{nullptr, 0};
-    if (tree.root == kNoPage) {
-      require(!(tree.branches | tree.leaves | tree.overflows | tree.entries | tree.depth), "an empty tree has counts");
+  // All keys below are at least `from` and less than `to`; nullptr: no bound. So each is found from the root.
+  void walk_page(uint64_t number, uint32_t depth, Bytes from, Bytes to) {
+    if (depth == left_from_) return left_.push_back({number, from, to});
+    take(number);
+    const uint8_t* page = file_.data + number * kPage;
+    require(load<uint64_t>(page) == number, "a page has another number");
+    const uint16_t flags = load<uint16_t>(page + 10);
+    const uint32_t lower = load<uint16_t>(page + 12), upper = load<uint16_t>(page + 14);
+    require(flags == kBranch || flags == kLeaf, "a page of a tree is neither branch nor leaf");
+    require(lower >= kHeader && lower <= upper && upper <= kPage && lower % 2 == 0, "a page has wrong bounds");
+    const uint32_t count = (lower - kHeader) / 2;
+    require((flags == kLeaf) == (depth == depth_), "a tree is not as deep as it says");
+    if (flags == kLeaf) {
+      ++counts.leaves;
+      uint64_t bytes = 0;
+      for (uint32_t i = 0; i < count; ++i) bytes += take_leaf(node(page, upper, i), page, from, to);
+      require(bytes <= kPage - upper, "nodes lie over each other");
       return;
     }
-    require(tree.depth >= 1 && tree.depth <= kDeepest, "a tree is too deep, or not at all");
-    depth_ = tree.depth;
-    walk_page(tree.root, 1, Bytes{nullptr, 0}, Bytes{nullptr, 0});
-    require(tree_.branches == tree.branches && tree_.leaves == tree.leaves && tree_.overflows == tree.overflows &&
-                tree_.entries == tree.entries,
-            "the counts of a tree are not what it has");
+    ++counts.branches;
+    require(count >= 1, "a branch has no children");
+    Node here = node(page, upper, 0);
+    Bytes first = from;
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint64_t child = here.low | static_cast<uint64_t>(here.flags) << 32;
+      Bytes next = to;
+      if (i + 1 < count) {
+        here = node(page, upper, i + 1);
+        next = here.key;
+        require(next.size && (!first.data || order(first, next) < 0) && (!to.data || order(next, to) < 0),
+                "the keys of a branch are out of order");
+      }
+      walk_page(child, depth + 1, first, next);
+      first = next;
+    }
+  }
+
+  // Leaves the pages of this level of the tree to others; 0: none.
+  std::vector<Subtree> left(uint64_t root, uint32_t level) {
+    left_from_ = level;
+    walk_page(root, 1, Bytes{nullptr, 0}, Bytes{nullptr, 0});
+    left_from_ = 0;
+    return std::move(left_);
+  }
+
+  Tree counts;  // of what was walked
+  std::vector<CatalogRead::Value> entries;
+  uint64_t tokens = 0;
+  std::vector<std::pair<Tree, Kind>> named;
+
+ private:
+  void take(uint64_t page) {
+    require(page >= kMetas && page < file_.pages && !file_.used[page].exchange(1, std::memory_order_relaxed),
+            "a page is used twice, or does not exist");
   }
 
   int order(Bytes a, Bytes b) const {
@@ -137,42 +161,6 @@ class Reader {
     return {page + at, load<uint32_t>(page + at), load<uint16_t>(page + at + 4), {page + at + 8, key}};
   }
 
-  // All keys below are at least `from` and less than `to`; nullptr: no bound. So each is found from the root.
-  void walk_page(uint64_t number, uint32_t depth, Bytes from, Bytes to) {
-    take(number);
-    const uint8_t* page = file_ + number * kPage;
-    require(load<uint64_t>(page) == number, "a page has another number");
-    const uint16_t flags = load<uint16_t>(page + 10);
-    const uint32_t lower = load<uint16_t>(page + 12), upper = load<uint16_t>(page + 14);
-    require(flags == kBranch || flags == kLeaf, "a page of a tree is neither branch nor leaf");
-    require(lower >= kHeader && lower <= upper && upper <= kPage && lower % 2 == 0, "a page has wrong bounds");
-    const uint32_t count = (lower - kHeader) / 2;
-    require((flags == kLeaf) == (depth == depth_), "a tree is not as deep as it says");
-    if (flags == kLeaf) {
-      ++tree_.leaves;
-      uint64_t bytes = 0;
-      for (uint32_t i = 0; i < count; ++i) bytes += take_leaf(node(page, upper, i), page, from, to);
-      require(bytes <= kPage - upper, "nodes lie over each other");
-      return;
-    }
-    ++tree_.branches;
-    require(count >= 1, "a branch has no children");
-    Node here = node(page, upper, 0);
-    Bytes first = from;
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint64_t child = here.low | static_cast<uint64_t>(here.flags) << 32;
-      Bytes next = to;
-      if (i + 1 < count) {
-        here = node(page, upper, i + 1);
-        next = here.key;
-        require(next.size && (!first.data || order(first, next) < 0) && (!to.data || order(next, to) < 0),
-                "the keys of a branch are out of order");
-      }
-      walk_page(child, depth + 1, first, next);
-      first = next;
-    }
-  }
-
   // How many bytes of its page the node takes.
   uint64_t take_leaf(const Node& leaf, const uint8_t* page, Bytes from, Bytes to) {
     const Bytes key = leaf.key;
@@ -180,7 +168,7 @@ class Reader {
     const bool is_found = (!from.data || order(from, key) <= 0) && (!to.data || order(key, to) < 0);
     require(is_found, "a key is not where it is sought");
     last_ = key;
-    ++tree_.entries;
+    ++counts.entries;
     require(!(leaf.flags & ~(kBig | kDatabase)), "a value is of an unknown kind");
     const uint8_t* data = key.data + key.size;
     const size_t left = static_cast<size_t>(page + kPage - data);
@@ -196,13 +184,13 @@ class Reader {
 
   Bytes long_value(uint64_t number, uint64_t size) {
     const uint64_t pages = (kHeader - 1 + size) / kPage + 1;
-    require(number < used_.size() && pages <= used_.size() - number, "a long value has pages that do not exist");
+    require(number < file_.pages && pages <= file_.pages - number, "a long value has pages that do not exist");
     for (uint64_t i = 0; i < pages; ++i) take(number + i);
-    const uint8_t* first = file_ + number * kPage;
+    const uint8_t* first = file_.data + number * kPage;
     require(load<uint64_t>(first) == number && load<uint16_t>(first + 10) == kOverflow &&
                 load<uint32_t>(first + 12) == pages,
             "a page of a long value is not one");
-    tree_.overflows += pages;
+    counts.overflows += pages;
     return {first + kHeader, size};
   }
 
@@ -220,7 +208,7 @@ class Reader {
   void take_free(Bytes key, Bytes value) {
     require(key.size == 8, "a free list has a wrong key");
     const uint64_t of = load<uint64_t>(key.data);
-    require(of >= 1 && of <= out_->commit, "a free list is of no commit");
+    require(of >= 1 && of <= file_.commit, "a free list is of no commit");
     require(value.size >= 8 && value.size % 8 == 0, "a free list is of a wrong size");
     const uint64_t count = load<uint64_t>(value.data);
     require(count == value.size / 8 - 1, "a free list is of a wrong size");
@@ -237,7 +225,7 @@ class Reader {
     const Tree tree(value.data);
     require(!tree.flags && !tree.pad, "a database has unknown flags");
     const std::string name(reinterpret_cast<const char*>(key.data), key.size);
-    named_.emplace_back(tree, name == "records" ? Kind::records : name == "places" ? Kind::places : Kind::other);
+    named.emplace_back(tree, name == "records" ? Kind::records : name == "places" ? Kind::places : Kind::other);
   }
 
   void take_entry(Bytes key, Bytes value) {
@@ -249,28 +237,102 @@ class Reader {
     require(number && number < kMostRecords && number == load<uint64_t>(value.data + kRecordAt),
             "an entry has another number than its key");
     require(load<uint64_t>(value.data) == xxh3_64(value.data + kSum, value.size - kSum), "an entry is damaged");
-    out_->entries.push_back({static_cast<uint64_t>(value.data - file_), static_cast<uint32_t>(value.size),
+    entries.push_back({static_cast<uint64_t>(value.data - file_.data), static_cast<uint32_t>(value.size),
                              static_cast<uint32_t>(end)});
-    out_->tokens += (end - kEntryHead) / 4;
+    tokens += (end - kEntryHead) / 4;
+  }
+
+  File& file_;
+  const Kind kind_;
+  const uint32_t depth_;
+  Bytes last_{nullptr, 0};
+  uint32_t left_from_ = 0;
+  std::vector<Subtree> left_;
+};
+
+class Reader {
+ public:
+  Reader(const uint8_t* file, size_t size, unsigned threads, CatalogRead* out)
+      : file_(file), size_(size), threads_(threads), out_(out) {}
+
+  void run() {
+    require(size_ >= kMetas * kPage, "the file is shorter than its meta pages");
+    check_meta(0);
+    check_meta(1);
+    const uint64_t even = commit(0), odd = commit(1);
+    require(even == 0 ? odd <= 1 : even % 2 == 0 && odd % 2 == 1 && (even + 1 == odd || odd + 1 == even),
+            "the meta pages are not of two commits in a row");
+    const uint8_t* meta = file_ + (odd > even ? kPage : 0) + kHeader;
+    out_->commit = std::max(even, odd);
+    const uint64_t last = load<uint64_t>(meta + 120);
+    require(last >= kMetas - 1 && last < size_ / kPage, "pages are missing at the end of the file");
+    shared_ = File{file_, last + 1, std::make_unique<std::atomic<uint8_t>[]>(last + 1), out_->commit};
+    const Tree free(meta + 24), main(meta + 24 + kTreeBytes);
+    require(!(free.flags & ~kIntegerKey) && !main.flags && !main.pad, "a database has unknown flags");
+    walk(free, Kind::free);
+    for (const auto& [tree, kind] : walk(main, Kind::main)) walk(tree, kind);
+    for (size_t page = kMetas; page < shared_.pages; ++page)
+      require(shared_.used[page].load(std::memory_order_relaxed), "a page is neither used nor free");
+  }
+
+ private:
+  uint64_t commit(uint64_t meta) const { return load<uint64_t>(file_ + meta * kPage + kHeader + 128); }
+
+  void check_meta(uint64_t number) const {
+    const uint8_t* page = file_ + number * kPage;
+    require(load<uint64_t>(page) == number && load<uint16_t>(page + 10) & kMeta, "a meta page is not one");
+    const uint8_t* meta = page + kHeader;
+    require(load<uint32_t>(meta) == kMagic && load<uint32_t>(meta + 4) == kVersion, "a meta page is of another format");
+    require(load<uint32_t>(meta + 24) == kPage, "pages are of another size");
+  }
+
+  // Returns the databases that it names.
+  std::vector<std::pair<Tree, Kind>> walk(const Tree& tree, Kind kind) {
+    if (tree.root == kNoPage) {
+      require(!(tree.branches | tree.leaves | tree.overflows | tree.entries | tree.depth), "an empty tree has counts");
+      return {};
+    }
+    require(tree.depth >= 1 && tree.depth <= kDeepest, "a tree is too deep, or not at all");
+    const bool parted = threads_ > 1 && tree.depth >= kParted && (kind == Kind::records || kind == Kind::places);
+    std::vector<Walk> walks;
+    walks.emplace_back(&shared_, kind, tree.depth);
+    const auto parts = walks[0].left(tree.root, parted ? kParted : 0);
+    for (unsigned i = 0; parted && i < threads_; ++i) walks.emplace_back(&shared_, kind, tree.depth);
+    in_parts(parts.size(), parted ? threads_ : 0, [&](unsigned thread, size_t begin, size_t end) {
+      Walk& here = walks[1 + thread];
+      for (size_t i = begin; i < end; ++i) here.walk_page(parts[i].page, kParted, parts[i].from, parts[i].to);
+    });
+    Tree found;
+    for (Walk& part : walks) {  // in the order of keys: a walk that left pages to others found no entries
+      found.branches += part.counts.branches;
+      found.leaves += part.counts.leaves;
+      found.overflows += part.counts.overflows;
+      found.entries += part.counts.entries;
+      out_->tokens += part.tokens;
+      if (out_->entries.empty())
+        out_->entries = std::move(part.entries);
+      else
+        out_->entries.insert(out_->entries.end(), part.entries.begin(), part.entries.end());
+    }
+    require(found.branches == tree.branches && found.leaves == tree.leaves && found.overflows == tree.overflows &&
+                found.entries == tree.entries,
+            "the counts of a tree are not what it has");
+    return std::move(walks[0].named);
   }
 
   const uint8_t* const file_;
   const size_t size_;
+  const unsigned threads_;
   CatalogRead* const out_;
-  std::vector<uint8_t> used_;  // by page: in a tree, or free
-  std::vector<std::pair<Tree, Kind>> named_;
-  Tree tree_;  // what was counted of the one that is walked
-  Kind kind_ = Kind::other;
-  uint32_t depth_ = 0;
-  Bytes last_{nullptr, 0};
+  File shared_{};
 };
 
 }  // namespace
 
-CatalogRead read_catalog(const uint8_t* file, size_t size) {
+CatalogRead read_catalog(const uint8_t* file, size_t size, unsigned threads) {
   CatalogRead out;
   try {
-    Reader(file, size, &out).run();
+    Reader(file, size, threads, &out).run();
   } catch (const Refused& refused) {
     out = CatalogRead();
     out.problem = refused.what();

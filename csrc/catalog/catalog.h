@@ -26,6 +26,7 @@ struct CatalogRead {
   uint64_t tokens = 0;         // of all entries
 };
 
-CatalogRead read_catalog(const uint8_t* file, size_t size);
+// threads: how many may walk a large tree at once.
+CatalogRead read_catalog(const uint8_t* file, size_t size, unsigned threads);
 
 }  // namespace kvstore

@@ -28,6 +28,7 @@ class RowTable {
     mask_ = size - 1;
   }
   uint32_t find(uint64_t number) const { return cells_[place(number)].row - 1; }  // kNone: unknown
+  void ask(uint64_t number) const { __builtin_prefetch(&cells_[mix64(number ^ seed_) & mask_]); }  // it is needed soon
   bool add(uint64_t number, uint32_t row) {  // false: the number is known
     Cell& cell = cells_[place(number)];
     if (cell.row) return false;
@@ -81,6 +82,7 @@ class Trie::Rebuild {
  private:
   static constexpr uint32_t kNone = RowTable::kNone;
   static constexpr uint64_t kNowhere = ~uint64_t{0};
+  static constexpr size_t kAhead = 16;  // rows whose cells are asked for before they are needed
 
   const uint32_t* tokens(uint32_t row) const { return rows_.tokens + at_[row]; }
 
@@ -125,45 +127,81 @@ class Trie::Rebuild {
   // is behind.
   void link_rows() {
     const size_t m = rows_.count;
-    const std::vector<uint32_t> order = by_start();
     first_.assign(m, kNone);
     next_.assign(m, kNone);
     first_of_root_.assign(trie_.roots_.size(), kNone);
-    std::vector<uint32_t> parents(m, kNone), kept;
-    kept.reserve(m);
-    RowTable by_tag(m, trie_.seed_), by_id(m, trie_.seed_);
-    for (const uint32_t row : order) {
-      if (!plausible(row)) continue;
-      uint32_t parent = kNone;
-      if (rows_.starts[row]) {
-        parent = rows_.parent_tags[row] ? by_tag.find(rows_.parent_tags[row]) : kNone;
-        if (parent == kNone) continue;
-        if (rows_.starts[parent] + rows_.counts[parent] != rows_.starts[row] || rows_.roots[parent] != rows_.roots[row])
-          continue;
-      } else if (rows_.parent_tags[row]) {
-        continue;
+    parents_.assign(m, kNone);
+    kept_.reserve(m);
+    if (!link_as_they_are()) {
+      kept_.clear();
+      RowTable by_tag(m, trie_.seed_), by_id(m, trie_.seed_);
+      for (const uint32_t row : by_start()) {
+        uint32_t parent = kNone;
+        if (plausible(row) && find_parent(row, by_tag, &parent) && !contradicts(row, parent, by_tag) &&
+            by_id.add(rows_.ids[row], row))
+          keep(row, parent, &by_tag);
       }
-      if (rows_.tags[row]) {
-        const uint32_t twin = by_tag.find(rows_.tags[row]);
-        if (twin != kNone) {  // the same block again, or a tag that lies
-          if (parents[twin] != parent || rows_.roots[twin] != rows_.roots[row] ||
-              rows_.counts[twin] != rows_.counts[row] ||
-              !std::equal(tokens(row), tokens(row) + rows_.counts[row], tokens(twin)))
-            continue;
-        }
-      }
-      if (!by_id.add(rows_.ids[row], row)) continue;
-      if (rows_.tags[row]) by_tag.add(rows_.tags[row], row);
-      parents[row] = parent;
-      kept.push_back(row);
     }
-    for (size_t i = kept.size(); i > 0; --i) {
-      const uint32_t row = kept[i - 1];
+    for (size_t i = kept_.size(); i > 0; --i) {
+      const uint32_t row = kept_[i - 1];
       if (hole(row) && first_[row] == kNone) continue;  // what would be behind it was listed before
-      uint32_t& head = parents[row] == kNone ? first_of_root_[rows_.roots[row]] : first_[parents[row]];
+      uint32_t& head = parents_[row] == kNone ? first_of_root_[rows_.roots[row]] : first_[parents_[row]];
       next_[row] = head;
       head = row;
     }
+  }
+
+  // The same in the order of rows, which is that of memory, and the usual one: ids rise, no row is a hole, and what
+  // comes before a row stands before it. Among rows of one start, the order is the same as above then. Returns false if
+  // it is not so, or rows contradict each other: which of them is trusted is a matter of that order.
+  bool link_as_they_are() {
+    const size_t m = rows_.count;
+    for (size_t i = 0; i < m; ++i)
+      if ((i && rows_.ids[i - 1] >= rows_.ids[i]) || hole(static_cast<uint32_t>(i))) return false;
+    RowTable by_tag(m, trie_.seed_);
+    for (size_t i = 0; i < m; ++i) {
+      const uint32_t row = static_cast<uint32_t>(i);
+      if (i + kAhead < m) by_tag.ask(rows_.tags[i + kAhead]);
+      if (!plausible(row)) continue;
+      const bool continues = rows_.starts[row] && rows_.parent_tags[row];
+      uint32_t parent = kNone;
+      if (continues && row && last_tagged_ == row - 1 && rows_.tags[last_tagged_] == rows_.parent_tags[row] &&
+          is_parent(last_tagged_, row)) {
+        parent = last_tagged_;  // the blocks of one put follow each other
+      } else if (!find_parent(row, by_tag, &parent)) {
+        if (continues) return false;
+        continue;
+      }
+      if (contradicts(row, parent, by_tag)) return false;
+      keep(row, parent, &by_tag);
+    }
+    return true;
+  }
+
+  bool is_parent(uint32_t parent, uint32_t row) const {
+    return rows_.starts[parent] + rows_.counts[parent] == rows_.starts[row] && rows_.roots[parent] == rows_.roots[row];
+  }
+
+  // The row before this one, kNone before the first; false if there is none, or it does not fit.
+  bool find_parent(uint32_t row, const RowTable& by_tag, uint32_t* parent) const {
+    *parent = kNone;
+    if (!rows_.starts[row]) return !rows_.parent_tags[row];
+    if (rows_.parent_tags[row]) *parent = by_tag.find(rows_.parent_tags[row]);
+    return *parent != kNone && is_parent(*parent, row);
+  }
+
+  // Whether another row of that tag is not the same block.
+  bool contradicts(uint32_t row, uint32_t parent, const RowTable& by_tag) const {
+    const uint32_t twin = rows_.tags[row] ? by_tag.find(rows_.tags[row]) : kNone;
+    return twin != kNone && (parents_[twin] != parent || rows_.roots[twin] != rows_.roots[row] ||
+                             rows_.counts[twin] != rows_.counts[row] ||
+                             !std::equal(tokens(row), tokens(row) + rows_.counts[row], tokens(twin)));
+  }
+
+  void keep(uint32_t row, uint32_t parent, RowTable* by_tag) {
+    if (rows_.tags[row] && by_tag->add(rows_.tags[row], row)) last_tagged_ = row;
+    parents_[row] = parent;
+    kept_.push_back(row);
   }
 
   uint32_t traffic(uint32_t row) const { return rows_.traffic ? rows_.traffic[row] : 0; }
@@ -341,6 +379,8 @@ class Trie::Rebuild {
   std::vector<uint64_t> at_;      // row -> its first token
   std::vector<uint64_t> placed_;  // row -> where the arena already holds it
   std::vector<uint32_t> first_, next_, first_of_root_;  // children of a row, siblings
+  std::vector<uint32_t> parents_, kept_;  // the row before each; the rows that are trusted, the first one first
+  uint32_t last_tagged_ = kNone;          // of the rows that are found by their tags, the one that was kept last
   std::vector<uint32_t> group_, open_;
 };
 

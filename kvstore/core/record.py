@@ -228,7 +228,8 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         header: of the record.
         record: writable memory of at least `header.record_bytes`, which is mutated; what is longer is zeroed.
     """
-    start, end = header.payload_offset, header.record_bytes
+    start, payload_bytes = header.payload_offset, header.payload_bytes
+    end = start + payload_bytes
     record[end:] = bytes(len(record) - end)
     table = np.asarray(header.layer_sizes, dtype="<u4").tobytes() + header.tokens.astype("<u4", copy=False).tobytes()
     table += b"".join(_DONOR.pack(donor.record, donor.key) for donor in header.donors)
@@ -244,7 +245,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         header.profile,
         header.record_id,
         header.raw_bytes,
-        header.payload_bytes,
+        payload_bytes,
         header.count,
         header.start,
         len(header.layer_sizes),

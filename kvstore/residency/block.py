@@ -173,7 +173,7 @@ class Block(TensorSource):
             donors=tuple(donors),
             cut=self.cut,
         )
-        buffer.trim(padded(header.record_bytes))
+        buffer.trim(padded(begin + sum(sizes)))
         seal(header, buffer.view)
         return HostRecord(header, buffer)
 

@@ -11,8 +11,8 @@ from kvstore.codecs.registry import codec_label
 from kvstore.config import PAGE_BYTES
 from kvstore.core.keys import NamespaceDigest
 from kvstore.core.tokens import Tokens
-from kvstore.residency.holes import parents_of
 from kvstore.residency.residency import Residency
+from kvstore.tiers.disk.entry import parents_of
 
 ROW = np.dtype(
     [

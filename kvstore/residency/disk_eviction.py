@@ -16,7 +16,6 @@ from kvstore.residency.disk_order import DiskOrder, Durable
 from kvstore.residency.ledger import Ledger
 from kvstore.residency.tenant_order import TenantOrder
 from kvstore.tiers.disk.tier import DiskTier
-from kvstore.trie.index import NO_LIMIT
 
 
 @dataclass
@@ -126,7 +125,7 @@ class DiskEviction(Ledger):
             return self._tenants_victim(self._tenants, self.disk.capacity)
         if self._disk_order is not None and (chosen := self._disk_order.victim()):
             return chosen
-        record = self.index.evict(below=min(self._pending, default=NO_LIMIT))
+        record = self.index.evict(below=self._pending.first())
         if record is not None and self._disk_order is not None:
             self.metrics.add(Metric.FALLBACK_EVICTION)
         return record

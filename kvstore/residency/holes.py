@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvstore.core.guard import Guard
 from kvstore.core.record import key_tag
 from kvstore.core.tokens import Tokens
@@ -172,20 +170,3 @@ class Holes:
     def _is_needed(self, record: int) -> bool:
         """Whether something continues the block: it left a hole, or is in memory alone."""
         return self._index.is_hole(record) or (record in self._index and self._index.leaf(record) is None)
-
-
-def parents_of(rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return the number of the record before each entry, uint64 `[n]`: the one that is stored now, not the one that was
-    there when the entry was made; that where none is stored, 0 before the first.
-
-    Args:
-        rows: columns of `ENTRY`, by rising record number.
-    """
-    order = np.argsort(rows["tag"], kind="stable")
-    tags = rows["tag"][order]
-    at = np.searchsorted(tags, rows["parent_tag"], side="right") - 1
-    found = (at >= 0) & (rows["start"] > 0)
-    found[found] = tags[at[found]] == rows["parent_tag"][found]
-    parents = np.where(rows["start"] > 0, rows["parent"], 0).astype(np.uint64)
-    parents[found] = rows["record"][order[at[found]]]
-    return parents

@@ -26,6 +26,7 @@ from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.expiry import Expiry
 from kvstore.residency.families import Families
 from kvstore.residency.holes import Holes, LostBlock
+from kvstore.residency.pending import Pending
 from kvstore.residency.pins import Pins
 from kvstore.residency.savings import Savings
 from kvstore.trie import UNIFORM_BITS_PER_TOKEN, TrieIndex
@@ -66,7 +67,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self._lock = Guard(RESIDENCY)
         # Taken and not yet written. Guarded by _lock.
-        self._pending: dict[int, Block] = {}
+        self._pending = Pending()
         # In memory only, for their write failed: a put of the same tokens writes them again. Guarded by _lock.
         self._unwritten: set[int] = set()
         # Stored records that a newer one is to replace, by that one: they go when it is written. Guarded by _lock.

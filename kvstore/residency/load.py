@@ -16,9 +16,8 @@ from kvstore.metrics import Metric
 from kvstore.residency.disk_order import Durable
 from kvstore.residency.donor_rule import may_be_donor
 from kvstore.residency.history import Recorder
-from kvstore.residency.holes import parents_of
 from kvstore.residency.residency import Residency
-from kvstore.tiers.disk.entry import FLAG_HOLE, Scan
+from kvstore.tiers.disk.entry import FLAG_HOLE, Scan, parents_of
 from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.tier import DiskTier
 

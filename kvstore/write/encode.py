@@ -9,6 +9,7 @@ import torch
 
 from kvstore.codecs import Codec, KVView, codec_by_name
 from kvstore.codecs.device import falls_back, own_stream
+from kvstore.config import MIB
 from kvstore.core.precedence import Precedence
 from kvstore.core.workers import Workers
 from kvstore.dedup.encode import DonorCoding
@@ -26,6 +27,7 @@ from kvstore.write.recent import RecentBlocks
 
 # A buffer that is this much larger than its record is copied to a smaller one before it is kept.
 _SLACK = 1.25
+_PART_BYTES, _LEAST_PARTS = 1 * MIB, 8
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Encoder:
         Blocks that were deleted or replaced since they were put have no record.
         """
         plans = self.matcher.plan(blocks) if self.matcher is not None else [()] * len(blocks)
-        made = self.executor.map(self._encode, blocks, plans)
+        parts = _parts(blocks)
+        coded = self.executor.map(self._encode_all, *([rows[a:b] for a, b in parts] for rows in (blocks, plans)))
+        made = [records for part in coded for records in part]
         for first, last in _chains(blocks):
             self._keep(blocks[first:last], [host for host, _ in made[first:last]])
         self.residency.drop_late(block.record for block in blocks)
@@ -77,6 +81,11 @@ class Encoder:
             if record is not None and residency.queued(block.record) is not None and not host.add(block.record, record):
                 residency.metrics.add(Metric.HOST_FULL)
         residency.touch(path)
+
+    def _encode_all(
+        self, blocks: Sequence[Block], plans: Sequence[Sequence[DonorSpan]]
+    ) -> list[tuple[HostRecord | None, HostRecord | None]]:
+        return [self._encode(block, spans) for block, spans in zip(blocks, plans, strict=True)]
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
         """The records for the host and the disk tier, None where the tier wants none; made beside what the model
@@ -144,6 +153,18 @@ class Encoder:
         if fallbacks:
             self.residency.metrics.add(Metric.FALLBACK_RAW_CHUNKS, fallbacks)
         return record
+
+
+def _parts(blocks: Sequence[Block]) -> list[tuple[int, int]]:
+    """Index ranges of blocks that one thread codes at a time: a change of threads takes as long as a small block."""
+    parts, first, nbytes = [], 0, 0
+    enough = min(_PART_BYTES, sum(block.nbytes for block in blocks) // _LEAST_PARTS)
+    for i, block in enumerate(blocks, 1):
+        nbytes += block.nbytes
+        if nbytes >= enough or i == len(blocks):
+            parts.append((first, i))
+            first, nbytes = i, 0
+    return parts
 
 
 def _chains(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:

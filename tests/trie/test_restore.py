@@ -253,3 +253,50 @@ def test_a_restored_trie_equals_the_one_it_was_saved_from() -> None:
         assert first.stats()[name] == second.stats()[name]
     # The block in which the sequences of a prompt part begins a node of its own.
     assert second.stats()["nodes"] == first.stats()["nodes"] + len(prompts)
+
+
+def grown(rng: np.random.Generator, wrong: int) -> list[Row]:
+    """Sequences of blocks as a catalog gives them, ids rising: some part from others, and blocks come twice. Of `wrong`
+    rows one field is another row's."""
+    rows: list[Row] = []
+    for record in range(1, int(rng.integers(2, 24))):
+        base = [row for row in rows[-3:] if len(row[2]) == BLOCK] if rng.random() < 0.8 else []
+        tokens = rng.integers(0, 2, BLOCK if rng.random() < 0.8 else int(rng.integers(1, BLOCK))).tolist()
+        if not base:
+            tag = int.from_bytes(bytes([1, *tokens]), "big")
+            rows.append((record, 0, tokens, tag, 0))
+            continue
+        parent = base[int(rng.integers(len(base)))]
+        tag = hash((parent[3], *tokens)) % 2**63 + 1
+        rows.append((record, parent[1] + BLOCK, tokens, tag, parent[3]))
+    for _ in range(wrong):
+        at, other = (int(rng.integers(len(rows))) for _ in range(2))
+        row, field = list(rows[at]), [1, 2, 3, 4, 3, 4][int(rng.integers(6))]
+        row[field] = rows[other][[field, 4, 3][int(rng.integers(3))] if field > 2 else field]
+        rows[at] = tuple(row)  # type: ignore[assignment]
+    return rows
+
+
+def built(kind: Any, rows: list[Row], holes: list[int] | None) -> tuple[Any, ...]:
+    trie = kind(BLOCK)
+    trie.new_root()
+    marks = None if holes is None else np.array([row[0] in holes for row in rows], np.uint8)
+    dropped = trie.restore(*columns(rows), None, marks).tolist()
+    paths = [trie.path(row[0])[1].tolist() if trie.contains(row[0]) else None for row in sorted(rows)]
+    evicted = []
+    while (gone := trie.evict()) is not None:
+        evicted.append(gone)
+    return dropped, paths, evicted
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 5])
+@pytest.mark.parametrize("hole", [False, True])
+def test_rows_as_a_catalog_gives_them_are_restored_as_rows_in_any_order(wrong: int, hole: bool) -> None:
+    rng = np.random.default_rng(10 * wrong + hole)
+    for _ in range(part(150)):
+        rows = grown(rng, wrong)
+        holes = [rows[0][0]] if hole else None
+        want = built(ReferenceTrie, rows, holes)
+        mixed = [rows[i] for i in rng.permutation(len(rows))]
+        assert built(Trie, rows, holes) == want
+        assert built(Trie, mixed, holes) == want

@@ -14,6 +14,8 @@ import os
 import stat
 from collections.abc import Sequence
 
+from kvstore.tiers.disk import _files
+
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
@@ -215,6 +217,9 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+_PWRITEV = FileSystem.pwritev  # tests may replace it
+
+
 def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "a device")
 
@@ -269,17 +274,31 @@ _libc = _load_libc()
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write all buffers one after the other from `offset` on, a few megabytes with each call.
 
+    Python's other threads go on meanwhile, and no call waits for them: between two calls, each of them could hold the
+    lock of the interpreter for milliseconds, which is what a call takes. A file system of tests sees every call.
+
     Raises:
         OSError: also for a short write, which means a full or failing disk; its rest would not be aligned.
     """
+    if type(fs).pwritev is _PWRITEV:
+        short = _files.write_all(fd, buffers, offset, _WRITE_BYTES, _MAX_BUFFERS)
+    else:
+        short = _written_by(fs, fd, buffers, offset)
+    if short:
+        raise OSError(errno.EIO, f"short write: the disk did not take all of {short} bytes")
+
+
+def _written_by(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """The same by calls of `fs`; returns the bytes of a call that wrote less than that, 0 if none did."""
     begin = want = 0
     for end, buffer in enumerate(buffers, 1):
         want += len(buffer)
         if end == len(buffers) or want + len(buffers[end]) > _WRITE_BYTES or end - begin == _MAX_BUFFERS:
             if fs.pwritev(fd, buffers[begin:end], offset) != want:
-                raise OSError(errno.EIO, f"short write: the disk did not take all of {want} bytes")
+                return want
             offset += want
             begin, want = end, 0
+    return 0
 
 
 def read_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:

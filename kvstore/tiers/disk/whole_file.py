@@ -6,19 +6,23 @@ unusual is left to those who look step by step: `environment.check`, `Catalog.is
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from kvstore.config import MIB, PAGE_BYTES
 from kvstore.tiers.disk._catalog import read
 from kvstore.tiers.disk.catalog_file import Metas
 from kvstore.tiers.disk.entry import ENTRY, Scan, cut_of, donors_of
-from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all
+from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, read_all
 
 _File: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _TRIES = 3  # a writer may commit while its file is read
-_PART = 1 << 28  # bytes of one read
+_PART = 1 << 26  # bytes of one read
+_LARGE = 32 * MIB  # a smaller file is read and looked through by one thread, and without O_DIRECT
+_MOST_THREADS = 4
 
 
 class WholeFile(NamedTuple):
@@ -39,7 +43,7 @@ def read_whole(fs: FileSystem, path: str) -> WholeFile | str:
     """
     try:
         file = _bytes_of(fs, path)
-        found = read(file) if file is not None else "it is changed all the while"
+        found = read(file, _threads_for(file)) if file is not None else "it is changed all the while"
     except (OSError, MemoryError) as error:
         return str(error) or "it takes more memory than there is"
     if isinstance(found, str):
@@ -49,6 +53,10 @@ def read_whole(fs: FileSystem, path: str) -> WholeFile | str:
     donors = {record: listed for record, value in numbered if (listed := donors_of(value))}
     cuts = {record: cut for record, value in numbered if (cut := cut_of(value))}
     return WholeFile(commit, Scan.of(heads.view(ENTRY), tokens, [], donors, cuts))
+
+
+def _threads_for(file: _File) -> int:
+    return 1 if len(file) < _LARGE else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _bytes_of(fs: FileSystem, path: str) -> _File | None:
@@ -63,11 +71,28 @@ def _bytes_of(fs: FileSystem, path: str) -> _File | None:
 
 def _read(fs: FileSystem, path: str, size: int) -> _File:
     """So many of its first bytes: what lies behind the last page is nobody's, and may be a hole of any size."""
-    file = np.empty(size, np.uint8)
-    fd = fs.open(path, os.O_RDONLY)
+    if size < _LARGE or size % PAGE_BYTES:
+        file = np.empty(size, np.uint8)
+        _fill(fs, path, os.O_RDONLY, file)
+        return file
+    # Of pages: large ones, as numpy asks for.
+    memory = np.empty(size + PAGE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % PAGE_BYTES
+    file = memory[begin : begin + size]
     try:
-        for begin in range(0, size, _PART):
+        # Nothing is copied from the page cache, and the disk is asked for much at a time: half of the time.
+        _fill(fs, path, os.O_RDONLY | O_DIRECT, file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        _fill(fs, path, os.O_RDONLY, file)
+    return file
+
+
+def _fill(fs: FileSystem, path: str, flags: int, file: _File) -> None:
+    fd = fs.open(path, flags)
+    try:
+        for begin in range(0, len(file), _PART):
             read_all(fs, fd, [file[begin : begin + _PART].data], begin)
     finally:
         close_quietly(fs, fd)
-    return file

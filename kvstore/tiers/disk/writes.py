@@ -251,9 +251,10 @@ class DiskWrites(DiskErase):
         self._is_full = False
         self._make_room(len(sealed))
         patient_until = time.monotonic() + _READERS_S
-        self._make_room_for([padded(record.header.record_bytes) for record in sealed], patient_until)
-        for record in sealed:
-            extent = self._place(padded(record.header.record_bytes), patient_until)
+        sizes = [len(record.buffer.view) for record in sealed]  # whole pages
+        self._make_room_for(sizes, patient_until)
+        for record, nbytes in zip(sealed, sizes, strict=True):
+            extent = self._place(nbytes, patient_until)
             if extent is None:
                 self.metrics.add(Metric.DROPPED_NO_SPACE, because=self._why_full())
             else:

@@ -1,0 +1,3 @@
+from collections.abc import Sequence
+
+def write_all(fd: int, buffers: Sequence[memoryview], offset: int, most_bytes: int, most_pieces: int) -> int: ...
