@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -57,6 +57,29 @@ class BlockInfo:
 def _token_bytes(layout: KVLayout) -> tuple[int, ...]:
     """Raw bytes of a token in each layer."""
     return tuple(x.heads * (x.key_dim + x.value_dim) * layout.item_bytes for x in layout.layers)
+
+
+@dataclass(frozen=True)
+class CodedBlock:
+    """A block whose codec decodes each layer without the others, and where it goes.
+
+    Attributes:
+        info: what is known of it.
+        payload, layer_sizes: as for `Codec.decode`.
+        at: the token of the target where it begins.
+        wanted: how many of its tokens are decoded.
+    """
+
+    info: BlockInfo
+    payload: memoryview
+    layer_sizes: Sequence[int]
+    at: int
+    wanted: int
+
+
+LayersOfBlocks = Callable[[range, range], list[int]]
+"""Decodes these layers of the blocks of these numbers, and returns the numbers of those that are damaged there, whose
+memory then holds undefined values. Thread-safe for calls that have no layer of a block in common."""
 
 
 class Codec(Protocol):
@@ -164,6 +187,41 @@ class Codec(Protocol):
             CodecError: `payload` and `layer_sizes` are not what `encode` wrote. `out` then holds undefined values.
             ValueError: the last dimension of a tensor of `out` is not contiguous.
         """
+
+    def by_layers(self, blocks: Sequence[CodedBlock], out: KVView) -> LayersOfBlocks:
+        """Return what decodes some layers of some of these blocks into `out`: for codecs with their layers apart.
+
+        Args:
+            blocks: of this codec, each of which `decode_layers` has decoded a layer of. The owners of their payloads
+                must be kept as long as anything is decoded.
+            out: all layers of their cache, on the CPU.
+        """
+
+        def decode(layers: range, numbers: range) -> list[int]:
+            bad = []
+            for number in numbers:
+                try:
+                    decode_layers(self, blocks[number], out, layers)
+                except CodecError:
+                    bad.append(number)
+            return bad
+
+        return decode
+
+
+def decode_layers(codec: Codec, block: CodedBlock, out: KVView, layers: range) -> None:
+    """Decode some layers of a block whose codec has its layers apart into `out`, which has all layers.
+
+    Raises:
+        CodecError: the block is damaged.
+    """
+    info, sizes = block.info, block.layer_sizes
+    if len(sizes) != len(out.layout.layers) or sum(sizes) != len(block.payload):
+        raise CodecError(f"{codec.name}: the sizes of the layers do not fit the payload, or the layout")
+    part, wanted = out.layers(layers).narrow(block.at, block.wanted), sizes[layers.start : layers.stop]
+    begin = sum(sizes[: layers.start])
+    own = BlockInfo(part.layout, info.tokens, info.start, info.cut)
+    codec.decode(own, block.payload[begin : begin + sum(wanted)], wanted, part)
 
 
 def check_payload(codec: str, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:

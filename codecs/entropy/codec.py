@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import kvstore.codecs._native as _native
-from kvstore.codecs.base import BlockInfo, Codec
+from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, LayersOfBlocks
 from kvstore.codecs.entropy.tables import tables
-from kvstore.codecs.splitzip.codec import decode_block, encode_block, raw_chunks
+from kvstore.codecs.splitzip.codec import decode_block, encode_block, layers_of_blocks, raw_chunks
 from kvstore.codecs.view import KVView, row_shapes
 
 
@@ -56,6 +56,9 @@ class EntropyCodec(Codec):
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         decode_block(info, payload, layer_sizes, out, _model())
+
+    def by_layers(self, blocks: Sequence[CodedBlock], out: KVView) -> LayersOfBlocks:
+        return layers_of_blocks(blocks, out, _model())
 
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         return raw_chunks(payload, layer_sizes)

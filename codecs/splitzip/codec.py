@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs._native as _native
-from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, LayersOfBlocks, check_payload
 from kvstore.codecs.device import buffer_on_cpu, codes_on_device, copy_on_cpu, may_have_kernels
 from kvstore.codecs.view import KVView, row_shapes
 from kvstore.core.layout import ITEM_BYTES
@@ -75,6 +75,9 @@ class SplitZipCodec(Codec):
             return
         decode_block(info, payload, layer_sizes, out)
 
+    def by_layers(self, blocks: Sequence[CodedBlock], out: KVView) -> LayersOfBlocks:
+        return layers_of_blocks(blocks, out)
+
     def fallbacks(self, payload: memoryview, layer_sizes: Sequence[int]) -> int:
         return raw_chunks(payload, layer_sizes)
 
@@ -117,6 +120,25 @@ def decode_block(
         raise CodecError(wrong)
     if target is not out:
         target.copy_to(out)
+
+
+def layers_of_blocks(
+    blocks: Sequence[CodedBlock], out: KVView, model: _native.EntropyModel | None = None
+) -> LayersOfBlocks:
+    """As `Codec.by_layers`; `model`: as for `encode_block`.
+
+    Each call goes into C++ once, whatever the number of blocks: a thread that runs a model meanwhile would have to wait
+    for the interpreter as often.
+    """
+    heads, row_bytes = row_shapes(out.layout)
+    native = _native.LayerBlocks(out.layout.dtype, heads, row_bytes, out.rows, out.tokens, model)
+    for block in blocks:
+        native.add(block.payload, block.layer_sizes, block.info.count, block.at, block.wanted)
+
+    def decode(layers: range, numbers: range) -> list[int]:
+        return native.decode(layers.start, layers.stop, numbers.start, numbers.stop)
+
+    return decode
 
 
 def raw_chunks(payload: memoryview, layer_sizes: Sequence[int]) -> int:

@@ -115,6 +115,84 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
   }));
 }
 
+// Blocks of one codec whose layers are decoded one after the other, many blocks with one call. Their payloads and the
+// target's memory stay as long as this; Python sees to it. Any number of threads may decode at once.
+class LayerBlocks {
+ public:
+  LayerBlocks(const std::string& dtype, const Ints& heads, const Ints& row_bytes, const Longs& target,
+              std::size_t capacity, const entropy::Model* model, const MaybeLevel& level)
+      : dtype_(dtype),
+        heads_(heads),
+        row_bytes_(row_bytes),
+        rows_(rows_of(target, static_cast<std::size_t>(heads.size()))),
+        capacity_(capacity),
+        model_(model),
+        level_(level_of(level)) {
+    const Call check(dtype, heads, row_bytes, 1);
+  }
+
+  // A block of `tokens` tokens, the first `wanted` of which go to row `at` and those behind it.
+  void add(const py::buffer& payload, const std::vector<std::uint64_t>& sizes, std::size_t tokens, std::size_t at,
+           std::size_t wanted) {
+    const Call call(dtype_, heads_, row_bytes_, tokens);
+    check_layers(sizes, call.shape.layers);
+    if (wanted > tokens) throw py::value_error("wanted: more tokens than there are");
+    if (at > capacity_ || wanted > capacity_ - at) throw py::value_error("at: the target has no such rows");
+    auto block = std::make_unique<Block>(Block{Memory(payload, false), call.shape, sizes, {0}, at, wanted});
+    for (const std::uint64_t nbytes : sizes) {
+      if (nbytes > block->memory.size() - block->begins.back())
+        throw py::value_error("sizes: more than the payload has");
+      block->begins.push_back(block->begins.back() + static_cast<std::size_t>(nbytes));
+    }
+    blocks_.push_back(std::move(block));
+  }
+
+  // Decodes layers [first, last) of blocks [begin, end); the numbers of the blocks that are damaged there.
+  std::vector<std::size_t> decode(std::size_t first, std::size_t last, std::size_t begin, std::size_t end) const {
+    if (first > last || last > rows_.size() / 2) throw py::value_error("layers: the blocks have no such layers");
+    if (begin > end || end > blocks_.size()) throw py::value_error("blocks: there are no such blocks");
+    std::vector<std::size_t> bad;
+    unlocked([&] {
+      for (std::size_t number = begin; number < end; ++number)
+        if (decode_block(*blocks_[number], first, last)) bad.push_back(number);
+    });
+    return bad;
+  }
+
+ private:
+  struct Block {
+    Memory memory;
+    splitzip::Shape shape;
+    std::vector<std::uint64_t> sizes;
+    std::vector<std::size_t> begins;  // of the layers, and the end of the last
+    std::size_t at, wanted;
+  };
+
+  const char* decode_block(const Block& block, std::size_t first, std::size_t last) const {
+    splitzip::Shape shape = block.shape;
+    shape.layers = last - first;
+    shape.heads += 2 * first;
+    shape.row_bytes += 2 * first;
+    std::vector<Rows> rows(rows_.begin() + static_cast<std::ptrdiff_t>(2 * first),
+                           rows_.begin() + static_cast<std::ptrdiff_t>(2 * last));
+    for (Rows& row : rows)
+      row.address += static_cast<std::uint64_t>(row.token_stride * static_cast<std::int64_t>(block.at));
+    const std::uint8_t* const from = block.memory.data() + block.begins[first];
+    const std::size_t nbytes = block.begins[last] - block.begins[first];
+    const std::uint64_t* const sizes = block.sizes.data() + first;
+    return model_ ? entropy::decode(*model_, shape, from, nbytes, sizes, rows.data(), block.wanted, level_)
+                  : splitzip::decode(shape, from, nbytes, sizes, rows.data(), block.wanted, level_);
+  }
+
+  const std::string dtype_;
+  const Ints heads_, row_bytes_;  // hold what the shapes point to
+  const std::vector<Rows> rows_;
+  const std::size_t capacity_;
+  const entropy::Model* const model_;
+  const Level level_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -123,6 +201,14 @@ PYBIND11_MODULE(_native, m) {
         py::arg("tokens"), py::arg("large") = false);
   py::class_<entropy::Model>(m, "EntropyModel")
       .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
+  py::class_<LayerBlocks>(m, "LayerBlocks")
+      .def(py::init<const std::string&, const Ints&, const Ints&, const Longs&, std::size_t, const entropy::Model*,
+                    const MaybeLevel&>(),
+           py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("target"), py::arg("capacity"),
+           py::arg("model") = py::none(), py::arg("level") = py::none(), py::keep_alive<1, 7>())
+      .def("add", &LayerBlocks::add, py::arg("payload"), py::arg("sizes"), py::arg("tokens"), py::arg("at"),
+           py::arg("wanted"))
+      .def("decode", &LayerBlocks::decode, py::arg("first"), py::arg("last"), py::arg("begin"), py::arg("end"));
   m.def("bounds", &bounds, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
         py::arg("entropy") = false);
   m.def("encode", &encode, py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kvstore.codecs import Codec, KVView, is_delta
-from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.base import BlockInfo, CodedBlock, decode_layers
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import buffer_on_cpu, decodes_on_device, move
 from kvstore.core.keys import chain_key
@@ -59,11 +59,9 @@ class BlockDecoder:
             return None
         return codec if codec is not None and codec.layers_apart else None
 
-    def decode_first(
-        self, read: BlockRead, codec: Codec, header: RecordHeader, payload: memoryview, target: KVView, layers: range
-    ) -> bool:
-        """Decode the first layers of a record into `target`, on the CPU; see `decode`."""
-        return self._succeeds(read, lambda: decode_layers(codec, header, payload, target, layers))
+    def decode_first(self, read: BlockRead, codec: Codec, block: CodedBlock, out: KVView, layers: range) -> bool:
+        """Decode the first layers of a record into `out`, all layers of a cache on the CPU; see `decode`."""
+        return self._succeeds(read, lambda: decode_layers(codec, block, out, layers))
 
     def _succeeds(self, read: BlockRead, work: Callable[[], None]) -> bool:
         try:
@@ -139,21 +137,6 @@ class BlockDecoder:
 
     def _count_fallback(self) -> None:
         self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)
-
-
-def decode_layers(codec: Codec, header: RecordHeader, payload: memoryview, target: KVView, layers: range) -> None:
-    """Decode some layers of a record whose codec decodes each by itself.
-
-    Raises:
-        CodecError: the record is damaged.
-    """
-    sizes = header.layer_sizes
-    if len(sizes) != len(target.layout.layers) or sum(sizes) != len(payload):
-        raise CodecError(f"{codec.name}: the sizes of the layers do not fit the payload, or the layout")
-    part, wanted = target.layers(layers), sizes[layers.start : layers.stop]
-    begin = sum(sizes[: layers.start])
-    info = BlockInfo(part.layout, header.tokens, header.start, header.cut)
-    codec.decode(info, payload[begin : begin + sum(wanted)], wanted, part)
 
 
 def check_record(read: BlockRead, data: memoryview) -> RecordHeader:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvstore.codecs import KVView
+from kvstore.codecs import Codec, KVView
+from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
@@ -173,9 +174,7 @@ class ReadTask:
         begin, where, decoder = time.perf_counter(), place_of([read.source]), self.fetcher.decoder
         codec = None if self.later is None else decoder.by_layers(record.header)
         if self.later is not None and codec is not None:
-            good = decoder.decode_first(read, codec, record.header, record.payload, target, self.later.first)
-            self.later.hold(HeldBlock(read, record, codec, time.perf_counter() - begin))
-            return good
+            return self._first_decoded(self.later, codec, read, record)
         good = decoder.decode(read, record.header, record.payload, target)
         seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
         metrics.timings.observe(Timing.DECODE, seconds, where)
@@ -183,6 +182,17 @@ class ReadTask:
             metrics.spans.done("decode", seconds, len(read.tokens), where, self.within)
         self.fetcher.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), seconds)
         return good
+
+    def _first_decoded(self, later: LayerDecode, codec: Codec, read: BlockRead, record: SealedSource) -> bool:
+        """Decodes the first layers of a record, and keeps it for the others."""
+        assert self.out is not None
+        begin, header = time.thread_time(), record.header
+        info = BlockInfo(self.out.layout, header.tokens, header.start, header.cut)
+        block = CodedBlock(info, record.payload, header.layer_sizes, read.start - self.origin, len(read.tokens))
+        if not self.fetcher.decoder.decode_first(read, codec, block, self.out, later.first):
+            return False
+        later.hold(HeldBlock(read, record, codec, block, time.thread_time() - begin))
+        return True
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
         fetcher, sources = self.fetcher, [self.reads[i].source for i in indexes]

@@ -16,22 +16,22 @@ from itertools import pairwise
 import torch
 
 from kvstore.codecs import Codec, KVView
+from kvstore.codecs.base import CodedBlock, LayersOfBlocks
 from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core import late_work
 from kvstore.core.workers import Workers
-from kvstore.errors import CodecError, LayerLost, StoreForked
+from kvstore.errors import LayerLost, StoreForked
 from kvstore.gate.gate import Gate
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
-from kvstore.read.decode import decode_layers
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource
 
-# The get itself decodes this share of the layers while it reads, so that neither processors nor the model wait soon.
-# The rest comes in so many steps, and of about so many raw bytes at a time.
-_FIRST_SHARE = 3
-_STEPS = 4
+# The get itself decodes this share of the layers while it reads, so that the threads are ahead of the model. The rest
+# comes in so many steps, and of about so many raw bytes at a time.
+_FIRST_SHARE = 10
+_STEPS = 8
 _UNIT_BYTES = 4 * MIB
 
 
@@ -42,20 +42,32 @@ class HeldBlock:
     read: BlockRead
     record: SealedSource
     codec: Codec
-    seconds: float  # that the first layers took
+    coded: CodedBlock
+    seconds: float  # of processor time, that the first layers took
 
 
 class _Unit:
-    """Some layers of some blocks. Whoever needs them decodes them; `lock` is held meanwhile, however that ends."""
+    """Some layers of some blocks. Whoever needs them decodes them; `lock` is held meanwhile, however that ends.
 
-    __slots__ = ("blocks", "done", "layers", "lock", "lost")
+    blocks: all of one codec, of which those of these numbers are decoded; they keep what `decode` reads.
+    """
 
-    def __init__(self, layers: range, blocks: Sequence[HeldBlock]) -> None:
+    __slots__ = ("blocks", "decode", "done", "layers", "lock", "lost", "numbers")
+
+    def __init__(
+        self, layers: range, decode: LayersOfBlocks | None, numbers: range, blocks: Sequence[HeldBlock]
+    ) -> None:
         self.layers = layers
+        self.decode = decode
+        self.numbers = numbers
         self.blocks = blocks
         self.done = False
         self.lost = False  # one of the blocks cannot be decoded
         self.lock = threading.Lock()
+
+    def release(self) -> None:
+        """What nobody needs any more goes back to the pool, with the last unit that has it."""
+        self.decode, self.blocks = None, ()
 
 
 class LayerDecode:
@@ -91,7 +103,6 @@ class LayerDecode:
         self._seconds: deque[float] = deque()  # what each unit took, and the get's own share
         self._telling = threading.Lock()  # taken once
         self._tokens: dict[str, int] = {}  # by codec
-        self._out: KVView | None = None
 
     def hold(self, block: HeldBlock) -> None:
         """Decode the other layers of this block later."""
@@ -101,13 +112,9 @@ class LayerDecode:
         """Let the threads begin with the blocks among the first `tokens` tokens of `out`; False if there are none."""
         blocks = sorted((b for b in self._held if b.read.start < tokens), key=lambda block: block.read.start)
         self._held.clear()
-        self._out = out
         if not (blocks and self._steps):
             return False
-        for layers in self._steps:
-            part = sum(x.heads * (x.key_dim + x.value_dim) for x in out.layout.layers[layers.start : layers.stop])
-            each = max(1, _UNIT_BYTES // max(1, part * out.layout.item_bytes * len(blocks[0].read.tokens)))
-            self._units += [_Unit(layers, blocks[i : i + each]) for i in range(0, len(blocks), each)]
+        self._units = self._units_of(blocks, out)
         for block in blocks:
             name = codec_label(block.record.header.codec)
             self._tokens[name] = self._tokens.get(name, 0) + len(block.read.tokens)
@@ -116,6 +123,21 @@ class LayerDecode:
         for _ in range(self._threads):
             self._line_up()
         return True
+
+    def _units_of(self, blocks: Sequence[HeldBlock], out: KVView) -> list[_Unit]:
+        """In the order in which a model needs them."""
+        by_codec: dict[int, list[HeldBlock]] = {}
+        for block in blocks:
+            by_codec.setdefault(id(block.codec), []).append(block)
+        groups = [(same, same[0].codec.by_layers([b.coded for b in same], out)) for same in by_codec.values()]
+        units: list[_Unit] = []
+        for layers in self._steps:
+            part = sum(x.heads * (x.key_dim + x.value_dim) for x in out.layout.layers[layers.start : layers.stop])
+            each = max(1, _UNIT_BYTES // max(1, part * out.layout.item_bytes * len(blocks[0].read.tokens)))
+            for same, decode in groups:
+                ranges = [range(i, min(i + each, len(same))) for i in range(0, len(same), each)]
+                units += [_Unit(layers, decode, numbers, same) for numbers in ranges]
+        return units
 
     def ready(self, number: int) -> None:
         """Return when layer `number` is decoded, for all blocks; helps with it.
@@ -158,20 +180,16 @@ class LayerDecode:
             return
         with unit.lock:
             if not unit.done:
-                self._decode(unit)
+                if unit.decode is not None:  # else whoever decoded it was interrupted behind that
+                    self._decode(unit, unit.decode)
                 unit.done = True
 
-    def _decode(self, unit: _Unit) -> None:
-        assert self._out is not None
+    def _decode(self, unit: _Unit, decode: LayersOfBlocks) -> None:
         begin = time.thread_time()  # the model computes on the same processors
-        for block in unit.blocks:
-            target = self._out.narrow(block.read.start, len(block.read.tokens))
-            try:
-                decode_layers(block.codec, block.record.header, block.record.payload, target, unit.layers)
-            except CodecError:
-                unit.lost = True
-                self._executor.start(partial(_reject, self._residency, block.read))
-        unit.blocks = ()  # what nobody needs any more goes back to the pool
+        for number in decode(unit.layers, unit.numbers):
+            unit.lost = True
+            self._executor.start(partial(_reject, self._residency, unit.blocks[number].read))
+        unit.release()
         self._seconds.append(time.thread_time() - begin)
         if len(self._seconds) > len(self._units) and self._telling.acquire(blocking=False):
             for name, tokens in self._tokens.items():
@@ -199,8 +217,8 @@ def steps_of(layers: int) -> list[range]:
     """Return which layers are decoded together; the first of them by the get itself.
 
     Example:
-        >>> steps_of(30)
-        [range(0, 10), range(10, 15), range(15, 20), range(20, 25), range(25, 30)]
+        >>> steps_of(30)  # doctest: +ELLIPSIS
+        [range(0, 3), range(3, 6), range(6, 9), range(9, 13), ..., range(26, 30)]
     """
     first = -(-layers // _FIRST_SHARE)
     rest = layers - first

@@ -23,6 +23,7 @@ from kvstore.errors import LayerLost
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.growing_layer import GrowingLayer
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
+from kvstore.read import layerwise
 from kvstore.read.layerwise import steps_of
 
 DEEP = KVLayout.uniform(9, 2, 16, "bfloat16")
@@ -39,12 +40,12 @@ def waiting(hit: Hit) -> LazyLayers:
     return hit.layers
 
 
-def reopened(path: Path, codec: str, count: int = 50, **settings: Any) -> KVStore:
+def reopened(path: Path, codec: str, count: int = 50, layout: KVLayout = DEEP, **settings: Any) -> KVStore:
     """A store whose records are all on disk."""
     ids, disk = tokens(count), TierConfig(16 * MIB, codec)
-    with open_store(path, DEEP, disk=disk) as store:
-        store.put(ids, kv_of(ids, DEEP))
-    return open_store(path, DEEP, disk=disk, **settings)
+    with open_store(path, layout, disk=disk) as store:
+        store.put(ids, kv_of(ids, layout))
+    return open_store(path, layout, disk=disk, **settings)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes stores with a block of which a layer was damaged before it was sealed: its checksums are right."""
     encode = EntropyCodec.encode
 
-    def broken(path: Path, layer: int = 8) -> KVStore:
+    def broken(path: Path, layer: int = 8, layout: KVLayout = DEEP) -> KVStore:
         def spoilt(codec: Any, info: Any, view: Any, out: memoryview) -> Any:
             sizes = encode(codec, info, view, out)
             if sizes is not None and info.start == 16:
@@ -62,7 +63,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         with monkeypatch.context() as spoiling:
             spoiling.setattr(EntropyCodec, "encode", spoilt)
-            return reopened(path, "entropy")
+            return reopened(path, "entropy", layout=layout)
 
     return broken
 
@@ -213,6 +214,37 @@ def assert_hit_of_rest(store: KVStore) -> None:
     assert again is not None
     assert again.tokens == 16
     assert same_kv(again.layers, kv_of(tokens(50), DEEP), 16)
+
+
+def test_a_damaged_layer_within_a_step_is_found_with_the_step(tmp_path: Path, damaged: Any) -> None:
+    """Layers that are decoded together are lost together, with all behind them; those before are not."""
+    deep = KVLayout.uniform(30, 2, 16, "bfloat16")
+    step = next(step for step in steps_of(30)[1:] if len(step) > 2)
+    expected = kv_of(tokens(50), deep)
+    with damaged(tmp_path, layer=step.start + 1, layout=deep) as store:
+        layers = waiting(lazily(store, tokens(50)))
+        assert same_kv(layers[: step.start], expected[: step.start])
+        for number in step:
+            with pytest.raises(LayerLost, match=f"layer {number} cannot be decoded"):
+                layers[number]
+
+
+def test_blocks_of_several_codecs_come_so(tmp_path: Path) -> None:
+    ids = tokens(50)
+    for count, codec in ((16, "entropy"), (32, "splitzip"), (48, "raw"), (50, "entropy")):
+        with open_store(tmp_path, DEEP, disk=TierConfig(16 * MIB, codec)) as store:
+            store.put(ids[:count], [tuple(t[:, :count] for t in pair) for pair in kv_of(ids, DEEP)])
+    with open_store(tmp_path, DEEP) as store:
+        assert same_kv(tuple(waiting(lazily(store, ids))), kv_of(ids, DEEP))
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 5_000, MIB])
+def test_units_of_every_size_hold_all_layers_of_all_blocks(
+    tmp_path: Path, unit_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layerwise, "_UNIT_BYTES", unit_bytes)
+    with reopened(tmp_path, "entropy") as store:
+        assert same_kv(tuple(waiting(lazily(store, tokens(50)))), kv_of(tokens(50), DEEP))
 
 
 def test_a_block_of_which_the_first_layers_are_damaged_makes_the_prefix_shorter(tmp_path: Path, damaged: Any) -> None:
