@@ -111,7 +111,7 @@ class Reclaim:
             segment=size,
             live=segments.live_bytes,
             limit=live_limit(segments.max_segments, segments.segment_bytes),
-            left={s.number: s.live for s in segments.settled()},
+            left={} if coming is not None else {s.number: s.live for s in segments.settled()},
             # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
             can_move=segments.available() > 0,
             fixed=frozenset(fixed),

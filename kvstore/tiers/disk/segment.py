@@ -72,6 +72,11 @@ class Segment:
     worn: bool = False
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written between its records before another one dies, or before it is empty."""
+        return self.sealed or self.worn or self.tight == self.deaths
+
+    @property
     def is_left(self) -> bool:
         """Whether no read is under way that may know of a record that died: its place may be written to."""
         return all(hold is None or hold.deaths == self.deaths for hold in [reader() for reader in list(self.readers)])

@@ -15,18 +15,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from kvstore.config import PAGE_BYTES
+from kvstore.tiers.disk.emptier import Emptier
 from kvstore.tiers.disk.files import OpenFile, SegmentFiles, segment_path
 from kvstore.tiers.disk.fs import (
     FileSystem,
     NotAFile,
     close_quietly,
-    is_passing,
     lacks_descriptors,
     read_all,
     write_all,
 )
 from kvstore.tiers.disk.segment import Extent, Hold, Segment, Space, runs_of, taken
-from kvstore.tiers.disk.segment_file import is_segment_of, segment_header, segment_numbers
+from kvstore.tiers.disk.segment_file import is_segment_file, segment_header, segment_numbers
 
 _MAX_NUMBER = 1 << 31  # a file with a larger one is not ours: we count from 1
 T = TypeVar("T")
@@ -89,6 +89,8 @@ class Segments:
         self.lingering: set[int] = set()  # empty segments that were read when they became empty
         self.leftover: set[int] = set()  # segments that are used no more, whose files could not be removed yet
         self.current: Segment | None = None
+        self._live = 0  # bytes of all segments
+        self._emptier = Emptier(self.by_number)
         self._spaces: list[Space] = []  # where records go in the current segment
         self.refills: dict[int, list[Space]] = {}  # the same of segments that come next, in this order
         self.next_number = 1
@@ -121,6 +123,8 @@ class Segments:
             self.by_number[number] = segment
             if live == 0 and not segment.sealed:
                 self.free.append(segment)
+        self._live = sum(s.live for s in self.by_number.values())
+        self._emptier = Emptier(self.by_number)
         # Go on where the emptiest one stopped, so that reopening often does not waste what is left of each.
         started = [s for s in self.by_number.values() if s.live > 0 and not s.sealed]
         self._fill(min(started, key=lambda s: s.end, default=None))
@@ -154,20 +158,8 @@ class Segments:
             return False
 
     def _is_ours(self, number: int) -> bool:
-        path, page = segment_path(self.directory, number), bytearray(PAGE_BYTES)
-        try:
-            if self.fs.size(path) != self.segment_bytes:
-                return False
-            fd = self.fs.open(path, os.O_RDONLY)
-            try:
-                read_all(self.fs, fd, [memoryview(page)], 0)
-            finally:
-                close_quietly(self.fs, fd)
-        except OSError as error:
-            if is_passing(error):
-                raise
-            return False
-        return is_segment_of(bytes(page), number, self.store_id)
+        path = segment_path(self.directory, number)
+        return is_segment_file(self.fs, path, number, self.segment_bytes, self.store_id)
 
     def add_for_reading(self, number: int) -> bool:
         """Takes in a segment that a writer process made since; False where the file is not there."""
@@ -185,6 +177,7 @@ class Segments:
         self.lingering.clear()
         self.free.clear()
         self.refills.clear()
+        self._live = 0
         self._fill(None)
 
     # ---- writing -------------------------------------------------------------------------------------------------
@@ -349,25 +342,27 @@ class Segments:
     def born(self, extent: Extent) -> None:
         """The catalog now knows the record there."""
         self.by_number[extent.segment].live += extent.nbytes
+        self._live += extent.nbytes
 
     def died(self, extent: Extent) -> None:
         """The catalog no longer knows the record there. An empty segment is recycled."""
         segment = self.by_number.get(extent.segment)
         if segment is not None:
             segment.live -= extent.nbytes
+            self._live -= extent.nbytes
             segment.deaths += 1
+            self._emptier.died(segment)
             self._recycle(segment)
 
     def roomiest(self, least: int) -> Segment | None:
         """The segment with the most bytes of dead records, at least so many, that may be written between its live ones
         now; None if there is none."""
-        most = self.segment_bytes - PAGE_BYTES - least
-        found = [
-            s
-            for s in self.settled()
-            if s.live <= most and s.number not in self.refills and s.tight != s.deaths and not (s.sealed or s.worn)
-        ]
-        return min((segment for segment in found if segment.is_left), key=lambda s: s.live, default=None)
+
+        def usable(segment: Segment) -> bool:
+            filling = segment is self.current or segment.number in self.refills or segment.writes
+            return not filling and segment.is_left
+
+        return self._emptier.find(self.segment_bytes - PAGE_BYTES - least, usable)
 
     def refill(self, number: int, spaces: list[Space]) -> None:
         """Let records go to these spaces of a segment, which no live record takes and no read needs."""
@@ -410,7 +405,7 @@ class Segments:
 
     @property
     def live_bytes(self) -> int:
-        return sum(s.live for s in self.by_number.values())
+        return self._live
 
     @property
     def file_bytes(self) -> int:
