@@ -231,8 +231,8 @@ class KVView:
     def copy_to(self, target: KVView) -> None:
         """Copy all rows into `target`, and mutate what it points to.
 
-        Between two views on the CPU this releases the GIL. A copy to a device may still be under way on return; see
-        `device.move`.
+        Between two views on the CPU a copy of more than 1 MiB releases the GIL. A copy to a device may still be under
+        way on return; see `device.move`.
 
         Raises:
             ValueError: `target` has another layout or number of tokens, or cannot be written to.

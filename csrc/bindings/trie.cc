@@ -1,5 +1,7 @@
 // Python bindings of the trie. Arrays are taken as they are (1-D, C-contiguous, the exact dtype) or refused with a
-// ValueError that names them; every call releases the GIL while it works.
+// ValueError that names them. Calls that may take long release the GIL. Brief ones keep it: whoever gives it away waits
+// for it up to 5 ms (sys.getswitchinterval) where another thread computes in Python, a thousand times what they take.
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +14,33 @@ using namespace kvstore;
 using namespace kvstore::bindings;
 
 namespace {
+
+// How many calls work without the GIL. Changed by who holds it.
+std::atomic<int> working{0};
+
+// Runs `work` without the GIL.
+template <class Work>
+auto at_length(Work&& work) {
+  struct Working {
+    Working() { working.fetch_add(1); }
+    ~Working() { working.fetch_sub(1); }
+  } const counted;
+  const py::gil_scoped_release release;
+  return work();
+}
+
+// Runs `work`, which takes microseconds, with the GIL, unless it might wait for a call that takes long.
+template <class Work>
+auto briefly(Work&& work) {
+  return working.load() ? at_length(work) : work();
+}
+
+// The same of a path of so many tokens.
+constexpr std::size_t kBriefTokens = std::size_t{1} << 16;
+template <class Work>
+auto briefly_for(std::size_t tokens, Work&& work) {
+  return tokens > kBriefTokens ? at_length(work) : briefly(work);
+}
 
 py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::handle bits, py::handle ends,
                              py::handle ids, bool keep_tails) {
@@ -30,7 +59,7 @@ py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::h
     same_size(b.size, t.size, "bits");
     each = b.data;
   }
-  return to_numpy(unlocked(
+  return to_numpy(at_length(
       [&] { return trie.insert(root, t.data, t.size, each, uniform, e.data, i.data, e.size, keep_tails); }));
 }
 
@@ -54,26 +83,26 @@ py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::
   rows.holes = holes.is_none() ? nullptr : column<uint8_t>(holes, i.size, "holes");
   rows.traffic = traffic.is_none() ? nullptr : column<uint32_t>(traffic, i.size, "traffic");
   rows.keep_tails = keep_tails;
-  return to_numpy(unlocked([&] { return trie.restore(rows); }));
+  return to_numpy(at_length([&] { return trie.restore(rows); }));
 }
 
 py::tuple path(const Trie& trie, uint64_t id) {
   uint32_t root = 0;
   std::vector<uint32_t> tokens;
-  if (!unlocked([&] { return trie.path(id, &root, &tokens); }))
+  if (!briefly([&] { return trie.path(id, &root, &tokens); }))
     throw py::key_error("record_id: " + std::to_string(id) + " is not stored");
   return py::make_tuple(root, to_numpy(std::move(tokens)));
 }
 
 py::object leaf(const Trie& trie, uint64_t id) {
   TrieLeaf found;
-  if (!unlocked([&] { return trie.leaf(id, &found); })) return py::none();
+  if (!briefly([&] { return trie.leaf(id, &found); })) return py::none();
   return py::make_tuple(found.bits, to_numpy(std::move(found.above)));
 }
 
 py::object near(const Trie& trie, uint64_t id, double radius, uint32_t visits) {
   TrieNear found;
-  if (!unlocked([&] { return trie.near(id, radius, visits, &found); })) return py::none();
+  if (!at_length([&] { return trie.near(id, radius, visits, &found); })) return py::none();
   return py::make_tuple(to_numpy(std::move(found.records)), to_numpy(std::move(found.distances)));
 }
 
@@ -81,7 +110,7 @@ template <bool holes>
 py::tuple traffic(const Trie& trie) {
   std::vector<uint64_t> ids;
   std::vector<uint32_t> counts;
-  unlocked([&] { trie.traffic(holes, &ids, &counts); });
+  at_length([&] { trie.traffic(holes, &ids, &counts); });
   return py::make_tuple(to_numpy(std::move(ids)), to_numpy(std::move(counts)));
 }
 
@@ -89,7 +118,7 @@ py::tuple traffic(const Trie& trie) {
 template <auto Query>
 auto of_one(Trie& trie, uint32_t root, py::handle tokens) {
   const auto t = view<uint32_t>(tokens, "tokens");
-  return unlocked([&] { return (trie.*Query)(root, t.data, t.size); });
+  return briefly_for(t.size, [&] { return (trie.*Query)(root, t.data, t.size); });
 }
 
 // A query about two paths.
@@ -97,21 +126,22 @@ template <auto Query>
 double of_two(const Trie& trie, uint32_t root, py::handle p, py::handle q) {
   const auto a = view<uint32_t>(p, "p");
   const auto b = view<uint32_t>(q, "q");
-  return unlocked([&] { return (trie.*Query)(root, a.data, a.size, b.data, b.size); });
+  const auto work = [&] { return (trie.*Query)(root, a.data, a.size, b.data, b.size); };
+  return briefly_for(a.size + b.size, work);
 }
 
 // (id, end) of records on a path.
 template <auto Query>
 py::list ends_of(const Trie& trie, uint32_t root, py::handle tokens) {
   const auto t = view<uint32_t>(tokens, "tokens");
-  const auto found = unlocked([&] { return (trie.*Query)(root, t.data, t.size); });
+  const auto found = briefly_for(t.size, [&] { return (trie.*Query)(root, t.data, t.size); });
   py::list out;
   for (const auto& [id, end] : found) out.append(py::make_tuple(id, end));
   return out;
 }
 
 py::dict stats(const Trie& trie) {
-  const TrieStats s = unlocked([&] { return trie.stats(); });
+  const TrieStats s = briefly([&] { return trie.stats(); });
   py::dict out;
   out["nodes"] = s.nodes;
   out["tokens"] = s.tokens;
@@ -129,7 +159,7 @@ void def_queries(py::class_<Trie>& trie) {
       .def("best_match",
            [](const Trie& trie, uint32_t root, py::handle tokens) {
              const auto t = view<uint32_t>(tokens, "tokens");
-             const auto found = unlocked([&] { return trie.best_match(root, t.data, t.size); });
+             const auto found = briefly_for(t.size, [&] { return trie.best_match(root, t.data, t.size); });
              return py::make_tuple(found.first, found.second);
            },
            py::arg("root"), py::arg("tokens"))
@@ -139,7 +169,7 @@ void def_queries(py::class_<Trie>& trie) {
       .def("match",
            [](Trie& trie, uint32_t root, py::handle tokens, bool touch) {
              const auto t = view<uint32_t>(tokens, "tokens");
-             TrieMatch found = unlocked([&] { return trie.match(root, t.data, t.size, touch); });
+             TrieMatch found = briefly_for(t.size, [&] { return trie.match(root, t.data, t.size, touch); });
              return py::make_tuple(found.depth, found.bits, to_numpy(std::move(found.records)),
                                    to_numpy(std::move(found.ends)));
            },
@@ -150,9 +180,9 @@ void def_queries(py::class_<Trie>& trie) {
       .def("near", &near, py::arg("record_id"), py::arg("radius_bits"), py::arg("visits"))
       .def("counts", &traffic<false>)
       .def("holes", &traffic<true>)
-      .def("is_hole", [](const Trie& trie, uint64_t id) { return unlocked([&] { return trie.is_hole(id); }); },
+      .def("is_hole", [](const Trie& trie, uint64_t id) { return briefly([&] { return trie.is_hole(id); }); },
            py::arg("record_id"))
-      .def("contains", [](const Trie& trie, uint64_t id) { return unlocked([&] { return trie.contains(id); }); },
+      .def("contains", [](const Trie& trie, uint64_t id) { return briefly([&] { return trie.contains(id); }); },
            py::arg("record_id"))
       .def("path", &path, py::arg("record_id"))
       .def("stats", &stats);
@@ -166,34 +196,34 @@ void def_changes(py::class_<Trie>& trie) {
       .def("pin",
            [](Trie& trie, uint32_t root, py::handle tokens, int delta) {
              const auto t = view<uint32_t>(tokens, "tokens");
-             unlocked([&] { trie.pin(root, t.data, t.size, delta); });
+             briefly_for(t.size, [&] { trie.pin(root, t.data, t.size, delta); });
            },
            py::arg("root"), py::arg("tokens"), py::arg("delta"))
       .def("evict",
            [](Trie& trie, uint64_t below) -> py::object {
-             const uint64_t id = unlocked([&] { return trie.evict(below); });
+             const uint64_t id = briefly([&] { return trie.evict(below); });
              if (!id) return py::none();
              return py::int_(id);
            },
            py::arg("below") = UINT64_MAX)
-      .def("remove", [](Trie& trie, uint64_t id) { return unlocked([&] { return trie.remove(id); }); },
+      .def("remove", [](Trie& trie, uint64_t id) { return briefly([&] { return trie.remove(id); }); },
            py::arg("record_id"))
       .def("erase",
            [](Trie& trie, uint32_t root, py::handle tokens) {
              const auto t = view<uint32_t>(tokens, "tokens");
-             return to_numpy(unlocked([&] { return trie.erase(root, t.data, t.size); }));
+             return to_numpy(at_length([&] { return trie.erase(root, t.data, t.size); }));
            },
            py::arg("root"), py::arg("tokens"))
       .def("prune",
            [](Trie& trie, uint32_t root, double max_bits) {
-             return to_numpy(unlocked([&] { return trie.prune(root, max_bits); }));
+             return to_numpy(at_length([&] { return trie.prune(root, max_bits); }));
            },
            py::arg("root"), py::arg("max_bits"))
       .def("restore", &restore, py::arg("roots"), py::arg("ids"), py::arg("starts"), py::arg("counts"), py::arg("tags"),
            py::arg("parent_tags"), py::arg("bits"), py::arg("tokens"), py::arg("pinned"),
            py::arg("traffic") = py::none(), py::arg("holes") = py::none(), py::arg("keep_tails") = false)
-      .def("take_released", [](Trie& trie) { return to_numpy(unlocked([&] { return trie.take_released(); })); })
-      .def("compact", [](Trie& trie) { unlocked([&] { trie.compact(); }); });
+      .def("take_released", [](Trie& trie) { return to_numpy(briefly([&] { return trie.take_released(); })); })
+      .def("compact", [](Trie& trie) { at_length([&] { trie.compact(); }); });
 }
 
 template <class T, auto twin>

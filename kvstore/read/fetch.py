@@ -34,6 +34,10 @@ from kvstore.timing import Timing
 
 # Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
 _READ_BYTES = 2 * MIB
+# A copy within memory of a block that is no larger keeps the GIL (`KVView.copy_to`): other threads cannot help then,
+# and one that takes part only makes the get wait for it.
+_BRIEF_COPY_BYTES = 1 * MIB
+_IN_MEMORY = ("queue", "host")
 # So many records for the host tier wait for each other: a change of threads for each would be what a get waits for.
 _KEPT_AT_ONCE = 16
 
@@ -80,7 +84,8 @@ class Fetcher:
         ranges = self._ranges(reads)
         spans = self.residency.metrics.spans
         task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later)
-        outcomes = self.executor.share(task, ranges)
+        alone = all(self._is_brief(read) for read in reads)
+        outcomes = [task(indexes) for indexes in ranges] if alone else self.executor.share(task, ranges)
         task.tell(self.gate)
         if task.kept:
             self.residency.own.run(task.promote)
@@ -92,6 +97,13 @@ class Fetcher:
         for read in reads[:good]:
             tiers[read.source.tier] = tiers.get(read.source.tier, 0) + len(read.tokens)
         return good, tiers
+
+    def _is_brief(self, read: BlockRead) -> bool:
+        """Whether the block is only copied within memory, in a moment."""
+        nbytes, sealed = len(read.tokens) * self.gate.load.bytes_per_token, read.source.sealed
+        if nbytes > _BRIEF_COPY_BYTES or read.source.tier not in _IN_MEMORY:
+            return False
+        return sealed is None or len(sealed.payload) == sealed.header.raw_bytes  # else it is decoded
 
     def _ranges(self, reads: Sequence[BlockRead]) -> list[range]:
         """What to work on together: neighbours in storage, and even shares of what is in memory."""

@@ -17,7 +17,7 @@ from threadruns import HANGS_S
 from kvstore import KVStore
 from kvstore.core.session_record import SessionChange
 from kvstore.tiers.disk.segment import Segment
-from kvstore.tiers.disk.segments import segment_header
+from kvstore.tiers.disk.segment_file import segment_header
 
 TEXT = family_stores.passage(1)
 MEMBER = family_stores.behind(10, TEXT)

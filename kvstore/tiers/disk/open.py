@@ -25,7 +25,8 @@ from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, make_directory
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.rebuild import rebuild, recover_entries
-from kvstore.tiers.disk.segments import Segments, segment_numbers
+from kvstore.tiers.disk.segment_file import segment_numbers
+from kvstore.tiers.disk.segments import Segments
 from kvstore.tiers.disk.superblock import FORMAT, Superblock
 from kvstore.tiers.disk.whole_file import read_whole
 

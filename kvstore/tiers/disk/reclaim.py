@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.config import PAGE_BYTES
-from kvstore.tiers.disk.segment import Extent
+from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.disk.overwrite import gaps
+from kvstore.tiers.disk.segment import Extent, Space
 from kvstore.tiers.disk.segments import Segments
 
 # Live records may take this share of the segments; the rest is what makes recycling cheap.
@@ -22,6 +24,11 @@ _WORTH_EMPTYING = 0.5
 _MOST_EVICTED = 2
 # Moving from a segment fuller than this frees too little to be worth it.
 FULL = 0.98
+# Records that are this large on average are written between others, too; smaller ones would make too many small writes,
+# and too many of them would have to be looked at to find the spaces.
+LARGE_RECORD = 64 << 10
+# The least space that is written to. From here on a write costs hardly more than as a part of a larger one.
+_LEAST_SPACE = 128 << 10
 
 
 def live_limit(segments: int, segment_bytes: int) -> int:
@@ -34,9 +41,27 @@ def live_limit(segments: int, segment_bytes: int) -> int:
     return int(max(1, segments - 1) * (segment_bytes - PAGE_BYTES) * _LIVE_SHARE)
 
 
+def spaces_between(entries: Sequence[Entry], segment_bytes: int, largest: int) -> list[Space]:
+    """Return where records of up to `largest` bytes can be written between those that live in a segment.
+
+    Args:
+        entries: what lives there, in the order in which it lies.
+
+    Example:
+        >>> spaces_between([], 1 << 20, 4096)
+        [(4096, 1048576)]
+    """
+    live = [(entry.extent.offset, entry.extent.offset + entry.extent.nbytes) for entry in entries]
+    least = max(_LEAST_SPACE, largest)
+    return [(begin, end) for begin, end in gaps(live, PAGE_BYTES, segment_bytes) if end - begin >= least]
+
+
 @dataclass
-class Space:
-    """Live bytes, as a reclaim goes on. For one thread.
+class Reclaim:
+    """Live bytes, as space is reclaimed. For one thread.
+
+    Large records are written between others: then it is enough that few enough bytes live. For small ones a segment has
+    to be made free.
 
     Records used last at the same time mostly lie together. So it pays to evict a little more and find the segment
     nearly empty, rather than to move records that would have been the next to go.
@@ -49,9 +74,10 @@ class Space:
         can_move: whether there is a segment in reserve to move records into.
         lost: bytes evicted.
         last: segment of the last eviction.
+        coming: bytes of large records that are to be written; None: a segment is to be made free.
 
     Example:
-        >>> space = Space(segment=8192, live=4096, limit=8192, left={1: 4096}, can_move=False)
+        >>> space = Reclaim(segment=8192, live=4096, limit=8192, left={1: 4096}, can_move=False)
         >>> space.enough()
         False
         >>> space.lose(Extent(segment=1, offset=4096, nbytes=4096))
@@ -67,6 +93,7 @@ class Space:
     lost: int = 0
     last: int = 0
     fixed: frozenset[int] = frozenset()
+    coming: int | None = None
     # (bytes left, segment) of all that something can be moved from, the least first; some are out of date.
     _order: list[tuple[int, int]] = field(init=False, repr=False)
 
@@ -78,16 +105,17 @@ class Space:
         heapq.heapify(self._order)
 
     @classmethod
-    def of(cls, segments: Segments, fixed: Collection[int] = ()) -> Space:
+    def of(cls, segments: Segments, fixed: Collection[int] = (), coming: int | None = None) -> Reclaim:
         size = segments.segment_bytes - PAGE_BYTES
         return cls(
             segment=size,
             live=segments.live_bytes,
             limit=live_limit(segments.max_segments, segments.segment_bytes),
-            left={s.number: s.live for s in segments.settled()},
+            left={} if coming is not None else {s.number: s.live for s in segments.settled()},
             # Without a segment in reserve nothing can be moved: then one must be emptied by eviction alone.
             can_move=segments.available() > 0,
             fixed=frozenset(fixed),
+            coming=coming,
         )
 
     def lose(self, extent: Extent) -> None:
@@ -101,7 +129,9 @@ class Space:
                 heapq.heappush(self._order, (nbytes, extent.segment))
 
     def enough(self) -> bool:
-        """Return whether a segment can now be made free at a fair price."""
+        """Return whether there is room for what is coming, or a segment can now be made free at a fair price."""
+        if self.coming is not None:
+            return self.live + self.coming <= self.limit
         least = self._least()
         if self.live > self.limit:
             return False

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvstore.config import PAGE_BYTES
+
+Space = tuple[int, int]
+"""Where a space of a segment begins and ends."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,18 @@ class Extent:
 
 
 class Hold:
-    """Keeps a segment from being recycled as long as this object exists, however the read ends that needs it."""
+    """Keeps a segment from being recycled as long as this object exists, however the read ends that needs it.
 
-    __slots__ = ("__weakref__", "number")
+    Attributes:
+        number: of the segment.
+        deaths: of records in it before the read began, which the read therefore cannot know of.
+    """
 
-    def __init__(self, number: int) -> None:
+    __slots__ = ("__weakref__", "deaths", "number")
+
+    def __init__(self, number: int, deaths: int) -> None:
         self.number = number
+        self.deaths = deaths
 
 
 @dataclass
@@ -46,6 +56,9 @@ class Segment:
         readers, writes: the holds of reads under way, and how many records are placed and not settled; until they end
             it is not recycled.
         sealed: whether a sync of it failed. Nothing is written to it again; it is unlinked when empty.
+        deaths: how many of its records the catalog has given up.
+        tight: `deaths` when there was no space between its records that is worth writing to; -1 for never.
+        worn: whether a write to it failed. Nothing is written between its records; it is recycled when empty.
     """
 
     number: int
@@ -54,8 +67,49 @@ class Segment:
     readers: set[weakref.ref[Hold]] = field(default_factory=set)
     writes: int = 0
     sealed: bool = False
+    deaths: int = 0
+    tight: int = -1
+    worn: bool = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written between its records before another one dies, or before it is empty."""
+        return self.sealed or self.worn or self.tight == self.deaths
+
+    @property
+    def is_left(self) -> bool:
+        """Whether no read is under way that may know of a record that died: its place may be written to."""
+        return all(hold is None or hold.deaths == self.deaths for hold in [reader() for reader in list(self.readers)])
 
     @property
     def reads(self) -> int:
         """How many holds there are."""
         return len(self.readers)
+
+
+def taken(spaces: list[Space], nbytes: int) -> int | None:
+    """Take bytes from the front of the first space that has them; return where they begin, None for nowhere.
+
+    Example:
+        >>> spaces = [(0, 4096), (8192, 20480)]
+        >>> taken(spaces, 8192), spaces
+        (8192, [(0, 4096), (16384, 20480)])
+    """
+    for index, (begin, end) in enumerate(spaces):
+        if begin + nbytes <= end:
+            spaces[index : index + 1] = [(begin + nbytes, end)] if begin + nbytes < end else []
+            return begin
+    return None
+
+
+def runs_of(extents: Sequence[Extent]) -> list[tuple[int, int]]:
+    """Return the index ranges of extents that follow each other on disk."""
+    found, first = [], 0
+    for i in range(1, len(extents) + 1):
+        if i < len(extents):
+            last, this = extents[i - 1], extents[i]
+            if this.segment == last.segment and this.offset == last.offset + last.nbytes:
+                continue
+        found.append((first, i))
+        first = i
+    return found

@@ -1,7 +1,8 @@
 """Segment files: preallocated, filled from front to back, and recycled when nothing in them lives any more.
 
 Steady-state writes therefore hit extents that were written before, which is what makes one fdatasync cheap. What is
-live in a segment is not written in it: the catalog says so.
+live in a segment is not written in it: the catalog says so. Large records also go between those that still live in a
+segment, as in threaded logging (F2FS, FAST 2015): then nothing has to be moved.
 """
 
 from __future__ import annotations
@@ -9,31 +10,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import struct
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-import xxhash
-
 from kvstore.config import PAGE_BYTES
+from kvstore.tiers.disk.emptier import Emptier
 from kvstore.tiers.disk.files import OpenFile, SegmentFiles, segment_path
 from kvstore.tiers.disk.fs import (
     FileSystem,
     NotAFile,
     close_quietly,
-    is_passing,
     lacks_descriptors,
     read_all,
     write_all,
 )
-from kvstore.tiers.disk.segment import Extent, Hold, Segment
+from kvstore.tiers.disk.segment import Extent, Hold, Segment, Space, runs_of, taken
+from kvstore.tiers.disk.segment_file import is_segment_file, segment_header, segment_numbers
 
-SEGMENT_MAGIC = b"KVSTSEG1"
-_HEADER = struct.Struct("<8sHxxIQ16s")
 _MAX_NUMBER = 1 << 31  # a file with a larger one is not ours: we count from 1
-_NAME = re.compile(r"([0-9a-f]{8})\.seg")
 T = TypeVar("T")
 
 
@@ -94,6 +89,10 @@ class Segments:
         self.lingering: set[int] = set()  # empty segments that were read when they became empty
         self.leftover: set[int] = set()  # segments that are used no more, whose files could not be removed yet
         self.current: Segment | None = None
+        self._live = 0  # bytes of all segments
+        self._emptier = Emptier(self.by_number)
+        self._spaces: list[Space] = []  # where records go in the current segment
+        self.refills: dict[int, list[Space]] = {}  # the same of segments that come next, in this order
         self.next_number = 1
 
     # ---- opening -------------------------------------------------------------------------------------------------
@@ -124,9 +123,11 @@ class Segments:
             self.by_number[number] = segment
             if live == 0 and not segment.sealed:
                 self.free.append(segment)
+        self._live = sum(s.live for s in self.by_number.values())
+        self._emptier = Emptier(self.by_number)
         # Go on where the emptiest one stopped, so that reopening often does not waste what is left of each.
         started = [s for s in self.by_number.values() if s.live > 0 and not s.sealed]
-        self.current = min(started, key=lambda s: s.end, default=None)
+        self._fill(min(started, key=lambda s: s.end, default=None))
         for number in list(self.by_number)[:1]:
             with contextlib.suppress(OSError):
                 self.files.get(number)  # finds out whether this file system has direct I/O
@@ -157,20 +158,8 @@ class Segments:
             return False
 
     def _is_ours(self, number: int) -> bool:
-        path, page = segment_path(self.directory, number), bytearray(PAGE_BYTES)
-        try:
-            if self.fs.size(path) != self.segment_bytes:
-                return False
-            fd = self.fs.open(path, os.O_RDONLY)
-            try:
-                read_all(self.fs, fd, [memoryview(page)], 0)
-            finally:
-                close_quietly(self.fs, fd)
-        except OSError as error:
-            if is_passing(error):
-                raise
-            return False
-        return is_segment_of(bytes(page), number, self.store_id)
+        path = segment_path(self.directory, number)
+        return is_segment_file(self.fs, path, number, self.segment_bytes, self.store_id)
 
     def add_for_reading(self, number: int) -> bool:
         """Takes in a segment that a writer process made since; False where the file is not there."""
@@ -187,7 +176,9 @@ class Segments:
         self.by_number.clear()
         self.lingering.clear()
         self.free.clear()
-        self.current = None
+        self.refills.clear()
+        self._live = 0
+        self._fill(None)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -211,30 +202,43 @@ class Segments:
     def has_room(self, sizes: Iterable[int]) -> bool:
         """Whether `place` succeeds for records of these sizes, in this order, without anything being evicted and
         without touching the reserve."""
-        left, more = self.segment_bytes - self.current.end if self.current else 0, self.available() - 1
+        spaces, fresh, refills = list(self._spaces), self.available() - 1, list(reversed(self.refills.values()))
         for nbytes in sizes:
-            if nbytes > left:
-                left, more = self.segment_bytes - PAGE_BYTES, more - 1
-                if more < 0 or nbytes > left:
+            while taken(spaces, nbytes) is None:
+                if fresh > 0:
+                    fresh -= 1
+                    spaces = [(PAGE_BYTES, self.segment_bytes)]
+                    if nbytes > self.segment_bytes - PAGE_BYTES:
+                        return False
+                elif refills:
+                    spaces = list(refills.pop())
+                else:
                     return False
-            left -= nbytes
         return True
 
+    @property
+    def room(self) -> int:
+        """Bytes that can be written before another segment has to be free or made."""
+        return sum(end - begin for spaces in (self._spaces, *self.refills.values()) for begin, end in spaces)
+
     def place(self, nbytes: int, reserve: bool = False) -> Extent:
-        """Takes whole pages at the end of the current segment, or of the next one, and holds the segment: the
-        caller settles it when the record is committed or given up. reserve: may use the last empty segment.
+        """Takes whole pages of the current segment, or of the next one, and holds the segment: the caller settles it
+        when the record is committed or given up. reserve: may use the last empty segment.
 
         Raises `OutOfSpace` where there is no segment, `OSError` where the disk is full.
         """
-        if not self._fits(nbytes):
-            if self.available() <= (0 if reserve else 1):
+        while (begin := taken(self._spaces, nbytes)) is None:
+            if self.available() > (0 if reserve else 1):
+                if nbytes > self.segment_bytes - PAGE_BYTES:
+                    raise OutOfSpace
+                self._next()
+            elif self.refills:
+                self._next_refill()
+            else:
                 raise OutOfSpace
-            self._next()
         assert self.current is not None
-        extent = Extent(self.current.number, self.current.end, nbytes)
-        self.current.end += nbytes
         self.current.writes += 1
-        return extent
+        return Extent(self.current.number, begin, nbytes)
 
     def settle(self, extent: Extent) -> None:
         """The record placed there was committed, or given up."""
@@ -247,16 +251,24 @@ class Segments:
         failed must not take the reserve."""
         segment = self.current
         if segment is not None and not segment.live and not segment.writes:
-            self.current = None
+            self._fill(None)
             self._recycle(segment)
 
     def _fits(self, nbytes: int) -> bool:
-        return self.current is not None and self.current.end + nbytes <= self.segment_bytes
+        return taken(list(self._spaces), nbytes) is not None
+
+    def _fill(self, segment: Segment | None, spaces: list[Space] | None = None) -> None:
+        """Records go to this segment from now on; spaces: between its records, None for behind them."""
+        self.current = segment
+        if segment is None:
+            self._spaces = []
+        else:
+            self._spaces = [(segment.end, self.segment_bytes)] if spaces is None else spaces
 
     def write(self, extents: Sequence[Extent], buffers: Sequence[memoryview]) -> None:
         """Writes buffers to their extents, neighbours with one call. Durable only after `sync`."""
         try:
-            for first, last in _runs(extents):
+            for first, last in runs_of(extents):
                 file = self._to_be_written(extents[first].segment)
                 write_all(self.fs, file.fd, buffers[first:last], extents[first].offset)
         except BaseException:
@@ -314,25 +326,47 @@ class Segments:
     def seal(self, number: int) -> None:
         segment = self.by_number[number]
         segment.sealed = True
+        self.refills.pop(number, None)
         if self.current is segment:
-            self.current = None
+            self._fill(None)
 
-    def abandon_current(self) -> None:
-        """The next record starts a new segment: the current one failed to take a write."""
-        self.current = None
+    def abandon(self, numbers: Iterable[int]) -> None:
+        """The next record starts a new segment: one of these, or the current one, failed to take a write."""
+        for number in numbers:
+            self.by_number[number].worn = True
+            self.refills.pop(number, None)
+        self._fill(None)
 
     # ---- space ---------------------------------------------------------------------------------------------------
 
     def born(self, extent: Extent) -> None:
         """The catalog now knows the record there."""
         self.by_number[extent.segment].live += extent.nbytes
+        self._live += extent.nbytes
 
     def died(self, extent: Extent) -> None:
         """The catalog no longer knows the record there. An empty segment is recycled."""
         segment = self.by_number.get(extent.segment)
         if segment is not None:
             segment.live -= extent.nbytes
+            self._live -= extent.nbytes
+            segment.deaths += 1
+            self._emptier.died(segment)
             self._recycle(segment)
+
+    def roomiest(self, least: int) -> Segment | None:
+        """The segment with the most bytes of dead records, at least so many, that may be written between its live ones
+        now; None if there is none."""
+
+        def usable(segment: Segment) -> bool:
+            filling = segment is self.current or segment.number in self.refills or segment.writes
+            return not filling and segment.is_left
+
+        return self._emptier.find(self.segment_bytes - PAGE_BYTES - least, usable)
+
+    def refill(self, number: int, spaces: list[Space]) -> None:
+        """Let records go to these spaces of a segment, which no live record takes and no read needs."""
+        self.refills[number] = spaces
 
     def hold(self, number: int) -> Hold | None:
         """A reader is about to read the segment: it is not recycled as long as the result exists. None where there is
@@ -340,7 +374,7 @@ class Segments:
         segment = self.by_number.get(number)
         if segment is None:
             return None
-        made = Hold(number)
+        made = Hold(number, segment.deaths)
         # The callback is one call into C: it runs wherever the last reference goes, and needs no lock.
         segment.readers.add(weakref.ref(made, segment.readers.discard))
         return made
@@ -371,7 +405,7 @@ class Segments:
 
     @property
     def live_bytes(self) -> int:
-        return sum(s.live for s in self.by_number.values())
+        return self._live
 
     @property
     def file_bytes(self) -> int:
@@ -389,6 +423,8 @@ class Segments:
             self.lingering.add(segment.number)
             return
         segment.end = PAGE_BYTES
+        self.refills.pop(segment.number, None)
+        segment.worn = False
         if segment.sealed:
             self._delete(segment)
         else:
@@ -396,6 +432,7 @@ class Segments:
 
     def _delete(self, segment: Segment) -> None:
         del self.by_number[segment.number]
+        self.refills.pop(segment.number, None)
         self.files.drop(segment.number)
         self._unlink(segment.number)
 
@@ -408,14 +445,22 @@ class Segments:
             self.leftover.discard(number)
 
     def _next(self) -> None:
-        full, self.current = self.current, None
-        if full is not None:
-            self._recycle(full)
+        self._leave()
         self.shed()
         if not self.free:
             self.add(self.make())
-        self.current = self.free.pop(0)
-        self.current.end = PAGE_BYTES
+        self._fill(self.free.pop(0))
+
+    def _next_refill(self) -> None:
+        self._leave()
+        number = next(iter(self.refills))
+        self._fill(self.by_number[number], self.refills.pop(number))
+
+    def _leave(self) -> None:
+        full = self.current
+        self._fill(None)
+        if full is not None:
+            self._recycle(full)
 
     def lacks_file(self, nbytes: int, reserve: bool = False) -> bool:
         """Whether `place` would have to make a file. Whoever must not wait for the disk calls `make` and `add` then."""
@@ -448,37 +493,3 @@ class Segments:
         self.next_number = made.number + 1
         self.by_number[made.number] = made
         self.free.append(made)
-
-
-def segment_numbers(fs: FileSystem, directory: str) -> list[int]:
-    """The segments whose files are there, ascending."""
-    return sorted(int(m[1], 16) for name in fs.names(directory) if (m := _NAME.fullmatch(name)))
-
-
-def segment_header(number: int, segment_bytes: int, store_id: bytes) -> bytes:
-    """The first page of a segment file."""
-    fixed = _HEADER.pack(SEGMENT_MAGIC, 1, number, segment_bytes, store_id)
-    return (fixed + xxhash.xxh3_128_digest(fixed)).ljust(PAGE_BYTES, b"\0")
-
-
-def is_segment_of(page: bytes, number: int, store_id: bytes) -> bool:
-    """Whether `page` is an intact first page of this store's segment `number`."""
-    if len(page) < _HEADER.size + 16 or page[_HEADER.size : _HEADER.size + 16] != xxhash.xxh3_128_digest(
-        page[: _HEADER.size]
-    ):
-        return False
-    magic, version, stored_number, _, stored_id = _HEADER.unpack_from(page)
-    return bool(magic == SEGMENT_MAGIC and version == 1 and stored_number == number and stored_id == store_id)
-
-
-def _runs(extents: Sequence[Extent]) -> list[tuple[int, int]]:
-    """Index ranges of extents that follow each other on disk."""
-    runs, first = [], 0
-    for i in range(1, len(extents) + 1):
-        if i < len(extents):
-            last, this = extents[i - 1], extents[i]
-            if this.segment == last.segment and this.offset == last.offset + last.nbytes:
-                continue
-        runs.append((first, i))
-        first = i
-    return runs

@@ -19,7 +19,7 @@ from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.holes import HoleKeeper
 from kvstore.tiers.disk.open import Opening
-from kvstore.tiers.disk.reclaim import FULL, Space, live_limit
+from kvstore.tiers.disk.reclaim import FULL, LARGE_RECORD, Reclaim, live_limit, spaces_between
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import OutOfSpace, Segments
 from kvstore.tiers.disk.usage import Usage
@@ -266,18 +266,59 @@ class DiskSpace:
         commit, and the next one need not wait for a commit of its own."""
         with self._lock:
             segments, size = self.segments, self._config.segment_bytes
-            room = (size - segments.current.end if segments.current else 0) + (segments.available() - 1) * size
+            room = segments.room + (segments.available() - 1) * size
+            if nbytes and self._are_large():  # what was written is not counted as live yet
+                return self._victims(1, 2 * nbytes) if self._is_over(2 * nbytes) else []
         if not nbytes or nbytes <= room:
             return []
         return self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
 
-    def _victims(self, wanted: int) -> list[Entry]:
-        """Evicts until `wanted` segments are empty, or one can be emptied at a fair price by moving what is left. The
-        index has forgotten the records on return; the catalog is the caller's."""
+    def _are_large(self) -> bool:
+        """Whether the records are large enough to be written between others."""
+        return self.segments.live_bytes >= LARGE_RECORD * max(1, self._records)
+
+    def _is_over(self, coming: int) -> bool:
+        """Whether more would live than may, if so many bytes came."""
+        return self.segments.live_bytes + coming > self.capacity
+
+    def _find_room(self, sizes: Sequence[int]) -> None:
+        """Evicts, or makes a free segment, so that records find room: one step of several. Raises as `_reclaim`."""
+        coming = sum(sizes)
+        with self._lock:
+            evicts = self._are_large() and self._is_over(coming)
+        gone = self._victims(1, coming) if evicts else []
+        if not gone:
+            self._reclaim()
+            return
+        self.metrics.add(Metric.DISK_RECLAIMS)
+        self._commit_moves((), gone)
+        self._set_most(min(self.segments.max_segments, self._most_segments(self._coming)))
+
+    def _refill(self, largest: int) -> bool:
+        """Lets records of up to `largest` bytes go between those that live in one more segment; False if there is no
+        space that is worth it. Raises `CatalogError`."""
+        while True:
+            with self._lock:
+                segment = self.segments.roomiest(largest) if self._are_large() else None
+            if segment is None:
+                return False
+            entries = self.catalog.in_segment(segment.number)  # nothing changes that but who holds the write lock
+            spaces = spaces_between(entries, self._config.segment_bytes, largest)
+            whole = sum(entry.extent.nbytes for entry in entries) == segment.live  # else an entry is damaged
+            with self._lock:
+                if spaces and whole:
+                    self.segments.refill(segment.number, spaces)
+                    return True
+                segment.tight = segment.deaths
+
+    def _victims(self, wanted: int, coming: int | None = None) -> list[Entry]:
+        """Evicts until `wanted` segments are empty, or one can be emptied at a fair price by moving what is left; with
+        `coming`, until so many bytes of large records may live. The index has forgotten the records on return; the
+        catalog is the caller's."""
         gone = [e for e in self._entries(self._orphans) if e is not None]
         self._orphans.clear()
         with self._lock:
-            space = Space.of(self.segments, self._unreadable())
+            space = Reclaim.of(self.segments, self._unreadable(), coming)
         for entry in gone:
             if not entry.is_hole:
                 space.lose(entry.extent)
@@ -302,6 +343,7 @@ class DiskSpace:
             segment = self.segments.emptiest(int((self._config.segment_bytes - PAGE_BYTES) * FULL), self._unreadable())
             if segment is None:
                 raise OutOfSpace
+            self.segments.refills.pop(segment.number, None)  # or its records would be moved to where they are
             held = self.segments.hold(segment.number)
         try:
             moved = self._copied(segment.number)

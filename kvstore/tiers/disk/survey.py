@@ -8,7 +8,8 @@ import numpy as np
 
 from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.entry import Scan
-from kvstore.tiers.disk.segments import Segments, segment_numbers
+from kvstore.tiers.disk.segment_file import segment_numbers
+from kvstore.tiers.disk.segments import Segments
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class DiskWrites(DiskErase):
             except OSError as error:
                 self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
                 with self._lock:
-                    self.segments.abandon_current()
+                    self.segments.abandon(entry.extent.segment for entry in moved)
                 return set()
             finally:
                 self._settle_writes(entry.extent for entry in moved)
@@ -266,7 +266,7 @@ class DiskWrites(DiskErase):
             self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
             self.metrics.add(Metric.DROPPED_WRITE_ERROR, len(placed))
             with self._lock:
-                self.segments.abandon_current()
+                self.segments.abandon({extent.segment for _, extent in placed})
             self._settle_writes(extent for _, extent in placed)
             return []
         return placed
@@ -278,7 +278,7 @@ class DiskWrites(DiskErase):
             try:
                 if self._has_room(sizes, patient_until):
                     return
-                self._reclaim()
+                self._find_room(sizes)
             except (OutOfSpace, CatalogError, OSError):
                 return  # placing the records will say what is wrong
 
@@ -287,7 +287,7 @@ class DiskWrites(DiskErase):
             try:
                 if self._has_room([nbytes], patient_until):
                     return self._placed(nbytes)
-                self._reclaim()
+                self._find_room([nbytes])
             except (OutOfSpace, CatalogError):
                 continue
             except OSError as error:
@@ -319,6 +319,9 @@ class DiskWrites(DiskErase):
             with self._lock:
                 if self.segments.has_room(sizes):
                     return True
+            if self._refill(max(sizes, default=0)):
+                continue
+            with self._lock:
                 self._outlasted &= self.segments.lingering
                 hoped_for = self.segments.lingering - self._outlasted
             if not hoped_for:

@@ -19,7 +19,7 @@ from kvstore.tiers.disk.entry import entry_of
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.rebuild import rebuild, salvage_sessions, scan_segment
 from kvstore.tiers.disk.segment import Extent
-from kvstore.tiers.disk.segments import segment_header
+from kvstore.tiers.disk.segment_file import segment_header
 
 FS = FileSystem()
 SEGMENT = 64 * KIB

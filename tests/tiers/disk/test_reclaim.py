@@ -3,14 +3,14 @@ from __future__ import annotations
 import random
 
 from kvstore.config import PAGE_BYTES
-from kvstore.tiers.disk.reclaim import Space
+from kvstore.tiers.disk.reclaim import Reclaim
 from kvstore.tiers.disk.segment import Extent
 
 
 def test_the_emptiest_segment_is_known_while_records_leave() -> None:
     chance = random.Random(5)
     left = {number: PAGE_BYTES * chance.randrange(1, 6) for number in range(1, 40)}
-    space = Space(segment=8 * PAGE_BYTES, live=0, limit=1 << 40, left=dict(left), can_move=False, fixed=frozenset({3}))
+    space = Reclaim(8 * PAGE_BYTES, live=0, limit=1 << 40, left=dict(left), can_move=False, fixed=frozenset({3}))
     while left:
         number = chance.choice(sorted(left))
         if left[number] > 0:
@@ -26,7 +26,7 @@ def test_the_emptiest_segment_is_known_while_records_leave() -> None:
 
 def test_what_cannot_be_moved_is_no_candidate_until_it_is_empty() -> None:
     full = 10 * PAGE_BYTES
-    space = Space(segment=full, live=0, limit=1, left={1: PAGE_BYTES, 2: full}, can_move=True, fixed=frozenset({1}))
+    space = Reclaim(segment=full, live=0, limit=1, left={1: PAGE_BYTES, 2: full}, can_move=True, fixed=frozenset({1}))
     assert not space.enough()  # only segment 2 could be emptied, and it is full
     space.lose(Extent(1, PAGE_BYTES, PAGE_BYTES))
     assert space.take_empty()

@@ -13,7 +13,8 @@ from kvstore.config import KIB, PAGE_BYTES
 from kvstore.tiers.buffers import BufferPool
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.segment import Extent
-from kvstore.tiers.disk.segments import OutOfSpace, Segments, is_segment_of, segment_header, segment_numbers
+from kvstore.tiers.disk.segment_file import is_segment_of, segment_header, segment_numbers
+from kvstore.tiers.disk.segments import OutOfSpace, Segments
 
 SEGMENT = 64 * KIB
 ROOM = SEGMENT - PAGE_BYTES
