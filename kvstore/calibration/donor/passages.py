@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvstore.calibration.dump import KVDump
@@ -17,7 +18,9 @@ from kvstore.core.rope import can_rotate, check_length
 from kvstore.errors import UnsupportedModel
 
 Tensor = torch.Tensor
+Tokens = npt.NDArray[Any]
 CONTEXTS = (16, 384)  # tokens before the passage: another prompt, another document
+EDIT = 16  # tokens at the beginning of everything before the passage, in place of as many: a prompt in other words
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,26 @@ def check_passages(layout: KVLayout, length: int) -> None:
 
 
 def passages(model: Any, dump: KVDump, windows: Sequence[int]) -> Iterator[PassagePair]:
-    """The second half of each of these windows behind some of the next one: a few tokens or many, by turns."""
+    """The second half of each of these windows behind something else, by turns: its first half with another beginning,
+    a few tokens of the next window, many of them."""
     start = dump.length // 2
     for number, window in enumerate(windows):
-        context = min(CONTEXTS[number % len(CONTEXTS)], start - SINKS)
-        other = dump.tokens(windows[(number + 1) % len(windows)])
-        ids = torch.from_numpy(np.concatenate([other[:context], dump.tokens(window)[start:]]))
+        tokens, other = dump.tokens(window), dump.tokens(windows[(number + 1) % len(windows)])
+        before = _before(number, tokens[:start], other)
+        ids = torch.from_numpy(np.concatenate([before, tokens[start:]]))
         with torch.inference_mode():
             cache = model(ids[None].to(model.device), use_cache=True, logits_to_keep=1).past_key_values
-        layers = [(x.keys[0, :, context:].cpu().clone(), x.values[0, :, context:].cpu().clone()) for x in cache.layers]
-        yield PassagePair(window, start, context, layers)
+        position = len(before)
+        layers = [
+            (x.keys[0, :, position:].cpu().clone(), x.values[0, :, position:].cpu().clone()) for x in cache.layers
+        ]
+        yield PassagePair(window, start, position, layers)
+
+
+def _before(number: int, own: Tokens, other: Tokens) -> Tokens:
+    """What passage `number` stands behind. own: what it stands behind in the dump. other: another window."""
+    turn = number % (1 + len(CONTEXTS))
+    if turn == 0:
+        edit = min(EDIT, len(own) // 2)
+        return np.concatenate([other[:edit], own[edit:]])
+    return other[: min(CONTEXTS[turn - 1], len(own) - SINKS)]
