@@ -9,7 +9,9 @@ MiB). Each subject is a process of its own; slices of a few seconds run in turns
 Ours has the host tier and reads past the page cache; the others have the page cache of the whole machine, whatever the
 working set is, give bytes unchecked into memory that is there, and no tensors. A put is not durable when it returns,
 for any of them but LMDB, which knows no other way that survives a power cut. What is written is counted by the system,
-for the process; with `--device` also for the whole device, which must have nothing else to do then.
+for the process; with `--device` also for the whole device, which must have nothing else to do then. Where the file
+system has large folios (here ext4 of Linux 6.18), a page that is written to a cached file counts as its whole folio for
+the process, up to 256 pages: the others are counted too high by that, and so is the catalog of ours.
 
 --lmcache: the Python of the environment of `make test-lmcache`, for LMCache's `fs_native`.
 """
