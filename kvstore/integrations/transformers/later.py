@@ -18,24 +18,23 @@ from kvstore.integrations.transformers.request import RequestStore
 from kvstore.read.layerwise import free_processors
 from kvstore.store import KVStore
 
-# Less than this is decoded before a model has begun. Where torch leaves one processor, a model that waits for it gains
-# nothing with 12 MB, and a tenth of the time behind a get with 47 MB (docs/lazy.md).
+# Less than this is decoded before a model has begun.
 LEAST_BYTES = 8 * MIB
-LEAST_BYTES_BESIDE_ONE = 24 * MIB
+LEAST_FREE = 2  # processors that torch leaves: with one, the pass took as long as it took with all layers, or longer
 
 
 def pays(model: Any, store: KVStore, tokens: int) -> bool:
     """Return whether the layers of so many tokens had better come one after the other.
 
     They had where threads can decode while the model computes: on the CPU, if torch leaves processors to them. Where it
-    leaves none, decoding slows it down by more than is gained.
+    leaves none or one, decoding slows it down by more than is gained (docs/lazy.md).
     """
-    layout, free = store.identity.layout, free_processors()
+    layout = store.identity.layout
     return (
-        free > 0
+        free_processors() >= LEAST_FREE
         and model.device.type == "cpu"
         and not layout.is_grouped
-        and tokens * layout.bytes_per_token >= (LEAST_BYTES_BESIDE_ONE if free == 1 else LEAST_BYTES)
+        and tokens * layout.bytes_per_token >= LEAST_BYTES
         and not hasattr(model, "_orig_mod")  # compiled: a layer that waits would break its graphs
     )
 
