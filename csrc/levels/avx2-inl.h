@@ -292,20 +292,29 @@ KVSTORE_AVX2 inline void split(const Group& group, bool value, const std::uint16
 KVSTORE_AVX2 inline bool join(const Group& group, const std::uint16_t* mu, RowCount rows, const Coded& coded,
                               predict::BitsIn& raw, predict::EscapesIn& escapes, std::uint16_t* x) {
   if (group.width != kColumns) return join_body(group, mu, rows, coded, raw, escapes, x);
+  constexpr std::size_t kStrip = axis::kJoined / kColumns;  // rows
   const axis::JoinConstants k;
   const __m256i scale = load(group.scale);
   __m256i bad = k.zero;
+  axis::Found found;
   std::size_t at = raw.at;
-  for (std::size_t t = 0; t < rows.n; ++t) {
-    const std::size_t i = t * kColumns;
-    const axis::Bins bins = bins_of(scale, load(coded.offsets + i), k);
-    const axis::Joined found = axis::join16(coded.symbols + i, mu + i, bins, k, raw.bytes, at, x + i);
-    add_distances(coded, t, found.distances);
-    bad = _mm256_or_si256(bad, found.bad);
-    for (unsigned left = axis::set_of(found.whole); left != 0; left &= left - 1) {
-      if (escapes.at == escapes.end) return false;
-      x[i + axis::first_of(left)] = static_cast<std::uint16_t>(load16(escapes.at));
-      escapes.at += 2;
+  for (std::size_t begin = 0; begin < rows.n; begin += kStrip) {
+    const std::size_t end = rows.n - begin < kStrip ? rows.n : begin + kStrip;
+    for (std::size_t t = begin; t < end; ++t) {
+      const std::size_t i = t * kColumns;
+      const axis::Bins bins = bins_of(scale, load(coded.offsets + i), k);
+      add_distances(coded, t, axis::find16(coded.symbols + i, mu + i, bins, k, found, (t - begin) * kColumns));
+    }
+    for (std::size_t t = begin; t < end; ++t) {
+      const std::size_t i = t * kColumns;
+      const axis::Joined made =
+          axis::join16(coded.symbols + i, found, (t - begin) * kColumns, k, raw.bytes, at, x + i);
+      bad = _mm256_or_si256(bad, made.bad);
+      for (unsigned left = axis::set_of(made.whole); left != 0; left &= left - 1) {
+        if (escapes.at == escapes.end) return false;
+        x[i + axis::first_of(left)] = static_cast<std::uint16_t>(load16(escapes.at));
+        escapes.at += 2;
+      }
     }
   }
   raw.at = at;

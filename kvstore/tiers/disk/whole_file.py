@@ -21,7 +21,7 @@ from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, read_all
 _File: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _TRIES = 3  # a writer may commit while its file is read
 _PART = 1 << 26  # bytes of one read
-_LARGE = 32 * MIB  # a smaller file is read and looked through by one thread, and without O_DIRECT
+_LARGE = 128 * MIB  # smaller files: one thread (each keeps memory of its own: 60 B a block of 100,000), no O_DIRECT
 _MOST_THREADS = 4
 
 
