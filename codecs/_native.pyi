@@ -1,5 +1,6 @@
 # fmt: off
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ class EntropyModel:
 class LayerBlocks:
     def __init__(
         self, dtype: str, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32],
-        target: npt.NDArray[np.int64], capacity: int, model: EntropyModel | None = None, level: str | None = None
+        target: npt.NDArray[np.int64], capacity: int, owner: Any, model: EntropyModel | None = None,
+        level: str | None = None
     ) -> None: ...
     def add(self, payload: Buffer, sizes: Sequence[int], tokens: int, at: int, wanted: int) -> None: ...
     def decode(self, first: int, last: int, begin: int, end: int) -> list[int]: ...

@@ -131,7 +131,7 @@ def layers_of_blocks(
     for the interpreter as often.
     """
     heads, row_bytes = row_shapes(out.layout)
-    native = _native.LayerBlocks(out.layout.dtype, heads, row_bytes, out.rows, out.tokens, model)
+    native = _native.LayerBlocks(out.layout.dtype, heads, row_bytes, out.rows, out.tokens, out, model)
     for block in blocks:
         native.add(block.payload, block.layer_sizes, block.info.count, block.at, block.wanted)
 

@@ -128,13 +128,14 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
   }));
 }
 
-// Blocks of one codec whose layers are decoded one after the other, many blocks with one call. Their payloads and the
-// target's memory stay as long as this; Python sees to it. Any number of threads may decode at once.
+// Blocks of one codec whose layers are decoded one after the other, many blocks with one call. Payloads and `owner`, which
+// keeps the target's memory, live as long as this. Any number of threads may decode at once.
 class LayerBlocks {
  public:
   LayerBlocks(const std::string& dtype, const Ints& heads, const Ints& row_bytes, const Longs& target,
-              std::size_t capacity, const entropy::Model* model, const MaybeLevel& level)
-      : dtype_(dtype),
+              std::size_t capacity, const py::object& owner, const entropy::Model* model, const MaybeLevel& level)
+      : owner_(owner),
+        dtype_(dtype),
         heads_(heads),
         row_bytes_(row_bytes),
         rows_(rows_of(target, static_cast<std::size_t>(heads.size()))),
@@ -197,6 +198,7 @@ class LayerBlocks {
                   : splitzip::decode(shape, from, nbytes, sizes, rows.data(), block.wanted, level_);
   }
 
+  const py::object owner_;
   const std::string dtype_;
   const Ints heads_, row_bytes_;  // hold what the shapes point to
   const std::vector<Rows> rows_;
@@ -215,10 +217,10 @@ PYBIND11_MODULE(_native, m) {
   py::class_<entropy::Model>(m, "EntropyModel")
       .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
   py::class_<LayerBlocks>(m, "LayerBlocks")
-      .def(py::init<const std::string&, const Ints&, const Ints&, const Longs&, std::size_t, const entropy::Model*,
-                    const MaybeLevel&>(),
+      .def(py::init<const std::string&, const Ints&, const Ints&, const Longs&, std::size_t, const py::object&,
+                    const entropy::Model*, const MaybeLevel&>(),
            py::arg("dtype"), py::arg("heads"), py::arg("row_bytes"), py::arg("target"), py::arg("capacity"),
-           py::arg("model") = py::none(), py::arg("level") = py::none(), py::keep_alive<1, 7>())
+           py::arg("owner"), py::arg("model") = py::none(), py::arg("level") = py::none(), py::keep_alive<1, 8>())
       .def("add", &LayerBlocks::add, py::arg("payload"), py::arg("sizes"), py::arg("tokens"), py::arg("at"),
            py::arg("wanted"))
       .def("decode", &LayerBlocks::decode, py::arg("first"), py::arg("last"), py::arg("begin"), py::arg("end"));

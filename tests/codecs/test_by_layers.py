@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -87,7 +89,7 @@ def test_every_damaged_block_is_named_and_the_others_are_decoded(name: str) -> N
 
 def native(layout: KVLayout, out: Any) -> _native.LayerBlocks:
     view = KVView.of_layers(layout, out)
-    return _native.LayerBlocks(layout.dtype, *row_shapes(layout), view.rows, view.tokens)
+    return _native.LayerBlocks(layout.dtype, *row_shapes(layout), view.rows, view.tokens, view)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +129,20 @@ def test_the_model_of_entropy_stays_as_long_as_its_blocks() -> None:
     assert decode(range(3), range(4)) == []
     assert same_kv([tuple(t[:, :16] for t in pair) for pair in out], caches[0])
     assert torch.is_tensor(out[0][0])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_decodes_keeps_the_memory_of_its_target(name: str) -> None:
+    """A thread may decode on when nobody else refers to the result any more."""
+    layout = layouts("bfloat16")[0]
+    blocks, _ = coded(codec_by_name(name), layout, random=False)
+    out = empty(layout, sum(WANTED), 0)
+    memory = weakref.ref(out[0][0])
+    decode = codec_by_name(name).by_layers(blocks, KVView.of_layers(layout, out))
+    del out
+    gc.collect()
+    assert memory() is not None
+    assert decode(range(9), range(4)) == []
+    del decode
+    gc.collect()
+    assert memory() is None

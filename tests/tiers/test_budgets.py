@@ -265,6 +265,7 @@ def test_finding_13_a_segment_above_2_gib_takes_records(tmp_path: Path) -> None:
         assert disk is not None
         assert disk.segments.current is not None
         disk.segments.current.end = size - 2 * RECORD  # the last places of it
+        disk.segments._fill(disk.segments.current)
         small_stores.put(store, small_stores.tokens_of(2, 9))
         assert store.flush().dropped_blocks == 0
         assert len(disk.segments.by_number) == 2
