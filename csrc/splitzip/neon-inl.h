@@ -77,11 +77,12 @@ inline void write_rest(const std::uint8_t*, const uint8x16_t (&x)[4], std::uint8
 
 template <class Head>
 void pack(const Head* values, std::size_t count, Window window, std::uint8_t* codes, std::uint8_t* rest,
-          std::uint64_t* escaped) {
+          std::uint64_t* escaped, std::uintptr_t next) {
   const uint8x16_t base = vdupq_n_u8(static_cast<std::uint8_t>(window.base)), most = vdupq_n_u8(15);
   const uint8x16_t zeros = vdupq_n_u8(window.zero ? 255 : 0);  // whether exponent 0 has code 0
   std::size_t i = 0;
   for (; i + 64 <= count; i += 64) {
+    prefetch64<Head>(next + i * sizeof(Head));
     uint8x16_t code[4], left[4], escape[4];
     for (std::size_t k = 0; k < 4; ++k) {
       const Heads heads = split(values + i + 16 * k);
@@ -98,7 +99,7 @@ void pack(const Head* values, std::size_t count, Window window, std::uint8_t* co
     escaped[i / 64] = vget_lane_u64(vreinterpret_u64_u8(bits_of(escape)), 0);
   }
   if (i < count)
-    scalar::pack(values + i, count - i, window, codes + i / 2, rest + rest_bytes<Head>(i), escaped + i / 64);
+    scalar::pack(values + i, count - i, window, codes + i / 2, rest + rest_bytes<Head>(i), escaped + i / 64, next);
 }
 
 struct Tables {

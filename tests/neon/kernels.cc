@@ -64,7 +64,7 @@ void try_splitzip(fuzz::Random& random) {
     codes[i].assign(whole / 2, 0xAB);
     rest[i].assign(rest_bytes<Head>(whole), 0xAB);
     escaped[i].assign((count + 63) / 64, 7);
-    (i ? two : one).pack(from.data(), count, window, codes[i].data(), rest[i].data(), escaped[i].data());
+    (i ? two : one).pack(from.data(), count, window, codes[i].data(), rest[i].data(), escaped[i].data(), 0);
   }
   same(codes[0], codes[1], "codes");
   same(rest[0], rest[1], "rest");
