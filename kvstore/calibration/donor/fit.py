@@ -1,8 +1,8 @@
 """Fits the profile's section "donor": how a difference from a donor goes on from layer to layer, and within a layer.
 
-The second half of a window is run once more, behind the beginning or the middle of another window. What then differs
-from the dump is predicted as the levels of the exact predictor predict values: from the layers before, and from the
-channels of the same layer that were decoded before.
+The second half of a window is run once more, behind its first half with another beginning, or behind a few or many
+tokens of another window (passages.py). What then differs from the dump is predicted as the levels of the exact
+predictor predict values: from the layers before, and from the channels of the same layer that were decoded before.
 """
 
 from __future__ import annotations
