@@ -43,7 +43,7 @@ class LazyLayer(GrowingLayer):  # type: ignore[no-untyped-call]
             wait: returns when they are filled; what it raises, whoever looked at them gets.
         """
         layer = cls()
-        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+        layer.lazy_initialization(keys, values)
         layer._reserve = None if reserve is None else Reserve(*reserve, used=keys.shape[-2])
         layer._pending = keys, values, wait
         return layer
