@@ -12,7 +12,6 @@ cannot take it, *wrong* if anything differs, *not built* if no tiny model of it 
 
 from __future__ import annotations
 
-import inspect
 import sys
 import tempfile
 import warnings
@@ -163,20 +162,18 @@ def prefilled(model: Any, ids: torch.Tensor) -> Any:
     """The cache of a prompt, of the class that `generate` would use."""
     from transformers import DynamicCache
 
+    from kvstore.integrations.transformers.cache_argument import cache_name
+
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(ids, **{cache_name(model): cache}, use_cache=True)
     return cache
 
 
-def cache_name(model: Any) -> str:
-    """What the model calls the argument that is its cache."""
-    parameters = inspect.signature(model.forward).parameters
-    return "past_key_values" if "past_key_values" in parameters else "cache_params"
-
-
 def continued(model: Any, cache: Any, ids: torch.Tensor) -> Iterator[torch.Tensor]:
     """The logits of more tokens at once, and of greedy steps behind them. Mutates the cache."""
+    from kvstore.integrations.transformers.cache_argument import cache_name
+
     for _ in range(1 + STEPS):
         with torch.no_grad():  # not over the yield: two of these take turns
             logits = model(ids, **{cache_name(model): cache}, use_cache=True).logits

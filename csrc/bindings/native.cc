@@ -128,8 +128,8 @@ std::optional<std::string> decode(const std::string& dtype, const Ints& heads, c
   }));
 }
 
-// Blocks of one codec whose layers are decoded one after the other, many blocks with one call. Payloads and `owner`, which
-// keeps the target's memory, live as long as this. Any number of threads may decode at once.
+// Blocks of one codec whose layers are decoded one after the other, many blocks with one call. Payloads and `owner`,
+// which keeps the target's memory, live as long as this. Any number of threads may decode at once.
 class LayerBlocks {
  public:
   LayerBlocks(const std::string& dtype, const Ints& heads, const Ints& row_bytes, const Longs& target,

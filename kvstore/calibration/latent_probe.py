@@ -10,6 +10,7 @@ import torch
 
 from kvstore.calibration.model_probe import STEP, Bits, Floats, bits_of, layout_of, name_of, rows_of, submodule
 from kvstore.core.rope_types import SHORT
+from kvstore.integrations.transformers.cache_argument import cache_of
 
 
 class LatentProbe:
@@ -35,7 +36,7 @@ class LatentProbe:
         """Prefills one window, `[tokens]`: per layer the latents and the rotated keys, words `[tokens, dim]`, and no
         statistics."""
         ids = torch.from_numpy(tokens)[None].to(self._base.device)
-        cache = self._base(input_ids=ids, use_cache=True).past_key_values
+        cache = cache_of(self._base(input_ids=ids, use_cache=True))
         return [(rows_of(layer.keys[0]), rows_of(layer.values[0])) for layer in cache.layers], np.zeros(1)
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import attention_scaling, frequencies, in_pairs
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers.cache_argument import cache_of
 from kvstore.integrations.transformers.describe import layout_from_config
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -62,7 +63,7 @@ class ModelProbe:
         statistics = np.zeros((len(self._layers), self._heads * self._dim + 1))
         with self._hooks(statistics):
             ids = torch.from_numpy(tokens)[None].to(self._base.device)
-            cache = self._base(input_ids=ids, use_cache=True).past_key_values
+            cache = cache_of(self._base(input_ids=ids, use_cache=True))
         return [(rows_of(layer.keys[0]), rows_of(layer.values[0])) for layer in cache.layers], statistics
 
     @torch.inference_mode()

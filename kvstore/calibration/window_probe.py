@@ -22,6 +22,7 @@ from kvstore.calibration.model_probe import (
 )
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers.cache_argument import cache_name
 
 
 class WindowProbe:
@@ -57,7 +58,7 @@ class WindowProbe:
         and no statistics."""
         ids = torch.from_numpy(tokens)[None].to(self._base.device)
         cache = import_module("transformers").DynamicCache()  # without a config every layer keeps all tokens
-        self._base(input_ids=ids, past_key_values=cache, use_cache=True)
+        self._base(input_ids=ids, **{cache_name(self._base): cache}, use_cache=True)
         layers = [cache.layers[place] for place in self.layout.place_of]
         return [(rows_of(layer.keys[0]), rows_of(layer.values[0])) for layer in layers], np.zeros(1)
 

@@ -13,6 +13,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.integrations.transformers import generate
+from kvstore.integrations.transformers.cache_argument import cache_name
 
 MIB = 1 << 20
 CONFIG = StoreConfig(
@@ -31,7 +32,8 @@ def _turn(model: Any, ids: torch.Tensor, memory: Any, known: int) -> Any:
     if {type(layer) for layer in memory.layers} != {LinearAttentionLayer}:
         return model.generate(ids, past_key_values=memory, attention_mask=torch.ones_like(ids), **GREEDY).sequences
     rest = ids[:, known:]
-    answer = model.generate(rest, cache_params=memory, attention_mask=torch.ones_like(rest), **GREEDY).sequences
+    given = {cache_name(model): memory, "attention_mask": torch.ones_like(rest)}
+    answer = model.generate(rest, **given, **GREEDY).sequences
     return torch.cat([ids[:, :known], answer], 1)
 
 

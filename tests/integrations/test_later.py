@@ -17,6 +17,7 @@ import kvstore
 from kvstore import KVStore, ModelIdentity
 from kvstore.codecs.zstd import ZstdCodec
 from kvstore.integrations.transformers import generate, generation, later
+from kvstore.integrations.transformers.cache_argument import given_cache
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
 
 
@@ -54,7 +55,7 @@ def test_the_first_pass_meets_layers_that_wait(tmp_path: Path, llama: Any) -> No
         store.flush()
 
         def look(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
-            kinds.append({type(layer) for layer in kwargs["past_key_values"].layers})
+            kinds.append({type(layer) for layer in given_cache(kwargs).layers})
 
         hook = llama.register_forward_pre_hook(look, with_kwargs=True)
         try:

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from kvstore import KVStore, ModelIdentity, Reason, StoreConfig, TierConfig, attach
 from kvstore.errors import ConfigError
 from kvstore.integrations.transformers import generate
+from kvstore.integrations.transformers.cache_argument import cache_name
 
 CONFIG = StoreConfig(
     host=TierConfig(0), disk=TierConfig(256 << 20, "entropy"), segment_bytes=4 << 20, block_tokens=16, state_every=64
@@ -29,7 +30,7 @@ def tokens(count: int, seed: int = 0) -> torch.Tensor:
 def cut_like_the_store(model: Any, prompt: torch.Tensor, every: int) -> torch.Tensor:
     """What the model itself answers if the prompt is computed in pieces that end at every so many tokens."""
     cache = DynamicCache(config=model.config)
-    argument = "cache_params" if "Mamba2" in type(model).__name__ else "past_key_values"
+    argument = cache_name(model)
     with torch.no_grad():
         for begin in range(0, prompt.shape[1] - 1, every):
             end = min(begin + every, prompt.shape[1])

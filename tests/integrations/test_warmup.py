@@ -20,6 +20,7 @@ from warmupcases import CONFIG, facts, holds_what_it_would_compute, product
 
 from kvstore import IdentityMismatch, KVStore, ModelIdentity, TierConfig
 from kvstore.integrations.transformers import get_or_prefill, warmup
+from kvstore.integrations.transformers.cache_argument import given_cache
 from kvstore.integrations.transformers.segments import distinct_tokens, segments_of
 
 WARM = replace(CONFIG, durability="flush")
@@ -116,7 +117,7 @@ def test_what_a_full_disk_drops_is_computed_again_and_counted_apart(tmp_path: Pa
 def test_memory_is_bounded_by_the_tokens_of_a_pass(store: KVStore, llama: Any) -> None:
     sizes = []
     hook = llama.register_forward_pre_hook(
-        lambda _, args, kwargs: sizes.append((args[0].shape[0], kwargs["past_key_values"].get_seq_length())),
+        lambda _, args, kwargs: sizes.append((args[0].shape[0], given_cache(kwargs).get_seq_length())),
         with_kwargs=True,
     )
     warmup(store, llama, product(1, 20, length=30), batch_tokens=400)

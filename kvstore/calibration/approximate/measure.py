@@ -18,6 +18,7 @@ from kvstore.codecs.view import KVView
 from kvstore.core.approximate import Candidate, Estimates
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.integrations.transformers.cache import cache_from_layers
+from kvstore.integrations.transformers.cache_argument import cache_name, cache_of
 from kvstore.integrations.transformers.recompute import recompute
 
 Floats = npt.NDArray[np.float64]
@@ -97,7 +98,7 @@ def _seen(model: Any, case: Case, exact: KVLayers, layers: KVLayers, errors: Flo
 def prefill(model: Any, tokens: Tokens) -> KVLayers:
     """K and V of every layer, computed at once."""
     ids = torch.from_numpy(np.asarray(tokens, np.int64))[None].to(model.device)
-    cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    cache = cache_of(model(ids, use_cache=True, logits_to_keep=1))
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
 
@@ -106,7 +107,7 @@ def predictions(model: Any, tokens: Tokens, cache: Any) -> torch.Tensor:
     """Log-probabilities after each token, float32 [tokens, vocabulary]. cache: grows, unless it is layers."""
     held = cache if hasattr(cache, "layers") else cache_from_layers(cache)
     ids = torch.from_numpy(np.asarray(tokens, np.int64))[None].to(model.device)
-    logits: torch.Tensor = model(ids, past_key_values=held, use_cache=True).logits[0]
+    logits: torch.Tensor = model(ids, **{cache_name(model): held}, use_cache=True).logits[0]
     return logits.float().log_softmax(-1)
 
 

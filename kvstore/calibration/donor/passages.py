@@ -16,6 +16,7 @@ from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import can_rotate, check_length
 from kvstore.errors import UnsupportedModel
+from kvstore.integrations.transformers.cache_argument import cache_of
 
 Tensor = torch.Tensor
 Tokens = npt.NDArray[Any]
@@ -65,7 +66,7 @@ def passages(model: Any, dump: KVDump, windows: Sequence[int]) -> Iterator[Passa
         before = _before(number, tokens[:start], other)
         ids = torch.from_numpy(np.concatenate([before, tokens[start:]]))
         with torch.inference_mode():
-            cache = model(ids[None].to(model.device), use_cache=True, logits_to_keep=1).past_key_values
+            cache = cache_of(model(ids[None].to(model.device), use_cache=True, logits_to_keep=1))
         position = len(before)
         layers = [
             (x.keys[0, :, position:].cpu().clone(), x.values[0, :, position:].cpu().clone()) for x in cache.layers

@@ -16,6 +16,7 @@ from kvstore.codecs.predictive.lossy_rows import Engine, Rows, quantise
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import pair_order
+from kvstore.integrations.transformers.cache_argument import cache_name
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
@@ -115,7 +116,7 @@ def log_probabilities(model: Any, ids: Tensor, cached: Sequence[Tensor]) -> Tens
     cache = DynamicCache()
     for layer in range(len(cached) // 2):
         cache.update(cached[2 * layer], cached[2 * layer + 1], layer)
-    logits: Tensor = model(ids, past_key_values=cache, use_cache=True).logits[0]
+    logits: Tensor = model(ids, **{cache_name(model): cache}, use_cache=True).logits[0]
     return logits.float().log_softmax(-1)
 
 

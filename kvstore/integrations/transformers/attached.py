@@ -22,6 +22,7 @@ from kvstore.core.session_record import session_key
 from kvstore.errors import IdentityMismatch, KVStoreError
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.answers import ends, setting
+from kvstore.integrations.transformers.cache_argument import given_cache
 from kvstore.integrations.transformers.feeding import is_fed
 from kvstore.integrations.transformers.generation import generate
 from kvstore.integrations.transformers.padding import Rows
@@ -162,7 +163,7 @@ class Attachment:
         if output is None:  # another thread's pass, while torch enters or removes this hook: it has no `kwargs` then
             return
         request: Request | None = getattr(self._thread, "request", None)
-        if request is not None and request.is_prompt_done(kwargs.get("past_key_values")):
+        if request is not None and request.is_prompt_done(given_cache(kwargs)):
             identity = request.identity
             if identity is not None and identity_now(self.model, regime_of(identity.layout)) == identity:
                 request.save_prompt()

@@ -9,13 +9,7 @@ from typing import Any
 import torch
 
 from kvstore.integrations.transformers.adapters import bare
-
-
-def cache_name(model: Any) -> str:
-    """Return what a model calls the argument that is its cache: "past_key_values", or "cache_params" of models that
-    keep states alone."""
-    parameters = inspect.signature(bare(model).forward).parameters
-    return "cache_params" if "cache_params" in parameters and "past_key_values" not in parameters else "past_key_values"
+from kvstore.integrations.transformers.cache_argument import NAMES, cache_name, keeps_states_alone
 
 
 @torch.no_grad()
@@ -68,7 +62,7 @@ def is_fed(kwargs: dict[str, Any]) -> bool:
     Args:
         kwargs: arguments of the call.
     """
-    given = [kwargs.get(name) for name in ("past_key_values", "cache_params")]
+    given = [kwargs.get(name) for name in NAMES]
     return any(cache is one for cache in _fed.caches for one in given)
 
 
@@ -91,7 +85,7 @@ class Feed:
         self._model = bare(model)
         self._name = cache_name(model)
         self._cache = cache
-        self._skipped = held if self._name == "cache_params" else 0
+        self._skipped = held if keeps_states_alone(cache) else 0
         self.tokens = held
 
     @property

@@ -20,6 +20,7 @@ from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
+from kvstore.integrations.transformers.cache_argument import cache_of
 from kvstore.integrations.transformers.describe import check_loaded
 from kvstore.integrations.transformers.feeding import Feed
 from kvstore.integrations.transformers.later import Repair, pays
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 REFUSED_ARGUMENTS = (
     "adapter_names",
     "assistant_model",
+    "cache",
     "cache_implementation",
     "cache_params",
     "custom_generate",
@@ -190,7 +192,7 @@ def _run(
         scored = None
     scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
     with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
-        request.begins(feed.given.get("past_key_values"))
+        request.begins(cache if layout.layers else None)
         output, made = _generated(model, input_ids, feed, layout, kwargs)
     if _is_to_be_stored(model, identity, cache, store):
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
@@ -231,7 +233,7 @@ def _generated(
     config = kwargs.get("generation_config") or model.generation_config
     output = model.generate(input_ids, **feed.given, **kwargs | {"return_dict_in_generate": True})
     wanted = getattr(config, "return_dict_in_generate", None) if asked is None else asked
-    return output if wanted else output.sequences, output.past_key_values
+    return output if wanted else output.sequences, cache_of(output)
 
 
 def _stored_cache(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.cache_argument import given_cache, keeps_states_alone
 from kvstore.integrations.transformers.head import Head
 from kvstore.metrics import Metric
 from kvstore.trie import UNIFORM_LOGPROB
@@ -82,8 +83,8 @@ class Scores:
     def _look(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
         if output is None:  # another thread's pass, while torch enters or removes this hook: it has no `kwargs` then
             return
-        cache: Any = kwargs.get("past_key_values")
-        if cache is not self._cache:
+        cache: Any = given_cache(kwargs)
+        if cache is not self._cache or keeps_states_alone(cache):
             return
         ids = args[0] if args else kwargs.get("input_ids")
         logits = getattr(output, "logits", None)

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from kvstore.codecs.tokens.archive import Pass, passes_of
 from kvstore.integrations.transformers.adapters import bare
+from kvstore.integrations.transformers.cache_argument import cache_name, cache_of, keeps_states_alone
 
 __all__ = ["Passes"]
 
@@ -60,8 +61,8 @@ class Passes:
 
     def _look(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
         ids = args[0] if args else kwargs.get("input_ids")
-        cache = getattr(output, "past_key_values", None)
-        if ids is None or cache is None:
+        cache = cache_of(output)
+        if ids is None or cache is None or keeps_states_alone(cache):
             return
         given = int(ids.shape[1])
         start = int(cache.get_seq_length()) - given
@@ -82,7 +83,7 @@ def empty_cache(model: Any) -> Any:
 def run_pass(model: Any, ids: torch.Tensor, cache: Any, *, logits: bool = False) -> torch.Tensor | None:
     """Run the model over `ids`, int64 `[n]`, behind a cache, which grows. Returns the logits of the last token if they
     are asked for."""
-    arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    arguments: dict[str, Any] = {cache_name(model): cache, "use_cache": True}
     if "logits_to_keep" in inspect.signature(bare(model).forward).parameters:
         arguments["logits_to_keep"] = 1
     output = model(ids[None].to(model.device), **arguments)

@@ -21,6 +21,7 @@ from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length
 from kvstore.errors import UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
+from kvstore.integrations.transformers.cache_argument import cache_name
 from kvstore.integrations.transformers.describe import layout_from_config
 
 # What takes a mask of its own for every query, and adds it.
@@ -231,7 +232,7 @@ def _held(model: Any, cache: Any) -> int:
 def _run(model: Any, cache: Any, ids: torch.Tensor, held: int, rows: torch.Tensor | None = None) -> torch.Tensor | None:
     """Runs the tokens at `rows` and behind the `held` ones. The logits after the last token, if it was run."""
     at = torch.arange(held, len(ids), device=ids.device)
-    arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    arguments: dict[str, Any] = {cache_name(model): cache, "use_cache": True}
     if rows is not None:
         at = torch.cat([rows, at])
         hidden = torch.arange(len(ids), device=ids.device) > at[:, None]

@@ -1,0 +1,37 @@
+"""What transformers models call their cache: "past_key_values", "cache_params" of models that keep states alone, and
+"cache" of all from transformers 5.24 on, which warns of the other names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.cache_utils import CacheLayerMixin
+
+from kvstore.integrations.transformers.adapters import bare
+
+NAMES = ("cache", "past_key_values", "cache_params")
+
+
+def cache_name(model: Any) -> str:
+    """Return what a model calls the argument that is its cache."""
+    parameters = inspect.signature(bare(model).forward).parameters
+    return next((name for name in NAMES if name in parameters), "past_key_values")
+
+
+def given_cache(kwargs: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a call, under whichever name; None without one."""
+    return next((kwargs[name] for name in NAMES if kwargs.get(name) is not None), None)
+
+
+def cache_of(output: Any) -> Any:
+    """Return the cache that a model, or `model.generate`, returned; None without one."""
+    found = (getattr(output, name, None) for name in NAMES)
+    return next((cache for cache in found if cache is not None), None)
+
+
+def keeps_states_alone(cache: Any) -> bool:
+    """Return whether no layer of a cache keeps keys: it does not know its length then. Waits for no layer."""
+    layers = getattr(cache, "layers", ())
+    return bool(layers) and not any(isinstance(layer, CacheLayerMixin) for layer in layers)

@@ -1,0 +1,47 @@
+"""What models call their cache: the package knows the names, and uses the one that a model wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_of_kind
+from transformers import DynamicCache
+
+from kvstore import KVStore, ModelIdentity, StoreConfig
+from kvstore.integrations.transformers import generate
+from kvstore.integrations.transformers.cache_argument import NAMES, cache_name, cache_of, given_cache
+
+
+class _Model(torch.nn.Module):
+    pass
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_found(name: str) -> None:
+    cache, space = DynamicCache(), dict[str, Any]()
+    exec(f"def forward(self, input_ids, {name}=None): pass", space)
+    model = _Model()
+    model.forward = space["forward"].__get__(model)
+    assert cache_name(model) == name
+    assert given_cache({"input_ids": 1, name: cache}) is cache
+    assert cache_of(SimpleNamespace(**{name: cache})) is cache
+
+
+def test_a_call_without_a_cache_has_none() -> None:
+    assert given_cache({"input_ids": 1, "past_key_values": None}) is None
+    assert cache_of(SimpleNamespace(logits=1)) is None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["llama4", "mamba2"])
+def test_models_are_given_their_cache_under_the_name_that_they_want(tmp_path: Path, name: str) -> None:
+    """A model that goes by another name warns of it, and warnings are errors here."""
+    model, ids = tiny_of_kind(name), torch.arange(1, 9)[None]
+    with KVStore(tmp_path, ModelIdentity.from_transformers(model), StoreConfig(block_tokens=4)) as store:
+        for _ in range(2):
+            ids = generate(model, ids, store=store, session="s", do_sample=False, max_new_tokens=9)
+        assert store.stats()["counters"]["get_hits"] == 1
