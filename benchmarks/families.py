@@ -162,7 +162,7 @@ def prefilled(model: Any, ids: torch.Tensor) -> Any:
     """The cache of a prompt, of the class that `generate` would use."""
     from transformers import DynamicCache
 
-    from kvstore.integrations.transformers.cache_argument import cache_name
+    from kvstore.core.cache_argument import cache_name
 
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def prefilled(model: Any, ids: torch.Tensor) -> Any:
 
 def continued(model: Any, cache: Any, ids: torch.Tensor) -> Iterator[torch.Tensor]:
     """The logits of more tokens at once, and of greedy steps behind them. Mutates the cache."""
-    from kvstore.integrations.transformers.cache_argument import cache_name
+    from kvstore.core.cache_argument import cache_name
 
     for _ in range(1 + STEPS):
         with torch.no_grad():  # not over the yield: two of these take turns

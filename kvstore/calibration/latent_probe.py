@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from kvstore.calibration.model_probe import STEP, Bits, Floats, bits_of, layout_of, name_of, rows_of, submodule
+from kvstore.core.cache_argument import cache_of
 from kvstore.core.rope_types import SHORT
-from kvstore.integrations.transformers.cache_argument import cache_of
 
 
 class LatentProbe:

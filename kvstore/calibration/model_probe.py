@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from kvstore.codecs.words import words_of
+from kvstore.core.cache_argument import cache_of
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import attention_scaling, frequencies, in_pairs
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import UnsupportedModel
-from kvstore.integrations.transformers.cache_argument import cache_of
 from kvstore.integrations.transformers.describe import layout_from_config
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)

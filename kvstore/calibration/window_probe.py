@@ -20,9 +20,9 @@ from kvstore.calibration.model_probe import (
     rows_of,
     submodule,
 )
+from kvstore.core.cache_argument import cache_name
 from kvstore.core.rope_types import SHORT
 from kvstore.errors import UnsupportedModel
-from kvstore.integrations.transformers.cache_argument import cache_name
 
 
 class WindowProbe:

@@ -12,8 +12,8 @@ from tiny_models import tiny_of_kind
 from transformers import DynamicCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig
+from kvstore.core.cache_argument import NAMES, cache_name, cache_of, given_cache
 from kvstore.integrations.transformers import generate
-from kvstore.integrations.transformers.cache_argument import NAMES, cache_name, cache_of, given_cache
 
 
 class _Model(torch.nn.Module):

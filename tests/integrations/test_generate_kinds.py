@@ -12,8 +12,8 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.core.cache_argument import cache_name
 from kvstore.integrations.transformers import generate
-from kvstore.integrations.transformers.cache_argument import cache_name
 
 MIB = 1 << 20
 CONFIG = StoreConfig(

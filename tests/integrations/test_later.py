@@ -16,8 +16,8 @@ from transformers.generation.streamers import BaseStreamer
 import kvstore
 from kvstore import KVStore, ModelIdentity
 from kvstore.codecs.zstd import ZstdCodec
+from kvstore.core.cache_argument import given_cache
 from kvstore.integrations.transformers import generate, generation, later
-from kvstore.integrations.transformers.cache_argument import given_cache
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
 
 

@@ -12,9 +12,9 @@ from tiny_models import VOCABULARY, tiny_of_kind
 from transformers import DynamicCache
 
 from kvstore import KVStore, ModelIdentity, Reason, StoreConfig, TierConfig, attach
+from kvstore.core.cache_argument import cache_name
 from kvstore.errors import ConfigError
 from kvstore.integrations.transformers import generate
-from kvstore.integrations.transformers.cache_argument import cache_name
 
 CONFIG = StoreConfig(
     host=TierConfig(0), disk=TierConfig(256 << 20, "entropy"), segment_bytes=4 << 20, block_tokens=16, state_every=64

@@ -19,8 +19,8 @@ from tiny_models import tiny
 from warmupcases import CONFIG, facts, holds_what_it_would_compute, product
 
 from kvstore import IdentityMismatch, KVStore, ModelIdentity, TierConfig
+from kvstore.core.cache_argument import given_cache
 from kvstore.integrations.transformers import get_or_prefill, warmup
-from kvstore.integrations.transformers.cache_argument import given_cache
 from kvstore.integrations.transformers.segments import distinct_tokens, segments_of
 
 WARM = replace(CONFIG, durability="flush")

@@ -16,9 +16,9 @@ from kvstore.calibration.lossy.quality import divergences
 from kvstore.codecs.donor.rotate import rotate_keys
 from kvstore.codecs.view import KVView
 from kvstore.core.approximate import Candidate, Estimates
+from kvstore.core.cache_argument import cache_name, cache_of
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.integrations.transformers.cache import cache_from_layers
-from kvstore.integrations.transformers.cache_argument import cache_name, cache_of
 from kvstore.integrations.transformers.recompute import recompute
 
 Floats = npt.NDArray[np.float64]

@@ -13,10 +13,10 @@ import torch
 from kvstore.calibration.dump import KVDump
 from kvstore.calibration.targets import target, unrotated
 from kvstore.codecs.predictive.linear_model import rotates
+from kvstore.core.cache_argument import cache_of
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import can_rotate, check_length
 from kvstore.errors import UnsupportedModel
-from kvstore.integrations.transformers.cache_argument import cache_of
 
 Tensor = torch.Tensor
 Tokens = npt.NDArray[Any]

@@ -14,9 +14,9 @@ from kvstore.codecs.predictive.lossy_quantiser import Steps
 from kvstore.codecs.predictive.lossy_reference import HEADER
 from kvstore.codecs.predictive.lossy_rows import Engine, Rows, quantise
 from kvstore.codecs.predictive.model import PredictiveModel
+from kvstore.core.cache_argument import cache_name
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.core.rope import pair_order
-from kvstore.integrations.transformers.cache_argument import cache_name
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor

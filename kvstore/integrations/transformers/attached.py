@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from kvstore.core.arguments import end_of_life
+from kvstore.core.cache_argument import given_cache
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
 from kvstore.core.results import RequestReport
@@ -22,7 +23,6 @@ from kvstore.core.session_record import session_key
 from kvstore.errors import IdentityMismatch, KVStoreError
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.answers import ends, setting
-from kvstore.integrations.transformers.cache_argument import given_cache
 from kvstore.integrations.transformers.feeding import is_fed
 from kvstore.integrations.transformers.generation import generate
 from kvstore.integrations.transformers.padding import Rows

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from kvstore.core.cache_argument import NAMES, cache_name, keeps_states_alone
 from kvstore.integrations.transformers.adapters import bare
-from kvstore.integrations.transformers.cache_argument import NAMES, cache_name, keeps_states_alone
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def advance(
     """
     new, device = ids.shape[1], model.device
     parameters = inspect.signature(bare(model).forward).parameters
-    given: dict[str, Any] = {cache_name(model): cache, "use_cache": True}
+    given: dict[str, Any] = {cache_name(bare(model)): cache, "use_cache": True}
     if "logits_to_keep" in parameters:
         given["logits_to_keep"] = 1
     step = chunk or max(1, new)
@@ -83,7 +83,7 @@ class Feed:
 
     def __init__(self, model: Any, cache: Any, held: int) -> None:
         self._model = bare(model)
-        self._name = cache_name(model)
+        self._name = cache_name(self._model)
         self._cache = cache
         self._skipped = held if keeps_states_alone(cache) else 0
         self.tokens = held

@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from kvstore.core.arguments import check_integer
+from kvstore.core.cache_argument import cache_of
 from kvstore.core.fingerprints import SAMPLED, differing_parts
 from kvstore.core.identity import ModelIdentity, layout_difference
 from kvstore.core.layout import KVLayout
@@ -20,7 +21,6 @@ from kvstore.core.rope_types import LONG
 from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
-from kvstore.integrations.transformers.cache_argument import cache_of
 from kvstore.integrations.transformers.describe import check_loaded
 from kvstore.integrations.transformers.feeding import Feed
 from kvstore.integrations.transformers.later import Repair, pays

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from kvstore.core.cache_argument import given_cache, keeps_states_alone
 from kvstore.integrations.transformers.adapters import bare
-from kvstore.integrations.transformers.cache_argument import given_cache, keeps_states_alone
 from kvstore.integrations.transformers.head import Head
 from kvstore.metrics import Metric
 from kvstore.trie import UNIFORM_LOGPROB

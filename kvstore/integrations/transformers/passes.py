@@ -14,8 +14,8 @@ import torch
 from transformers import DynamicCache
 
 from kvstore.codecs.tokens.archive import Pass, passes_of
+from kvstore.core.cache_argument import cache_name, cache_of, keeps_states_alone
 from kvstore.integrations.transformers.adapters import bare
-from kvstore.integrations.transformers.cache_argument import cache_name, cache_of, keeps_states_alone
 
 __all__ = ["Passes"]
 
@@ -83,7 +83,7 @@ def empty_cache(model: Any) -> Any:
 def run_pass(model: Any, ids: torch.Tensor, cache: Any, *, logits: bool = False) -> torch.Tensor | None:
     """Run the model over `ids`, int64 `[n]`, behind a cache, which grows. Returns the logits of the last token if they
     are asked for."""
-    arguments: dict[str, Any] = {cache_name(model): cache, "use_cache": True}
+    arguments: dict[str, Any] = {cache_name(bare(model)): cache, "use_cache": True}
     if "logits_to_keep" in inspect.signature(bare(model).forward).parameters:
         arguments["logits_to_keep"] = 1
     output = model(ids[None].to(model.device), **arguments)

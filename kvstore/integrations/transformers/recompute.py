@@ -17,11 +17,11 @@ import torch
 
 from kvstore.approximate.plan import sharpened
 from kvstore.core.approximate import Estimates, ReusedSpan
+from kvstore.core.cache_argument import cache_name
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length
 from kvstore.errors import UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
-from kvstore.integrations.transformers.cache_argument import cache_name
 from kvstore.integrations.transformers.describe import layout_from_config
 
 # What takes a mask of its own for every query, and adds it.

@@ -7,16 +7,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.cache_utils import CacheLayerMixin
-
-from kvstore.integrations.transformers.adapters import bare
-
 NAMES = ("cache", "past_key_values", "cache_params")
 
 
 def cache_name(model: Any) -> str:
-    """Return what a model calls the argument that is its cache."""
-    parameters = inspect.signature(bare(model).forward).parameters
+    """Return what a model calls the argument that is its cache; one without adapters around it."""
+    parameters = inspect.signature(model.forward).parameters
     return next((name for name in NAMES if name in parameters), "past_key_values")
 
 
@@ -34,4 +30,4 @@ def cache_of(output: Any) -> Any:
 def keeps_states_alone(cache: Any) -> bool:
     """Return whether no layer of a cache keeps keys: it does not know its length then. Waits for no layer."""
     layers = getattr(cache, "layers", ())
-    return bool(layers) and not any(isinstance(layer, CacheLayerMixin) for layer in layers)
+    return bool(layers) and not any(hasattr(layer, "get_seq_length") for layer in layers)
