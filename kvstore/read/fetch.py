@@ -10,8 +10,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from kvstore.codecs import Codec, KVView
@@ -142,8 +143,9 @@ class ReadTask:
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
-    # A large read keeps the disk busy by itself. Several at once would end together, with nothing to decode meanwhile.
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    # Two large reads keep the disk busy. More at once would end together, with nothing to decode meanwhile.
+    _turns: tuple[threading.Lock, ...] = field(default_factory=lambda: (threading.Lock(), threading.Lock()))
+    _large: Iterator[int] = field(default_factory=count)  # numbers of the large reads
 
     def tell(self, gate: Gate) -> None:
         """Tell the gate what all reads from a tier took together."""
@@ -235,7 +237,7 @@ class ReadTask:
 
     def _read(self, tier: StorageTier[Any], sources: Sequence[Source], buffers: Sequence[Buffer]) -> None:
         nbytes = sum(source.nbytes for source in sources)
-        with self._turn if nbytes >= _READ_BYTES else _NO_TURN:
+        with self._turns[next(self._large) % len(self._turns)] if nbytes >= _READ_BYTES else _NO_TURN:
             begin = time.perf_counter()
             tier.read(sources, buffers)
             end = time.perf_counter()

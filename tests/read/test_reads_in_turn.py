@@ -31,15 +31,15 @@ class WatchedFS(FaultFS):
         self.now = self.most = self.reads = 0
         self.bad = -1
         self.meet: threading.Barrier | None = None
-        self.second = threading.Event()
+        self.third = threading.Event()
 
     def preadv(self, fd: int, buffers: Any, offset: int) -> int:
         with self.counting:
             self.now += 1
             self.reads += 1
             self.most = max(self.most, self.now)
-            if self.reads == 2:
-                self.second.set()
+            if self.reads == 3:
+                self.third.set()
         try:
             if self.meet is not None:
                 self.meet.wait(WAIT_S)
@@ -53,7 +53,7 @@ class WatchedFS(FaultFS):
 
     def begin(self) -> None:
         self.now = self.most = self.reads = 0
-        self.second.clear()
+        self.third.clear()
 
 
 @contextmanager
@@ -72,20 +72,21 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_large_reads_of_a_get_come_one_after_the_other(tmp_path: Path) -> None:
+def test_large_reads_of_a_get_come_two_at_a_time(tmp_path: Path) -> None:
     fs = WatchedFS()
     with opened(tmp_path, fs) as store:
         fs.begin()
         assert stored(store, TOKENS) == 40
-        assert (fs.reads, fs.most) == (10, 1)
+        assert fs.reads == 10
+        assert fs.most <= 2
 
 
 @pytest.mark.usefixtures("large")
-def test_the_next_large_read_begins_while_the_first_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_large_read_begins_while_others_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs, check = WatchedFS(), fetch.check_record
 
     def checked(*arguments: Any) -> Any:
-        assert fs.second.wait(WAIT_S), "no second read began"
+        assert fs.third.wait(WAIT_S), "no third read began"
         return check(*arguments)
 
     with opened(tmp_path, fs) as store:
@@ -153,11 +154,11 @@ def test_a_store_that_is_closed_while_large_reads_wait_ends_them(tmp_path: Path)
 
     with opened(tmp_path, fs) as store:
         fs.begin()
-        fs.meet = threading.Barrier(2)  # this thread and the first read
+        fs.meet = threading.Barrier(3)  # this thread and the first two reads
         getter = threading.Thread(target=get, args=(store,))
         getter.start()
         meet = fs.meet
-        while not meet.n_waiting:
+        while meet.n_waiting < 2:
             time.sleep(0.001)
         closer = threading.Thread(target=store.close)
         closer.start()
