@@ -6,10 +6,13 @@ call, and reading some of them overlaps with decoding others.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from kvstore.codecs import Codec, KVView
@@ -40,6 +43,7 @@ _BRIEF_COPY_BYTES = 1 * MIB
 _IN_MEMORY = ("queue", "host")
 # So many records for the host tier wait for each other: a change of threads for each would be what a get waits for.
 _KEPT_AT_ONCE = 16
+_NO_TURN = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,9 @@ class ReadTask:
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
+    # Two large reads keep the disk busy. More at once would end together, with nothing to decode meanwhile.
+    _turns: tuple[threading.Lock, ...] = field(default_factory=lambda: (threading.Lock(), threading.Lock()))
+    _large: Iterator[int] = field(default_factory=count)  # numbers of the large reads
 
     def tell(self, gate: Gate) -> None:
         """Tell the gate what all reads from a tier took together."""
@@ -211,12 +218,8 @@ class ReadTask:
         kept = [self._is_kept(self.reads[i]) for i in indexes]
         buffers = [fetcher.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
         errors: list[OSError | None] = [None] * len(sources)
-        begin = time.perf_counter()
         try:
-            tier.read(sources, buffers)
-            end = time.perf_counter()
-            fetcher.residency.metrics.timings.observe(Timing.READ, end - begin, place_of(sources))
-            self._done.append((tier.name, sum(source.nbytes for source in sources), begin, end))
+            self._read(tier, sources, buffers)
         except OSError as error:
             # One bad sector fails the whole read: find out whose it is.
             fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
@@ -231,6 +234,15 @@ class ReadTask:
             if not good and not self._read_where_it_moved(tier, self.reads[i]):
                 bad.append(i)
         return bad
+
+    def _read(self, tier: StorageTier[Any], sources: Sequence[Source], buffers: Sequence[Buffer]) -> None:
+        nbytes = sum(source.nbytes for source in sources)
+        with self._turns[next(self._large) % len(self._turns)] if nbytes >= _READ_BYTES else _NO_TURN:
+            begin = time.perf_counter()
+            tier.read(sources, buffers)
+            end = time.perf_counter()
+        self.fetcher.residency.metrics.timings.observe(Timing.READ, end - begin, place_of(sources))
+        self._done.append((tier.name, nbytes, begin, end))
 
     def _read_where_it_moved(self, tier: StorageTier[Any], read: BlockRead) -> bool:
         """Reads a block again that a writer process moved while it was read here; whether that was so, and it is

@@ -11,13 +11,17 @@ from small_stores import config, identity, put, stored, tokens_of
 
 from kvstore import KVStore
 from kvstore.core.guard import Guard
+from kvstore.read import fetch
 
 TRIALS = 120
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(("threads", "large"), [(1, 2 << 20), (4, 2 << 20), (4, 1 << 12)])
 @pytest.mark.usefixtures("no_collector")
-def test_an_interrupted_get_holds_no_segment(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_get_holds_no_segment(
+    threads: int, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_READ_BYTES", large)  # the last case: reads take turns
     monkeypatch.setattr(Guard, "enforced", False)  # the assertions are made in Python, which can be interrupted
     tokens = tokens_of(1, 40)
     with KVStore(tmp_path / "store", identity(), config(disk=1 << 22, host=0, threads=threads)) as store:
