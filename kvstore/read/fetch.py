@@ -143,7 +143,8 @@ class ReadTask:
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
-    # Two large reads keep the disk busy. More at once would end together, with nothing to decode meanwhile.
+    # Two large reads keep a disk busy; more at once would end together, with nothing to decode meanwhile. What a remote
+    # engine takes is mostly waiting, so there all may be under way.
     _turns: tuple[threading.Lock, ...] = field(default_factory=lambda: (threading.Lock(), threading.Lock()))
     _large: Iterator[int] = field(default_factory=count)  # numbers of the large reads
 
@@ -237,7 +238,8 @@ class ReadTask:
 
     def _read(self, tier: StorageTier[Any], sources: Sequence[Source], buffers: Sequence[Buffer]) -> None:
         nbytes = sum(source.nbytes for source in sources)
-        with self._turns[next(self._large) % len(self._turns)] if nbytes >= _READ_BYTES else _NO_TURN:
+        large = nbytes >= _READ_BYTES and tier.name == "disk"
+        with self._turns[next(self._large) % len(self._turns)] if large else _NO_TURN:
             begin = time.perf_counter()
             tier.read(sources, buffers)
             end = time.perf_counter()
