@@ -12,8 +12,15 @@ NAMES = ("cache", "past_key_values", "cache_params")
 
 def cache_name(model: Any) -> str:
     """Return what a model calls the argument that is its cache; one without adapters around it."""
+    return _name_in(inspect.signature(model.forward).parameters)
+
+
+def pass_arguments(model: Any, cache: Any) -> dict[str, Any]:
+    """Return what a pass over new tokens is called with beside them: the cache, by the name that the model wants; and
+    no logits but the last, of models that can leave out the others. The model is one without adapters around it."""
     parameters = inspect.signature(model.forward).parameters
-    return next((name for name in NAMES if name in parameters), "past_key_values")
+    given = {_name_in(parameters): cache, "use_cache": True}
+    return given | {"logits_to_keep": 1} if "logits_to_keep" in parameters else given
 
 
 def given_cache(kwargs: Mapping[str, Any]) -> Any:
@@ -31,3 +38,7 @@ def keeps_states_alone(cache: Any) -> bool:
     """Return whether no layer of a cache keeps keys: it does not know its length then. Waits for no layer."""
     layers = getattr(cache, "layers", ())
     return bool(layers) and not any(hasattr(layer, "get_seq_length") for layer in layers)
+
+
+def _name_in(parameters: Mapping[str, Any]) -> str:
+    return next((name for name in NAMES if name in parameters), "past_key_values")

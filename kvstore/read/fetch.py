@@ -144,7 +144,8 @@ class ReadTask:
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
     # Two large reads keep a disk busy; more at once would end together, with nothing to decode meanwhile. What a remote
-    # engine takes is mostly waiting, so there all may be under way.
+    # engine takes is mostly waiting, so there all may be under way. Locks, for an interrupt can take the wake-up of a
+    # semaphore along.
     _turns: tuple[threading.Lock, ...] = field(default_factory=lambda: (threading.Lock(), threading.Lock()))
     _large: Iterator[int] = field(default_factory=count)  # numbers of the large reads
 

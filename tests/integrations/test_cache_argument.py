@@ -12,21 +12,22 @@ from tiny_models import tiny_of_kind
 from transformers import DynamicCache
 
 from kvstore import KVStore, ModelIdentity, StoreConfig
-from kvstore.core.cache_argument import NAMES, cache_name, cache_of, given_cache
+from kvstore.core.cache_argument import NAMES, cache_name, cache_of, given_cache, pass_arguments
 from kvstore.integrations.transformers import generate
 
-
-class _Model(torch.nn.Module):
-    pass
+FORWARDS: dict[str, Any] = {
+    "cache": lambda input_ids, cache=None: None,
+    "past_key_values": lambda input_ids, past_key_values=None: None,
+    "cache_params": lambda input_ids, cache_params=None, logits_to_keep=0: None,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_name_is_found(name: str) -> None:
-    cache, space = DynamicCache(), dict[str, Any]()
-    exec(f"def forward(self, input_ids, {name}=None): pass", space)
-    model = _Model()
-    model.forward = space["forward"].__get__(model)
+    cache, model = DynamicCache(), SimpleNamespace(forward=FORWARDS[name])
     assert cache_name(model) == name
+    last = {"logits_to_keep": 1} if name == "cache_params" else {}
+    assert pass_arguments(model, cache) == {name: cache, "use_cache": True} | last
     assert given_cache({"input_ids": 1, name: cache}) is cache
     assert cache_of(SimpleNamespace(**{name: cache})) is cache
 

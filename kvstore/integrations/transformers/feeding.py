@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvstore.core.cache_argument import NAMES, cache_name, keeps_states_alone
+from kvstore.core.cache_argument import cache_name, given_cache, keeps_states_alone, pass_arguments
 from kvstore.integrations.transformers.adapters import bare
 
 
@@ -34,9 +34,7 @@ def advance(
     """
     new, device = ids.shape[1], model.device
     parameters = inspect.signature(bare(model).forward).parameters
-    given: dict[str, Any] = {cache_name(bare(model)): cache, "use_cache": True}
-    if "logits_to_keep" in parameters:
-        given["logits_to_keep"] = 1
+    given = pass_arguments(bare(model), cache)
     step = chunk or max(1, new)
     for begin in range(0, new, step):
         end = min(new, begin + step)
@@ -62,8 +60,8 @@ def is_fed(kwargs: dict[str, Any]) -> bool:
     Args:
         kwargs: arguments of the call.
     """
-    given = [kwargs.get(name) for name in NAMES]
-    return any(cache is one for cache in _fed.caches for one in given)
+    given = given_cache(kwargs)
+    return any(cache is given for cache in _fed.caches)
 
 
 class Feed:

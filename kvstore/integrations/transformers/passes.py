@@ -5,7 +5,6 @@ The same tokens give the same bits only in passes of the same lengths: kernels c
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from kvstore.codecs.tokens.archive import Pass, passes_of
-from kvstore.core.cache_argument import cache_name, cache_of, keeps_states_alone
+from kvstore.core.cache_argument import cache_of, keeps_states_alone, pass_arguments
 from kvstore.integrations.transformers.adapters import bare
 
 __all__ = ["Passes"]
@@ -83,10 +82,7 @@ def empty_cache(model: Any) -> Any:
 def run_pass(model: Any, ids: torch.Tensor, cache: Any, *, logits: bool = False) -> torch.Tensor | None:
     """Run the model over `ids`, int64 `[n]`, behind a cache, which grows. Returns the logits of the last token if they
     are asked for."""
-    arguments: dict[str, Any] = {cache_name(bare(model)): cache, "use_cache": True}
-    if "logits_to_keep" in inspect.signature(bare(model).forward).parameters:
-        arguments["logits_to_keep"] = 1
-    output = model(ids[None].to(model.device), **arguments)
+    output = model(ids[None].to(model.device), **pass_arguments(bare(model), cache))
     return output.logits[0, -1] if logits else None
 
 

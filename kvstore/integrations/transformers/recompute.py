@@ -17,7 +17,7 @@ import torch
 
 from kvstore.approximate.plan import sharpened
 from kvstore.core.approximate import Estimates, ReusedSpan
-from kvstore.core.cache_argument import cache_name
+from kvstore.core.cache_argument import pass_arguments
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length
 from kvstore.errors import UnsupportedCache, UnsupportedModel
@@ -232,14 +232,12 @@ def _held(model: Any, cache: Any) -> int:
 def _run(model: Any, cache: Any, ids: torch.Tensor, held: int, rows: torch.Tensor | None = None) -> torch.Tensor | None:
     """Runs the tokens at `rows` and behind the `held` ones. The logits after the last token, if it was run."""
     at = torch.arange(held, len(ids), device=ids.device)
-    arguments: dict[str, Any] = {cache_name(model): cache, "use_cache": True}
+    arguments = pass_arguments(model, cache)
     if rows is not None:
         at = torch.cat([rows, at])
         hidden = torch.arange(len(ids), device=ids.device) > at[:, None]
         mask = torch.zeros(hidden.shape, dtype=model.dtype, device=ids.device)
         arguments["attention_mask"] = mask.masked_fill_(hidden, torch.finfo(model.dtype).min)[None, None]
-    if "logits_to_keep" in _parameters(model):
-        arguments["logits_to_keep"] = 1
     # Outside of inference mode its tensors may not be written into; outside of it, others are left to be used anywhere.
     inference = any(layer.keys.is_inference() for layer in cache.layers)
     with torch.inference_mode() if inference else torch.no_grad():
