@@ -69,6 +69,7 @@ class Residency(DiskEviction):
         self._evicted: tuple[Callable[[Sequence[Entry]], None], ...] = ()
         self._done: tuple[Callable[[Sequence[Block]], None], ...] = ()
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
+        self._damaged: set[int] = set()  # records that a thread is about to quarantine; guarded by _lock
         budget, policy = self.config.device.bytes, self._new_policy
         self.device: DeviceTier = MemoryTier(
             "device", budget, policy(), self._may_leave_memory, self._left_memory, policy
@@ -275,8 +276,17 @@ class Residency(DiskEviction):
                 self.forget([record], Reason.EVICTED)
                 return False
             return True
-        self.metrics.add(why, because=f"record {record} in the {source.tier} tier")
-        self.quarantine(record)
+        with self._lock:
+            if record not in self.index or record in self._damaged:
+                self.metrics.add(Metric.STALE_READS)
+                return False
+            self._damaged.add(record)
+        try:
+            self.metrics.add(why, because=f"record {record} in the {source.tier} tier")
+            self.quarantine(record)
+        finally:
+            with self._lock:
+                self._damaged.discard(record)
         return False
 
     def may_be_there(self, record: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import family_stores
@@ -11,6 +12,7 @@ from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.explanation import Reason
+from kvstore.metrics import Metric
 
 _SHORT = 0.3
 
@@ -135,6 +137,36 @@ def test_a_block_that_fills_a_hole_in_a_pinned_sequence_is_kept() -> None:
         small_stores.put(store, tokens[:8])
         store.flush()
         assert store._residency.is_kept(6)
+        assert store.check().ok
+
+
+def test_of_two_threads_that_find_the_same_damage_one_counts_it() -> None:
+    with (
+        small_stores.scratch() as folder,
+        KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store,
+    ):
+        small_stores.put(store, small_stores.tokens_of(1, 20))
+        store.flush()
+        residency: Any = store._residency
+        source, quarantine = SimpleNamespace(tier="host"), residency.quarantine
+        first_is_there, second_is_done = threading.Event(), threading.Event()
+
+        def slow_quarantine(record: int) -> None:
+            first_is_there.set()
+            assert second_is_done.wait(HANGS_S)
+            quarantine(record)
+
+        residency.quarantine = slow_quarantine
+        first = threading.Thread(target=residency.reject, args=(5, source, Metric.DAMAGED_CODEC))
+        first.start()
+        assert first_is_there.wait(HANGS_S)
+        assert not residency.reject(5, source, Metric.DAMAGED_CODEC)
+        second_is_done.set()
+        first.join(HANGS_S)
+        counters = store.stats()["counters"]
+        names = ("damaged_codec", "quarantined_records", "stale_reads")
+        assert [counters[name] for name in names] == [1, 1, 1]
+        assert 5 not in residency.index
         assert store.check().ok
 
 
