@@ -4,8 +4,9 @@
 
 One store grows from step to step: sequences of 16 blocks of 64 tokens, random ids, no shared prefixes, one value a
 token, so that it is the books that are measured and not the disk. At each step: the processor time, of all threads
-together, of a put, a get and a look at the index, for a block of theirs; of expiring a record; of puts that evict;
-of opening; memory and the catalog's bytes for a block. Then the slope of each: the power of the number of blocks that
+together, of a put, a get and a look at the index, for a block of theirs; of expiring a record; of opening;
+memory and the catalog's bytes for a block; and, in a store of its own that is full, of a put for which as much is
+evicted. Then the slope of each: the power of the number of blocks that
 it grows with (0: not at all, so that opening, told for a block, is linear). Constants hide it in small stores, so it is
 fitted to steps from 10,000 blocks on.
 """
@@ -15,10 +16,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,8 +37,9 @@ TOKENS = BLOCK * BLOCKS
 IDENTITY = ModelIdentity("benchmark", "", "", "", KVLayout.uniform(1, 1, 1))
 CACHE = [(torch.zeros(1, 1, TOKENS, 1, dtype=torch.bfloat16),) * 2]
 TRIALS, AT_ONCE, ROUNDS = 64, 8, 3  # sequences of a measurement; of one with a time to live
-FIRST_FITTED = 10_000
+FIRST_FITTED, LEAST_FULL = 10_000, 4_000
 TTL_S = 0.3
+_COUNTS = ("blocks", "full_blocks", "evicted_per_block", "moved_per_block")  # no costs: no slope is fitted to them
 
 
 def main() -> None:
@@ -53,14 +57,17 @@ def main() -> None:
         growing, made = folder / "store", 0
         for blocks in steps:
             made = grow(growing, made, blocks // BLOCKS, steps[-1])
-            for name, (value, unit) in measure(growing, made, steps[-1]).items():
+            found = measure(growing, made, steps[-1])
+            made += TRIALS  # what was measured with was put, too
+            found |= evicting(folder / f"full-{blocks}", blocks)
+            shutil.rmtree(folder / f"full-{blocks}")
+            for name, (value, unit) in found.items():
                 rows.add(f"growth/{blocks}", name, value, unit)
                 costs.setdefault(name, []).append(value)
-            made += 3 * TRIALS  # what was measured with was put, too
     fitted = [number for number, blocks in enumerate(steps) if blocks >= FIRST_FITTED]
     if len(fitted) > 1:
         logs = np.log([costs["blocks"][number] for number in fitted])
-        for name in [name for name in costs if name not in ("blocks", "evicted")]:
+        for name in [name for name in costs if name not in _COUNTS]:
             values = costs[name]
             slope = float(np.polyfit(logs, np.log([max(values[number], 1e-9) for number in fitted]), 1)[0])
             rows.add("growth/slope", name, slope, "power of blocks")
@@ -69,6 +76,11 @@ def main() -> None:
 
 def config(bytes_: int) -> StoreConfig:
     return StoreConfig(host=TierConfig(0), disk=TierConfig(bytes_, "raw"), group_bytes=MIB, donors=False)
+
+
+def full(blocks: int) -> StoreConfig:
+    """Room for about so many blocks: a record takes a page, and a tenth of the segments is kept free of them."""
+    return config(4 * MIB + 5000 * blocks)
 
 
 def roomy(most: int) -> StoreConfig:
@@ -104,7 +116,7 @@ def spent(function: Callable[[], object]) -> float:
 
 
 def measure(path: Path, made: int, most: int) -> dict[str, tuple[float, str]]:
-    """What one block costs in a store of `made` sequences, to which it adds `3 * TRIALS`."""
+    """What one block costs in a store of `made` sequences, to which it adds `TRIALS`."""
     found: dict[str, tuple[float, str]] = {}
     command = [sys.executable, "-m", "benchmarks.growth", "--opening", str(path), "--blocks", str(most)]
     opened = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -114,7 +126,7 @@ def measure(path: Path, made: int, most: int) -> dict[str, tuple[float, str]]:
     found["open_us_per_block"] = 1e6 * opened["seconds"] / disk["records"], "us"
     found["memory_per_block"] = opened["bytes"] / disk["records"], "bytes"
     found["catalog_per_block"] = disk["catalog_bytes"] / disk["records"], "bytes"
-    picks = np.random.default_rng(1).integers(made - made // 4, made, TRIALS).tolist()  # the oldest were evicted
+    picks = np.random.default_rng(1).integers(0, made, TRIALS).tolist()
     ids = [sequence(number) for number in picks]
     blocks = TRIALS * BLOCKS
 
@@ -125,29 +137,44 @@ def measure(path: Path, made: int, most: int) -> dict[str, tuple[float, str]]:
     found["get_us_per_block"] = each(store.get)
     found["put_us_per_block"] = 1e6 * spent(lambda: put(store, made, TRIALS)) / blocks, "us"
     found["expire_us_per_record"] = 1e6 * expiring(store, made) / (AT_ONCE * BLOCKS), "us"
-    used = store.stats()["disk"]["used_bytes"]
-    segment = store.config.segment_bytes
     store.close()
-    with KVStore(path, IDENTITY, config(max(used, 4 * segment))) as full:
-        put(full, made + TRIALS, TRIALS)  # from here on each put evicts
-        evicted = _counted(full, "disk_evicted_records")
-        seconds = spent(lambda: put(full, made + 2 * TRIALS, TRIALS))
-        found["evicting_put_us_per_block"] = 1e6 * seconds / blocks, "us"
-        found["evicted"] = float(_counted(full, "disk_evicted_records") - evicted), "records"
     return found
+
+
+def evicting(path: Path, blocks: int) -> dict[str, tuple[float, str]]:
+    """What one block costs that is put into a full store of about so many blocks, or of the fewest that a store with
+    several groups can hold: one goes for each that comes. It is filled twice over first, so that all of its files were
+    recycled."""
+    blocks = max(blocks, LEAST_FULL)
+    with KVStore(path, IDENTITY, full(blocks)) as store:
+        made = 2 * blocks // BLOCKS
+        put(store, 0, made)
+        before = _counters(store)
+        # Space is reclaimed a segment at a time: over a tenth of the store all of its costs are met.
+        more = max(3 * TRIALS, made // 20)
+        seconds = spent(lambda: put(store, made, more))
+        gone = _counters(store) - before
+        held = store.stats()["disk"]["records"]
+    each = more * BLOCKS
+    return {
+        "full_blocks": (held, "blocks"),
+        "evicting_put_us_per_block": (1e6 * seconds / each, "us"),
+        "evicted_per_block": (gone["disk_evicted_records"] / each, "records"),
+        "moved_per_block": (gone["disk_moved_records"] / each, "records"),
+    }
 
 
 def expiring(store: KVStore, made: int) -> float:
     """Processor seconds until sequences with a time to live are gone, from the catalog, too."""
     put(store, 1 << 40, AT_ONCE, ttl=TTL_S)
-    before = _counted(store, "expired_records")
+    before = _counters(store)["expired_records"]
 
     def wait() -> None:
         time.sleep(TTL_S + 0.05)
         store.put(sequence(made - 1), CACHE)  # is there: it only removes what is over
 
     seconds = spent(wait)
-    if _counted(store, "expired_records") - before != AT_ONCE * BLOCKS:
+    if _counters(store)["expired_records"] - before != AT_ONCE * BLOCKS:
         raise RuntimeError("not all records were gone when their time was over")
     return seconds
 
@@ -159,8 +186,8 @@ def opening(path: Path, most: int) -> dict[str, float]:
     return {"seconds": seconds, "bytes": _private() - before}
 
 
-def _counted(store: KVStore, name: str) -> int:
-    return int(store.stats()["counters"].get(name, 0))
+def _counters(store: KVStore) -> Counter[str]:
+    return Counter(store.stats()["counters"])
 
 
 def _private() -> float:

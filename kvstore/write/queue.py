@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvstore.config import PAGE_BYTES
 from kvstore.core.results import FlushResult
 from kvstore.core.session_record import SessionChange
 from kvstore.core.waiting import Bell
@@ -39,6 +40,7 @@ class WriteBatch:
         sessions: changes of sessions.
         aged: records that these blocks leave behind, and that are to be coded with loss now.
         nbytes: raw bytes of the blocks.
+        disk_bytes: the same where each block takes at least the page that its record takes on disk.
 
     Example:
         >>> WriteBatch(changed=[(7, None, True)]).nbytes
@@ -50,9 +52,12 @@ class WriteBatch:
     sessions: Sequence[SessionChange] = ()
     aged: Sequence[int] = ()
     nbytes: int = field(init=False)
+    disk_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", sum(block.view.nbytes for block in self.blocks))
+        sizes = [block.view.nbytes for block in self.blocks]
+        object.__setattr__(self, "nbytes", sum(sizes))
+        object.__setattr__(self, "disk_bytes", sum(max(PAGE_BYTES, size) for size in sizes))
 
 
 Encode = Callable[[Sequence[Block]], list[SealedRecord]]
@@ -69,7 +74,7 @@ class WriteQueue:
 
     Args:
         queue_bytes: raw bytes that may wait.
-        group_bytes: about this many raw bytes are written with one commit.
+        group_bytes: about this many bytes (`WriteBatch.disk_bytes`) are written with one commit.
         encode: makes the records of the blocks of a group. If it raises, the blocks are dropped, logged and counted.
         commit: writes a group durably, and says what became of it. Must not raise.
         tick: is called about every `tick_s` seconds and before each group. Must not raise.
@@ -270,9 +275,9 @@ class WriteQueue:
         total = 0
         with self._lock:
             for batch in itertools.islice(self._open, self._taken, None):
-                if group and total + batch.nbytes > self._group_bytes:
+                if group and total + batch.disk_bytes > self._group_bytes:
                     break
                 group.append(batch)
-                total += batch.nbytes
+                total += batch.disk_bytes
             self._taken += len(group)
         return group or None

@@ -128,13 +128,12 @@ def _write_under_way(residency: Any) -> None:
 
 
 def _free_and_used(residency: Any) -> None:
-    residency.disk.segments.free.append(residency.disk.segments.current)
+    current = residency.disk.segments.current
+    residency.disk.segments.free[current.number] = current
 
 
-def _free_twice(residency: Any) -> None:
-    segments = residency.disk.segments
-    segments.by_number[50] = segment = Segment(50, -1)
-    segments.free += [segment, segment]
+def _free_and_unknown(residency: Any) -> None:
+    residency.disk.segments.free[50] = Segment(50)
 
 
 def _unknown_file(residency: Any) -> None:
@@ -179,7 +178,7 @@ PLANTED: list[tuple[Callable[[Any], None], str]] = [
     (_held_segment, "1 reads hold it, and no call is under way"),
     (_write_under_way, "1 writes are under way"),
     (_free_and_used, "is in use and free"),
-    (_free_twice, "a segment is free twice"),
+    (_free_and_unknown, "segment 50: is free, but the store does not know it"),
     (_unknown_file, "segment 255: the store does not know its file"),
     (_counted_wrong, "the disk tier counts (records, tokens)"),
     (_one_place_twice, "lie in the same place"),

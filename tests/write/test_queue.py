@@ -16,6 +16,7 @@ from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
 from threadruns import HANGS_S
 
 from kvstore import KVStore
+from kvstore.config import PAGE_BYTES
 from kvstore.core.results import FlushResult
 from kvstore.errors import BlocksLost
 from kvstore.metrics import Metric, Metrics
@@ -112,13 +113,25 @@ def test_jobs_are_persisted_in_order(make: Callable[..., WriteQueue], sink: Sink
 
 
 def test_what_queues_up_is_written_in_groups_of_whole_jobs(make: Callable[..., WriteQueue], sink: Sink) -> None:
-    writer = make(queue_bytes=1000, group_bytes=30)
+    page = PAGE_BYTES
+    writer = make(queue_bytes=100 * page, group_bytes=3 * page)
     stall(writer, sink)
-    for record, nbytes in ((3, 10), (4, 10), (5, 10), (6, 25), (7, 10), (8, 500), (9, 1)):
+    for record, nbytes in ((3, page), (4, page), (5, 10), (6, 2 * page + 1), (7, page), (8, 50 * page), (9, 1)):
         writer.submit(batch(record, nbytes))
     sink.gate.set()
     writer.flush()
     assert numbers(sink) == [[1], [2], [3, 4, 5], [6], [7], [8], [9]]
+
+
+def test_small_blocks_count_with_the_page_that_each_takes(make: Callable[..., WriteQueue], sink: Sink) -> None:
+    """A group is all held until its commit: it must not take much more of the disk than it was meant to."""
+    writer = make(group_bytes=2 * PAGE_BYTES)
+    stall(writer, sink)
+    for record in range(3, 8):
+        writer.submit(batch(record, 1))
+    sink.gate.set()
+    writer.flush()
+    assert numbers(sink) == [[1], [2], [3, 4], [5, 6], [7]]
 
 
 def test_flush_counts_since_the_last_flush(make: Callable[..., WriteQueue]) -> None:

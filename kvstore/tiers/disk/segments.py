@@ -85,7 +85,7 @@ class Segments:
         self._unsynced: dict[int, OpenFile] = {}
         self._synced: set[int] = set()  # written in the same group, and synced so that fewer files are open
         self.by_number: dict[int, Segment] = {}
-        self.free: list[Segment] = []
+        self.free: dict[int, Segment] = {}  # empty ones by number, in the order in which they are used next
         self.lingering: set[int] = set()  # empty segments that were read when they became empty
         self.leftover: set[int] = set()  # segments that are used no more, whose files could not be removed yet
         self.current: Segment | None = None
@@ -122,7 +122,7 @@ class Segments:
                 damaged.append(number)
             self.by_number[number] = segment
             if live == 0 and not segment.sealed:
-                self.free.append(segment)
+                self.free[segment.number] = segment
         self._live = sum(s.live for s in self.by_number.values())
         self._emptier = Emptier(self.by_number)
         # Go on where the emptiest one stopped, so that reopening often does not waste what is left of each.
@@ -197,7 +197,7 @@ class Segments:
         for number in list(self.leftover):
             self._unlink(number)
         while self.free and len(self.by_number) > self.max_segments:
-            self._delete(self.free.pop())
+            self._delete(self.free.popitem()[1])
 
     def has_room(self, sizes: Iterable[int]) -> bool:
         """Whether `place` succeeds for records of these sizes, in this order, without anything being evicted and
@@ -417,7 +417,7 @@ class Segments:
         read_all(self.fs, file.fd, buffers, offset)
 
     def _recycle(self, segment: Segment) -> None:
-        if segment.live > 0 or segment.writes > 0 or segment is self.current or segment in self.free:
+        if segment.live > 0 or segment.writes > 0 or segment is self.current or segment.number in self.free:
             return
         if segment.readers:
             self.lingering.add(segment.number)
@@ -428,7 +428,7 @@ class Segments:
         if segment.sealed:
             self._delete(segment)
         else:
-            self.free.append(segment)
+            self.free[segment.number] = segment
 
     def _delete(self, segment: Segment) -> None:
         del self.by_number[segment.number]
@@ -449,7 +449,7 @@ class Segments:
         self.shed()
         if not self.free:
             self.add(self.make())
-        self._fill(self.free.pop(0))
+        self._fill(self.free.pop(next(iter(self.free))))
 
     def _next_refill(self) -> None:
         self._leave()
@@ -492,4 +492,4 @@ class Segments:
         """Takes in what `make` returned, as free space."""
         self.next_number = made.number + 1
         self.by_number[made.number] = made
-        self.free.append(made)
+        self.free[made.number] = made

@@ -55,10 +55,13 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
         if segment.writes:
             found.append(f"segment {number}: {segment.writes} writes are under way")
         in_use = segment.live > 0 or segment is segments.current
-        if in_use == (segment in segments.free) and not segment.reads:
+        if in_use == (number in segments.free) and not segment.reads:
             found.append(f"segment {number}: is {'in use and free' if in_use else 'neither in use nor free'}")
-    if len({segment.number for segment in segments.free}) != len(segments.free):
-        found.append("a segment is free twice")
+    found += [
+        f"segment {number}: is free, but the store does not know it"
+        for number, segment in segments.free.items()
+        if segments.by_number.get(number) is not segment
+    ]
     return found + _overlaps(scan)
 
 
