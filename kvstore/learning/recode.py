@@ -79,9 +79,11 @@ class ColdRecoder:
         block = self.reader.read(entry.record)
         if block is None or block.entry.extent != entry.extent:
             return None
+        self.pause()
         made = block.block().encode(codec, self.reader.pool)
         if len(made.buffer.view) >= entry.nbytes:
             return None
+        self.pause()
         if not self._gives(made, block, codec):
             self.reader.residency.metrics.add(Metric.RECODING_REFUSED)
             return None

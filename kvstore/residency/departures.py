@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
@@ -61,11 +62,11 @@ class Departures:
         self._most_blocks = most_blocks
         self._most_bytes = most_tokens * _TOKEN_BYTES
         self._lock = threading.Lock()
-        self._left: dict[int, _Departure] = {}  # by tag, the oldest first
+        self._left: OrderedDict[int, _Departure] = OrderedDict()  # by tag, the oldest first
         self._after: dict[int, list[_Departure]] = {}  # what followed a tag, sorted
         self._count = 0
         self._bytes = 0
-        self._expected: dict[int, Reason] = {}  # records that are known by number alone, the oldest first
+        self._expected: OrderedDict[int, Reason] = OrderedDict()  # records known by number alone, the oldest first
 
     def __len__(self) -> int:
         return len(self._left)
@@ -80,7 +81,7 @@ class Departures:
         with self._lock:
             self._expected[record] = reason
             while len(self._expected) > self._most_blocks:
-                del self._expected[next(iter(self._expected))]
+                self._expected.popitem(last=False)
 
     def expects(self, record: int, reason: Reason | None = None) -> bool:
         """Whether `found` is wanted for the record, which left for this reason, or for any."""

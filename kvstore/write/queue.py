@@ -24,6 +24,7 @@ from kvstore.residency.block import Block
 from kvstore.tiers.disk.writes import SealedRecord
 
 _log = logging.getLogger(__name__)
+_FEW = 1_024  # batches, which take no time to be counted
 
 
 Change = tuple[int, float | None, bool]
@@ -68,8 +69,8 @@ Tick = Callable[[], None]
 class WriteQueue:
     """A bounded queue of batches, and the two threads that encode and write them. Thread-safe.
 
-    What is queued is what counts: numbers that follow from it are made anew whenever a group is written, so that a
-    call that was interrupted between two changes leaves none of them wrong for long. `_lock` guards `_open`, `_bytes`
+    What is queued is what counts: numbers that follow from it are made anew whenever a group is written and not many
+    wait behind it, so that a call that was interrupted between two changes leaves none of them wrong for long. `_lock` guards `_open`, `_bytes`
     and the counts of blocks.
 
     Args:
@@ -260,7 +261,8 @@ class WriteQueue:
             for batch in group:
                 self._open.pop(batch, None)
             self._taken -= len(group)
-            self._bytes = sum(batch.nbytes for batch in self._open)
+            few = len(self._open) <= _FEW
+            self._bytes = sum(x.nbytes for x in self._open) if few else self._bytes - sum(x.nbytes for x in group)
             self._durable += result.durable_blocks
             self._dropped += result.dropped_blocks
         self._written.ring()

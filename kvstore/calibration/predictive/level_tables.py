@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,10 +37,12 @@ def fit_tables(dump: KVDump, lossless: Arrays, arrays: Arrays, level: int, progr
     layers = len(dump.layout.layers)
     for number in range(layers):
         for which in range(2):
-            progress(f"levels: tables of level {level}", number, layers)
+            pause = partial(progress, f"levels: tables of level {level}", number, layers)
+            pause()
             cached = np.concatenate([dump.coded(number, w)[which][rows] for w, rows in windows])
-            coded = _part(walk, number, which, torch.from_numpy(cached.astype(np.int64)), arrays, fits)
+            coded = _part(walk, number, which, torch.from_numpy(cached.astype(np.int64)), arrays, fits, pause)
             fits.append(coded.fits)
+            pause()
             index = coded.classes * SYMBOLS + coded.symbols
             counts += torch.bincount(index.flatten(), minlength=counts.size).numpy().reshape(counts.shape)
     progress(f"levels: tables of level {level}", layers, layers)
@@ -56,18 +60,36 @@ def _sampled(dump: KVDump, model: LevelModel, windows: list[tuple[int, slice]]) 
 
 
 def _part(
-    walk: reference.Walk, number: int, which: int, cached: Tensor, arrays: Arrays, fits: list[Tensor]
+    walk: reference.Walk,
+    number: int,
+    which: int,
+    cached: Tensor,
+    arrays: Arrays,
+    fits: list[Tensor],
+    pause: Callable[[], None],
 ) -> base.Coded:
-    """What is coded of the next part, of which this makes `scale` and `adapt`; fits: of the parts before."""
+    """What is coded of the next part, of which this makes `scale` and `adapt`; fits: of the parts before. `pause` is
+    called before every step of some milliseconds."""
     part, own = walk.model.parts[number][which], f"{walk.model.level}.{number}.{'kv'[which]}."
     bits = reference.in_order(cached, part, walk.rotation)
     values = reference.fixed(part, bits, walk.rotation)
-    mu = reference.walk_groups(part, walk.sums(number, which), walk.rotation, lambda at, _: values[:, at])
+
+    def of_group(columns: slice, _: Tensor) -> Tensor:
+        pause()
+        return values[:, columns]
+
+    pause()
+    total = walk.sums(number, which)
+    mu = reference.walk_groups(part, total, walk.rotation, of_group)
+    pause()
     walk.take(number, which, values)
     scale = spread(bits, mu)
     still = CodingTables(scale, np.zeros(3, np.int32))
+    pause()
     alone = base.residuals(still, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
+    pause()
     tables = CodingTables(scale, adaptation(alone.fits, fits))
     arrays[own + "scale"] = reference.as_cached(torch.from_numpy(scale)[None], part, walk.rotation)[0].numpy()
     arrays[own + "adapt"] = tables.adapt
+    pause()
     return base.residuals(tables, which, bits, mu, base.offsets(tables, fits, len(bits)))

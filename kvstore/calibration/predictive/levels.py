@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress, silent
+from kvstore.calibration.predictive.cholesky import solved
 from kvstore.calibration.predictive.inputs import HEADROOM, largest_inputs, sampled_parts
 from kvstore.calibration.predictive.level_tables import fit_tables
 from kvstore.calibration.predictive.rounding import rounded
-from kvstore.calibration.predictive.sums import ProductSums
+from kvstore.calibration.predictive.sums import Columns, ProductSums
 from kvstore.calibration.targets import NO_SINKS, target
 from kvstore.codecs.predictive.levels.model import GROUP, LEVELS, MAX_FACTOR, REACH, coding_order
 from kvstore.codecs.predictive.linear_model import RANGE, rotates
@@ -28,7 +29,6 @@ from kvstore.codecs.predictive.model import MAX_BIAS
 
 Arrays = dict[str, npt.NDArray[Any]]
 Tensor = torch.Tensor
-Columns = tuple[int, slice]  # of a layer
 _DAMP = 1e-4  # of the mean diagonal
 _TAILS = 8.0  # standard deviations that an 8-bit residual reaches: it is cut less often than an input
 _LARGEST = 4064  # of an input's reach, in fixed point: 32 steps of 8 bits, so that weights have room
@@ -151,8 +151,7 @@ def _fit_part(
     half: int,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """`pause` is called before every step of some tens of milliseconds."""
-    pause()
+    """`pause` is called before every step of some milliseconds."""
     shape = dump.layout.layers[number]
     keys, own = shape.heads * shape.key_dim, f"{level}.{number}.{'kv'[which]}."
     if number == 0:
@@ -167,9 +166,8 @@ def _fit_part(
     unit = (1 << 15) / arrays[f"{number}.{'kv'[which]}.gain"].astype(float)  # an input's step, in fixed point
     order = coding_order(len(unit), half)
     back = np.argsort(order)
-    gram, moment, left = _products(sums, inputs, aim)
-    pause()
-    weight = _solved(gram, moment)
+    gram, moment, left = _products(sums, inputs, aim, pause)
+    weight = solved(_damped(gram), moment, pause) if inputs else moment
     pause()
     factor, spread = _factored(_left(gram, moment, left, weight)[order][:, order])
     narrow = _factor(127 / (_TAILS * spread * unit[order]))
@@ -193,22 +191,20 @@ def _fit_part(
     arrays[own + "bias"] = _bias(sums.mean(aim).numpy() * unit * places - means @ whole, shift)
 
 
-def _products(sums: ProductSums, inputs: Sequence[Columns], aim: Columns) -> tuple[Tensor, Tensor, Tensor]:
+def _products(
+    sums: ProductSums, inputs: Sequence[Columns], aim: Columns, pause: Callable[[], None]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Covariances of inputs, of inputs and what is aimed at, and of that, in steps of inputs."""
-    aimed = sums.covariance(aim, aim) / sums.rows
+    aimed = sums.covariances([aim], [aim], pause) / sums.rows
     if not inputs:
         return torch.zeros(0, 0, dtype=torch.double), torch.zeros(0, len(aimed), dtype=torch.double), aimed
-    gram = torch.cat([torch.cat([sums.covariance(a, b) for b in inputs], 1) for a in inputs]) / sums.rows
-    return gram, torch.cat([sums.covariance(a, aim) for a in inputs]) / sums.rows, aimed
+    gram, moment = (sums.covariances(inputs, others, pause) / sums.rows for others in (inputs, [aim]))
+    return gram, moment, aimed
 
 
 def _damped(gram: Tensor) -> Tensor:
     more = max(_DAMP * float(gram.diagonal().mean()), 1e-9) if len(gram) else 0.0
     return gram + torch.eye(len(gram), dtype=torch.double) * more
-
-
-def _solved(gram: Tensor, moment: Tensor) -> Tensor:
-    return torch.linalg.solve(_damped(gram), moment) if len(gram) else moment
 
 
 def _left(gram: Tensor, moment: Tensor, aimed: Tensor, weight: Tensor) -> npt.NDArray[Any]:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.calibration.predictive.cholesky import factored, forward
+
 _ROWS = 64  # of weights whose errors are passed on together
 Floats = npt.NDArray[Any]
 
@@ -30,9 +32,9 @@ def rounded(weight: Floats, gram: Floats, pause: Callable[[], None] = lambda: No
     left, found = weight.astype(np.float64), np.zeros(weight.shape)
     if not len(left):
         return found
-    inverse = torch.linalg.inv(torch.from_numpy(gram))
-    pause()
-    upper = torch.linalg.cholesky(inverse).numpy().T
+    # With the inputs in reverse `gram` is L L^T, and so its inverse U^T U, where U is the inverse of L in reverse.
+    lower = factored(torch.from_numpy(gram).flip(0, 1), pause)
+    upper = forward(lower, torch.eye(len(gram), dtype=torch.double), pause).flip(0, 1).numpy()
     for begin in range(0, len(left), _ROWS):
         pause()
         rows = slice(begin, begin + _ROWS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from kvstore.calibration.predictive.cholesky import solved
 from kvstore.calibration.predictive.inputs import Wiring, used_inputs
 from kvstore.calibration.targets import reach
 from kvstore.codecs.predictive.model import MAX_BIAS
@@ -15,7 +16,10 @@ from kvstore.core.layout import KVLayout
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Tensor = torch.Tensor
+Columns = tuple[int, slice]
+"""A layer, and which of its inputs."""
 DAMP = 1e-3  # of the mean diagonal of the Gram matrix, as in AQUA-KV
+_STEP = 1 << 27  # multiply-adds of a step of a product, about
 
 
 class ProductSums:
@@ -33,7 +37,8 @@ class ProductSums:
         self.rows = 0
 
     def add(self, layers: list[tuple[Tensor, Tensor]], pause: Callable[[], None] = lambda: None) -> None:
-        """Add the inputs of some rows, K and V of each layer. `pause` is called before each product of layers."""
+        """Add the inputs of some rows, K and V of each layer. `pause` is called before every step of some
+        milliseconds."""
         self.rows += len(layers[0][0])
         rows = dict[int, Tensor]()
         for number, pair in enumerate(layers):
@@ -43,15 +48,16 @@ class ProductSums:
             self._sum[number] += x.sum(0)
             for j in range(max(0, number - 2), number + 1):
                 if (number, j) in self._product:
-                    pause()
-                    self._product[number, j] += x.T @ rows[j]
+                    strip = max(1, _STEP // max(1, rows[j].numel()))
+                    for part, sums in zip(x.split(strip, 1), self._product[number, j].split(strip), strict=True):
+                        pause()
+                        sums += part.T @ rows[j]
 
     def solve(
         self, number: int, which: int, arrays: Arrays, wiring: Wiring, pause: Callable[[], None] = lambda: None
     ) -> None:
         """Puts `weight`, `bias` and `out_scale` of a part among the arrays. `pause` is called before every step of some
-        tens of milliseconds."""
-        pause()
+        milliseconds."""
         prefix, split = f"{number}.{'kv'[which]}.", self._keys[number]
         before = [number - 1, number - 2][: min(number, 2)]
         own = [(number, slice(0, split))] if which else []
@@ -59,12 +65,11 @@ class ProductSums:
         shapes = [(self._keys[i], len(self._sum[i])) for i in before]
         used = used_inputs(wiring, which, shapes, len(own) * split)
         target = (number, slice(split, None) if which else slice(0, split))
-        gram = torch.cat([torch.cat([self.covariance(a, b) for b in inputs], 1) for a in inputs])
-        moment = torch.cat([self.covariance(a, target) for a in inputs])
+        gram, moment = self.covariances(inputs, inputs, pause), self.covariances(inputs, [target], pause)
         gram += torch.eye(len(gram), dtype=torch.double) * DAMP * gram.diagonal().mean()
-        pause()
         weight = torch.zeros_like(moment)
-        weight[used] = torch.linalg.solve(gram[used][:, used], moment[used])
+        weight[used] = solved(gram[used][:, used], moment[used], pause)
+        pause()
         scale = (weight.abs().amax(0) / 127).clamp(min=1e-12)
         whole = (weight / scale).round()
         means = torch.cat([self._sum[i][part] for i, part in inputs]) / self.rows
@@ -86,16 +91,26 @@ class ProductSums:
                 first = stop
         return runs
 
-    def mean(self, a: tuple[int, slice]) -> Tensor:
+    def mean(self, a: Columns) -> Tensor:
         """Of some inputs of a layer, float64."""
         return self._sum[a[0]][a[1]] / self.rows
 
-    def covariance(self, a: tuple[int, slice], b: tuple[int, slice]) -> Tensor:
-        """Times the number of `rows`. a, b: a layer and which of its inputs, at most two layers apart."""
+    def covariances(self, rows: Sequence[Columns], columns: Sequence[Columns], pause: Callable[[], None]) -> Tensor:
+        """Times the number of `rows`: of some inputs and others, float64 `[inputs, inputs]`. Those of a row and a
+        column are at most two layers apart. `pause` is called before every step of some milliseconds."""
+        found = []
+        for a in rows:
+            beside = []
+            for b in columns:
+                pause()
+                beside.append(self._covariance(a, b))
+            found.append(torch.cat(beside, 1))
+        return torch.cat(found)
+
+    def _covariance(self, a: Columns, b: Columns) -> Tensor:
         (i, rows), (j, columns) = a, b
         product = self._product[i, j] if i >= j else self._product[j, i].T
-        mean = torch.outer(self._sum[i], self._sum[j]) / self.rows
-        return (product - mean)[rows, columns]
+        return product[rows, columns] - torch.outer(self._sum[i][rows], self._sum[j][columns]) / self.rows
 
 
 def _widths(layout: KVLayout) -> list[int]:
