@@ -70,8 +70,8 @@ class WriteQueue:
     """A bounded queue of batches, and the two threads that encode and write them. Thread-safe.
 
     What is queued is what counts: numbers that follow from it are made anew whenever a group is written and not many
-    wait behind it, so that a call that was interrupted between two changes leaves none of them wrong for long. `_lock` guards `_open`, `_bytes`
-    and the counts of blocks.
+    wait behind it, so that a call that was interrupted between two changes leaves none of them wrong for long. `_lock`
+    guards `_open`, `_bytes` and the counts of blocks.
 
     Args:
         queue_bytes: raw bytes that may wait.
