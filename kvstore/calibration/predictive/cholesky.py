@@ -51,7 +51,7 @@ def factored(gram: Tensor, pause: Pause = nothing) -> Tensor:
 def forward(lower: Tensor, right: Tensor, pause: Pause = nothing) -> Tensor:
     """Return X of `lower` X = `right`, float64 `[n, m]`; lower: as of `factored`."""
     found = right.clone()
-    for columns in found.split(_COLUMNS, 1):
+    for columns in _strips(found):
         for begin in range(0, len(lower), _BLOCK):
             own = slice(begin, begin + _BLOCK)
             pause()
@@ -64,10 +64,15 @@ def solved(gram: Tensor, right: Tensor, pause: Pause = nothing) -> Tensor:
     """Return X of `gram` X = `right`, float64 `[n, m]`; as `factored`."""
     lower = factored(gram, pause)
     found = forward(lower, right, pause)
-    for columns in found.split(_COLUMNS, 1):
+    for columns in _strips(found):
         for begin in reversed(range(0, len(lower), _BLOCK)):
             own, after = slice(begin, begin + _BLOCK), slice(begin + _BLOCK, None)
             pause()
             left = columns[own] - lower[after, own].T @ columns[after]
             columns[own] = torch.linalg.solve_triangular(lower[own, own].T, left, upper=True)
     return found
+
+
+def _strips(x: Tensor) -> list[Tensor]:
+    """Views of some columns each."""
+    return [x[:, begin : begin + _COLUMNS] for begin in range(0, x.shape[1], _COLUMNS)]

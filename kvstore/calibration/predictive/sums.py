@@ -49,9 +49,10 @@ class ProductSums:
             for j in range(max(0, number - 2), number + 1):
                 if (number, j) in self._product:
                     strip = max(1, _STEP // max(1, rows[j].numel()))
-                    for part, sums in zip(x.split(strip, 1), self._product[number, j].split(strip), strict=True):
+                    for begin in range(0, x.shape[1], strip):
                         pause()
-                        sums += part.T @ rows[j]
+                        part = slice(begin, begin + strip)
+                        self._product[number, j][part] += x[:, part].T @ rows[j]
 
     def solve(
         self, number: int, which: int, arrays: Arrays, wiring: Wiring, pause: Callable[[], None] = lambda: None
