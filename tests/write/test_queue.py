@@ -21,6 +21,7 @@ from kvstore.core.results import FlushResult
 from kvstore.errors import BlocksLost
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk.writes import SealedRecord
+from kvstore.write import queue
 from kvstore.write.queue import WriteBatch, WriteQueue
 
 RAW = SMALL.bytes_per_token
@@ -132,6 +133,21 @@ def test_small_blocks_count_with_the_page_that_each_takes(make: Callable[..., Wr
     sink.gate.set()
     writer.flush()
     assert numbers(sink) == [[1], [2], [3, 4], [5, 6], [7]]
+
+
+@pytest.mark.parametrize("few", [0, 3, 1_024])
+def test_the_bytes_of_a_queue_of_any_length_come_to_what_waits(
+    make: Callable[..., WriteQueue], sink: Sink, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(queue, "_FEW", few)
+    writer = make(queue_bytes=1000, group_bytes=2 * PAGE_BYTES)
+    stall(writer, sink)
+    for record in range(3, 9):
+        writer.submit(batch(record, record))
+    assert writer._bytes == sum(x.nbytes for x in writer._open) == 20 + sum(range(3, 9))
+    sink.gate.set()
+    writer.flush()
+    assert (writer._bytes, len(writer._open)) == (0, 0)
 
 
 def test_flush_counts_since_the_last_flush(make: Callable[..., WriteQueue]) -> None:
