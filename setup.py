@@ -95,7 +95,7 @@ setup(
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *TRIE, *CPU),
         extension("kvstore.tiers.disk._catalog", "bindings/catalog.cc", *CATALOG, *CPU),
-        extension("kvstore.tiers.disk._files", "bindings/files.cc", "files/write.cc", *CPU),
+        extension("kvstore.tiers.disk._files", "bindings/files.cc", "files/write.cc", "files/read.cc", *CPU),
         extension(
             "kvstore.codecs._native",
             *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),

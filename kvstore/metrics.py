@@ -251,6 +251,10 @@ class Metric(StrEnum):
     )
     FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
+    FALLBACK_READS_IN_TURN = (
+        "fallback_reads_in_turn",
+        "gets that read one range after the other, for the system has no asynchronous reads",
+    )
     FALLBACK_CATALOG_SCAN = (
         "fallback_catalog_scan",
         "opens that read the catalog entry by entry, for one pass over its file did not do",
@@ -375,6 +379,9 @@ NOTICES: dict[Metric, Notice] = {
     Metric.FALLBACK_ZEROS: Notice(INFO, "erases take longer here: put the store on a file system that can make holes"),
     Metric.FALLBACK_BUFFERED_IO: Notice(
         INFO, "reading and writing take longer; use a file system with direct I/O, such as ext4 or xfs"
+    ),
+    Metric.FALLBACK_READS_IN_TURN: Notice(
+        INFO, "gets from disk take longer; raise fs.aio-max-nr, or look whether the sandbox forbids io_submit"
     ),
     Metric.FALLBACK_CATALOG_SCAN: Notice(INFO, "nothing is lost but time: opening takes longer"),
     Metric.FALLBACK_NOT_SERVED: Notice(INFO, "such calls compute everything anew; docs/attach.md says which they are"),

@@ -1,8 +1,14 @@
-// Python bindings of what writes files.
+// Python bindings of what writes and reads files.
 #include <cerrno>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "files/read.h"
 #include "files/write.h"
 
 namespace py = pybind11;
@@ -11,14 +17,21 @@ using namespace kvstore::bindings;
 
 namespace {
 
+[[noreturn]] void raise(int error) {
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
+}
+
 // What the buffers of Python objects hold, for as long as this lives.
+template <class Part, int flags>
 class Pieces {
  public:
   explicit Pieces(const py::sequence& buffers) {
     held_.reserve(buffers.size());
     for (const py::handle buffer : buffers) {
       held_.emplace_back();
-      if (PyObject_GetBuffer(buffer.ptr(), &held_.back(), PyBUF_SIMPLE)) {
+      if (PyObject_GetBuffer(buffer.ptr(), &held_.back(), flags)) {
         held_.pop_back();
         release();
         throw py::error_already_set();
@@ -30,7 +43,7 @@ class Pieces {
   Pieces& operator=(const Pieces&) = delete;
   ~Pieces() { release(); }
 
-  const Piece* data() const { return pieces_.data(); }
+  const Part* data() const { return pieces_.data(); }
   std::size_t size() const { return pieces_.size(); }
 
  private:
@@ -40,27 +53,73 @@ class Pieces {
   }
 
   std::vector<Py_buffer> held_;
-  std::vector<Piece> pieces_;
+  std::vector<Part> pieces_;
 };
 
 std::uint64_t write_all(int fd, const py::sequence& buffers, std::uint64_t offset, std::size_t most_bytes,
                         std::size_t most_pieces) {
   if (!most_pieces) throw py::value_error("most_pieces: expected at least 1");
-  const Pieces pieces(buffers);
+  const Pieces<Piece, PyBUF_SIMPLE> pieces(buffers);
   const Written written =
       unlocked([&] { return write_pieces(fd, pieces.data(), pieces.size(), offset, most_bytes, most_pieces); });
-  if (written.error) {
-    errno = written.error;
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw py::error_already_set();
-  }
+  if (written.error) raise(written.error);
   return written.asked;
 }
+
+// Reads, with what each needs while it is under way.
+class HeldReads {
+ public:
+  HeldReads(std::size_t most_requests, std::size_t most_bytes) try
+      : reads_(std::make_unique<Reads>(most_requests, most_bytes)) {
+  } catch (const std::system_error& error) {
+    raise(error.code().value());
+  }
+  HeldReads(const HeldReads&) = delete;
+  HeldReads& operator=(const HeldReads&) = delete;
+  ~HeldReads() {
+    unlocked([&] { reads_.reset(); });
+  }
+
+  std::size_t begin(int fd, const py::sequence& buffers, std::uint64_t offset, py::object keep) {
+    auto held = std::make_unique<Held>(buffers, std::move(keep));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    held_.push_back(nullptr);  // what can fail comes before the read is under way
+    const std::size_t number = reads_->begin(fd, held->pieces.data(), held->pieces.size(), offset);
+    held_[number] = std::move(held);
+    return number;
+  }
+
+  void wait(std::size_t number) {
+    std::unique_ptr<Held> held;  // it is let go behind the lock
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (number < held_.size()) held = std::move(held_[number]);
+    }
+    if (!held) throw py::index_error("number: no such read is under way, or another thread waits for it");
+    const int error = unlocked([&] { return reads_->wait(number); });
+    if (error) raise(error);
+  }
+
+ private:
+  struct Held {
+    Held(const py::sequence& buffers, py::object keep) : keep(std::move(keep)), pieces(buffers) {}
+    py::object keep;
+    Pieces<Target, PyBUF_WRITABLE> pieces;
+  };
+
+  std::mutex mutex_;  // guards held_
+  std::deque<std::unique_ptr<Held>> held_;
+  std::unique_ptr<Reads> reads_;
+};
 
 }  // namespace
 
 PYBIND11_MODULE(_files, m) {
-  m.doc() = "Writes many pieces of memory to a file without Python's lock; see kvstore.tiers.disk.fs.";
+  m.doc() = "Writes and reads many pieces of memory without Python's lock; see kvstore.tiers.disk.fs.";
   m.def("write_all", &write_all, py::arg("fd"), py::arg("buffers"), py::arg("offset"), py::arg("most_bytes"),
         py::arg("most_pieces"));
+  py::class_<HeldReads>(m, "Reads")
+      .def(py::init<std::size_t, std::size_t>(), py::arg("most_requests"), py::arg("most_bytes"))
+      .def("begin", &HeldReads::begin, py::arg("fd"), py::arg("buffers"), py::arg("offset"), py::arg("keep"))
+      .def("wait", &HeldReads::wait, py::arg("number"));
 }

@@ -166,8 +166,10 @@ class Workers:
                 task.cancel()
             raise
 
-    def share(self, function: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    def share(self, function: Callable[[S], T], items: Iterable[S], most: int | None = None) -> list[T]:
         """Call `function` for every item, here and on the threads that are free, and return the results in order.
+
+        most: so many threads at once, this one among them; None for all.
 
         What others started and has not begun comes later; so a caller never waits for it, however much that is.
 
@@ -177,7 +179,8 @@ class Workers:
         """
         tasks = [Task(function, item) for item in items]
         waiting = deque(tasks)
-        helpers = [Task(_make_all, waiting) for _ in range(min(len(self._threads), len(tasks) - 1))]
+        others = len(self._threads) if most is None else min(len(self._threads), most - 1)
+        helpers = [Task(_make_all, waiting) for _ in range(min(others, len(tasks) - 1))]
         try:
             for helper in helpers:
                 self._first.append(helper)

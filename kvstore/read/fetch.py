@@ -24,6 +24,7 @@ from kvstore.core.workers import Workers
 from kvstore.gate.gate import Gate
 from kvstore.gate.load import TENSORS
 from kvstore.metrics import Metric
+from kvstore.read.ahead import AheadReader, Batch, Batches
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.read.layerwise import HeldBlock, LayerDecode
@@ -44,6 +45,19 @@ _IN_MEMORY = ("queue", "host")
 # So many records for the host tier wait for each other: a change of threads for each would be what a get waits for.
 _KEPT_AT_ONCE = 16
 _NO_TURN = contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Blocks that are being read.
+
+    Attributes:
+        ranges: of their indexes, what is worked on together.
+        ahead: what reads those in storage; None where each is read when it is wanted.
+    """
+
+    ranges: Sequence[range]
+    ahead: AheadReader | None = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +84,28 @@ class Fetcher:
     decoder: BlockDecoder
     gate: Gate
 
+    def begin(self, reads: Sequence[BlockRead], keep_all: bool = False) -> Begun:
+        """Begin to read blocks, for `fetch`, while the memory is made that they are decoded into.
+
+        Args:
+            reads: as for `fetch`.
+            keep_all: whether the host tier is to have every record.
+        """
+        ranges = self._ranges(reads)
+        for name, tier in self.residency.storage.items():
+            here = [indexes for indexes in ranges if reads[indexes.start].source.tier == name]
+            begins = tier.reads_ahead() if here else None
+            if begins is not None:
+                return Begun(ranges, AheadReader(self.batches(reads, keep_all), here, begins))
+        return Begun(ranges)
+
     def fetch(
-        self, reads: Sequence[BlockRead], out: KVView | None, origin: int = 0, later: LayerDecode | None = None
+        self,
+        reads: Sequence[BlockRead],
+        out: KVView | None,
+        origin: int = 0,
+        later: LayerDecode | None = None,
+        begun: Begun | None = None,
     ) -> tuple[int, dict[str, int]]:
         """Decode the blocks into `out`, and release their sources.
 
@@ -80,16 +114,20 @@ class Fetcher:
             out: where their tokens go; None: only read and check the blocks, and keep them in the host tier.
             origin: position of the first token of `out`.
             later: takes the records whose layers decode one by one; only the first layers of these are decoded here.
+            begun: what `begin` returned for these blocks, if it was called.
 
         Returns:
             How many leading blocks are good, and tokens by tier of those. Damaged and lost records never raise; they
             are counted and quarantined.
         """
-        ranges = self._ranges(reads)
+        begun = self.begin(reads, keep_all=out is None) if begun is None else begun
         spans = self.residency.metrics.spans
-        task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later)
+        task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later, begun.ahead)
         alone = all(self._is_brief(read) for read in reads)
-        outcomes = [task(indexes) for indexes in ranges] if alone else self.executor.share(task, ranges)
+        # Where reading takes no threads, those are enough that decode.
+        most = None if begun.ahead is None else max(2, self.threads)
+        share, ranges = self.executor.share, begun.ranges
+        outcomes = [task(indexes) for indexes in ranges] if alone else share(task, ranges, most)
         task.tell(self.gate)
         if task.kept:
             self.residency.own.run(task.promote)
@@ -101,6 +139,17 @@ class Fetcher:
         for read in reads[:good]:
             tiers[read.source.tier] = tiers.get(read.source.tier, 0) + len(read.tokens)
         return good, tiers
+
+    def batches(self, reads: Sequence[BlockRead], keep_all: bool) -> Batches:
+        """Return what takes memory for reads; keep_all: the host tier is to have every record."""
+        residency = self.residency
+
+        def is_kept(read: BlockRead) -> bool:
+            if not residency.host.budget:
+                return False
+            return keep_all or residency.host_admission.again(read.record, read.source.nbytes)
+
+        return Batches(reads, self.pool, is_kept)
 
     def _is_brief(self, read: BlockRead) -> bool:
         """Whether the block is only copied within memory, in a moment."""
@@ -140,6 +189,7 @@ class ReadTask:
     origin: int
     within: object = None
     later: LayerDecode | None = None
+    ahead: AheadReader | None = None  # reads the ranges, but those that are looked up again
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
@@ -216,20 +266,20 @@ class ReadTask:
         return True
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
-        fetcher, sources = self.fetcher, [self.reads[i].source for i in indexes]
-        kept = [self._is_kept(self.reads[i]) for i in indexes]
-        buffers = [fetcher.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
+        metrics, ahead = self.fetcher.residency.metrics, self.ahead
+        batch = self.fetcher.batches(self.reads, self.out is None).of(indexes) if ahead is None else ahead.take(indexes)
+        sources, buffers = batch.sources, batch.buffers
         errors: list[OSError | None] = [None] * len(sources)
         try:
-            self._read(tier, sources, buffers)
+            self._read(tier, batch)
         except OSError as error:
             # One bad sector fails the whole read: find out whose it is.
-            fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
+            metrics.add(Metric.DISK_READ_ERRORS, because=error)
             errors = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
         finally:
             tier.release(sources)
         bad = []
-        for i, buffer, failed, keep in zip(indexes, buffers, errors, kept, strict=True):
+        for i, buffer, failed, keep in zip(indexes, buffers, errors, batch.kept, strict=True):
             if failed is not None and not is_passing(failed):
                 self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
             good = failed is None and self._accept(self.reads[i], buffer, keep)
@@ -237,14 +287,16 @@ class ReadTask:
                 bad.append(i)
         return bad
 
-    def _read(self, tier: StorageTier[Any], sources: Sequence[Source], buffers: Sequence[Buffer]) -> None:
-        nbytes = sum(source.nbytes for source in sources)
-        large = nbytes >= _READ_BYTES and tier.name == "disk"
-        with self._turns[next(self._large) % len(self._turns)] if large else _NO_TURN:
-            begin = time.perf_counter()
-            tier.read(sources, buffers)
-            end = time.perf_counter()
-        self.fetcher.residency.metrics.timings.observe(Timing.READ, end - begin, place_of(sources))
+    def _read(self, tier: StorageTier[Any], batch: Batch) -> None:
+        nbytes = batch.nbytes
+        begin = time.perf_counter()
+        if self.ahead is None or not self.ahead.wait(batch):
+            large = nbytes >= _READ_BYTES and tier.name == "disk"
+            with self._turns[next(self._large) % len(self._turns)] if large else _NO_TURN:
+                begin = time.perf_counter()
+                tier.read(batch.sources, batch.buffers)
+        end = time.perf_counter()
+        self.fetcher.residency.metrics.timings.observe(Timing.READ, end - begin, place_of(batch.sources))
         self._done.append((tier.name, nbytes, begin, end))
 
     def _read_where_it_moved(self, tier: StorageTier[Any], read: BlockRead) -> bool:
@@ -256,13 +308,7 @@ class ReadTask:
         source = residency.find([read.record])[0]
         if source is None:
             return False
-        return not replace(self, reads=[replace(read, source=source)], turns=self.turns - 1)(range(1))
-
-    def _is_kept(self, read: BlockRead) -> bool:
-        residency = self.fetcher.residency
-        if not residency.host.budget:
-            return False
-        return self.out is None or residency.host_admission.again(read.record, read.source.nbytes)
+        return not replace(self, reads=[replace(read, source=source)], ahead=None, turns=self.turns - 1)(range(1))
 
     def _accept(self, read: BlockRead, buffer: Buffer, keep: bool) -> bool:
         """Checks a record that was read, decodes it, and notes it for the host tier if that is to have its buffer."""

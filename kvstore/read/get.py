@@ -207,6 +207,7 @@ class Getter:
             return None
         count = reads[-1].end
         try:
+            begun = self.fetcher.begin(reads)
             where = self.placement.decode_device(reads, request.device)
             reserve, apart = request.reserve_behind(count), request.lazy
             out = allocate(self.layout, count, reserve, self.fetcher.results, where, apart)
@@ -215,7 +216,7 @@ class Getter:
             raise
         later = self._later(request)
         fetching = time.perf_counter()
-        good, tiers = self.fetcher.fetch(reads, out.view, later=later)
+        good, tiers = self.fetcher.fetch(reads, out.view, later=later, begun=begun)
         fetched = time.perf_counter() - fetching
         if not good:
             self._count_miss(request, reads)

@@ -92,6 +92,7 @@ class TensorSource(Source, ABC):
 
 S = TypeVar("S")  # what a tier holds
 R = TypeVar("R", bound=Source)
+R_contra = TypeVar("R_contra", bound=Source, contravariant=True)
 
 
 class Tier(Protocol[S]):
@@ -122,6 +123,17 @@ class Tier(Protocol[S]):
         """Return plain numbers: "bytes", "budget", "records", and others of the tier's own."""
 
 
+class ReadsAhead(Protocol[R_contra]):
+    """Reads of a tier that are under way while something else is done. Thread-safe. What is under way ends before the
+    memory goes that it fills, also where nobody waits for it."""
+
+    def begin(self, sources: Sequence[R_contra], buffers: Sequence[Buffer]) -> int:
+        """Begin what `StorageTier.read` does; return a number to wait for it with. Raises: OSError."""
+
+    def wait(self, number: int) -> None:
+        """Wait until a read has ended, once for each. Raises: OSError, as `StorageTier.read`."""
+
+
 class StorageTier(Tier[R], Protocol[R]):
     """A tier whose records must be read before they can be decoded."""
 
@@ -146,6 +158,9 @@ class StorageTier(Tier[R], Protocol[R]):
         Raises:
             OSError: the storage cannot be read.
         """
+
+    def reads_ahead(self) -> ReadsAhead[R] | None:
+        """Return what begins reads before their bytes are waited for; None if the tier cannot do that now."""
 
     def is_current(self, source: R) -> bool:
         """Return whether the record still lies where `locate` found it. If not, another record may have been read."""

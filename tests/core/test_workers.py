@@ -39,6 +39,23 @@ def test_shared_calls_return_in_order() -> None:
     workers.close()
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_shared_calls_are_made_on_as_many_threads_as_are_wanted(most: int) -> None:
+    workers, lock, now, seen = Workers(3, "test"), threading.Lock(), [0], [0]
+
+    def call(_: int) -> None:
+        with lock:
+            now[0] += 1
+            seen[0] = max(seen[0], now[0])
+        time.sleep(0.002)
+        with lock:
+            now[0] -= 1
+
+    workers.share(call, range(20), most)
+    assert 1 <= seen[0] <= most
+    workers.close()
+
+
 def test_shared_calls_wait_for_nothing_that_others_started(busy) -> None:
     workers, end = busy
     made: list[int] = []

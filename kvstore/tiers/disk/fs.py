@@ -21,6 +21,9 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
 # A write that is longer is no faster, and a read that comes meanwhile would wait for all of it.
 _WRITE_BYTES = 4 << 20
+# A disk is asked for so much with each request, and for so many at once, while what came is decoded: one that has the
+# next request already does not wait for this program, and what came with a small one is decoded sooner.
+_AHEAD_BYTES, _AHEAD_REQUESTS = 1 << 20, 2
 # Errors that say nothing about the bytes on disk: of this process, its limits and rights, or of the moment.
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EBUSY}
@@ -217,7 +220,7 @@ class FileSystem:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-_PWRITEV = FileSystem.pwritev  # tests may replace it
+_PWRITEV, _PREADV = FileSystem.pwritev, FileSystem.preadv  # tests may replace them
 
 
 def _kind(mode: int) -> str:
@@ -309,6 +312,19 @@ def read_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int
         if fs.preadv(fd, part, offset) != want:
             raise OSError(errno.EIO, f"short read: the file ends within the {want} bytes from {offset}")
         offset += want
+
+
+def reads_ahead(fs: FileSystem) -> _files.Reads | None:
+    """Return what reads files that are open past the page cache while their reader does something else.
+
+    None where the file system is one of tests, which sees every call.
+
+    Raises:
+        OSError: the system has no asynchronous I/O, or has given all that it has (/proc/sys/fs/aio-max-nr) away.
+    """
+    if type(fs).preadv is not _PREADV:
+        return None
+    return _files.Reads(_AHEAD_REQUESTS, _AHEAD_BYTES)
 
 
 def close_quietly(fs: FileSystem, fd: int) -> None:

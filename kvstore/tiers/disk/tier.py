@@ -18,10 +18,11 @@ from kvstore.core.identity import ModelIdentity
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
+from kvstore.tiers.disk.ahead import SegmentReads
 from kvstore.tiers.disk.entry import Entry, Scan
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.files import most_open
-from kvstore.tiers.disk.fs import FileSystem
+from kvstore.tiers.disk.fs import FileSystem, reads_ahead
 from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
@@ -239,6 +240,17 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         """
         first = entries[0].extent
         self.segments.read(first.segment, [buffer.view for buffer in buffers], first.offset)
+
+    def reads_ahead(self) -> SegmentReads | None:
+        """See `StorageTier.reads_ahead`; None without O_DIRECT, and where the system has no asynchronous reads."""
+        if not self.segments.files.direct:
+            return None
+        try:
+            reads = reads_ahead(self._fs)
+        except OSError as error:
+            self.metrics.add(Metric.FALLBACK_READS_IN_TURN, because=error)
+            return None
+        return None if reads is None else SegmentReads(self.segments.files, reads)
 
     def follows(self, before: Entry, source: Entry) -> bool:
         a, b = before.extent, source.extent

@@ -1,0 +1,111 @@
+"""What a fetch reads from storage: some blocks with each call, and the next ones while these are decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.config import MIB
+from kvstore.read.block_read import BlockRead
+from kvstore.tiers.base import ReadsAhead, Source
+from kvstore.tiers.buffers import Buffer, BufferPool
+
+# What may be under way, or wait to be decoded: enough for a disk to go on where a range takes long to decode. The
+# first bytes are asked for before anything else is done.
+_AHEAD_BYTES, _FIRST_BYTES = 8 * MIB, 2 * MIB
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Blocks that lie together in storage and are read together.
+
+    Attributes:
+        sources: of the blocks.
+        kept: for each, whether the host tier is to have its record.
+        buffers: for each, memory for its record.
+        number: of the read that is under way, see `ReadsAhead`; None if none is.
+    """
+
+    sources: Sequence[Source]
+    kept: Sequence[bool]
+    buffers: Sequence[Buffer]
+    number: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return sum(source.nbytes for source in self.sources)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Takes memory for what is to be read. Thread-safe: has no state of its own.
+
+    Attributes:
+        reads: all blocks of the fetch.
+        pool: where the memory is from.
+        is_kept: whether the host tier is to have the record of a block.
+    """
+
+    reads: Sequence[BlockRead]
+    pool: BufferPool
+    is_kept: Callable[[BlockRead], bool]
+
+    def of(self, indexes: range, begin: ReadsAhead[Any] | None = None) -> Batch:
+        """Return the blocks of a range; begin to read them, if there is something to begin with."""
+        sources = [self.reads[i].source for i in indexes]
+        kept = [self.is_kept(self.reads[i]) for i in indexes]
+        buffers = [self.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
+        number = None
+        if begin is not None:
+            with contextlib.suppress(OSError):  # it is read when it is wanted, and fails then
+                number = begin.begin(sources, buffers)
+        return Batch(sources, kept, buffers, number)
+
+
+class AheadReader:
+    """Begins to read ranges of blocks in order, a few before they are wanted. Thread-safe; `_lock` guards the rest.
+
+    The first are under way when it is made.
+
+    Args:
+        batches: of the fetch.
+        ranges: of blocks in one tier that reads ahead, in order.
+        reads: of that tier.
+    """
+
+    def __init__(self, batches: Batches, ranges: Sequence[range], reads: ReadsAhead[Any]) -> None:
+        self._batches = batches
+        self._ranges = ranges
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._begun: dict[int, Batch] = {}  # by the first index
+        self._next = 0
+        self._nbytes = 0
+        self._begin(ranges[0].start, _FIRST_BYTES)
+
+    def take(self, indexes: range) -> Batch:
+        """Return a range of `ranges`, which is being read from now on; each once."""
+        with self._lock:
+            self._begin(indexes.start, _AHEAD_BYTES)
+            batch = self._begun.pop(indexes.start)
+            self._nbytes -= batch.nbytes
+        return batch
+
+    def _begin(self, wanted: int, nbytes: int) -> None:
+        """Begin ranges until the one is under way that begins with the block `wanted`, and so many bytes."""
+        while self._next < len(self._ranges) and (wanted not in self._begun or self._nbytes < nbytes):
+            following = self._ranges[self._next]
+            batch = self._begun[following.start] = self._batches.of(following, self._reads)
+            self._next += 1  # behind what can be interrupted
+            self._nbytes += batch.nbytes
+
+    def wait(self, batch: Batch) -> bool:
+        """Wait until a batch is read; return whether it was under way. Raises: OSError."""
+        if batch.number is None:
+            return False
+        self._reads.wait(batch.number)
+        return True
