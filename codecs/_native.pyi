@@ -8,7 +8,7 @@ from typing_extensions import Buffer
 
 def copy_rows(
     target: npt.NDArray[np.int64], source: npt.NDArray[np.int64], heads: npt.NDArray[np.uint32],
-    row_bytes: npt.NDArray[np.uint32], tokens: int, large: bool = False
+    row_bytes: npt.NDArray[np.uint32], tokens: int, large: bool = False, unlock: bool = False
 ) -> None: ...
 
 class EntropyModel:

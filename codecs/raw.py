@@ -42,7 +42,7 @@ class RawCodec(Codec):
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         if len(out) < self.bound(info):
             return None
-        block.copy_to(_packed(info, out))
+        block.copy_to(_packed(info, out), unlock=True)
         return tuple(info.layer_bytes())
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:

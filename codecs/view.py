@@ -228,11 +228,15 @@ class KVView:
         tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in self.tensors()]
         return KVView.of_layers(self.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
 
-    def copy_to(self, target: KVView) -> None:
+    def copy_to(self, target: KVView, unlock: bool = False) -> None:
         """Copy all rows into `target`, and mutate what it points to.
 
         Between two views on the CPU a copy of more than 1 MiB releases the GIL. A copy to a device may still be under
         way on return; see `device.move`.
+
+        Args:
+            target: of the same layout and number of tokens.
+            unlock: release the GIL for smaller copies too: a program does not wait then for one in the background.
 
         Raises:
             ValueError: `target` has another layout or number of tokens, or cannot be written to.
@@ -246,7 +250,7 @@ class KVView:
             )
         if self._rows is not None and target._rows is not None:
             heads, row_bytes = row_shapes(self.layout)
-            _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens, target._large)
+            _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens, target._large, unlock)
             return
         if target._rows is not None:
             # From a device to rows in memory: packed memory has no tensors that torch could copy to.

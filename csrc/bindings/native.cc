@@ -23,7 +23,7 @@ using Ints = py::array_t<std::uint32_t, py::array::c_style>;
 constexpr double kBriefBytes = 1 << 20;
 
 void copy(const Longs& target, const Longs& source, const Ints& heads, const Ints& row_bytes,
-               std::size_t tokens, bool large) {
+               std::size_t tokens, bool large, bool unlock) {
   const auto count = static_cast<std::size_t>(heads.size());
   if (row_bytes.size() != heads.size()) throw py::value_error("heads and row_bytes: expected the same length");
   const auto to = rows_of(target, count), from = rows_of(source, count);
@@ -33,7 +33,7 @@ void copy(const Longs& target, const Longs& source, const Ints& heads, const Int
   double nbytes = 0;
   for (std::size_t i = 0; i < count; ++i)
     nbytes += static_cast<double>(heads.data()[i]) * row_bytes.data()[i] * static_cast<double>(tokens);
-  if (nbytes <= kBriefBytes)
+  if (nbytes <= kBriefBytes && !unlock)
     work();
   else
     unlocked(work);
@@ -213,7 +213,7 @@ class LayerBlocks {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ core of kvstore.codecs.";
   m.def("copy_rows", &copy, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
-        py::arg("tokens"), py::arg("large") = false);
+        py::arg("tokens"), py::arg("large") = false, py::arg("unlock") = false);
   py::class_<entropy::Model>(m, "EntropyModel")
       .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
   py::class_<LayerBlocks>(m, "LayerBlocks")

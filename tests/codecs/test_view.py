@@ -164,9 +164,9 @@ def test_row_tables_of_other_shapes_are_refused_by_the_extension(target, heads, 
 
 
 @pytest.mark.native
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.booleans(), st.booleans())
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.booleans(), st.booleans(), st.booleans())
 def test_the_extension_copies_what_numpy_copies(
-    heads: int, count: int, row: int, wide_in: bool, wide_out: bool
+    heads: int, count: int, row: int, wide_in: bool, wide_out: bool, unlock: bool
 ) -> None:
     """Against numpy's strided assignment, with and without gaps between rows."""
     source = np.arange(heads * count * 2 * row, dtype=np.uint32).astype(np.uint8).reshape(heads, count, 2 * row)
@@ -175,7 +175,7 @@ def test_the_extension_copies_what_numpy_copies(
     expected = room.copy()
     expected[:, :, :row] = source
     tables = [np.array([[a.ctypes.data], [a.strides[0]], [a.strides[1]]], np.int64) for a in (room, source)]
-    _native.copy_rows(*tables, np.array([heads], np.uint32), np.array([row], np.uint32), count)
+    _native.copy_rows(*tables, np.array([heads], np.uint32), np.array([row], np.uint32), count, unlock=unlock)
     assert np.array_equal(room, expected)
 
 
