@@ -97,6 +97,7 @@ class Codec(Protocol):
         layers_apart: whether each layer decodes without the others: `decode` then takes any consecutive layers of a
             payload, with the layout of those alone.
         codes_states: whether the states of blocks are coded, too (state_chunk.py): for such codecs, again.
+        copies: whether coding is no more than copying.
 
     Example:
         >>> from kvstore.codecs import codec_by_name
@@ -113,6 +114,7 @@ class Codec(Protocol):
     takes_donors: bool = False
     codes_states: bool = False
     layers_apart: bool = False
+    copies: bool = False
 
     def bound(self, info: BlockInfo) -> int:
         """Return the most payload bytes that `encode` can write for such a block."""

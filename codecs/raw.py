@@ -35,6 +35,7 @@ class RawCodec(Codec):
     name = "raw"
     exact = True
     layers_apart = True
+    copies = True
 
     def bound(self, info: BlockInfo) -> int:
         return info.count * info.layout.bytes_per_token

@@ -57,9 +57,12 @@ class Encoder:
         Blocks that were deleted or replaced since they were put have no record.
         """
         plans = self.matcher.plan(blocks) if self.matcher is not None else [()] * len(blocks)
-        parts = _parts(blocks)
-        coded = self.executor.map(self._encode_all, *([rows[a:b] for a, b in parts] for rows in (blocks, plans)))
-        made = [records for part in coded for records in part]
+        if self._is_brief(blocks):
+            made = self._encode_all(blocks, plans)
+        else:
+            parts = _parts(blocks)
+            coded = self.executor.map(self._encode_all, *([rows[a:b] for a, b in parts] for rows in (blocks, plans)))
+            made = [records for part in coded for records in part]
         for first, last in _chains(blocks):
             self._keep(blocks[first:last], [host for host, _ in made[first:last]])
         self.residency.drop_late(block.record for block in blocks)
@@ -68,6 +71,14 @@ class Encoder:
             for block, (_, disk) in zip(blocks, made, strict=True)
             if disk is not None
         ]
+
+    def _is_brief(self, blocks: Sequence[Block]) -> bool:
+        """Whether small blocks are only copied: threads that share them wait for Python's lock longer than one copies
+        all of them."""
+        config, codecs = self.residency.config, self.codecs
+        used = [codecs.disk] * bool(config.disk.bytes) + [codecs.host] * bool(config.host.bytes)
+        small = sum(block.nbytes for block in blocks) < _PART_BYTES * len(blocks)
+        return small and not config.device.bytes and all(codec.copies for codec in used)
 
     def _keep(self, chain: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
         """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its
