@@ -169,8 +169,10 @@ class GroupedView(KVView):
             parts.append((lacks, copy))
         return GroupedView(self.layout, self.tokens, parts, self.snapshot)
 
-    def copy_to(self, target: KVView) -> None:
+    def copy_to(self, target: KVView, unlock: bool = False) -> None:
         """Copy the tokens that `target` has, layer by layer, into it.
+
+        unlock: see `KVView.copy_to`.
 
         Raises:
             ValueError: `target` has another layout or number of tokens, or cannot be written to.
@@ -183,7 +185,7 @@ class GroupedView(KVView):
                 continue
             if view is None or lacks > begins:
                 raise CodecError("the block lacks tokens of a window that it should have")
-            view.narrow(begins - lacks, wanted.tokens).copy_to(wanted)
+            view.narrow(begins - lacks, wanted.tokens).copy_to(wanted, unlock)
         if target.snapshot is not None:
             if self.snapshot is None:
                 raise CodecError("the block lacks states that it should have")

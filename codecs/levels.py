@@ -6,7 +6,7 @@ import numpy as np
 
 from kvstore.codecs.splitzip.codec import bound_values, encode_values
 
-LEVELS = ("scalar", "avx2", "avx512", "neon")  # of x86-64 the first three, of aarch64 the first and the last
+LEVELS = ("scalar", "avx2", "avx512", "amx", "neon")  # of aarch64 the first and the last, of x86-64 all but that
 
 
 def cpu_levels() -> list[str]:

@@ -29,7 +29,7 @@ BELOW: dict[str, set[str]] = {
 }
 BELOW["bindings"] = set(BELOW)
 
-KERNELS = re.compile(r"(scalar|avx2|avx512|neon)-inl\.h")
+KERNELS = re.compile(r"(scalar|avx2|avx512|amx|neon)-inl\.h")
 
 
 def includes(name: str) -> list[str]:
@@ -93,7 +93,7 @@ def test_bodies_are_included_by_their_part_s_choice_only() -> None:
 
 def test_vector_instructions_are_in_their_files_only() -> None:
     found = {name for name in FILES if re.search(r"\b_mm(256|512)_\w+\(", (CSRC / name).read_text())}
-    assert {Path(name).name for name in found} == {"avx2-inl.h", "avx512-inl.h"}
+    assert {Path(name).name for name in found} == {"avx2-inl.h", "avx512-inl.h", "amx-inl.h"}
     found = {name for name in FILES if re.search(r"\bv[a-z0-9]+q?_[suf](8|16|32|64)\(", (CSRC / name).read_text())}
     assert {Path(name).name for name in found} == {"neon-inl.h"}
 

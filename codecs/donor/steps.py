@@ -63,7 +63,7 @@ def encode(
         step: distance between the values that can be told apart, relative to how large the donor's values are in a
             group of channels: 2**-50 to 2**50, rounded to a quarter octave, or DONOR_ALONE.
         out: writable memory, which is mutated; `bound` bytes are enough.
-        level: "scalar", "avx2", "avx512" or "neon"; default is the best that the machine has.
+        level: "scalar", "avx2", "avx512", "amx" or "neon"; default is the best that the machine has.
 
     Returns:
         The bytes of each layer. None if `out` is too small.

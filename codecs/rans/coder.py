@@ -139,8 +139,8 @@ class RansTables:
         Args:
             symbols, classes: as for `encode`.
             out: writable memory; all of it may be overwritten.
-            level: "scalar", "avx2", "avx512" or "neon", all of which write the same bytes; default is the best that
-                the machine has and KVSTORE_CPU allows.
+            level: "scalar", "avx2", "avx512", "amx" or "neon", all of which write the same bytes; default is the best
+                that the machine has and KVSTORE_CPU allows.
 
         Returns:
             The stream's length. None if `out` is too small.

@@ -160,7 +160,8 @@ def encode_values(
     Args:
         values: `[n]` contiguous unsigned integers, the bits of values of `dtype`.
         dtype: a name in `layout.ITEM_BYTES`.
-        level: "scalar", "avx2", "avx512" or "neon"; default is the best that the machine has. All write the same bytes.
+        level: "scalar", "avx2", "avx512", "amx" or "neon"; default is the best that the machine has. All write the same
+            bytes.
         out: writable memory, which is mutated; `bound_values(n, dtype)` bytes are enough.
 
     Returns:

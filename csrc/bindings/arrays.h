@@ -37,10 +37,10 @@ inline Level level_of(const MaybeLevel& name) {
   if (!name) return level();
   Level known;
   if (!level_named(name->c_str(), &known))
-    throw py::value_error("level: expected scalar, avx2, avx512 or neon, found '" + *name + "'");
+    throw py::value_error("level: expected scalar, avx2, avx512, amx or neon, found '" + *name + "'");
   if (!machine_has(known)) {
     std::string found = "scalar";
-    for (const Level other : {Level::avx2, Level::avx512, Level::neon})
+    for (const Level other : {Level::avx2, Level::avx512, Level::amx, Level::neon})
       if (machine_has(other)) found += (other == machine_level() ? " or " : ", ") + std::string(level_name(other));
     throw py::value_error("level: this machine has no " + *name + "; choose " + found);
   }

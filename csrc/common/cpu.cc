@@ -4,7 +4,23 @@
 #include <cstring>
 #include <initializer_list>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace kvstore {
+
+#if defined(__x86_64__)
+// Whether there are tiles of 8-bit integers, and the operating system saves them (Linux from 5.16 on).
+static bool has_amx() {
+  unsigned a, b, c, d;
+  constexpr unsigned kTiles = 1u << 24 | 1u << 25, kOsSaves = 1u << 27, kTileState = 3u << 17;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsSaves)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTiles) != kTiles) return false;
+  __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return (a & kTileState) == kTileState;
+}
+#endif
 
 Level machine_level() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -12,8 +28,12 @@ Level machine_level() {
   static const Level best = [] {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+#if defined(__x86_64__)
+      if (has_amx()) return Level::amx;
+#endif
       return Level::avx512;
+    }
     return __builtin_cpu_supports("avx2") ? Level::avx2 : Level::scalar;
   }();
   return best;
@@ -41,6 +61,7 @@ Level level() {
 const char* level_name(Level level) {
   switch (level) {
     case Level::neon: return "neon";
+    case Level::amx: return "amx";
     case Level::avx512: return "avx512";
     case Level::avx2: return "avx2";
     default: return "scalar";
@@ -48,7 +69,7 @@ const char* level_name(Level level) {
 }
 
 bool level_named(const char* name, Level* level) {
-  for (const Level known : {Level::scalar, Level::avx2, Level::avx512, Level::neon}) {
+  for (const Level known : {Level::scalar, Level::avx2, Level::avx512, Level::amx, Level::neon}) {
     if (std::strcmp(name, level_name(known)) == 0) {
       *level = known;
       return true;

@@ -19,9 +19,16 @@
 #define KVSTORE_AVX512_INLINE KVSTORE_AVX512 KVSTORE_INLINE
 #define KVSTORE_VNNI_INLINE KVSTORE_VNNI KVSTORE_INLINE
 
-// The object NAME of the namespace scalar, avx2 or avx512.
+// Tiles of AMX, where the compiler knows them and the system gives processes their registers.
+#if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 11)
+#define KVSTORE_AMX \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,popcnt,bmi,amx-tile,amx-int8")))
+#define KVSTORE_AMX_INLINE KVSTORE_AMX KVSTORE_INLINE
+#endif
+
+// The object NAME of the namespace scalar, avx2 or avx512, which is also what amx has where nothing is its own.
 #define KVSTORE_PICK(LEVEL, NAME) \
-  ((LEVEL) == Level::avx512 ? avx512::NAME : (LEVEL) == Level::avx2 ? avx2::NAME : scalar::NAME)
+  ((LEVEL) >= Level::avx512 ? avx512::NAME : (LEVEL) == Level::avx2 ? avx2::NAME : scalar::NAME)
 #elif defined(__aarch64__)
 // NEON is a part of every aarch64, so that nothing needs a target but what goes beyond it.
 #if defined(__clang__)

@@ -120,7 +120,7 @@ class Model {
   int level_;
   std::vector<Part> parts_;
   std::size_t width_ = 0, most_groups_ = 0;
-  std::vector<predict::Line> lines_;
+  predict::Lines lines_;
   std::vector<std::int8_t> token_kv_;
   std::size_t vocabulary_ = 0;
   rans::Tables tables_;

@@ -90,7 +90,7 @@ class Model {
 
   predict::Model base_;
   std::vector<Part> parts_;
-  std::vector<predict::Line> lines_;
+  predict::Lines lines_;
   rans::Tables tables_;
   std::vector<float> values_;
   std::vector<Expect> expect_;

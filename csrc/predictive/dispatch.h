@@ -10,7 +10,7 @@ namespace kvstore::predict {
 
 inline const Kernels& kernels(Level level) {
 #if defined(__x86_64__)
-  if (level == Level::avx512 && !avx512::runs()) level = Level::avx2;
+  if (level >= Level::avx512 && !avx512::runs()) level = Level::avx2;
 #elif defined(__aarch64__)
   if (level == Level::neon && neon::has_dotprod()) return neon::kDotted;
 #endif

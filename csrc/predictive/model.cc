@@ -154,7 +154,7 @@ void Model::take_weight(Part& part, const Arrays& arrays, std::size_t number) {
   pack(part, widths, weight, lines_);
 }
 
-void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, std::vector<Line>& lines) {
+void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, Lines& lines) {
   for (const std::size_t width : widths) {
     part.groups.push_back(round_up(width, kGroup) / kGroup);
     part.depth += part.groups.back();

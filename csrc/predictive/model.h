@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/huge_pages.h"
 #include "rans/rans.h"
 
 namespace kvstore::predict {
@@ -30,6 +31,7 @@ constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to -
 struct alignas(kColumnsBytes) Line {
   std::int8_t bytes[kColumnsBytes];
 };
+using Lines = HugeVector<Line>;
 
 // The dimensions of one layer.
 struct LayerShape {
@@ -83,7 +85,7 @@ struct Part {
 // Lays out weights, [sum of widths, C], for the kernels (see Model::weight): appends them to `lines`, makes `groups`,
 // `depth` and `weights` of a part, and corrects its bias for inputs that are 128 too large. widths: of each of
 // part.inputs.
-void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, std::vector<Line>& lines);
+void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t* weight, Lines& lines);
 
 // Immutable once built; any number of threads may use one.
 class Model {
@@ -124,7 +126,7 @@ class Model {
 
   std::vector<Part> parts_;
   std::size_t width_ = 0, widest_ = 0;
-  std::vector<Line> lines_;
+  Lines lines_;
   std::vector<std::int8_t> token_kv_;
   std::size_t vocabulary_ = 0;
   rans::Tables tables_;

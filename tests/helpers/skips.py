@@ -10,7 +10,7 @@ ALLOWED = (
     r"there is no CUDA device",
     r"there is no C compiler",
     r"only at full length: calibrations take seconds",
-    r"this machine has no (avx2|avx512|neon)",
+    r"this machine has no (avx2|avx512|amx|neon)",
     r"this machine cannot flush",  # subnormal numbers to zero
     r"(zipnn|pcodec|zstandard|lz4) is not installed",  # peers that benchmarks compare with
     r"could not import 'matplotlib'",  # of the extra `bench`

@@ -71,7 +71,7 @@ def test_a_level_that_the_machine_lacks_or_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="level"):
         common_prefix(a, a, "sse9")
     other = "neon" if "neon" not in cpu_levels() else "avx2"
-    known = "(scalar|scalar or avx2|scalar, avx2 or avx512|scalar or neon)"
+    known = "(scalar|scalar or avx2|scalar, avx2 or avx512|scalar, avx2, avx512 or amx|scalar or neon)"
     with pytest.raises(ValueError, match=f"level: this machine has no {other}; choose {known}$"):
         common_prefix(a, a, other)
     with pytest.raises(ValueError, match="b"):

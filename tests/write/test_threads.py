@@ -15,9 +15,7 @@ from kvstore.write.encode import Encoder
 TOKENS = tokens_of(1, 64)
 
 
-@pytest.mark.parametrize(
-    ("codec", "host", "alone"), [("raw", 0, True), ("raw", 1 << 20, True), ("entropy", 0, False)]
-)
+@pytest.mark.parametrize(("codec", "host", "alone"), [("raw", 0, True), ("raw", 1 << 20, True), ("entropy", 0, False)])
 def test_small_blocks_that_are_only_copied_are_not_shared_among_threads(
     codec: str, host: int, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,8 +55,9 @@ WIDE: Shapes = [(5, 64, 68)] * 2
 
 @pytest.mark.parametrize("kind", ["predicted", "random"])  # the latter escapes everywhere
 @pytest.mark.parametrize("rope", [True, False])
-def test_twins_agree_on_wide_layers(kind: str, rope: bool) -> None:
-    model, tokens = model_of(WIDE, rope, 2, 8), np.arange(103)  # more rows than kernels take at once
+@pytest.mark.parametrize("level", LEVELS)
+def test_twins_agree_on_wide_layers(level: int, kind: str, rope: bool) -> None:
+    model, tokens = model_of(WIDE, rope, level, 8), np.arange(103)  # more rows than kernels take at once
     block = block_of(model, kind, tokens, 3, 9)
     want = reference.encode(model, torch.from_numpy(tokens), 3, longs(block))
     coder, view = native_model(model), view_of(model, block)

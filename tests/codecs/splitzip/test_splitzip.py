@@ -79,7 +79,7 @@ def check(values: np.ndarray, dtype: str) -> bytes:
 
 def test_this_machine_runs_its_best_twin() -> None:
     assert LEVELS[0] == "scalar"
-    with pytest.raises(ValueError, match="level: expected scalar, avx2, avx512 or neon, found 'best'"):
+    with pytest.raises(ValueError, match="level: expected scalar, avx2, avx512, amx or neon, found 'best'"):
         encode_values(np.zeros(1, np.uint16), "bfloat16", "best", bytearray(100))
 
 
