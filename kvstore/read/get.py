@@ -17,7 +17,7 @@ from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
 from kvstore.read.fetch import Fetcher
-from kvstore.read.layerwise import LayerDecode
+from kvstore.read.layerwise import LayerDecode, first_share, free_processors
 from kvstore.read.lookup import Lookup
 from kvstore.read.place import place_of
 from kvstore.read.placement import Placement
@@ -214,7 +214,7 @@ class Getter:
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise
-        later = self._later(request)
+        later = self._later(request, reads)
         fetching = time.perf_counter()
         good, tiers = self.fetcher.fetch(reads, out.view, later=later, begun=begun)
         fetched = time.perf_counter() - fetching
@@ -234,16 +234,22 @@ class Getter:
         self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
         return self._count_saved(request, hit)
 
-    def _later(self, request: GetRequest) -> LayerDecode | None:
+    def _later(self, request: GetRequest, reads: Sequence[BlockRead]) -> LayerDecode | None:
         """What is to decode the last layers, if that is asked for and possible."""
         if not request.lazy:
             return None
         if not request.on_cpu or self.layout.is_grouped:
             self.count_not_lazy("it is for another device" if not request.on_cpu else "layers have windows or states")
             return None
+        free = free_processors()
+        if not free:
+            self.count_not_lazy("torch computes on all processors, so that layers that come later take longer")
+            return None
         fetcher = self.fetcher
+        reading, decoding = fetcher.gate.loading(self.worth.parts(reads))
+        share = first_share(reading, decoding, fetcher.threads, free)
         layers = len(self.layout.layers)
-        return LayerDecode(fetcher.residency, fetcher.executor, fetcher.threads, fetcher.gate, layers)
+        return LayerDecode(fetcher.residency, fetcher.executor, fetcher.threads, fetcher.gate, layers, share)
 
     def count_not_lazy(self, why: str) -> None:
         """Count a get that decodes all layers at once, though its caller would take them one by one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -28,11 +29,14 @@ from kvstore.read.block_read import BlockRead
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource
 
-# The get itself decodes this share of the layers while it reads, so that the threads are ahead of the model. The rest
-# comes in so many steps, and of about so many raw bytes at a time.
-_FIRST_SHARE = 10
+# The get itself decodes at least this share of the layers while it reads, so that the threads are ahead of the model.
+# The rest comes in so many steps, and of about so many raw bytes at a time.
+_LEAST_SHARE = 0.1
 _STEPS = 8
 _UNIT_BYTES = 4 * MIB
+# This share of the time that threads wait for reads can be used to decode. A pass of a model on a CPU takes that long.
+_SPARE = 0.6
+_PASS_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,22 @@ class LayerDecode:
         threads: how many of them at once at most; no more than torch leaves processors to, but one.
         gate: is told what decoding took.
         layers: how many the layout has.
+        share: of them, which the get decodes itself; see `first_share`.
 
     Attributes:
         first: the layers that the get decodes itself.
     """
 
-    def __init__(self, residency: Residency, executor: Workers, threads: int, gate: Gate, layers: int) -> None:
-        first, *self._steps = steps_of(layers)
+    def __init__(
+        self,
+        residency: Residency,
+        executor: Workers,
+        threads: int,
+        gate: Gate,
+        layers: int,
+        share: float = _LEAST_SHARE,
+    ) -> None:
+        first, *self._steps = steps_of(layers, share)
         self.first = first
         self._residency = residency
         self._executor = executor
@@ -213,14 +226,33 @@ def free_processors() -> int:
     return max(0, len(os.sched_getaffinity(0)) - torch.get_num_threads())
 
 
-def steps_of(layers: int) -> list[range]:
-    """Return which layers are decoded together; the first of them by the get itself.
+def first_share(reading_s: float, decoding_s: float, threads: int, free: int) -> float:
+    """Return which share of the layers a get decodes before it returns.
+
+    While it reads, threads have time to decode, and what they do then need not be done beside the model. They do no
+    more than is too much to be done beside it: a get of all layers takes longer than one of the first.
+
+    Args:
+        reading_s, decoding_s: of the blocks; decoding on one thread.
+        threads: that decode for the get.
+        free: processors that the model leaves.
+
+    Example:
+        >>> first_share(0.07, 0.17, 2, 1), first_share(0.02, 0.04, 2, 1)
+        (0.49, 0.1)
+    """
+    wanted = min(_SPARE * threads * reading_s, decoding_s - free * _PASS_S)
+    return min(1.0, max(_LEAST_SHARE, round(wanted / max(decoding_s, 1e-9), 2)))
+
+
+def steps_of(layers: int, share: float = _LEAST_SHARE) -> list[range]:
+    """Return which layers are decoded together; the first of them, this share of all, by the get itself.
 
     Example:
         >>> steps_of(30)  # doctest: +ELLIPSIS
         [range(0, 3), range(3, 6), range(6, 9), range(9, 13), ..., range(26, 30)]
     """
-    first = -(-layers // _FIRST_SHARE)
+    first = math.ceil(layers * share)
     rest = layers - first
     ends = [first + rest * number // _STEPS for number in range(_STEPS + 1)]
     return [range(first), *(range(a, b) for a, b in pairwise(ends) if a < b)]

@@ -169,3 +169,19 @@ def test_a_codec_that_the_disk_waits_for_is_named() -> None:
 
 def test_kinds_of_devices() -> None:
     assert [device_kind(x) for x in (None, "cpu", "cuda:1")] == ["cpu", "cpu", "cuda"]
+
+
+def test_what_loading_takes_is_told_apart_into_reading_and_decoding() -> None:
+    gate = Gate(True, LoadCost(bytes_per_token=1000, threads=2))
+    parts = [Part("disk", "raw", 3_000_000, 100), Part(None, "raw", 5, 50)]
+    reading, decoding = gate.loading(parts)
+    assert reading == pytest.approx(0.001)  # as from a fast disk
+    assert decoding == pytest.approx(150_000 / 4e9)
+    for nbytes in (1_000_000, 2_000_000, 4_000_000):
+        gate.observe_read("disk", nbytes, nbytes / 1e8)
+    for _ in range(80):
+        gate.observe_decode("raw", 10, 0.01)
+    reading, decoding = gate.loading(parts)
+    assert reading == pytest.approx(0.03, rel=0.1)
+    assert decoding == pytest.approx(150 * 0.001)
+    assert gate.loading([]) == (0, 0)

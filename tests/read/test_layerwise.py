@@ -23,10 +23,16 @@ from kvstore.errors import LayerLost
 from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.growing_layer import GrowingLayer
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
-from kvstore.read import layerwise
-from kvstore.read.layerwise import steps_of
+from kvstore.read import get, layerwise
+from kvstore.read.layerwise import first_share, steps_of
 
 DEEP = KVLayout.uniform(9, 2, 16, "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def one_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model leaves a processor, whatever machine this is."""
+    monkeypatch.setattr(get, "free_processors", lambda: 1)
 
 
 def lazily(store: KVStore, ids: Any, **options: Any) -> Hit:
@@ -366,6 +372,42 @@ def test_steps_are_all_layers_in_order(layers: int) -> None:
     steps = steps_of(layers)
     assert [number for step in steps for number in step] == list(range(layers))
     assert all(steps)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 9, 30, 61])
+@pytest.mark.parametrize("share", [0.1, 0.37, 0.5, 0.99, 1.0])
+def test_the_get_itself_decodes_no_less_than_its_share(layers: int, share: float) -> None:
+    steps = steps_of(layers, share)
+    assert [number for step in steps for number in step] == list(range(layers))
+    assert all(steps)
+    assert share * layers <= len(steps[0]) < share * layers + 1
+
+
+def test_the_share_follows_from_the_time_that_reading_leaves() -> None:
+    assert first_share(1.0, 0.04, 2, 1) == 0.1  # all of it can be done beside the model
+    assert first_share(0.0, 10.0, 2, 1) == 0.1  # nothing is waited for
+    assert first_share(100.0, 10.0, 2, 1) == 0.99  # but what the model's pass has time for
+    assert first_share(1.0, 10.0, 2, 1) < first_share(2.0, 10.0, 2, 1) < first_share(2.0, 10.0, 4, 1)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_layers_that_the_get_decodes_are_there_at_once(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get, "first_share", lambda *_: share)
+    with reopened(tmp_path, "entropy") as store:
+        hit = lazily(store, tokens(50))
+        assert isinstance(hit.layers, LazyLayers) is (share < 1)
+        assert same_kv(tuple(hit.layers), kv_of(tokens(50), DEEP))
+
+
+def test_without_a_free_processor_all_layers_come_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(get, "free_processors", lambda: 0)
+    with reopened(tmp_path, "entropy") as store:
+        hit = lazily(store, tokens(50))
+        assert not isinstance(hit.layers, LazyLayers)
+        assert same_kv(hit.layers, kv_of(tokens(50), DEEP))
+        assert store.stats()["counters"]["fallback_not_lazy"] == 1
 
 
 def test_a_layout_of_one_layer_has_nothing_to_wait_for(tmp_path: Path) -> None:
