@@ -35,7 +35,7 @@ class Timing(StrEnum):
 
     GET = "get", "seconds that gets took"
     PUT = "put", "seconds until puts returned"
-    READ = "read", "seconds that reads of neighbouring records from a disk took"
+    READ = "read", "seconds that gets waited for reads of neighbouring records from a disk"
     DECODE = "decode", "seconds that decoding a block took"
 
 

@@ -9,8 +9,8 @@ namespace kvstore {
 enum class Level : int { scalar = 0, avx2 = 1, avx512 = 2, amx = 3, neon = 4 };
 
 // The best level that this machine has, or the one that the environment variable KVSTORE_CPU names
-// (scalar | avx2 | avx512 | amx | neon) if the machine has it; anything else is ignored. The variable never raises the level,
-// so a capped process cannot be made to execute an instruction that it lacks. Read at every call: cheap,
+// (scalar | avx2 | avx512 | amx | neon) if the machine has it; anything else is ignored. The variable never raises the
+// level, so a capped process cannot be made to execute an instruction that it lacks. Read at every call: cheap,
 // but not for inner loops; take it once per object or per large call.
 Level level();
 

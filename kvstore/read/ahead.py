@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +28,14 @@ class Batch:
         kept: for each, whether the host tier is to have its record.
         buffers: for each, memory for its record.
         number: of the read that is under way, see `ReadsAhead`; None if none is.
+        begin: when that began, by `time.perf_counter`.
     """
 
     sources: Sequence[Source]
     kept: Sequence[bool]
     buffers: Sequence[Buffer]
     number: int | None = None
+    begin: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -59,11 +62,12 @@ class Batches:
         sources = [self.reads[i].source for i in indexes]
         kept = [self.is_kept(self.reads[i]) for i in indexes]
         buffers = [self.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
-        number = None
+        number, now = None, 0.0
         if begin is not None:
+            now = time.perf_counter()
             with contextlib.suppress(OSError):  # it is read when it is wanted, and fails then
                 number = begin.begin(sources, buffers)
-        return Batch(sources, kept, buffers, number)
+        return Batch(sources, kept, buffers, number, now)
 
 
 class AheadReader:

@@ -288,15 +288,15 @@ class ReadTask:
         return bad
 
     def _read(self, tier: StorageTier[Any], batch: Batch) -> None:
-        nbytes = batch.nbytes
-        begin = time.perf_counter()
+        nbytes, begin = batch.nbytes, batch.begin
+        waiting = time.perf_counter()
         if self.ahead is None or not self.ahead.wait(batch):
             large = nbytes >= _READ_BYTES and tier.name == "disk"
             with self._turns[next(self._large) % len(self._turns)] if large else _NO_TURN:
-                begin = time.perf_counter()
+                begin = waiting = time.perf_counter()
                 tier.read(batch.sources, batch.buffers)
         end = time.perf_counter()
-        self.fetcher.residency.metrics.timings.observe(Timing.READ, end - begin, place_of(batch.sources))
+        self.fetcher.residency.metrics.timings.observe(Timing.READ, end - waiting, place_of(batch.sources))
         self._done.append((tier.name, nbytes, begin, end))
 
     def _read_where_it_moved(self, tier: StorageTier[Any], read: BlockRead) -> bool:
