@@ -16,11 +16,11 @@
 namespace kvstore::levels::amx {
 
 constexpr std::size_t kTileRows = 16;
-constexpr std::size_t kTileBytes = 64;                    // of a row of a tile
-constexpr std::size_t kQuad = kTileBytes / kColumns;      // groups of inputs that a tile takes
-constexpr std::size_t kAhead = 8;                         // tiles of inputs: so far before it is used a weight is fetched
+constexpr std::size_t kTileBytes = 64;                // of a row of a tile
+constexpr std::size_t kQuad = kTileBytes / kColumns;  // groups of inputs that a tile takes
+constexpr std::size_t kAhead = 8;                     // weights are fetched so many tiles of inputs before their use
 constexpr std::size_t kLine = predict::kColumnsBytes;
-constexpr std::size_t kWeights = kSteps * kLine;          // bytes from a group's inputs to a group's columns
+constexpr std::size_t kWeights = kSteps * kLine;      // bytes from a group's inputs to a group's columns
 
 // Whether this process may use the registers: Linux gives each process their memory when it asks (arch_prctl(2)).
 inline bool runs() {
@@ -194,8 +194,8 @@ KVSTORE_AMX inline void sums(const Part& part, const std::int8_t* weight, const 
   _tile_release();
 }
 
-// Sums of BLOCKS times 16 rows, whole groups of residuals at a time. A tile of 16 inputs takes as long as one of 64, but
-// these need not be put together, and are still a half of what AVX-512 takes.
+// Sums of BLOCKS times 16 rows, one group of residuals at a time. A tile of 16 inputs takes as long as one of 64, but
+// these need not be put together, and it takes half as long as AVX-512 does.
 template <int BLOCKS>
 KVSTORE_AMX_INLINE void group_tiles(const std::int8_t* w, std::size_t number, const std::int32_t* sums,
                                     std::size_t stride, const std::uint8_t* q, std::size_t padded,
