@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ from kvstore.gate.saved import Estimates
 # before on about as many tokens moves it, so that two ways that take about as long do not alternate.
 _SHARE, _AFTER_LOAD, _AFTER_REFUSAL = 0.9, 0.95, 0.85
 _MOST_TOKENS = 1 << 40
-_FAST_DISK = 3e9  # bytes a second
 _RECHECK_S = 10.0  # a tier that is not read any more is looked at again so often
 # Of gets that are refused for what was seen in memory, one in so many is loaded: nothing else would show that it was
 # other work that made it slow.
@@ -126,17 +124,9 @@ class Gate:
             self.load.observe_rest(device_kind(device), tokens, max(seconds, 1e-9))
 
     def loading(self, parts: Sequence[Part]) -> tuple[float, float]:
-        """Return the seconds that reading blocks takes, as from a fast disk where nothing is known of their tier, and
-        those that decoding them takes one thread."""
+        """See `LoadCost.loading`."""
         with self._lock:
-            load, nbytes = self.load, defaultdict[str, int](int)
-            for part in parts:
-                if part.tier is not None:
-                    nbytes[part.tier] += part.nbytes
-            lines = {tier: load.line(tier) or (0.0, 1 / _FAST_DISK) for tier in nbytes}
-            reading = sum(latency + per_byte * nbytes[tier] for tier, (latency, per_byte) in lines.items())
-            rates = {codec: load.rate(codec) for codec in {part.codec for part in parts}}
-            return reading, sum(part.tokens * rates[part.codec] for part in parts) * load.bytes_per_token
+            return self.load.loading(parts)
 
     def check(self, tier: str, reads: Sequence[tuple[int, float]]) -> None:
         """Take in timed reads (bytes, seconds). If they are far from the estimate, the tier is estimated anew."""

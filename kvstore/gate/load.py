@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,6 +19,7 @@ _BLOCKS, _USUAL_BLOCKS = 64, 32  # the newest of a codec; as if so many had been
 _LEAST_GETS = 3  # fewer say less of the rest of a get than what is usual
 _RANGE_BYTES = 2 * MIB  # read at once; while it is decoded, the next is read
 _LATENCY_S = 1e-4  # of a read, where reads of one size alone were seen
+_FAST_DISK = 3e9  # bytes a second
 _OVERHEAD_S = 3e-4  # of a get beside reading and decoding, before any was seen
 
 # Raw bytes a second and core, as README.md has them: before any block was decoded.
@@ -163,6 +164,18 @@ class LoadCost:
         ranges = np.minimum(np.arange(1, len(parts) + 1), np.maximum(2 * self.threads, nbytes / _RANGE_BYTES))
         overlapped = np.maximum(read, decode) + np.minimum(read, decode) / ranges
         return np.asarray(overlapped + self._rest(tokens, device, usual))
+
+    def loading(self, parts: Sequence[Part]) -> tuple[float, float]:
+        """Return the seconds that reading blocks takes, as from a fast disk where nothing is known of their tier, and
+        those that decoding them takes one thread."""
+        nbytes = defaultdict[str, int](int)
+        for part in parts:
+            if part.tier is not None:
+                nbytes[part.tier] += part.nbytes
+        lines = {tier: self.line(tier) or (0.0, 1 / _FAST_DISK) for tier in nbytes}
+        reading = sum(latency + per_byte * nbytes[tier] for tier, (latency, per_byte) in lines.items())
+        rates = {codec: self.rate(codec) for codec in {part.codec for part in parts}}
+        return reading, sum(part.tokens * rates[part.codec] for part in parts) * self.bytes_per_token
 
     def _rate(self, codec: str) -> DecodeRate:
         if codec not in self.rates:

@@ -27,20 +27,29 @@ class Batch:
         sources: of the blocks.
         kept: for each, whether the host tier is to have its record.
         buffers: for each, memory for its record.
-        number: of the read that is under way, see `ReadsAhead`; None if none is.
-        begin: when that began, by `time.perf_counter`.
+        reads: what the read is under way with; None if none is.
+        number: of that read, see `ReadsAhead`.
+        begin: when it began, by `time.perf_counter`.
     """
 
     sources: Sequence[Source]
     kept: Sequence[bool]
     buffers: Sequence[Buffer]
-    number: int | None = None
+    reads: ReadsAhead[Any] | None = None
+    number: int = 0
     begin: float = 0.0
 
     @property
     def nbytes(self) -> int:
         """Bytes to read."""
         return sum(source.nbytes for source in self.sources)
+
+    def wait(self) -> bool:
+        """Wait until the blocks are read; return whether a read was under way. Raises: OSError."""
+        if self.reads is None:
+            return False
+        self.reads.wait(self.number)
+        return True
 
 
 @dataclass(frozen=True)
@@ -62,12 +71,11 @@ class Batches:
         sources = [self.reads[i].source for i in indexes]
         kept = [self.is_kept(self.reads[i]) for i in indexes]
         buffers = [self.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
-        number, now = None, 0.0
         if begin is not None:
             now = time.perf_counter()
             with contextlib.suppress(OSError):  # it is read when it is wanted, and fails then
-                number = begin.begin(sources, buffers)
-        return Batch(sources, kept, buffers, number, now)
+                return Batch(sources, kept, buffers, begin, begin.begin(sources, buffers), now)
+        return Batch(sources, kept, buffers)
 
 
 class AheadReader:
@@ -106,10 +114,3 @@ class AheadReader:
             batch = self._begun[following.start] = self._batches.of(following, self._reads)
             self._next += 1  # behind what can be interrupted
             self._nbytes += batch.nbytes
-
-    def wait(self, batch: Batch) -> bool:
-        """Wait until a batch is read; return whether it was under way. Raises: OSError."""
-        if batch.number is None:
-            return False
-        self._reads.wait(batch.number)
-        return True

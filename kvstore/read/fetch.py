@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -53,11 +53,11 @@ class Begun:
 
     Attributes:
         ranges: of their indexes, what is worked on together.
-        ahead: what reads those in storage; None where each is read when it is wanted.
+        ahead: what reads those of a tier, by its name; those of other tiers are read when they are wanted.
     """
 
     ranges: Sequence[range]
-    ahead: AheadReader | None = None
+    ahead: Mapping[str, AheadReader]
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class Fetcher:
             reads: as for `fetch`.
             keep_all: whether the host tier is to have every record.
         """
-        ranges = self._ranges(reads)
+        ranges, ahead = self._ranges(reads), dict[str, AheadReader]()
         for name, tier in self.residency.storage.items():
             here = [indexes for indexes in ranges if reads[indexes.start].source.tier == name]
             begins = tier.reads_ahead() if here else None
             if begins is not None:
-                return Begun(ranges, AheadReader(self.batches(reads, keep_all), here, begins))
-        return Begun(ranges)
+                ahead[name] = AheadReader(self.batches(reads, keep_all), here, begins)
+        return Begun(ranges, ahead)
 
     def fetch(
         self,
@@ -125,7 +125,7 @@ class Fetcher:
         task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later, begun.ahead)
         alone = all(self._is_brief(read) for read in reads)
         # Where reading takes no threads, those are enough that decode.
-        most = None if begun.ahead is None else max(2, self.threads)
+        most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
         outcomes = [task(indexes) for indexes in ranges] if alone else share(task, ranges, most)
         task.tell(self.gate)
@@ -189,7 +189,7 @@ class ReadTask:
     origin: int
     within: object = None
     later: LayerDecode | None = None
-    ahead: AheadReader | None = None  # reads the ranges, but those that are looked up again
+    ahead: Mapping[str, AheadReader] = field(default_factory=dict)  # see `Begun`; not of what is looked up again
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
@@ -266,7 +266,7 @@ class ReadTask:
         return True
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
-        metrics, ahead = self.fetcher.residency.metrics, self.ahead
+        metrics, ahead = self.fetcher.residency.metrics, self.ahead.get(tier.name)
         batch = self.fetcher.batches(self.reads, self.out is None).of(indexes) if ahead is None else ahead.take(indexes)
         sources, buffers = batch.sources, batch.buffers
         errors: list[OSError | None] = [None] * len(sources)
@@ -290,7 +290,7 @@ class ReadTask:
     def _read(self, tier: StorageTier[Any], batch: Batch) -> None:
         nbytes, begin = batch.nbytes, batch.begin
         waiting = time.perf_counter()
-        if self.ahead is None or not self.ahead.wait(batch):
+        if not batch.wait():
             large = nbytes >= _READ_BYTES and tier.name == "disk"
             with self._turns[next(self._large) % len(self._turns)] if large else _NO_TURN:
                 begin = waiting = time.perf_counter()
@@ -308,7 +308,7 @@ class ReadTask:
         source = residency.find([read.record])[0]
         if source is None:
             return False
-        return not replace(self, reads=[replace(read, source=source)], ahead=None, turns=self.turns - 1)(range(1))
+        return not replace(self, reads=[replace(read, source=source)], ahead={}, turns=self.turns - 1)(range(1))
 
     def _accept(self, read: BlockRead, buffer: Buffer, keep: bool) -> bool:
         """Checks a record that was read, decodes it, and notes it for the host tier if that is to have its buffer."""

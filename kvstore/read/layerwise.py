@@ -100,7 +100,7 @@ class LayerDecode:
         threads: int,
         gate: Gate,
         layers: int,
-        share: float = _LEAST_SHARE,
+        share: float,
     ) -> None:
         first, *self._steps = steps_of(layers, share)
         self.first = first

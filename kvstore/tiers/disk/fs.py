@@ -23,7 +23,7 @@ _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
 _WRITE_BYTES = 4 << 20
 # A disk is asked for so much with each request, and for so many at once, while what came is decoded: one that has the
 # next request already does not wait for this program, and what came with a small one is decoded sooner.
-_AHEAD_BYTES, _AHEAD_REQUESTS = 1 << 20, 2
+_REQUEST_BYTES, _MOST_REQUESTS = 1 << 20, 2
 # Errors that say nothing about the bytes on disk: of this process, its limits and rights, or of the moment.
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EBUSY}
@@ -324,7 +324,7 @@ def reads_ahead(fs: FileSystem) -> _files.Reads | None:
     """
     if type(fs).preadv is not _PREADV:
         return None
-    return _files.Reads(_AHEAD_REQUESTS, _AHEAD_BYTES)
+    return _files.Reads(_MOST_REQUESTS, _REQUEST_BYTES)
 
 
 def close_quietly(fs: FileSystem, fd: int) -> None:
