@@ -11,6 +11,15 @@ def copy_rows(
     row_bytes: npt.NDArray[np.uint32], tokens: int, large: bool = False, unlock: bool = False
 ) -> None: ...
 
+def pack(
+    out: Buffer, source: npt.NDArray[np.int64], heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32],
+    tokens: int, unlock: bool = False
+) -> None: ...
+def unpack(
+    target: npt.NDArray[np.int64], packed: Buffer, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32],
+    tokens: int, wanted: int, large: bool = False, unlock: bool = False
+) -> None: ...
+
 class EntropyModel:
     def __init__(self, freqs: npt.NDArray[np.uint16], costs: npt.NDArray[np.uint16]) -> None: ...
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvstore.codecs.base import BlockInfo, Codec, check_payload
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
@@ -43,17 +41,11 @@ class RawCodec(Codec):
     def encode(self, info: BlockInfo, block: KVView, out: memoryview) -> tuple[int, ...] | None:
         if len(out) < self.bound(info):
             return None
-        block.copy_to(_packed(info, out), unlock=True)
+        block.pack(out, unlock=True)
         return tuple(info.layer_bytes())
 
     def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
         check_payload(self.name, info, payload, layer_sizes, out)
         if list(layer_sizes) != (expected := info.layer_bytes()):
             raise CodecError(f"raw: {info.count} tokens take layers of {expected} bytes, found {list(layer_sizes)}")
-        source = _packed(info, payload)
-        (source if out.tokens == info.count else source.narrow(0, out.tokens)).copy_to(out)
-
-
-def _packed(info: BlockInfo, memory: memoryview) -> KVView:
-    array = np.frombuffer(memory, dtype=np.uint8)
-    return KVView.packed(info.layout, info.count, array.ctypes.data, array)
+        out.unpack(payload, info.count)

@@ -296,6 +296,11 @@ def is_known(number: int) -> bool:
     return number in REGISTRY.labels
 
 
+def only_copies(number: int) -> bool:
+    """Whether coding with this codec number is no more than copying."""
+    return number == RawCodec.id
+
+
 def is_delta(number: int) -> bool:
     """Return whether records with this codec number are coded against other blocks (see `DeltaCodec`).
 

@@ -243,11 +243,7 @@ class KVView:
         """
         if target.layout != self.layout or target.tokens != self.tokens:
             raise ValueError("copy_to: expected a target of the same layout and number of tokens")
-        if target._detached:
-            raise ValueError(
-                "copy_to: the last dimension of every tensor of the target must be contiguous; copy into contiguous "
-                "tensors"
-            )
+        target._check_writable("copy_to")
         if self._rows is not None and target._rows is not None:
             heads, row_bytes = row_shapes(self.layout)
             _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens, target._large, unlock)
@@ -260,6 +256,41 @@ class KVView:
             return
         for to, source in zip(target.tensors(), self.tensors(), strict=True):
             to.copy_(source)
+
+
+    def pack(self, memory: memoryview, unlock: bool = False) -> None:
+        """Copy all rows into packed memory, which is mutated; see `packed`, and `copy_to` for `unlock`.
+
+        Raises:
+            ValueError: the memory is too small or read-only.
+        """
+        if self._rows is not None:
+            _native.pack(memory, self._rows, *row_shapes(self.layout), self.tokens, unlock)
+        else:
+            array = np.frombuffer(memory, dtype=np.uint8)
+            self.copy_to(KVView.packed(self.layout, self.tokens, array.ctypes.data, array))
+
+    def unpack(self, memory: memoryview, tokens: int) -> None:
+        """Copy into the rows what packed memory with `tokens` tokens holds of the first of them; see `packed`.
+
+        Mutates what the view points to. More than 1 MiB is copied without the GIL.
+
+        Raises:
+            ValueError: the memory is too small or has fewer tokens than the view, or the view cannot be written to.
+        """
+        self._check_writable("unpack")
+        if self._rows is not None:
+            _native.unpack(self._rows, memory, *row_shapes(self.layout), tokens, self.tokens, self._large)
+        else:
+            array = np.frombuffer(memory, dtype=np.uint8)
+            KVView.packed(self.layout, tokens, array.ctypes.data, array).narrow(0, self.tokens).copy_to(self)
+
+    def _check_writable(self, call: str) -> None:
+        if self._detached:
+            raise ValueError(
+                f"{call}: the last dimension of every tensor of the target must be contiguous; copy into contiguous "
+                "tensors"
+            )
 
 
 class _SizesOnly(KVView):

@@ -22,11 +22,9 @@ using Ints = py::array_t<std::uint32_t, py::array::c_style>;
 // up to 5 ms (sys.getswitchinterval) where another thread computes in Python.
 constexpr double kBriefBytes = 1 << 20;
 
-void copy(const Longs& target, const Longs& source, const Ints& heads, const Ints& row_bytes,
-               std::size_t tokens, bool large, bool unlock) {
-  const auto count = static_cast<std::size_t>(heads.size());
-  if (row_bytes.size() != heads.size()) throw py::value_error("heads and row_bytes: expected the same length");
-  const auto to = rows_of(target, count), from = rows_of(source, count);
+void copy_all(const std::vector<Rows>& to, const std::vector<Rows>& from, const Ints& heads, const Ints& row_bytes,
+              std::size_t tokens, bool large, bool unlock) {
+  const std::size_t count = to.size();
   const auto work = [&] {
     kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), count, tokens, large);
   };
@@ -37,6 +35,52 @@ void copy(const Longs& target, const Longs& source, const Ints& heads, const Int
     work();
   else
     unlocked(work);
+}
+
+std::size_t tensors_of(const Ints& heads, const Ints& row_bytes) {
+  if (row_bytes.size() != heads.size()) throw py::value_error("heads and row_bytes: expected the same length");
+  return static_cast<std::size_t>(heads.size());
+}
+
+void copy(const Longs& target, const Longs& source, const Ints& heads, const Ints& row_bytes,
+          std::size_t tokens, bool large, bool unlock) {
+  const std::size_t count = tensors_of(heads, row_bytes);
+  copy_all(rows_of(target, count), rows_of(source, count), heads, row_bytes, tokens, large, unlock);
+}
+
+// The rows of memory that holds the tensors one after the other, each [heads, tokens, row_bytes], and nothing else.
+std::vector<Rows> packed_rows(const Memory& memory, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
+                              const char* name) {
+  const std::size_t count = tensors_of(heads, row_bytes);
+  std::vector<Rows> rows;
+  rows.reserve(count);
+  std::uint64_t left = memory.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t row = row_bytes.data()[i], lines = heads.data()[i];
+    const std::uint64_t address = reinterpret_cast<std::uint64_t>(memory.data()) + (memory.size() - left);
+    if (row && lines && tokens > left / row / lines)
+      throw py::value_error(std::string(name) + ": expected memory for all rows, found " +
+                            std::to_string(memory.size()) + " bytes");
+    left -= row * lines * tokens;
+    const auto step = static_cast<std::int64_t>(row);
+    rows.push_back({address, step * static_cast<std::int64_t>(tokens), step});
+  }
+  return rows;
+}
+
+void pack(const py::buffer& out, const Longs& source, const Ints& heads, const Ints& row_bytes, std::size_t tokens,
+          bool unlock) {
+  const Memory memory(out, true);
+  const auto to = packed_rows(memory, heads, row_bytes, tokens, "out");
+  copy_all(to, rows_of(source, to.size()), heads, row_bytes, tokens, false, unlock);
+}
+
+void unpack(const Longs& target, const py::buffer& packed, const Ints& heads, const Ints& row_bytes,
+            std::size_t tokens, std::size_t wanted, bool large, bool unlock) {
+  const Memory memory(packed, false);
+  const auto from = packed_rows(memory, heads, row_bytes, tokens, "packed");
+  if (wanted > tokens) throw py::value_error("wanted: expected at most as many tokens as are packed");
+  copy_all(rows_of(target, from.size()), from, heads, row_bytes, wanted, large, unlock);
 }
 
 splitzip::Dtype dtype_of(const std::string& name) {
@@ -214,6 +258,10 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ core of kvstore.codecs.";
   m.def("copy_rows", &copy, py::arg("target"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"),
         py::arg("tokens"), py::arg("large") = false, py::arg("unlock") = false);
+  m.def("pack", &pack, py::arg("out"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
+        py::arg("unlock") = false);
+  m.def("unpack", &unpack, py::arg("target"), py::arg("packed"), py::arg("heads"), py::arg("row_bytes"),
+        py::arg("tokens"), py::arg("wanted"), py::arg("large") = false, py::arg("unlock") = false);
   py::class_<entropy::Model>(m, "EntropyModel")
       .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
   py::class_<LayerBlocks>(m, "LayerBlocks")

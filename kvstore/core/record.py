@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -175,12 +176,12 @@ class RecordHeader:
         """How many tokens the block has."""
         return len(self.tokens)
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
         """Coded bytes of all layers."""
         return sum(self.layer_sizes)
 
-    @property
+    @cached_property
     def payload_offset(self) -> int:
         """Where the payload starts in the record."""
         return payload_offset(len(self.layer_sizes), self.count, len(self.donors))
@@ -230,9 +231,11 @@ def seal(header: RecordHeader, record: memoryview) -> None:
     """
     start, payload_bytes = header.payload_offset, header.payload_bytes
     end = start + payload_bytes
-    record[end:] = bytes(len(record) - end)
-    table = np.asarray(header.layer_sizes, dtype="<u4").tobytes() + header.tokens.astype("<u4", copy=False).tobytes()
-    table += b"".join(_DONOR.pack(donor.record, donor.key) for donor in header.donors)
+    if len(record) > end:
+        record[end:] = bytes(len(record) - end)
+    sizes = header.layer_sizes
+    table = _sizes(len(sizes)).pack(*sizes) + header.tokens.astype("<u4", copy=False).tobytes()
+    table += b"".join([_DONOR.pack(donor.record, donor.key) for donor in header.donors])
     fixed = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -248,7 +251,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         payload_bytes,
         header.count,
         header.start,
-        len(header.layer_sizes),
+        len(sizes),
         header.error_bound,
         header.bits,
         header.flags,
@@ -274,10 +277,10 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         DamagedRecord: the bytes are not an intact header.
     """
     fixed, tables = _checked(data, max_record_bytes)
-    sizes = np.frombuffer(tables, "<u4", fixed.layers)
-    donors = tuple(Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.tokens) :]))
+    sizes = _sizes(fixed.layers).unpack_from(tables)
+    donors = tuple([Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.tokens) :])])
     first_donor = donors[0].key if donors else NO_KEY
-    fits = int(sizes.sum(dtype=np.uint64)) == fixed.payload_bytes and fixed.first_donor == first_donor
+    fits = sum(sizes) == fixed.payload_bytes and fixed.first_donor == first_donor
     fits = fits and bool(fixed.flags & FLAG_CUT) == bool(fixed.cut)
     if not fits or fixed.flags & ~KNOWN_FLAGS or fixed.tokens == 0:
         raise DamagedRecord(Damage.FIELD, "fields contradict each other")
@@ -289,7 +292,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
         record_id=fixed.record_id,
         start=fixed.start,
         tokens=np.frombuffer(tables, "<u4", fixed.tokens, 4 * fixed.layers),
-        layer_sizes=tuple(sizes.tolist()),
+        layer_sizes=sizes,
         raw_bytes=fixed.raw_bytes,
         bits=fixed.bits,
         expiry=fixed.expiry,
@@ -338,6 +341,12 @@ def check_payload(header: RecordHeader, data: memoryview) -> None:
 def payload_of(header: RecordHeader, data: memoryview) -> memoryview:
     """Return the payload, as a view into the record."""
     return data[header.payload_offset : header.record_bytes]
+
+
+@lru_cache(maxsize=64)
+def _sizes(layers: int) -> struct.Struct:
+    """The table of the layers' sizes."""
+    return struct.Struct(f"<{layers}I")
 
 
 def _header_sum(fixed: bytes, table: bytes) -> bytes:

@@ -19,6 +19,7 @@ class BlockRead:
         parent_key: key of the block before; a record that is read from disk must prove with its own key that it
             follows that block.
         source: where the block is; must be released.
+        key: of a block with just these tokens behind that one; None if it was not computed.
     """
 
     record: int
@@ -26,6 +27,7 @@ class BlockRead:
     tokens: Tokens
     parent_key: bytes
     source: Source
+    key: bytes | None = None
 
     @property
     def end(self) -> int:

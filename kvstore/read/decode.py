@@ -91,7 +91,10 @@ class BlockDecoder:
         if codec is None:
             raise _NoProfile
         info, sizes = BlockInfo(target.layout, header.tokens, header.start, header.cut), header.layer_sizes
-        self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, out), payload, sizes, target)
+        if target.on_cpu:
+            codec.decode(info, payload, sizes, target)
+        else:
+            self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, out), payload, sizes, target)
 
     def _decode_by(
         self,
@@ -149,11 +152,17 @@ def check_record(read: BlockRead, data: memoryview) -> RecordHeader:
     """
     header = parse(data, len(data))
     check_payload(header, data)
+    count = len(read.tokens)
     if (
         header.parent != read.parent_key
         or header.start != read.start
-        or not np.array_equal(header.tokens[: len(read.tokens)], read.tokens)
-        or chain_key(header.parent, header.tokens) != header.key
+        or not np.array_equal(header.tokens[:count], read.tokens)
+        or header.key != _key(header, read.key if header.count == count else None)
     ):
         raise DamagedRecord(Damage.KEY, "another block's record")
     return header
+
+
+def _key(header: RecordHeader, known: bytes | None) -> bytes:
+    """The key of a block with the parent and the tokens of a header."""
+    return chain_key(header.parent, header.tokens) if known is None else known

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstore.codecs import Codec, KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
-from kvstore.codecs.registry import codec_label
+from kvstore.codecs.registry import codec_label, only_copies
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Workers
@@ -39,7 +39,7 @@ from kvstore.timing import Timing
 # Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
 _READ_BYTES = 2 * MIB
 # A copy within memory of a block that is no larger keeps the GIL (`KVView.copy_to`): other threads cannot help then,
-# and one that takes part only makes the get wait for it.
+# and one that takes part only makes the get wait for it. Checking a record first changes little in that.
 _BRIEF_COPY_BYTES = 1 * MIB
 _IN_MEMORY = ("queue", "host")
 # So many records for the host tier wait for each other: a change of threads for each would be what a get waits for.
@@ -123,7 +123,7 @@ class Fetcher:
         begun = self.begin(reads, keep_all=out is None) if begun is None else begun
         spans = self.residency.metrics.spans
         task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later, begun.ahead)
-        alone = all(self._is_brief(read) for read in reads)
+        alone = all([self._is_brief(read, begun.ahead) for read in reads])
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
@@ -151,11 +151,16 @@ class Fetcher:
 
         return Batches(reads, self.pool, is_kept)
 
-    def _is_brief(self, read: BlockRead) -> bool:
-        """Whether the block is only copied within memory, in a moment."""
-        nbytes, sealed = len(read.tokens) * self.gate.load.bytes_per_token, read.source.sealed
-        if nbytes > _BRIEF_COPY_BYTES or read.source.tier not in _IN_MEMORY:
+    def _is_brief(self, read: BlockRead, ahead: Mapping[str, AheadReader]) -> bool:
+        """Whether the block is only copied within memory, in a moment, once what is under way has been read."""
+        source = read.source
+        if len(read.tokens) * self.gate.load.bytes_per_token > _BRIEF_COPY_BYTES:
             return False
+        if source.tier in ahead:
+            return source.codec_id is not None and only_copies(source.codec_id)
+        if source.tier not in _IN_MEMORY:
+            return False
+        sealed = source.sealed
         return sealed is None or len(sealed.payload) == sealed.header.raw_bytes  # else it is decoded
 
     def _ranges(self, reads: Sequence[BlockRead]) -> list[range]:

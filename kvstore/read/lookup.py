@@ -155,7 +155,8 @@ class Lookup:
                 name = BlockName.of(parents[i + 1], parents[i], namespace, start, here)
                 residency.own.run(self._note_gone, record, name)
                 break
-            reads.append(BlockRead(record, start, here, parents[i], source))
+            key = parents[i + 1] if len(here) == size else None
+            reads.append(BlockRead(record, start, here, parents[i], source, key))
         return reads, usable
 
     def parts(self, namespace: bytes, tokens: Tokens, cuts: Sequence[int]) -> dict[int, BlockRead]:
