@@ -226,3 +226,37 @@ def test_tensors_that_are_not_on_the_cpu_have_no_rows() -> None:
     kv = [tuple(t.to("meta") for t in pair) for pair in random_kv(3, LAYOUT)]
     assert not KVView.of_layers(LAYOUT, kv, checked=True).on_cpu
     assert KVView.of_layers(LAYOUT, random_kv(3, LAYOUT)).on_cpu
+
+
+@given(st.integers(1, 20), st.data())
+def test_packing_and_unpacking_is_what_copies_to_and_from_a_packed_view_are(count: int, data: st.DataObject) -> None:
+    wanted, unlock = data.draw(st.integers(0, count)), data.draw(st.booleans())
+    kv, (view, expected) = random_kv(count, LAYOUT), packed(LAYOUT, count)
+    KVView.of_layers(LAYOUT, kv).copy_to(view)
+    memory = bytearray(expected.nbytes + 3)
+    KVView.of_layers(LAYOUT, kv).pack(memoryview(memory), unlock)
+    assert memory == expected.tobytes() + bytes(3)  # what is behind the rows stays
+    found = random_kv(count, LAYOUT, seed=5)
+    rest = [tuple(t[:, wanted:].clone() for t in pair) for pair in found]
+    KVView.of_layers(LAYOUT, found).narrow(0, wanted).unpack(memoryview(memory), count)
+    assert same_kv([tuple(t[:, :wanted] for t in pair) for pair in found], [tuple(t[:, :wanted] for t in p) for p in kv])
+    assert same_kv([tuple(t[:, wanted:] for t in pair) for pair in found], rest)
+
+
+def test_packed_memory_that_is_too_small_or_read_only_is_refused_and_nothing_is_written() -> None:
+    kv, found = random_kv(4, LAYOUT), random_kv(4, LAYOUT, seed=5)
+    view, memory = KVView.of_layers(LAYOUT, kv), bytearray(4 * LAYOUT.bytes_per_token - 1)
+    with pytest.raises(ValueError, match="out: expected memory for all rows"):
+        view.pack(memoryview(memory))
+    assert not any(memory)
+    with pytest.raises((ValueError, BufferError)):
+        view.pack(memoryview(bytes(4 * LAYOUT.bytes_per_token)))
+    target, before = KVView.of_layers(LAYOUT, found), [tuple(t.clone() for t in pair) for pair in found]
+    with pytest.raises(ValueError, match="packed: expected memory for all rows"):
+        target.unpack(memoryview(memory), 4)
+    with pytest.raises(ValueError, match="wanted: expected at most"):
+        target.unpack(memoryview(memory), 3)
+    assert same_kv(found, before)
+    strided = [(k.transpose(1, 2).contiguous().transpose(1, 2), v) for k, v in kv]
+    with pytest.raises(ValueError, match="unpack: the last dimension"):
+        KVView.of_layers(LAYOUT, strided).unpack(memoryview(bytearray(4 * LAYOUT.bytes_per_token)), 4)

@@ -13,6 +13,7 @@ import pytest
 from small_stores import IDENTITY, all_is_well, catalog_entries, config, flip, put, stored, tokens_of
 
 from kvstore import KVStore
+from kvstore.core.workers import Workers
 from kvstore.read import ahead, fetch
 from kvstore.tiers.disk import tier
 from kvstore.tiers.disk.ahead import SegmentReads
@@ -45,8 +46,8 @@ class Seen:
 
 
 @contextmanager
-def opened(folder: Path, host: int = 0, threads: int = 1) -> Iterator[KVStore]:
-    with KVStore(folder, IDENTITY, config(host=host, threads=threads)) as store:
+def opened(folder: Path, host: int = 0, **settings: Any) -> Iterator[KVStore]:
+    with KVStore(folder, IDENTITY, config(host=host, **settings)) as store:
         put(store, TOKENS)
         store.flush()
         if not store.stats()["disk"]["direct_io"]:
@@ -137,3 +138,22 @@ def test_a_segment_that_cannot_be_opened_is_a_failed_read(tmp_path: Path, monkey
         monkeypatch.setattr(SegmentFiles, "get", get)
         assert stored(store, TOKENS) == 40  # the read that could not begin is made when it is wanted
         assert "disk_read_errors" not in store.stats()["counters"]
+
+
+@pytest.mark.parametrize(("codec", "shared"), [("raw", 0), ("entropy", 1)])
+def test_small_blocks_that_are_only_copied_take_no_other_thread(
+    codec: str, shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, share = [], Workers.share
+
+    def counted(workers: Workers, *arguments: Any) -> list[Any]:
+        calls.append(arguments)
+        return share(workers, *arguments)
+
+    with opened(tmp_path, threads=4, codec=codec) as store:
+        monkeypatch.setattr(Workers, "share", counted)
+        assert stored(store, TOKENS) == 40
+        assert len(calls) == shared
+        monkeypatch.setattr(fetch, "_BRIEF_COPY_BYTES", 1)
+        assert stored(store, TOKENS) == 40
+        assert len(calls) == shared + 1

@@ -41,14 +41,19 @@ def fitted(config: StoreConfig, layout: KVLayout) -> StoreConfig:
     Raises:
         ConfigError: the budget is too small.
     """
-    tokens = config.block_tokens
-    record = padded(payload_offset(len(layout.layers), tokens) + tokens * layout.bytes_per_token)
+    record = largest_record(config, layout)
     smallest = max(MIN_SEGMENT_BYTES, PAGE_BYTES + record)
     room = (config.disk.bytes - BESIDE_BYTES) // LEAST_SEGMENTS
     # Whole records behind the first page: what is left of a segment behind the last one is never written.
     wanted = PAGE_BYTES + max(_RECORDS_IN_SEGMENT, config.disk.bytes // _SEGMENTS // record) * record
     wanted = max(smallest, min(config.segment_bytes, wanted, room)) // PAGE_BYTES * PAGE_BYTES
     return checked(replace(config, segment_bytes=min(config.segment_bytes, wanted)))
+
+
+def largest_record(config: StoreConfig, layout: KVLayout) -> int:
+    """Return what a block takes on disk if coding does not make it smaller; without its states."""
+    tokens = config.block_tokens
+    return padded(payload_offset(len(layout.layers), tokens) + tokens * layout.bytes_per_token)
 
 
 def checked(config: StoreConfig, why: str = "") -> StoreConfig:

@@ -144,6 +144,16 @@ class Reclaim:
             return False
         return least <= self.segment * _WORTH_EMPTYING or self.lost >= self.segment * _MOST_EVICTED
 
+    def needed(self, largest: int) -> int:
+        """Return how many records of up to `largest` bytes have to go at least before there is enough; 1 if that cannot
+        be said.
+
+        Example:
+            >>> Reclaim(segment=8192, live=81920, limit=40960, left={1: 4096}, can_move=True).needed(8192)
+            5
+        """
+        return max(1, (self.live + (self.coming or 0) - self.limit) // largest)
+
     def take_empty(self) -> bool:
         """Set an empty segment aside, so that `enough` is about the next one; return False if there is none."""
         if not self.left or self._least() > 0:

@@ -227,7 +227,7 @@ class Segments:
 
         Raises `OutOfSpace` where there is no segment, `OSError` where the disk is full.
         """
-        while (begin := taken(self._spaces, nbytes)) is None:
+        while (extent := self.place_here(nbytes)) is None:
             if self.available() > (0 if reserve else 1):
                 if nbytes > self.segment_bytes - PAGE_BYTES:
                     raise OutOfSpace
@@ -236,7 +236,13 @@ class Segments:
                 self._next_refill()
             else:
                 raise OutOfSpace
-        assert self.current is not None
+        return extent
+
+    def place_here(self, nbytes: int) -> Extent | None:
+        """As `place`, but in the current segment; None if it has no room for so much."""
+        begin = taken(self._spaces, nbytes)
+        if begin is None or self.current is None:
+            return None
         self.current.writes += 1
         return Extent(self.current.number, begin, nbytes)
 

@@ -48,6 +48,7 @@ class DiskSpace:
     _tokens: int  # guarded by _lock
     _holes: int  # guarded by _lock
     _hole_bytes: int  # guarded by _lock
+    _newest: int  # no record in the catalog has a larger number; changed under _write_lock
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class DiskSpace:
         evict: Callable[[], Sequence[int]],
         leaves: Callable[[Sequence[Entry]], None],
         holes: HoleKeeper,
+        largest: int,
     ) -> None:
         self.metrics = metrics
         self._fs = fs
@@ -69,6 +71,7 @@ class DiskSpace:
         self._evict = evict
         self._leaves = leaves
         self._hole_keeper = holes
+        self._largest = largest
         self._lock = Guard(DISK)
         self._write_lock = Guard(DISK_WRITE)
         self._coming = 0  # new records of the group that is written; by _write_lock
@@ -113,7 +116,8 @@ class DiskSpace:
         leaving |= {entry.record: entry for entry in removed}
         holes = keeper.kept(list(leaving.values()), {entry.record for entry in added}, self.namespaces)
         added = [*added, *holes]
-        before = {e.record: e for e in self._entries([entry.record for entry in added]) if e is not None}
+        known = [entry.record for entry in added if entry.record <= self._newest]
+        before = {e.record: e for e in self._entries(known) if e is not None}
         gone = [entry for record, entry in leaving.items() if record not in before]
         if not (added or gone or sessions):
             return 0, 0
@@ -122,6 +126,7 @@ class DiskSpace:
         except CatalogError:
             keeper.give_back(released)
             raise
+        self._newest = max([self._newest, *(entry.record for entry in added)])
         self._settle(added, [*gone, *before.values()])
         keeper.written(holes)
         return sessions_gone
@@ -323,7 +328,7 @@ class DiskSpace:
             if not entry.is_hole:
                 space.lose(entry.extent)
         for _ in range(wanted):
-            while not space.enough() and (records := self._evict()):
+            while not space.enough() and (records := self._evicted(space.needed(self._largest))):
                 for found in self._entries(records):
                     if found is not None:
                         gone.append(found)
@@ -335,6 +340,13 @@ class DiskSpace:
         self._leaves(evicted)
         self.metrics.add(Metric.DISK_EVICTED_RECORDS, len(evicted))
         return gone
+
+    def _evicted(self, count: int) -> list[int]:
+        """Makes the index forget about so many records, and returns them; fewer if there are no more."""
+        records: list[int] = []
+        while len(records) < count and (more := self._evict()):
+            records += more
+        return records
 
     def _empty_a_segment(self) -> None:
         """Moves what lives in the emptiest segment elsewhere: all of it, or nothing. What cannot be read stays where it

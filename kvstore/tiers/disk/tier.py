@@ -19,6 +19,7 @@ from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.ahead import SegmentReads
+from kvstore.tiers.disk.budget import largest_record
 from kvstore.tiers.disk.entry import Entry, Scan
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.files import most_open
@@ -32,6 +33,7 @@ from kvstore.tiers.disk.survey import Survey, segment_problems
 from kvstore.tiers.disk.usage import Usage, Use
 from kvstore.tiers.disk.writes import DiskWrites
 
+_ROOMY = 2  # what codecs add to blocks that they do not make smaller is far less
 _TURNS = 3  # how often a reader asks where records lie, if a segment that it was told of is gone
 
 
@@ -92,7 +94,8 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]] | None = None,
     ) -> None:
         opening = Opening(fs, path, config, read_only, metrics)
-        super().__init__(fs, config, metrics, pool, opening, evict, leaves, holes or NoHoles())
+        largest = config.segment_bytes if identity.layout.states else _ROOMY * largest_record(config, identity.layout)
+        super().__init__(fs, config, metrics, pool, opening, evict, leaves, holes or NoHoles(), largest)
         self.read_only = read_only
         self._alive = alive
         self._quotas = quotas
@@ -101,7 +104,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         with told(path):
             scan = self._open(self._opening, identity)
         self._at_open: Scan | None = scan
-        self._last_record = scan.last_record
+        self._last_record = self._newest = scan.last_record
         self._records, self._tokens, self._usage = len(scan.entries), len(scan.tokens), Usage(scan)
         self._holes, self._hole_bytes = len(scan.holes), scan.hole_bytes
         self._live_at_open = self.segments.live_bytes

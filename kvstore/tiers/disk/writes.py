@@ -283,6 +283,10 @@ class DiskWrites(DiskErase):
                 return  # placing the records will say what is wrong
 
     def _place(self, nbytes: int, patient_until: float) -> Extent | None:
+        with self._lock:
+            extent = self.segments.place_here(nbytes)
+        if extent is not None:
+            return extent
         for _ in range(_PLACE_ATTEMPTS):
             try:
                 if self._has_room([nbytes], patient_until):

@@ -31,3 +31,17 @@ def test_what_cannot_be_moved_is_no_candidate_until_it_is_empty() -> None:
     space.lose(Extent(1, PAGE_BYTES, PAGE_BYTES))
     assert space.take_empty()
     assert space.left == {2: full}
+
+
+def test_no_record_is_evicted_too_many_where_several_go_at_once() -> None:
+    """Whatever sizes they have, up to the largest."""
+    chance, largest = random.Random(7), 16 * PAGE_BYTES
+    for coming in (None, 0, 50 * PAGE_BYTES):
+        space = Reclaim(largest, live=1 << 24, limit=1 << 23, left={1: 1 << 24}, can_move=True, coming=coming)
+        turns = 0
+        while not space.enough():
+            turns += 1
+            for _ in range(space.needed(largest)):
+                assert not space.enough()
+                space.lose(Extent(1, PAGE_BYTES, PAGE_BYTES * chance.randrange(1, 17)))
+        assert turns < 40  # of hundreds of records

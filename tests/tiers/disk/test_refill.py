@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kvcases import identity
 
-from kvstore import StoreConfig, TierConfig
+from kvstore import KVLayout, StoreConfig, TierConfig
 from kvstore.config import KIB, MIB, PAGE_BYTES
 from kvstore.core.keys import chain_key
 from kvstore.core.record import RecordHeader, check_payload, padded, seal
@@ -29,6 +29,7 @@ from kvstore.tiers.disk.writes import SealedRecord
 
 SEGMENT, SEGMENTS = 2 * MIB, 12
 LEAST, MOST = 130 * KIB, 300 * KIB
+LAYOUT = KVLayout.uniform(num_layers=1, heads=150, head_dim=128)  # of whose blocks of 4 tokens MOST is the raw size
 
 
 class FailingWrites(FileSystem):
@@ -56,7 +57,7 @@ class Full:
 
     def _opened(self) -> DiskTier:
         return DiskTier(
-            self.fs, str(self.path), identity(), self.config, False, self.metrics, self.pool, self._evict,
+            self.fs, str(self.path), identity(LAYOUT), self.config, False, self.metrics, self.pool, self._evict,
             alive=lambda record: True,
         )  # fmt: skip
 

@@ -86,6 +86,14 @@ def test_a_record_as_large_as_a_segment_fits_exactly(segments: Segments) -> None
     assert segments.place(ROOM) == Extent(2, PAGE_BYTES, ROOM)
 
 
+def test_a_record_is_placed_in_the_current_segment_or_nowhere(segments: Segments) -> None:
+    assert segments.place_here(PAGE_BYTES) is None  # none is being filled
+    segments.place(PAGE_BYTES)
+    assert segments.place_here(2 * PAGE_BYTES) == Extent(1, 2 * PAGE_BYTES, 2 * PAGE_BYTES)
+    assert segments.place_here(ROOM) is None
+    assert segments.place(PAGE_BYTES) == Extent(1, 4 * PAGE_BYTES, PAGE_BYTES)
+
+
 def test_what_is_written_is_read_back(segments: Segments) -> None:
     pool = BufferPool(0)
     extents = [segments.place(n * PAGE_BYTES) for n in (1, 2, 14, 1)]
