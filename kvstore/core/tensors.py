@@ -94,7 +94,7 @@ class Alike:
             for tensor in tensors:
                 if type(tensor) is not kind or tensor.shape != shape or tensor.dtype is not dtype:
                     return None
-                if tensor.stride() != strides or tensor.storage_offset() != self._offset or tensor.is_neg():
+                if tensor.stride() != strides or tensor.storage_offset() != self._offset or _is_marked(tensor):
                     return None
                 storage, address = tensor.untyped_storage(), tensor.data_ptr()
                 if storage.nbytes() < self._needed or not address or tensor.is_cpu is not is_cpu:
@@ -124,9 +124,14 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
         >>> lazy.is_neg(), resolved(lazy).is_neg()
         (True, False)
     """
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
+    tensor = tensor.resolve_neg()
     return tensor.resolve_conj() if tensor.is_conj() else tensor
+
+
+def _is_marked(tensor: torch.Tensor) -> bool:
+    """Whether a negation is only marked. `is_neg` says so, too, but lets go of Python's lock: threads of a program that
+    is busy would wait for it at every tensor."""
+    return tensor.resolve_neg() is not tensor
 
 
 def as_array(tensor: torch.Tensor) -> Any:
