@@ -31,7 +31,7 @@ CPU = ("common/cpu.cc",)
 RANS = ("rans/rans.cc", *CPU)
 MODEL = ("predictive/model.cc", *RANS)
 TRIE = ("trie/trie.cc", "trie/read.cc", "trie/bits.cc", "trie/restore.cc")
-CATALOG = ("catalog/catalog.cc", "catalog/parents.cc", "catalog/xxh3.cc")
+CATALOG = ("catalog/catalog.cc", "catalog/parents.cc", "xxh3/xxh3.cc")
 STEPS = ("donor/rows.cc", "donor/steps/walk.cc", "donor/steps/encode.cc", "donor/steps/decode.cc")
 HEADERS = sorted(path.as_posix() for path in Path("csrc").rglob("*.h"))
 
@@ -98,7 +98,8 @@ setup(
         extension("kvstore.tiers.disk._files", "bindings/files.cc", "files/write.cc", "files/read.cc", *CPU),
         extension(
             "kvstore.codecs._native",
-            *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *RANS),
+            *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", "xxh3/xxh3.cc"),
+            *RANS,
         ),
         extension("kvstore.codecs.aqua._aqua", "bindings/aqua.cc", "aqua/aqua.cc", "aqua/candidates.cc", *CPU),
         extension("kvstore.codecs.rans._rans", "bindings/rans.cc", *RANS),

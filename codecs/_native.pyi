@@ -15,6 +15,10 @@ def pack(
     out: Buffer, source: npt.NDArray[np.int64], heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32],
     tokens: int, unlock: bool = False
 ) -> None: ...
+def pack_all(
+    outs: Sequence[Buffer], sources: Sequence[npt.NDArray[np.int64]], heads: npt.NDArray[np.uint32],
+    row_bytes: npt.NDArray[np.uint32], tokens: Sequence[int], level: str | None = None
+) -> list[bytes | None]: ...
 def unpack(
     target: npt.NDArray[np.int64], packed: Buffer, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32],
     tokens: int, wanted: int, large: bool = False, unlock: bool = False

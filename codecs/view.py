@@ -270,6 +270,23 @@ class KVView:
             array = np.frombuffer(memory, dtype=np.uint8)
             self.copy_to(KVView.packed(self.layout, self.tokens, array.ctypes.data, array))
 
+    @staticmethod
+    def pack_all(views: Sequence[KVView], memories: Sequence[memoryview]) -> list[bytes | None]:
+        """Copy the rows of each view into packed memory, which is mutated, all in one call without the GIL.
+
+        Args:
+            views: on the CPU, of the same layout; at least one.
+            memories: for each; see `packed`.
+
+        Returns:
+            The checksum of what each memory holds then, xxh3-128; None where that is 240 bytes or less.
+
+        Raises:
+            ValueError: a memory is too small or read-only; nothing was copied.
+        """
+        rows, tokens = [view.rows for view in views], [view.tokens for view in views]
+        return _native.pack_all(memories, rows, *row_shapes(views[0].layout), tokens)
+
     def unpack(self, memory: memoryview, tokens: int) -> None:
         """Copy into the rows what packed memory with `tokens` tokens holds of the first of them; see `packed`.
 

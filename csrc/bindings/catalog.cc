@@ -5,7 +5,7 @@
 #include "bindings/arrays.h"
 #include "catalog/catalog.h"
 #include "catalog/parents.h"
-#include "catalog/xxh3.h"
+#include "xxh3/xxh3.h"
 #include "common/threads.h"
 
 namespace py = pybind11;

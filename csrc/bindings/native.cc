@@ -1,6 +1,8 @@
 // Python bindings of the copies between tensors and blocks, and of the codecs splitzip and entropy. Coding releases the
 // GIL.
 #include <algorithm>
+#include <array>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +11,7 @@
 #include "bindings/arrays.h"
 #include "entropy/entropy.h"
 #include "splitzip/splitzip.h"
+#include "xxh3/xxh3.h"
 
 namespace py = pybind11;
 using namespace kvstore;
@@ -73,6 +76,44 @@ void pack(const py::buffer& out, const Longs& source, const Ints& heads, const I
   const Memory memory(out, true);
   const auto to = packed_rows(memory, heads, row_bytes, tokens, "out");
   copy_all(to, rows_of(source, to.size()), heads, row_bytes, tokens, false, unlock);
+}
+
+// One view that is packed, and where it goes.
+struct Packing {
+  Memory memory;
+  std::vector<Rows> to, from;
+  std::size_t tokens, nbytes = 0;
+  std::optional<std::array<std::uint8_t, 16>> sum;
+
+  Packing(const py::buffer& out, const Longs& source, const Ints& heads, const Ints& row_bytes, std::size_t count)
+      : memory(out, true),
+        to(packed_rows(memory, heads, row_bytes, count, "outs")),
+        from(rows_of(source, to.size())),
+        tokens(count) {
+    for (py::ssize_t i = 0; i < heads.size(); ++i)
+      nbytes += static_cast<std::size_t>(heads.data()[i]) * row_bytes.data()[i] * tokens;
+  }
+};
+
+// The xxh3-128 of each; None of so few bytes that this hash of them is another.
+py::list pack_all(const std::vector<py::buffer>& outs, const std::vector<Longs>& sources, const Ints& heads,
+                  const Ints& row_bytes, const std::vector<std::size_t>& tokens, const MaybeLevel& cpu) {
+  if (outs.size() != sources.size() || outs.size() != tokens.size())
+    throw py::value_error("outs, sources and tokens: expected the same length");
+  const Level twin = level_of(cpu);
+  std::deque<Packing> all;
+  for (std::size_t i = 0; i < outs.size(); ++i) all.emplace_back(outs[i], sources[i], heads, row_bytes, tokens[i]);
+  unlocked([&] {
+    for (Packing& one : all) {
+      kvstore::copy_rows(one.to.data(), one.from.data(), heads.data(), row_bytes.data(), one.to.size(), one.tokens);
+      if (one.nbytes >= kLeast128) one.sum = xxh3_128(one.memory.data(), one.nbytes, twin);
+    }
+  });
+  py::list sums;
+  for (const Packing& one : all)
+    sums.append(one.sum ? py::object(py::bytes(reinterpret_cast<const char*>(one.sum->data()), one.sum->size()))
+                        : py::object(py::none()));
+  return sums;
 }
 
 void unpack(const Longs& target, const py::buffer& packed, const Ints& heads, const Ints& row_bytes,
@@ -260,6 +301,8 @@ PYBIND11_MODULE(_native, m) {
         py::arg("tokens"), py::arg("large") = false, py::arg("unlock") = false);
   m.def("pack", &pack, py::arg("out"), py::arg("source"), py::arg("heads"), py::arg("row_bytes"), py::arg("tokens"),
         py::arg("unlock") = false);
+  m.def("pack_all", &pack_all, py::arg("outs"), py::arg("sources"), py::arg("heads"), py::arg("row_bytes"),
+        py::arg("tokens"), py::arg("level") = py::none());
   m.def("unpack", &unpack, py::arg("target"), py::arg("packed"), py::arg("heads"), py::arg("row_bytes"),
         py::arg("tokens"), py::arg("wanted"), py::arg("large") = false, py::arg("unlock") = false);
   py::class_<entropy::Model>(m, "EntropyModel")

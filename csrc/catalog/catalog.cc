@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "catalog/xxh3.h"
+#include "xxh3/xxh3.h"
 #include "common/threads.h"
 
 namespace kvstore {

@@ -222,12 +222,13 @@ def header_bytes(data: bytes | bytearray) -> int:
     return int(start_of_payload) if magic == MAGIC else 0
 
 
-def seal(header: RecordHeader, record: memoryview) -> None:
+def seal(header: RecordHeader, record: memoryview, payload_sum: bytes | None = None) -> None:
     """Write the header and both checksums in front of the payload that already stands in `record`.
 
     Args:
         header: of the record.
         record: writable memory of at least `header.record_bytes`, which is mutated; what is longer is zeroed.
+        payload_sum: checksum of the payload, xxh3-128, if it is known.
     """
     start, payload_bytes = header.payload_offset, header.payload_bytes
     end = start + payload_bytes
@@ -258,7 +259,7 @@ def seal(header: RecordHeader, record: memoryview) -> None:
         header.expiry,
         len(header.donors),
         header.cut,
-        xxhash.xxh3_128_digest(record[start:end]),
+        payload_sum or xxhash.xxh3_128_digest(record[start:end]),
         bytes(_SUM_BYTES),
     )[:-_SUM_BYTES]
     record[:start] = (fixed + _header_sum(fixed, table) + table).ljust(start, b"\0")

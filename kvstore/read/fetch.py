@@ -28,7 +28,7 @@ from kvstore.read.ahead import AheadReader, Batch, Batches
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.read.layerwise import HeldBlock, LayerDecode
-from kvstore.read.place import place_of
+from kvstore.read.place import place_in, place_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource, Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -123,7 +123,7 @@ class Fetcher:
         begun = self.begin(reads, keep_all=out is None) if begun is None else begun
         spans = self.residency.metrics.spans
         task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later, begun.ahead)
-        alone = all([self._is_brief(read, begun.ahead) for read in reads])
+        alone = all(self._is_brief(read, begun.ahead) for read in reads)
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
@@ -247,12 +247,13 @@ class ReadTask:
         return self._decoded(read, sealed, target)
 
     def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
-        begin, where, decoder = time.perf_counter(), place_of([read.source]), self.fetcher.decoder
+        begin, decoder = time.perf_counter(), self.fetcher.decoder
         codec = None if self.later is None else decoder.by_layers(record.header)
         if self.later is not None and codec is not None:
             return self._first_decoded(self.later, codec, read, record)
         good = decoder.decode(read, record.header, record.payload, target)
         seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
+        where = place_in(read.source.tier, read.source.codec_id)
         metrics.timings.observe(Timing.DECODE, seconds, where)
         if metrics.spans is not None:
             metrics.spans.done("decode", seconds, len(read.tokens), where, self.within)

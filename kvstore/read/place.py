@@ -18,6 +18,12 @@ def place_of(sources: Iterable[Source]) -> Where:
     return _together(frozenset([(source.tier, source.codec_id) for source in sources]))
 
 
+@cache
+def place_in(tier: str, codec: int | None) -> Where:
+    """As `place_of`, of one source."""
+    return _together(frozenset([(tier, codec)]))
+
+
 def codec_of(number: int | None) -> str:
     """Return the name of a codec by its number; `TENSORS` where there is none to decode with."""
     return TENSORS if number is None else codec_label(number)

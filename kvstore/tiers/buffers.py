@@ -137,11 +137,13 @@ class BufferPool:
                 lent.number, lent.slab = slab.warm[-1], slab
                 del slab.warm[-1]
                 self._free_bytes -= size
+                if not slab.warm:  # else it is filed where it was
+                    self._file(slab)
             else:
                 slab = next(reversed(self._cold.get(kind, {})), None) or _Slab(kind, self._pinned)
                 lent.number, lent.slab = slab.cold[-1], slab
                 del slab.cold[-1]
-            self._file(slab)
+                self._file(slab)
             self._torn = False
         buffer._memory = slab.piece(lent.number)
         buffer.capacity = slab.size

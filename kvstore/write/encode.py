@@ -28,6 +28,8 @@ from kvstore.write.recent import RecentBlocks
 # A buffer that is this much larger than its record is copied to a smaller one before it is kept.
 _SLACK = 1.25
 _PART_BYTES, _LEAST_PARTS = 1 * MIB, 8
+# So much is copied by one call: longer than others need Python's lock, and shorter than a put should wait.
+_COPIED_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ class Encoder:
         """
         plans = self.matcher.plan(blocks) if self.matcher is not None else [()] * len(blocks)
         if self._is_brief(blocks):
-            made = self._encode_all(blocks, plans)
+            parts = _parts(blocks, _COPIED_BYTES)
+            made = [record for a, b in parts for record in self._copy_all(blocks[a:b], plans[a:b])]
         else:
-            parts = _parts(blocks)
+            parts = _parts(blocks, min(_PART_BYTES, sum(block.nbytes for block in blocks) // _LEAST_PARTS))
             coded = self.executor.map(self._encode_all, *([rows[a:b] for a, b in parts] for rows in (blocks, plans)))
             made = [records for part in coded for records in part]
         for first, last in _chains(blocks):
@@ -97,6 +100,31 @@ class Encoder:
         self, blocks: Sequence[Block], plans: Sequence[Sequence[DonorSpan]]
     ) -> list[tuple[HostRecord | None, HostRecord | None]]:
         return [self._encode(block, spans) for block, spans in zip(blocks, plans, strict=True)]
+
+    def _copy_all(
+        self, blocks: Sequence[Block], plans: Sequence[Sequence[DonorSpan]]
+    ) -> list[tuple[HostRecord | None, HostRecord | None]]:
+        """As `_encode_all`, for codecs that only copy: together, for whoever lets go of Python's lock for each block
+        has to wait for it as often."""
+        self.precedence.give_way()
+        residency, lasting = self.residency, bool(self.residency.config.host.bytes)
+        codec = self.codecs.disk if residency.config.disk.bytes else self.codecs.host
+        plain = [
+            block
+            for block, spans in zip(blocks, plans, strict=True)
+            if not spans and block.sealed_as is None and block.view.on_cpu and residency.queued(block.record)
+        ]
+        copies = Block.copy_all(plain, codec, self.pool, lasting) if plain else []
+        records = dict(zip((block.record for block in plain), copies, strict=True))
+        made = []
+        for block, spans in zip(blocks, plans, strict=True):
+            record = records.get(block.record)
+            if record is None:
+                made.append(self._encode(block, spans))
+                continue
+            host = self._compact(record) if lasting else None
+            made.append((host, (host or record) if residency.disk is not None else None))
+        return made
 
     def _encode(self, block: Block, spans: Sequence[DonorSpan]) -> tuple[HostRecord | None, HostRecord | None]:
         """The records for the host and the disk tier, None where the tier wants none; made beside what the model
@@ -166,10 +194,10 @@ class Encoder:
         return record
 
 
-def _parts(blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Index ranges of blocks that one thread codes at a time: a change of threads takes as long as a small block."""
+def _parts(blocks: Sequence[Block], enough: int) -> list[tuple[int, int]]:
+    """Index ranges of blocks, of so many bytes, that one thread codes at a time: a change of threads takes as long as a
+    small block."""
     parts, first, nbytes = [], 0, 0
-    enough = min(_PART_BYTES, sum(block.nbytes for block in blocks) // _LEAST_PARTS)
     for i, block in enumerate(blocks, 1):
         nbytes += block.nbytes
         if nbytes >= enough or i == len(blocks):

@@ -8,6 +8,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import xxhash
+from cpulevels import cpu_levels
 from hypothesis import given
 from hypothesis import strategies as st
 from kvcases import mixed_layout, random_kv, same_bits, same_kv
@@ -237,10 +239,14 @@ def test_packing_and_unpacking_is_what_copies_to_and_from_a_packed_view_are(coun
     KVView.of_layers(LAYOUT, kv).pack(memoryview(memory), unlock)
     assert memory == expected.tobytes() + bytes(3)  # what is behind the rows stays
     found = random_kv(count, LAYOUT, seed=5)
-    rest = [tuple(t[:, wanted:].clone() for t in pair) for pair in found]
+    rest = part(found, wanted, count)
     KVView.of_layers(LAYOUT, found).narrow(0, wanted).unpack(memoryview(memory), count)
-    assert same_kv([tuple(t[:, :wanted] for t in pair) for pair in found], [tuple(t[:, :wanted] for t in p) for p in kv])
-    assert same_kv([tuple(t[:, wanted:] for t in pair) for pair in found], rest)
+    assert same_kv(part(found, 0, wanted), part(kv, 0, wanted))
+    assert same_kv(part(found, wanted, count), rest)
+
+
+def part(kv: list, begin: int, end: int) -> list:
+    return [tuple(t[:, begin:end].clone() for t in pair) for pair in kv]
 
 
 def test_packed_memory_that_is_too_small_or_read_only_is_refused_and_nothing_is_written() -> None:
@@ -260,3 +266,32 @@ def test_packed_memory_that_is_too_small_or_read_only_is_refused_and_nothing_is_
     strided = [(k.transpose(1, 2).contiguous().transpose(1, 2), v) for k, v in kv]
     with pytest.raises(ValueError, match="unpack: the last dimension"):
         KVView.of_layers(LAYOUT, strided).unpack(memoryview(bytearray(4 * LAYOUT.bytes_per_token)), 4)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("twin", cpu_levels())
+@pytest.mark.parametrize("row", [1, 60, 241, 242, 1024, 1025, 4096])
+def test_the_sums_of_what_is_packed_are_those_of_xxhash(twin: str, row: int) -> None:
+    """Around a stripe of 64 bytes, a block of 1,024, and the 240 bytes below which the hash is another."""
+    rng = np.random.default_rng(row)
+    counts = [1, 4, 5, 17]
+    sources = [rng.integers(0, 256, (count, row), np.uint8) for count in counts]
+    outs = [bytearray(count * row + 1) for count in counts]
+    tables = [np.array([[a.ctypes.data], [a.nbytes], [row]], np.int64) for a in sources]
+    sums = _native.pack_all(outs, tables, np.array([1], np.uint32), np.array([row], np.uint32), counts, twin)
+    for source, out, found in zip(sources, outs, sums, strict=True):
+        assert bytes(out) == source.tobytes() + b"\0"
+        assert found == (xxhash.xxh3_128_digest(source.tobytes()) if source.nbytes > 240 else None)
+
+
+@pytest.mark.native
+def test_packing_of_several_views_is_refused_as_a_whole() -> None:
+    source, out = np.arange(8, dtype=np.uint8), bytearray(8)
+    table = np.array([[source.ctypes.data], [8], [4]], np.int64)
+    shape = np.array([1], np.uint32), np.array([4], np.uint32)
+    with pytest.raises(ValueError, match="outs, sources and tokens"):
+        _native.pack_all([out], [table, table], *shape, [2, 2])
+    with pytest.raises(ValueError, match="outs: expected memory for all rows"):
+        _native.pack_all([out, bytearray(7)], [table, table], *shape, [2, 2])
+    assert not any(out)
+    assert _native.pack_all([], [], *shape, []) == []

@@ -260,9 +260,6 @@ class Segments:
             self._fill(None)
             self._recycle(segment)
 
-    def _fits(self, nbytes: int) -> bool:
-        return taken(list(self._spaces), nbytes) is not None
-
     def _fill(self, segment: Segment | None, spaces: list[Space] | None = None) -> None:
         """Records go to this segment from now on; spaces: between its records, None for behind them."""
         self.current = segment
@@ -470,7 +467,8 @@ class Segments:
 
     def lacks_file(self, nbytes: int, reserve: bool = False) -> bool:
         """Whether `place` would have to make a file. Whoever must not wait for the disk calls `make` and `add` then."""
-        if self._fits(nbytes) or self.available() <= (0 if reserve else 1) or self.free:
+        fits = taken(list(self._spaces), nbytes) is not None
+        if fits or self.available() <= (0 if reserve else 1) or self.free:
             return False
         full = self.current
         return full is None or full.live > 0 or full.writes > 0 or bool(full.readers)

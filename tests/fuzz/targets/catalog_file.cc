@@ -3,7 +3,7 @@
 #include <array>
 
 #include "catalog/catalog.h"
-#include "catalog/xxh3.h"
+#include "xxh3/xxh3.h"
 #include "fuzz.h"
 
 namespace {

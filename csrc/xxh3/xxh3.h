@@ -1,0 +1,20 @@
+// XXH3, seed 0 and the usual secret, for what is hashed without Python's lock: the checksums of catalog values, which
+// are 16 bytes or more, and of payloads. The same numbers as the package xxhash gives.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/cpu.h"
+
+namespace kvstore {
+
+uint64_t xxh3_64(const uint8_t* data, size_t size);  // size >= 17
+
+constexpr size_t kLeast128 = 241;  // bytes that xxh3_128 takes at least
+
+// The bytes of the hash in the order in which xxhash writes them.
+std::array<uint8_t, 16> xxh3_128(const uint8_t* data, size_t size, Level level);
+
+}  // namespace kvstore
