@@ -94,6 +94,8 @@ setup(
     ext_modules=[
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *TRIE, *CPU),
+        extension("kvstore.core._sums", "bindings/sums.cc", "xxh3/xxh3.cc", *CPU),
+        extension("kvstore.read._tensors", "bindings/tensors.cc", *CPU),
         extension("kvstore.tiers.disk._catalog", "bindings/catalog.cc", *CATALOG, *CPU),
         extension("kvstore.tiers.disk._files", "bindings/files.cc", "files/write.cc", "files/read.cc", *CPU),
         extension(

@@ -96,7 +96,7 @@ class HeldReads {
       if (number < held_.size()) held = std::move(held_[number]);
     }
     if (!held) throw py::index_error("number: no such read is under way, or another thread waits for it");
-    const int error = unlocked([&] { return reads_->wait(number); });
+    const int error = reads_->has_ended(number) ? reads_->wait(number) : unlocked([&] { return reads_->wait(number); });
     if (error) raise(error);
   }
 

@@ -7,6 +7,7 @@
 #include <linux/aio_abi.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -114,6 +115,17 @@ size_t Reads::begin(int fd, const Target* pieces, size_t count, uint64_t offset)
   return number;
 }
 
+bool Reads::has_ended(size_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (reads_[number].left && under_way_ && !harvesting_) {  // or whoever waits would wait for what was taken here
+    io_event events[kEvents];
+    timespec at_once{};
+    const long count = ::syscall(SYS_io_getevents, context_, 0L, static_cast<long>(kEvents), events, &at_once);
+    if (count > 0) take(events, count, 0);
+  }
+  return !reads_[number].left;
+}
+
 int Reads::wait(size_t number) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (reads_[number].left) {
@@ -157,6 +169,11 @@ void Reads::harvest(std::unique_lock<std::mutex>& lock) {
   const int error = count < 0 ? errno : 0;
   lock.lock();
   harvesting_ = false;
+  take(events, count, error);
+}
+
+// Notes what ended, and hands over what waited for it.
+void Reads::take(const io_event* events, long count, int error) {
   if (error) {  // nothing can be waited for any more
     broken_ = true;
     under_way_ = 0;
@@ -196,6 +213,7 @@ Reads::Reads(size_t most_requests, size_t most_bytes)
 }
 Reads::~Reads() = default;
 size_t Reads::begin(int, const Target*, size_t, uint64_t) { return 0; }
+bool Reads::has_ended(size_t) { return true; }
 int Reads::wait(size_t) { return ENOSYS; }
 
 }  // namespace kvstore

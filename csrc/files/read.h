@@ -9,6 +9,8 @@
 #include <mutex>
 #include <vector>
 
+struct io_event;
+
 namespace kvstore {
 
 struct Target {
@@ -33,6 +35,9 @@ class Reads {
   // has returned, or this object is gone. Returns the number of the read, from 0 on.
   size_t begin(int fd, const Target* pieces, size_t count, uint64_t offset);
 
+  // Whether a read has ended, so that `wait` returns at once. Waits for nothing, and may say no too long.
+  bool has_ended(size_t number);
+
   // Waits until a read has ended: 0, or an error of the system; EIO where the file ends too soon.
   int wait(size_t number);
 
@@ -45,6 +50,7 @@ class Reads {
 
   void submit();
   void harvest(std::unique_lock<std::mutex>& lock);
+  void take(const io_event* events, long count, int error);
   void end(Request& request, int64_t result);
 
   const size_t most_requests_, most_bytes_;

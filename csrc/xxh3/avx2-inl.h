@@ -15,7 +15,7 @@ KVSTORE_AVX2_INLINE __m256i load(const void* at) { return _mm256_loadu_si256(sta
 KVSTORE_AVX2_INLINE __m256i added(__m256i sum, const uint8_t* data, const uint8_t* secret) {
   const __m256i value = load(data), key = _mm256_xor_si256(value, load(secret));
   const __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
-  return _mm256_add_epi64(_mm256_add_epi64(sum, product), _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2)));
+  return _mm256_add_epi64(sum, _mm256_add_epi64(product, _mm256_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2))));
 }
 
 KVSTORE_AVX2_INLINE __m256i mixed(__m256i sum, const uint8_t* secret) {

@@ -20,7 +20,7 @@ KVSTORE_AVX512 inline void stripes(uint64_t* sums, const uint8_t* data, size_t c
       const __m512i value = _mm512_loadu_si512(data);
       const __m512i key = _mm512_xor_si512(value, _mm512_loadu_si512(kSecret + secret));
       const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
-      sum = _mm512_add_epi64(_mm512_add_epi64(sum, product), _mm512_shuffle_epi32(value, _MM_PERM_BADC));
+      sum = _mm512_add_epi64(sum, _mm512_add_epi64(product, _mm512_shuffle_epi32(value, _MM_PERM_BADC)));
     }
     if (i % kStripesOfBlock != 0) break;
     const __m512i mixed = _mm512_xor_si512(_mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47)), mix);

@@ -122,12 +122,16 @@ class Fetcher:
         """
         begun = self.begin(reads, keep_all=out is None) if begun is None else begun
         spans = self.residency.metrics.spans
-        task = ReadTask(self, reads, out, origin, None if spans is None else spans.here(), later, begun.ahead)
         alone = all(self._is_brief(read, begun.ahead) for read in reads)
+        within = None if spans is None else spans.here()
+        task = ReadTask(self, reads, out, origin, within, later, begun.ahead, alone)
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
-        outcomes = [task(indexes) for indexes in ranges] if alone else share(task, ranges, most)
+        try:
+            outcomes = [task(indexes) for indexes in ranges] if alone else share(task, ranges, most)
+        finally:
+            task.release()
         task.tell(self.gate)
         if task.kept:
             self.residency.own.run(task.promote)
@@ -185,7 +189,8 @@ class ReadTask:
     """Reads and decodes a range of the blocks of one fetch. Thread-safe for ranges that do not overlap.
 
     Calling it with a range of indexes returns the indexes of the blocks that failed. within: see `Spans.here`; later:
-    see `Fetcher.fetch`.
+    see `Fetcher.fetch`; alone: whether one thread works on all ranges, which then releases all sources at once: each
+    time it may wait for a lock.
     """
 
     fetcher: Fetcher
@@ -195,9 +200,11 @@ class ReadTask:
     within: object = None
     later: LayerDecode | None = None
     ahead: Mapping[str, AheadReader] = field(default_factory=dict)  # see `Begun`; not of what is looked up again
+    alone: bool = False
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
+    _read_from: dict[str, list[Source]] = field(default_factory=dict)  # what is to be released, by tier
     # Two large reads keep a disk busy; more at once would end together, with nothing to decode meanwhile. What a remote
     # engine takes is mostly waiting, so there all may be under way. Locks, for an interrupt can take the wake-up of a
     # semaphore along.
@@ -210,6 +217,12 @@ class ReadTask:
             here = [(nbytes, begin, end) for name, nbytes, begin, end in self._done if name == tier]
             seconds = max(end for _, _, end in here) - min(begin for _, begin, _ in here)
             gate.observe_read(tier, sum(nbytes for nbytes, _, _ in here), seconds)
+
+    def release(self) -> None:
+        """Release the sources of what was read; after the last range."""
+        while self._read_from:
+            name, sources = self._read_from.popitem()
+            self.fetcher.residency.storage[name].release(sources)
 
     def promote(self) -> None:
         """Lend the records that were read, and are to be kept, to the host tier: several with one change of threads."""
@@ -283,7 +296,10 @@ class ReadTask:
             metrics.add(Metric.DISK_READ_ERRORS, because=error)
             errors = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
         finally:
-            tier.release(sources)
+            if self.alone:
+                self._read_from.setdefault(tier.name, []).extend(sources)
+            else:
+                tier.release(sources)
         bad = []
         for i, buffer, failed, keep in zip(indexes, buffers, errors, batch.kept, strict=True):
             if failed is not None and not is_passing(failed):
@@ -314,7 +330,8 @@ class ReadTask:
         source = residency.find([read.record])[0]
         if source is None:
             return False
-        return not replace(self, reads=[replace(read, source=source)], ahead={}, turns=self.turns - 1)(range(1))
+        again = replace(self, reads=[replace(read, source=source)], ahead={}, alone=False, turns=self.turns - 1)
+        return not again(range(1))
 
     def _accept(self, read: BlockRead, buffer: Buffer, keep: bool) -> bool:
         """Checks a record that was read, decodes it, and notes it for the host tier if that is to have its buffer."""

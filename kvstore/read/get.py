@@ -209,8 +209,7 @@ class Getter:
         try:
             begun = self.fetcher.begin(reads)
             where = self.placement.decode_device(reads, request.device)
-            reserve, apart = request.reserve_behind(count), request.lazy
-            out = allocate(self.layout, count, reserve, self.fetcher.results, where, apart)
+            out = allocate(self.layout, count, request.reserve_behind(count), self.fetcher.results, where)
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise

@@ -4,26 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from kvstore.codecs import KVView
 from kvstore.codecs.device import wait_for
 from kvstore.codecs.groups import GroupedView, Snapshot
-from kvstore.config import MIB
+from kvstore.codecs.view import row_shapes
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.errors import ConfigError
-from kvstore.tiers.buffers import SLAB_BYTES, BufferPool
+from kvstore.read._tensors import capsules
+from kvstore.tiers.buffers import SLAB_BYTES, Buffer, BufferPool
 
-# Up to this size the time to make and to describe tensors one by one is what a get takes; larger results are better
-# made of tensors that can be freed one by one.
-_AT_ONCE_BYTES = 8 * MIB
-# From here on tensors that are made one by one lie in recycled memory, in pieces that are freed one by one: the C
-# library may give memory back to the system as soon as it is free, and fresh memory is what a get takes longest for.
-_RECYCLED_BYTES = 1 * MIB
 _ALIGNMENT = 64
+# DLPack's codes of numbers, and their bits. Others are made as bytes.
+_DLPACK = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32)}
+_BYTES = (1, 8)
+
+
+class _Memory:
+    """Memory of a pool for all tensors of a result on the CPU, in pieces that are freed when no tensor lies in them any
+    more: the C library may give memory back to the system as soon as it is free, and fresh memory is what a get takes
+    longest for. Immutable.
+    """
+
+    def __init__(self, layout: KVLayout, capacity: int, pool: BufferPool) -> None:
+        self._dtype: torch.dtype = getattr(torch, layout.dtype)
+        self._layout, self._capacity = layout, capacity
+        heads, row_bytes = row_shapes(layout)
+        sizes = heads.astype(np.int64) * row_bytes * capacity
+        places = (-(-sizes // _ALIGNMENT) * _ALIGNMENT).tolist()
+        self._pieces: list[tuple[int, int, Buffer]] = []  # first and behind the last tensor, and where they lie
+        addresses: list[int] = []
+        while len(addresses) < len(places):
+            first, end = len(addresses), len(addresses) + 1
+            total = places[first]
+            while end < len(places) and total + places[end] <= SLAB_BYTES:
+                total += places[end]
+                end += 1
+            buffer = pool.take(total)
+            addresses += accumulate(places[first : end - 1], initial=buffer.address)
+            self._pieces.append((first, end, buffer))
+        self._addresses = np.array(addresses, np.int64)
+
+    def view(self) -> KVView:
+        """Return a view of all of it."""
+        return KVView.of_places(self._layout, self._capacity, self._addresses, self._pieces)
+
+    def layers(self, tokens: int) -> KVLayers:
+        """Return tensors of the first `tokens` tokens, each with a storage of its own."""
+        heads, row_bytes = row_shapes(self._layout)
+        code = _DLPACK.get(self._dtype)
+        widths = row_bytes if code is None else row_bytes // np.uint32(self._layout.item_bytes)
+        flat: list[torch.Tensor] = []
+        for first, end, buffer in self._pieces:
+            these = slice(first, end)
+            shapes = heads[these], widths[these], self._capacity, tokens
+            # Not by torch's views, which let go of Python's lock at every tensor: other threads take it then.
+            made = capsules(buffer, self._addresses[these], *shapes, *(code or _BYTES))
+            flat += map(from_dlpack, made)
+        return _pairs(flat if code is not None else [tensor.view(self._dtype) for tensor in flat])
 
 
 @dataclass(frozen=True)
@@ -33,12 +78,12 @@ class OutputBuffers:
     Attributes:
         tensors: per layer (K, V), each `[1, heads, capacity, dim]`; of a layer with a window, only the last tokens.
         view: of the tokens, without what is reserved behind them.
-        memory: of all tensors, `[2 * layers, 1, heads, capacity, dim]`; None where each has its own.
+        memory: of all tensors; None where each has its own.
     """
 
     tensors: KVLayers
     view: KVView
-    memory: torch.Tensor | None = None
+    memory: _Memory | None = None
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -55,25 +100,18 @@ class OutputBuffers:
         if all(k.shape[2] <= tokens for k, _ in self.tensors):
             return self.tensors
         if self.memory is not None:
-            return _pairs(self.memory.narrow(3, 0, tokens).unbind())  # a slice of each tensor takes four times as long
+            return self.memory.layers(tokens)
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
 
 
 def allocate(
-    layout: KVLayout,
-    tokens: int,
-    reserve: int,
-    pool: BufferPool,
-    device: torch.device | None = None,
-    apart: bool = False,
+    layout: KVLayout, tokens: int, reserve: int, pool: BufferPool, device: torch.device | None = None
 ) -> OutputBuffers:
     """Allocate memory for `tokens` tokens and `reserve` more.
 
     Args:
-        pool: of ordinary memory, for large results on the CPU.
+        pool: of ordinary memory, for results on the CPU.
         device: where; None: on the CPU, pinned if there is CUDA.
-        apart: give each tensor a storage of its own. A copy of one takes its whole storage along, and so what is not
-            decoded yet of the others.
 
     Example:
         >>> layout = KVLayout.uniform(num_layers=1, heads=2, head_dim=8)
@@ -83,60 +121,28 @@ def allocate(
     """
     if layout.is_grouped:
         return _allocate_windowed(layout, tokens, reserve)
+    capacity, pinned = tokens + reserve, device is None and torch.cuda.is_available()
+    if device is None and not pinned:
+        memory = _Memory(layout, capacity, pool)
+        view = memory.view()
+        return OutputBuffers(memory.layers(capacity), view.narrow(0, tokens) if reserve else view, memory)
     dtype: torch.dtype = getattr(torch, layout.dtype)
-    pinned = device is None and torch.cuda.is_available()
-    first = layout.layers[0]
-    capacity = tokens + reserve
-    nbytes = capacity * layout.bytes_per_token
-    memory: torch.Tensor | None = None
-    at_once = layout.is_uniform and device is None and not (pinned or apart)
-    if at_once and nbytes <= _AT_ONCE_BYTES:
-        shape = (2 * len(layout.layers), 1, first.heads, capacity, first.key_dim)
-        memory = torch.empty(shape, dtype=dtype)
-        tensors = _pairs(memory.unbind())
-        view = KVView.packed(layout, capacity, memory.data_ptr(), memory)
-    elif device is None and not pinned and nbytes >= _RECYCLED_BYTES:
-        tensors, view = _recycled(layout, capacity, dtype, pool)
-    else:
-        tensors = tuple(
-            (
-                torch.empty((1, x.heads, capacity, x.key_dim), dtype=dtype, device=device, pin_memory=pinned),
-                torch.empty((1, x.heads, capacity, x.value_dim), dtype=dtype, device=device, pin_memory=pinned),
-            )
-            for x in layout.layers
+    tensors = tuple(
+        (
+            torch.empty((1, x.heads, capacity, x.key_dim), dtype=dtype, device=device, pin_memory=pinned),
+            torch.empty((1, x.heads, capacity, x.value_dim), dtype=dtype, device=device, pin_memory=pinned),
         )
-        view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
+        for x in layout.layers
+    )
+    view = KVView.of_layers(layout, [(k[0], v[0]) for k, v in tensors], checked=True)
     if device is not None:
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         wait_for([device])
-    return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view, memory)
+    return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
 
 
 def _pairs(flat: Sequence[torch.Tensor]) -> KVLayers:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _recycled(layout: KVLayout, capacity: int, dtype: torch.dtype, pool: BufferPool) -> tuple[KVLayers, KVView]:
-    """Tensors with storages of their own, as many in one buffer as a slab of the pool has room for; and their view."""
-    shapes = [(1, x.heads, capacity, dim) for x in layout.layers for dim in (x.key_dim, x.value_dim)]
-    sizes = [heads * count * dim * layout.item_bytes for _, heads, count, dim in shapes]
-    places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes]
-    flat: list[torch.Tensor] = []
-    addresses: list[int] = []
-    while len(flat) < len(shapes):
-        end, total = len(flat) + 1, places[len(flat)]
-        while end < len(shapes) and total + places[end] <= SLAB_BYTES:
-            total += places[end]
-            end += 1
-        buffer, at = pool.take(total), 0
-        memory, address = buffer.array(), buffer.address
-        for number in range(len(flat), end):
-            part = torch.from_numpy(memory[at : at + sizes[number]])
-            flat.append(part.view(dtype).view(shapes[number]))
-            addresses.append(address + at)
-            at += places[number]
-    # What is known of them need not be asked of each.
-    return _pairs(flat), KVView.of_places(layout, capacity, addresses, flat)
 
 
 def _allocate_windowed(layout: KVLayout, tokens: int, reserve: int) -> OutputBuffers:

@@ -81,7 +81,7 @@ class Encoder:
         config, codecs = self.residency.config, self.codecs
         used = [codecs.disk] * bool(config.disk.bytes) + [codecs.host] * bool(config.host.bytes)
         small = sum(block.nbytes for block in blocks) < _PART_BYTES * len(blocks)
-        return small and not config.device.bytes and all(codec.copies for codec in used)
+        return small and not config.device.bytes and all(codec.copies and codec.exact for codec in used)
 
     def _keep(self, chain: Sequence[Block], records: Sequence[HostRecord | None]) -> None:
         """Hands the records of one sequence to the host tier, from its root on. Its own beginning is in use while its

@@ -1,0 +1,4 @@
+# fmt: off
+from typing_extensions import Buffer
+
+def xxh3_128(data: Buffer, level: str | None = None) -> bytes: ...
