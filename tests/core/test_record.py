@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from cpulevels import cpu_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import part
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core._sums import xxh3_128
 from kvstore.core.record import (
     FLAG_PINNED,
     HEADER_BYTES,
@@ -374,3 +376,21 @@ def test_a_record_larger_than_allowed_is_refused() -> None:
     with pytest.raises(DamagedRecord) as error:
         parse(memoryview(record), header.record_bytes - 1)
     assert error.value.damage is Damage.LENGTH
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("twin", cpu_levels())
+@pytest.mark.parametrize("size", [241, 255, 256, 1023, 1024, 1025, 1087, 1088, 1089, 4096, 100_001])
+def test_the_sum_with_pythons_lock_is_that_of_xxhash(twin: str, size: int) -> None:
+    data = np.random.default_rng(size).bytes(size + 3)
+    for begin in range(3):  # any alignment
+        part = memoryview(data)[begin : begin + size]
+        assert xxh3_128(part, twin) == xxhash.xxh3_128_digest(part)
+
+
+@pytest.mark.native
+def test_the_sum_of_few_bytes_is_left_to_the_package() -> None:
+    with pytest.raises(ValueError, match="at least 241"):
+        xxh3_128(bytes(240))
+    with pytest.raises(ValueError, match="level"):
+        xxh3_128(bytes(300), "sse9")

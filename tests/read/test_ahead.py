@@ -157,3 +157,43 @@ def test_small_blocks_that_are_only_copied_take_no_other_thread(
         monkeypatch.setattr(fetch, "_BRIEF_COPY_BYTES", 1)
         assert stored(store, TOKENS) == 40
         assert len(calls) == shared + 1
+
+
+@pytest.mark.parametrize(("codec", "most"), [("raw", 1), ("entropy", 10)])
+def test_sources_that_one_thread_reads_are_released_together(
+    codec: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, release = [], tier.DiskTier.release
+
+    def counted(disk: tier.DiskTier, entries: Any) -> None:
+        calls.append(list(entries))
+        release(disk, calls[-1])
+
+    monkeypatch.setattr(tier.DiskTier, "release", counted)
+    with opened(tmp_path, threads=4, codec=codec) as store:
+        calls.clear()
+        assert stored(store, TOKENS) == 40
+        assert len(calls) == most
+        assert sum(map(len, calls)) == 10
+        assert all(entry.hold is None for entries in calls for entry in entries)
+        all_is_well(store)
+
+
+def test_what_an_interrupted_get_read_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as store:
+        checks, check = iter(range(100)), fetch.check_record
+
+        def interrupted(*arguments: Any) -> Any:
+            if next(checks) == 4:
+                raise KeyboardInterrupt
+            return check(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(fetch, "check_record", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.get(TOKENS)
+        disk = store._residency.disk
+        assert disk is not None
+        assert all(segment.is_left for segment in disk.segments.by_number.values())
+        assert stored(store, TOKENS) == 40
+        all_is_well(store)
