@@ -85,7 +85,7 @@ def test_another_thread_may_drop_the_last_tensor() -> None:
 @pytest.mark.parametrize(("capacity", "rows"), [(CAPACITY, CAPACITY + 1), (CAPACITY, -1), (1 << 62, 1)])
 def test_tensors_that_cannot_be_are_refused(capacity: int, rows: int) -> None:
     buffer = BufferPool(0).take(4096)
-    with pytest.raises(ValueError, match="rows|capacity"):
+    with pytest.raises(ValueError, match=r"expected 0 to as many|too many numbers"):
         made(buffer, capacity, rows)
     with pytest.raises(ValueError, match="expected the same length"):
         capsules(buffer, places(buffer)[:1], HEADS, DIMS, CAPACITY, ROWS, *BF16)
@@ -110,7 +110,9 @@ def test_results_of_every_dtype_have_it(dtype: str) -> None:
 def test_tensors_may_outlive_the_interpreter() -> None:
     """As a program's last hit does, which a module holds."""
     program = (
-        "import torch, kvstore; from kvstore.read.result import allocate; from kvstore.tiers.buffers import BufferPool\n"
+        "import torch, kvstore\n"
+        "from kvstore.read.result import allocate\n"
+        "from kvstore.tiers.buffers import BufferPool\n"
         "layout = kvstore.KVLayout.uniform(4, 2, 16)\n"
         "torch.held = allocate(layout, 100, 3, BufferPool(1 << 20)); torch.held.tensors[0][0].fill_(1)\n"
         "torch.circle = [torch.held.tensors]; torch.circle.append(torch.circle)\n"
