@@ -90,7 +90,8 @@ class StoreConfig:
         open_segments: how many files of the disk tier stay open, but no more than a quarter of the descriptors that the
             process may have.
         group_bytes: the writing thread makes this many bytes durable with one sync.
-        write_queue_bytes: raw bytes that `put` may leave unwritten before it waits.
+        write_queue_bytes: raw bytes that `put` may leave unwritten before it waits. As much memory as puts, and gets,
+            had in use at once stays for half a minute, each up to this.
         put_timeout_s: seconds that `put` waits for space in that queue before it drops the blocks (counted).
         exit_timeout_s: seconds that the end of the program waits for what is not written yet, where the store is still
             open then. What is not written by then is lost, and logged.

@@ -306,7 +306,11 @@ def _open_base(
     given = None if config.profile is None else ProfileFile.open(config.profile, identity)
     profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given, read_only)
     codecs = LateCodecs(config, identity, profiles, metrics)
-    pool, results = (BufferPool(2 * config.group_bytes, pinned) for pinned in (torch.cuda.is_available(), False))
+    # A store that is only read has no thread that would give back what was kept while it was busy.
+    busy_bytes = 0 if read_only else config.write_queue_bytes
+    pool, results = (
+        BufferPool(2 * config.group_bytes, pinned, busy_bytes) for pinned in (torch.cuda.is_available(), False)
+    )
 
     def open_disk(owner: Residency) -> DiskTier:
         return DiskTier(
@@ -415,6 +419,7 @@ def _open_put_path(
             residency.disk.finish_erase()
         recorder.tick()
         pool.collect()
+        base.results.collect()
 
     queue = WriteQueue(
         config.write_queue_bytes,

@@ -14,6 +14,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ SLAB_BYTES = 8 * MIB
 # A smaller buffer has few pages to list, whatever their size; a larger one is a copy of a whole cache, for no disk.
 _WORTH_HUGE_PAGES = range(128 * KIB, SLAB_BYTES + 1)
 _MOST_PIECES = 64  # of a slab: small records do not take a whole one
+# So long the pool keeps as much as was in use at once: fresh memory takes four times as long to copy to.
+_BUSY_S = 30.0
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -77,12 +80,14 @@ class _Kept:
 
 
 class _Lent(weakref.ref):  # type: ignore[type-arg]
-    """Refers to a buffer, and knows which piece of memory it has; `slab` is None while it has none."""
+    """Refers to a buffer, and knows which piece of memory it has; `slab` is None while it has none. brief: it does not
+    last."""
 
-    __slots__ = ("number", "slab")
+    __slots__ = ("brief", "number", "slab")
 
     slab: _Slab | None
     number: int
+    brief: bool
 
 
 class BufferPool:
@@ -94,6 +99,8 @@ class BufferPool:
     Args:
         keep_bytes: how much unused memory stays for the next buffers; the rest goes back to the system.
         pinned: page-lock the memory for CUDA copies.
+        busy_bytes: while buffers are taken, and for half a minute after, as much stays as was in use at once, up to
+            this; with the first `collect` behind that it goes back.
 
     Example:
         >>> pool = BufferPool(keep_bytes=1 << 20)
@@ -103,8 +110,11 @@ class BufferPool:
         4096
     """
 
-    def __init__(self, keep_bytes: int, pinned: bool = False) -> None:
+    def __init__(self, keep_bytes: int, pinned: bool = False, busy_bytes: int = 0) -> None:
         self._keep_bytes = keep_bytes
+        self._busy_bytes = busy_bytes
+        self._busy_until = 0.0  # by time.monotonic
+        self._brief_bytes = self._peak = 0  # in buffers that do not last: now, and the most until then
         self._pinned = pinned
         # By kind (size, huge pages): slabs with a free piece that has memory behind it, and with one that has none.
         self._warm: dict[tuple[int, bool], dict[_Slab, None]] = {}
@@ -126,10 +136,12 @@ class BufferPool:
         kind = size, not lasting and size in _WORTH_HUGE_PAGES
         buffer = Buffer()
         lent = _Lent(buffer, self._returned.append)
-        lent.slab = None
+        lent.slab, lent.brief = None, not lasting
         with self._lock:
             self._take_back()
             self._torn = True
+            if not lasting and self._busy_bytes:
+                self._note_use(size)
             self._lent[id(lent)] = lent
             slab = next(reversed(self._warm.get(kind, {})), None)
             if slab is not None:
@@ -151,9 +163,11 @@ class BufferPool:
         return buffer
 
     def collect(self) -> None:
-        """Take back the memory of buffers that nobody refers to any more."""
+        """Take back the memory of buffers that nobody refers to any more; give back what is too much by now."""
         with self._lock:
             self._take_back()
+            if self._free_bytes > self._limit():
+                self._shrink()
 
     @property
     def free_bytes(self) -> int:
@@ -161,21 +175,52 @@ class BufferPool:
         self.collect()
         return self._free_bytes
 
+    def _note_use(self, size: int) -> None:
+        """A buffer of so many bytes is taken that does not last."""
+        now = monotonic()
+        self._brief_bytes += size
+        self._peak = max(self._peak if now < self._busy_until else 0, self._brief_bytes)
+        self._busy_until = now + _BUSY_S
+
+    def _limit(self) -> int:
+        """How much unused memory may stay."""
+        if monotonic() >= self._busy_until:
+            return self._keep_bytes
+        return max(self._keep_bytes, min(self._peak, self._busy_bytes))
+
+    def _shrink(self) -> None:
+        """Gives unused memory back that is too much, the largest pieces first."""
+        self._torn, limit = True, self._limit()
+        for kind in sorted(self._warm, reverse=True):
+            for slab in list(self._warm[kind]):
+                while slab.warm and self._free_bytes > limit:
+                    number = slab.warm[-1]  # as above no call stands between this line and the next three
+                    slab.cold += [number]
+                    del slab.warm[-1]
+                    self._free_bytes -= slab.size
+                    slab.forget(number)
+                self._file(slab)
+        self._torn = False
+
     def _take_back(self) -> None:
         if self._torn:
             self._mend()
-        self._torn = True
+        if not self._returned:
+            return
+        self._torn, limit = True, self._limit()
         while self._returned:
             lent = self._returned[0]
             slab = lent.slab
             if slab is not None:
-                warm = self._free_bytes + slab.size <= self._keep_bytes
+                warm = self._free_bytes + slab.size <= limit
                 if warm:  # as above no call stands between the lines, so that no piece comes back twice
                     slab.warm += [lent.number]
                     self._free_bytes += slab.size
                 else:
                     slab.cold += [lent.number]
                 lent.slab = None
+                if lent.brief and self._busy_bytes:
+                    self._brief_bytes -= slab.size
                 if not warm:
                     slab.forget(lent.number)
                 self._file(slab)
@@ -190,6 +235,8 @@ class BufferPool:
         for slab in slabs:
             self._file(slab)
         self._free_bytes = sum(slab.size * len(slab.warm) for slab in slabs)
+        held = [lent.slab for lent in self._lent.values() if lent.slab is not None and lent.brief]
+        self._brief_bytes = sum(slab.size for slab in held)
 
     def _file(self, slab: _Slab) -> None:
         """Put the slab where `take` looks for it; one without memory is not kept."""

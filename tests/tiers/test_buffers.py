@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from threadruns import run_together
 
 from kvstore.config import GIB, KIB, MIB, PAGE_BYTES
+from kvstore.tiers import buffers
 from kvstore.tiers.buffers import Buffer, BufferPool, size_class
 
 
@@ -121,3 +122,54 @@ def test_threads_get_memory_of_their_own() -> None:
     run_together(*(partial(work, mark) for mark in range(1, 5)))
     assert not wrong
     assert pool.free_bytes <= 1 * MIB
+
+
+def test_a_busy_pool_keeps_as_much_as_was_in_use_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(buffers, "monotonic", lambda: now[0])
+    pool = BufferPool(1 * MIB, busy_bytes=40 * MIB)
+    held = [pool.take(8 * MIB) for _ in range(3)]
+    held.clear()
+    assert pool.free_bytes == 24 * MIB
+    held = [pool.take(8 * MIB) for _ in range(7)]
+    held.clear()
+    assert pool.free_bytes == 40 * MIB  # no more than it may
+    now[0] += 29
+    pool.take(4 * KIB)
+    now[0] += 29
+    assert pool.free_bytes == 40 * MIB  # busy until 30 s after the last buffer was taken
+    now[0] += 2
+    assert pool.free_bytes <= 1 * MIB
+    held = [pool.take(8 * MIB)]
+    held.clear()
+    assert pool.free_bytes == 8 * MIB  # what was in use before counts no more
+
+
+def test_buffers_that_last_make_no_pool_busy() -> None:
+    pool = BufferPool(1 * MIB, busy_bytes=64 * MIB)
+    lasting = [pool.take(8 * MIB, lasting=True) for _ in range(4)]
+    brief = pool.take(1 * MIB)
+    del brief
+    lasting.clear()
+    assert pool.free_bytes <= 1 * MIB
+
+
+def test_memory_that_went_back_is_handed_out_again_as_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(buffers, "monotonic", lambda: now[0])
+    pool = BufferPool(0, busy_bytes=8 * MIB)
+    sizes = [256 * KIB, 1 * MIB, 3 * MIB, 12 * KIB]
+    held = [pool.take(size) for size in sizes]
+    kept = held[0]
+    kept.view[:] = b"\x07" * len(kept.view)
+    held.clear()
+    assert pool.free_bytes == sum(size_class(size) for size in sizes[1:])
+    now[0] += 31
+    assert pool.free_bytes == 0
+    assert bytes(kept.view) == b"\x07" * len(kept.view)  # its slab had other pieces, which went back
+    again = [pool.take(size) for size in sizes for _ in range(3)]
+    places = sorted((address(buffer), buffer.capacity) for buffer in [*again, kept])
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(places))
+    for number, buffer in enumerate(again):
+        buffer.view[:] = bytes([number]) * len(buffer.view)
+    assert all(set(bytes(buffer.view)) == {number} for number, buffer in enumerate(again))
