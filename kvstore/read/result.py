@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -19,7 +21,7 @@ from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.errors import ConfigError
 from kvstore.read._tensors import capsules
-from kvstore.tiers.buffers import SLAB_BYTES, Buffer, BufferPool
+from kvstore.tiers.buffers import SLAB_BYTES, BufferPool
 
 _ALIGNMENT = 64
 # DLPack's codes of numbers, and their bits. Others are made as bytes.
@@ -31,30 +33,23 @@ class _Memory:
     """Memory of a pool for all tensors of a result on the CPU, in pieces that are freed when no tensor lies in them any
     more: the C library may give memory back to the system as soon as it is free, and fresh memory is what a get takes
     longest for. Immutable.
+
+    Attributes:
+        capacity: tokens that it has room for.
     """
 
     def __init__(self, layout: KVLayout, capacity: int, pool: BufferPool) -> None:
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
-        self._layout, self._capacity = layout, capacity
-        heads, row_bytes = row_shapes(layout)
-        sizes = heads.astype(np.int64) * row_bytes * capacity
-        places = (-(-sizes // _ALIGNMENT) * _ALIGNMENT).tolist()
-        self._pieces: list[tuple[int, int, Buffer]] = []  # first and behind the last tensor, and where they lie
-        addresses: list[int] = []
-        while len(addresses) < len(places):
-            first, end = len(addresses), len(addresses) + 1
-            total = places[first]
-            while end < len(places) and total + places[end] <= SLAB_BYTES:
-                total += places[end]
-                end += 1
-            buffer = pool.take(total)
-            addresses += accumulate(places[first : end - 1], initial=buffer.address)
-            self._pieces.append((first, end, buffer))
-        self._addresses = np.array(addresses, np.int64)
+        self._layout, self.capacity = layout, capacity
+        pieces, places = _plan(layout, capacity)
+        buffers = [pool.take(nbytes) for _, _, nbytes in pieces]
+        starts = [np.int64(buffer.address) for buffer in buffers]
+        self._addresses = places + np.repeat(starts, [end - first for first, end, _ in pieces])
+        self._pieces = [(first, end, buffer) for (first, end, _), buffer in zip(pieces, buffers, strict=True)]
 
     def view(self) -> KVView:
         """Return a view of all of it."""
-        return KVView.of_places(self._layout, self._capacity, self._addresses, self._pieces)
+        return KVView.of_places(self._layout, self.capacity, self._addresses, self._pieces)
 
     def layers(self, tokens: int) -> KVLayers:
         """Return tensors of the first `tokens` tokens, each with a storage of its own."""
@@ -64,11 +59,31 @@ class _Memory:
         flat: list[torch.Tensor] = []
         for first, end, buffer in self._pieces:
             these = slice(first, end)
-            shapes = heads[these], widths[these], self._capacity, tokens
+            shapes = heads[these], widths[these], self.capacity, tokens
             # Not by torch's views, which let go of Python's lock at every tensor: other threads take it then.
             made = capsules(buffer, self._addresses[these], *shapes, *(code or _BYTES))
             flat += map(from_dlpack, made)
         return _pairs(flat if code is not None else [tensor.view(self._dtype) for tensor in flat])
+
+
+@lru_cache(maxsize=64)
+def _plan(layout: KVLayout, capacity: int) -> tuple[list[tuple[int, int, int]], npt.NDArray[np.int64]]:
+    """Pieces of memory for all tensors, and where in its piece each begins. A piece: first and behind the last tensor,
+    and bytes, of which a slab of the pool has room for so many."""
+    heads, row_bytes = row_shapes(layout)
+    sizes = heads.astype(np.int64) * row_bytes * capacity
+    padded = (-(-sizes // _ALIGNMENT) * _ALIGNMENT).tolist()
+    pieces: list[tuple[int, int, int]] = []
+    places: list[int] = []
+    while len(places) < len(padded):
+        first, end = len(places), len(places) + 1
+        total = padded[first]
+        while end < len(padded) and total + padded[end] <= SLAB_BYTES:
+            total += padded[end]
+            end += 1
+        places += accumulate(padded[first : end - 1], initial=0)
+        pieces.append((first, end, total))
+    return pieces, np.array(places, np.int64)
 
 
 @dataclass(frozen=True)
@@ -93,14 +108,16 @@ class OutputBuffers:
     @property
     def has_reserve(self) -> bool:
         """Whether anything is reserved behind the tokens."""
+        if self.memory is not None:
+            return self.memory.capacity > self.view.tokens
         return any(int(k.shape[2]) > self.view.tokens for k, _ in self.tensors)
 
     def layers(self, tokens: int) -> KVLayers:
         """Return the first `tokens` tokens of every tensor, without copying."""
+        if self.memory is not None:
+            return self.tensors if self.memory.capacity <= tokens else self.memory.layers(tokens)
         if all(k.shape[2] <= tokens for k, _ in self.tensors):
             return self.tensors
-        if self.memory is not None:
-            return self.memory.layers(tokens)
         return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
 
 
