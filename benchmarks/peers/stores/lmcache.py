@@ -69,7 +69,8 @@ def acknowledged(path: Path, record: int) -> float:
     """Bytes per second of puts of a model's cache, whose tensors the store keeps instead of copying them."""
     ours = Ours(path, record, 1024 * MIB)
     ours.sequence(ROUNDS + 1)
-    seconds = time.perf_counter() - _put_all(ours)
+    begin = _put_all(ours)
+    seconds = time.perf_counter() - begin
     ours.store.close()
     return ROUNDS * PUT / seconds
 
