@@ -308,9 +308,8 @@ def _open_base(
     codecs = LateCodecs(config, identity, profiles, metrics)
     # A store that is only read has no thread that would give back what was kept while it was busy.
     busy_bytes = 0 if read_only else config.write_queue_bytes
-    pool, results = (
-        BufferPool(2 * config.group_bytes, pinned, busy_bytes) for pinned in (torch.cuda.is_available(), False)
-    )
+    sizes, pinned = (2 * config.group_bytes, busy_bytes), torch.cuda.is_available()
+    pool, results = BufferPool(*sizes, pinned), BufferPool(*sizes)
 
     def open_disk(owner: Residency) -> DiskTier:
         return DiskTier(
@@ -409,7 +408,6 @@ def _open_put_path(
     """Everything that a put needs; from here on the write queue has threads."""
     config, residency, pool = base.config, base.residency, base.pool
     fetcher, root = assembler.getter.fetcher, assembler.getter.lookup.root
-
     precedence = Precedence()
 
     def tick() -> None:

@@ -98,9 +98,9 @@ class BufferPool:
 
     Args:
         keep_bytes: how much unused memory stays for the next buffers; the rest goes back to the system.
-        pinned: page-lock the memory for CUDA copies.
         busy_bytes: while buffers are taken, and for half a minute after, as much stays as was in use at once, up to
             this; with the first `collect` behind that it goes back.
+        pinned: page-lock the memory for CUDA copies.
 
     Example:
         >>> pool = BufferPool(keep_bytes=1 << 20)
@@ -110,7 +110,7 @@ class BufferPool:
         4096
     """
 
-    def __init__(self, keep_bytes: int, pinned: bool = False, busy_bytes: int = 0) -> None:
+    def __init__(self, keep_bytes: int, busy_bytes: int = 0, pinned: bool = False) -> None:
         self._keep_bytes = keep_bytes
         self._busy_bytes = busy_bytes
         self._busy_until = 0.0  # by time.monotonic
