@@ -28,10 +28,11 @@ else:
 
 # What extensions share: every part with what it stands on.
 CPU = ("common/cpu.cc",)
+XXH3 = ("xxh3/xxh3.cc",)
 RANS = ("rans/rans.cc", *CPU)
 MODEL = ("predictive/model.cc", *RANS)
 TRIE = ("trie/trie.cc", "trie/read.cc", "trie/bits.cc", "trie/restore.cc")
-CATALOG = ("catalog/catalog.cc", "catalog/parents.cc", "xxh3/xxh3.cc")
+CATALOG = ("catalog/catalog.cc", "catalog/parents.cc", *XXH3)
 STEPS = ("donor/rows.cc", "donor/steps/walk.cc", "donor/steps/encode.cc", "donor/steps/decode.cc")
 HEADERS = sorted(path.as_posix() for path in Path("csrc").rglob("*.h"))
 
@@ -94,14 +95,13 @@ setup(
     ext_modules=[
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *TRIE, *CPU),
-        extension("kvstore.core._sums", "bindings/sums.cc", "xxh3/xxh3.cc", *CPU),
+        extension("kvstore.core._sums", "bindings/sums.cc", *XXH3, *CPU),
         extension("kvstore.read._tensors", "bindings/tensors.cc", *CPU),
         extension("kvstore.tiers.disk._catalog", "bindings/catalog.cc", *CATALOG, *CPU),
         extension("kvstore.tiers.disk._files", "bindings/files.cc", "files/write.cc", "files/read.cc", *CPU),
         extension(
             "kvstore.codecs._native",
-            *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", "xxh3/xxh3.cc"),
-            *RANS,
+            *("bindings/native.cc", "common/rows.cc", "splitzip/splitzip.cc", "entropy/entropy.cc", *XXH3, *RANS),
         ),
         extension("kvstore.codecs.aqua._aqua", "bindings/aqua.cc", "aqua/aqua.cc", "aqua/candidates.cc", *CPU),
         extension("kvstore.codecs.rans._rans", "bindings/rans.cc", *RANS),

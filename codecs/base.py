@@ -239,7 +239,7 @@ def check_payload(codec: str, info: BlockInfo, payload: memoryview, layer_sizes:
         raise CodecError(f"{codec}: layer sizes must not be negative, found {list(layer_sizes)}")
     if sum(layer_sizes) != len(payload):
         raise CodecError(f"{codec}: the layers take {sum(layer_sizes)} bytes, but the payload has {len(payload)}")
-    if out.layout is not info.layout and out.layout != info.layout:
+    if out.layout != info.layout:
         raise CodecError(f"{codec}: the target has another layout than the block; make it with the block's layout")
     if not 0 < out.tokens <= info.count:
         raise CodecError(f"{codec}: the target must have 1 to {info.count} tokens, as the block, found {out.tokens}")

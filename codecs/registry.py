@@ -154,6 +154,7 @@ class Registry:
             names.add(one.name)
         self._by_id = {codec.id: codec for codec in codecs}
         self._by_name = {codec.name: codec for codec in codecs}
+        self.copying = frozenset(codec.id for codec in codecs if codec.copies)
         self.families = {family.name: family for family in families}
         self.deltas = {delta.id: delta for delta in deltas}
         self.archives = {archive.id: archive for archive in archives}
@@ -298,7 +299,7 @@ def is_known(number: int) -> bool:
 
 def only_copies(number: int) -> bool:
     """Whether coding with this codec number is no more than copying."""
-    return number == RawCodec.id
+    return number in REGISTRY.copying
 
 
 def is_delta(number: int) -> bool:

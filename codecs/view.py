@@ -257,7 +257,6 @@ class KVView:
         for to, source in zip(target.tensors(), self.tensors(), strict=True):
             to.copy_(source)
 
-
     def pack(self, memory: memoryview, unlock: bool = False) -> None:
         """Copy all rows into packed memory, which is mutated; see `packed`, and `copy_to` for `unlock`.
 
@@ -267,8 +266,7 @@ class KVView:
         if self._rows is not None:
             _native.pack(memory, self._rows, *row_shapes(self.layout), self.tokens, unlock)
         else:
-            array = np.frombuffer(memory, dtype=np.uint8)
-            self.copy_to(KVView.packed(self.layout, self.tokens, array.ctypes.data, array))
+            self.copy_to(_packed(self.layout, self.tokens, memory))
 
     @staticmethod
     def pack_all(views: Sequence[KVView], memories: Sequence[memoryview]) -> list[bytes | None]:
@@ -299,8 +297,7 @@ class KVView:
         if self._rows is not None:
             _native.unpack(self._rows, memory, *row_shapes(self.layout), tokens, self.tokens, self._large)
         else:
-            array = np.frombuffer(memory, dtype=np.uint8)
-            KVView.packed(self.layout, tokens, array.ctypes.data, array).narrow(0, self.tokens).copy_to(self)
+            _packed(self.layout, tokens, memory).narrow(0, self.tokens).copy_to(self)
 
     def _check_writable(self, call: str) -> None:
         if self._detached:
@@ -329,6 +326,11 @@ class _SizesOnly(KVView):
 
     def tensors(self) -> list[torch.Tensor]:
         raise ValueError("tensors: the view has no memory")
+
+
+def _packed(layout: KVLayout, tokens: int, memory: memoryview) -> KVView:
+    array = np.frombuffer(memory, dtype=np.uint8)
+    return KVView.packed(layout, tokens, array.ctypes.data, array)
 
 
 def _readable(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

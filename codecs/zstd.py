@@ -54,7 +54,7 @@ class ZstdCodec(Codec):
         library = blosc2()
         layer_bytes = info.layer_bytes()
         raw = self._memory(sum(layer_bytes))
-        block.copy_to(KVView.packed(info.layout, info.count, raw.ctypes.data, raw))
+        block.pack(raw.data)
         sizes, begin, written = [], 0, 0
         for nbytes in layer_bytes:
             chunk = library.compress2(
@@ -96,7 +96,7 @@ class ZstdCodec(Codec):
                 raise CodecError(f"zstd: layer {number} is damaged: {error}") from error
             begin += nbytes
             read += size
-        KVView.packed(info.layout, info.count, raw.ctypes.data, raw).narrow(0, out.tokens).copy_to(out)
+        out.unpack(raw.data, info.count)
 
     def _memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return scratch memory of this thread, kept from block to block: fresh pages cost more than decoding does."""

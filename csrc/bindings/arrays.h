@@ -22,6 +22,7 @@ namespace kvstore::bindings {
 namespace py = pybind11;
 
 using Longs = py::array_t<std::int64_t, py::array::c_style>;
+using Ints = py::array_t<std::uint32_t, py::array::c_style>;
 using MaybeArray = std::optional<py::array>;
 using MaybeLevel = std::optional<std::string>;
 

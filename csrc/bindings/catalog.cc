@@ -5,8 +5,8 @@
 #include "bindings/arrays.h"
 #include "catalog/catalog.h"
 #include "catalog/parents.h"
-#include "xxh3/xxh3.h"
 #include "common/threads.h"
+#include "xxh3/xxh3.h"
 
 namespace py = pybind11;
 using namespace kvstore;

@@ -19,8 +19,6 @@ using namespace kvstore::bindings;
 
 namespace {
 
-using Ints = py::array_t<std::uint32_t, py::array::c_style>;
-
 // A copy of so few bytes keeps the GIL: it takes a tenth of a millisecond, and whoever gives the GIL away waits for it
 // up to 5 ms (sys.getswitchinterval) where another thread computes in Python.
 constexpr double kBriefBytes = 1 << 20;

@@ -20,4 +20,5 @@ py::bytes xxh3_128_of(const py::buffer& data, const MaybeLevel& cpu) {
 PYBIND11_MODULE(_sums, m) {
   m.doc() = "XXH3 with Python's lock kept; see kvstore.core.record.";
   m.def("xxh3_128", &xxh3_128_of, py::arg("data"), py::arg("level") = py::none());
+  m.attr("LEAST_BYTES") = kLeast128;
 }

@@ -13,8 +13,6 @@ using namespace kvstore::bindings;
 
 namespace {
 
-using Ints = py::array_t<std::uint32_t, py::array::c_style>;
-
 // What a capsule of the name "dltensor" holds (DLPack 0.x).
 struct DLDevice {
   std::int32_t device_type, device_id;

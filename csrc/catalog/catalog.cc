@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "xxh3/xxh3.h"
 #include "common/threads.h"
+#include "xxh3/xxh3.h"
 
 namespace kvstore {
 

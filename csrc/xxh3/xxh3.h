@@ -1,5 +1,5 @@
-// XXH3, seed 0 and the usual secret, for what is hashed without Python's lock: the checksums of catalog values, which
-// are 16 bytes or more, and of payloads. The same numbers as the package xxhash gives.
+// XXH3, seed 0 and the usual secret, where C++ hashes, or Python's lock is to be kept meanwhile: the checksums of
+// catalog values, which are 16 bytes or more, and of payloads. The same numbers as the package xxhash gives.
 #pragma once
 
 #include <array>

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.core._sums import xxh3_128
+from kvstore.core._sums import LEAST_BYTES, xxh3_128
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 
@@ -36,7 +36,7 @@ _HEADER = struct.Struct(_BEGINNING.format + "32s32s32s32s16sQQQIIIffIdH2xI16s16s
 _DONOR = struct.Struct("<Q32s")
 HEADER_BYTES = _HEADER.size
 _SUM_BYTES = 16
-_LEAST_SUMMED, _BRIEF_BYTES = 241, 1 << 20  # of what is summed with Python's lock
+_BRIEF_BYTES = 1 << 20  # the most that is summed with Python's lock
 assert HEADER_BYTES == 256
 
 
@@ -355,7 +355,7 @@ def _sizes(layers: int) -> struct.Struct:
 def _sum(payload: memoryview) -> bytes:
     """xxh3-128. The package lets go of Python's lock, which pays for what takes long: whoever has let go of it waits up
     to 5 ms (sys.getswitchinterval) where another thread computes."""
-    brief = _LEAST_SUMMED <= len(payload) <= _BRIEF_BYTES
+    brief = LEAST_BYTES <= len(payload) <= _BRIEF_BYTES
     return xxh3_128(payload) if brief else xxhash.xxh3_128_digest(payload)
 
 

@@ -91,10 +91,7 @@ class BlockDecoder:
         if codec is None:
             raise _NoProfile
         info, sizes = BlockInfo(target.layout, header.tokens, header.start, header.cut), header.layer_sizes
-        if target.on_cpu:
-            codec.decode(info, payload, sizes, target)
-        else:
-            self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, out), payload, sizes, target)
+        self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, out), payload, sizes, target)
 
     def _decode_by(
         self,
@@ -106,9 +103,12 @@ class BlockDecoder:
     ) -> None:
         """Decodes into `target`, or into a buffer on the CPU, which is copied, if the target's device does not
         decode."""
-        by_device = not target.on_cpu and codec.kernels_decode(payload, sizes)
+        if target.on_cpu:
+            decode(target)
+            return
+        by_device = codec.kernels_decode(payload, sizes)
         near = by_device and decodes_on_device(codec, payload, sizes, target)
-        out = target if target.on_cpu or near else buffer_on_cpu(target)
+        out = target if near else buffer_on_cpu(target)
         try:
             decode(out)
         except torch.OutOfMemoryError:
@@ -153,16 +153,12 @@ def check_record(read: BlockRead, data: memoryview) -> RecordHeader:
     header = parse(data, len(data))
     check_payload(header, data)
     count = len(read.tokens)
+    known = read.key if header.count == count else None
     if (
         header.parent != read.parent_key
         or header.start != read.start
         or not np.array_equal(header.tokens[:count], read.tokens)
-        or header.key != _key(header, read.key if header.count == count else None)
+        or header.key != (known or chain_key(header.parent, header.tokens))
     ):
         raise DamagedRecord(Damage.KEY, "another block's record")
     return header
-
-
-def _key(header: RecordHeader, known: bytes | None) -> bytes:
-    """The key of a block with the parent and the tokens of a header."""
-    return chain_key(header.parent, header.tokens) if known is None else known

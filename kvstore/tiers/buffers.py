@@ -140,7 +140,7 @@ class BufferPool:
         with self._lock:
             self._take_back()
             self._torn = True
-            if not lasting and self._busy_bytes:
+            if not lasting:
                 self._note_use(size)
             self._lent[id(lent)] = lent
             slab = next(reversed(self._warm.get(kind, {})), None)
@@ -166,8 +166,7 @@ class BufferPool:
         """Take back the memory of buffers that nobody refers to any more; give back what is too much by now."""
         with self._lock:
             self._take_back()
-            if self._free_bytes > self._limit():
-                self._shrink()
+            self._shrink(self._limit())
 
     @property
     def free_bytes(self) -> int:
@@ -188,9 +187,11 @@ class BufferPool:
             return self._keep_bytes
         return max(self._keep_bytes, min(self._peak, self._busy_bytes))
 
-    def _shrink(self) -> None:
-        """Gives unused memory back that is too much, the largest pieces first."""
-        self._torn, limit = True, self._limit()
+    def _shrink(self, limit: int) -> None:
+        """Gives unused memory back until no more than `limit` is left, the largest pieces first."""
+        if self._free_bytes <= limit:
+            return
+        self._torn = True
         for kind in sorted(self._warm, reverse=True):
             for slab in list(self._warm[kind]):
                 while slab.warm and self._free_bytes > limit:
@@ -219,7 +220,7 @@ class BufferPool:
                 else:
                     slab.cold += [lent.number]
                 lent.slab = None
-                if lent.brief and self._busy_bytes:
+                if lent.brief:
                     self._brief_bytes -= slab.size
                 if not warm:
                     slab.forget(lent.number)

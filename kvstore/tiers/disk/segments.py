@@ -241,8 +241,9 @@ class Segments:
     def place_here(self, nbytes: int) -> Extent | None:
         """As `place`, but in the current segment; None if it has no room for so much."""
         begin = taken(self._spaces, nbytes)
-        if begin is None or self.current is None:
+        if begin is None:
             return None
+        assert self.current is not None
         self.current.writes += 1
         return Extent(self.current.number, begin, nbytes)
 

@@ -48,7 +48,7 @@ class DiskSpace:
     _tokens: int  # guarded by _lock
     _holes: int  # guarded by _lock
     _hole_bytes: int  # guarded by _lock
-    _newest: int  # no record in the catalog has a larger number; changed under _write_lock
+    _last_record: int  # no record that was seen in the catalog has a larger number; a writer: under _write_lock
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class DiskSpace:
         leaving |= {entry.record: entry for entry in removed}
         holes = keeper.kept(list(leaving.values()), {entry.record for entry in added}, self.namespaces)
         added = [*added, *holes]
-        known = [entry.record for entry in added if entry.record <= self._newest]
+        known = [entry.record for entry in added if entry.record <= self._last_record]
         before = {e.record: e for e in self._entries(known) if e is not None}
         gone = [entry for record, entry in leaving.items() if record not in before]
         if not (added or gone or sessions):
@@ -126,7 +126,7 @@ class DiskSpace:
         except CatalogError:
             keeper.give_back(released)
             raise
-        self._newest = max([self._newest, *(entry.record for entry in added)])
+        self._last_record = max([self._last_record, *(entry.record for entry in added)])
         self._settle(added, [*gone, *before.values()])
         keeper.written(holes)
         return sessions_gone

@@ -104,7 +104,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         with told(path):
             scan = self._open(self._opening, identity)
         self._at_open: Scan | None = scan
-        self._last_record = self._newest = scan.last_record
+        self._last_record = scan.last_record
         self._records, self._tokens, self._usage = len(scan.entries), len(scan.tokens), Usage(scan)
         self._holes, self._hole_bytes = len(scan.holes), scan.hole_bytes
         self._live_at_open = self.segments.live_bytes
