@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,25 @@ def test_a_reader_follows_a_writer(tmp_path: Path, writer: Writer) -> None:
         writer.do("put(20, 1); store.flush()")
         assert stored(reader, tokens(20, seed=1)) == 20
         assert reader.contains(tokens(20, seed=1)) == 20
+
+
+def test_a_reader_that_looks_while_the_writer_commits_misses_nothing_afterwards(tmp_path: Path, writer: Writer) -> None:
+    """It looks all the time, so also while a commit is on its way to the disk, after which nothing else is written."""
+    ids, flushed = [tokens(20, seed=number) for number in range(20)], threading.Event()
+    with open_store(tmp_path, read_only=True) as reader:
+
+        def write(number: int) -> None:
+            writer.do(f"put(20, {number}); store.flush()")
+            flushed.set()
+
+        for number, wanted in enumerate(ids):
+            flushed.clear()
+            writing = threading.Thread(target=write, args=(number,))
+            writing.start()
+            while not flushed.is_set():
+                reader.contains(wanted)
+            writing.join(HANGS_S)
+            assert stored(reader, wanted) == 20
 
 
 def test_a_reader_sees_growth_and_forks(tmp_path: Path, writer: Writer) -> None:

@@ -200,9 +200,13 @@ class Environment:
             self._free_stale_readers()
 
     def version(self) -> int:
-        """Number of the last commit: a reader that sees another one has something to catch up with."""
-        with _errors("read"):
-            return int(self._lmdb.info()["last_txnid"])
+        """Number of the last commit that a transaction sees which begins now: a reader that sees another one has
+        something to catch up with.
+
+        LMDB's own last number rises while the commit is on its way to the disk and no transaction sees it yet.
+        """
+        with self.reading() as txn:
+            return int(txn.id())
 
     def readers_of_older_commits(self) -> list[int]:
         """Return the process ids of readers that see an older commit than the last. Raises `CatalogError`."""

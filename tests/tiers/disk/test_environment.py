@@ -71,3 +71,23 @@ def test_whoever_reads_while_the_file_is_made_anew_waits(environment: Environmen
     assert renewed.is_set()
     assert entered.is_set()
     environment.close()
+
+
+def test_a_commit_that_no_reader_sees_yet_is_no_version(environment: Environment) -> None:
+    """Who sees a version and reads then reads that one or a later one, also while a commit is being written."""
+    committed = threading.Event()
+
+    def commit() -> None:
+        for number in range(100):
+            with environment.writing() as txn:
+                txn.put(b"number", b"%d" % number)
+        committed.set()
+
+    writing = threading.Thread(target=commit)
+    writing.start()
+    while not committed.is_set():
+        version = environment.version()
+        with environment.reading() as txn:
+            assert txn.id() >= version
+    writing.join(HANGS_S)
+    environment.close()
