@@ -1,14 +1,14 @@
 """How the cost of calls grows with the number of blocks that a store holds.
 
-`python -m benchmarks.growth [--blocks 1000 10000 100000 1000000] [--quick]`
+`python -m benchmarks.growth [--blocks 1000 10000 100000 1000000] [--full N] [--quick]`
 
 One store grows from step to step: sequences of 16 blocks of 64 tokens, random ids, no shared prefixes, one value a
 token, so that it is the books that are measured and not the disk. At each step: the processor time, of all threads
 together, of a put, a get and a look at the index, for a block of theirs; of expiring a record; of opening;
 memory and the catalog's bytes for a block; and, in a store of its own that is full, of a put for which as much is
-evicted. Then the slope of each: the power of the number of blocks that
-it grows with (0: not at all, so that opening, told for a block, is linear). Constants hide it in small stores, so it is
-fitted to steps from 10,000 blocks on.
+evicted (up to `--full` blocks, for such a store is filled twice over). Then the slope of each: the power of the number
+of blocks that it grows with (0: not at all, so that opening, told for a block, is linear). Constants hide it in small
+stores, so it is fitted to steps from 10,000 blocks on.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _COUNTS = ("blocks", "full_blocks", "evicted_per_block", "moved_per_block")  # n
 def main() -> None:
     parser = arguments("How the cost of calls grows with the number of blocks.")
     parser.add_argument("--blocks", type=int, nargs="+", metavar="N", help="steps (1000 10000 100000 1000000)")
+    parser.add_argument("--full", type=int, metavar="N", help="blocks of the largest full store (default: all steps)")
     parser.add_argument("--dir", type=Path, help="where the store is made (default: build/scratch)")
     parser.add_argument("--opening", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -52,25 +53,24 @@ def main() -> None:
     if args.opening is not None:
         print(json.dumps(opening(args.opening, args.blocks[0])))
         return
-    rows, costs = Rows("growth", args.json), dict[str, list[float]]()
+    rows, costs = Rows("growth", args.json), dict[str, dict[float, float]]()
     with scratch("growth", args.dir) as folder:
         growing, made = folder / "store", 0
         for blocks in steps:
             made = grow(growing, made, blocks // BLOCKS, steps[-1])
             found = measure(growing, made, steps[-1])
             made += TRIALS  # what was measured with was put, too
-            found |= evicting(folder / f"full-{blocks}", blocks)
-            shutil.rmtree(folder / f"full-{blocks}")
+            if args.full is None or blocks <= args.full:
+                found |= evicting(folder / f"full-{blocks}", blocks)
+                shutil.rmtree(folder / f"full-{blocks}")
             for name, (value, unit) in found.items():
                 rows.add(f"growth/{blocks}", name, value, unit)
-                costs.setdefault(name, []).append(value)
-    fitted = [number for number, blocks in enumerate(steps) if blocks >= FIRST_FITTED]
-    if len(fitted) > 1:
-        logs = np.log([costs["blocks"][number] for number in fitted])
-        for name in [name for name in costs if name not in _COUNTS]:
-            values = costs[name]
-            slope = float(np.polyfit(logs, np.log([max(values[number], 1e-9) for number in fitted]), 1)[0])
-            rows.add("growth/slope", name, slope, "power of blocks")
+                if blocks >= FIRST_FITTED and name not in _COUNTS:
+                    costs.setdefault(name, {})[found["blocks"][0]] = max(value, 1e-9)
+    for name, values in costs.items():
+        if len(values) > 1:
+            slope = np.polyfit(np.log(list(values)), np.log(list(values.values())), 1)[0]
+            rows.add("growth/slope", name, float(slope), "power of blocks")
     rows.main_exit()
 
 

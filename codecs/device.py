@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -19,17 +18,9 @@ if TYPE_CHECKING:
     from kvstore.codecs.delta import DeltaCodec
 
 
-def may_have_kernels(device: torch.device) -> bool:
-    """Return whether to try kernels for tensors on `device`. Ask this first: importing triton takes long."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def device_of(view: KVView) -> torch.device | None:
     """Return the device that all tensors of a view are on; None for the CPU, or if they are on several devices."""
-    if view.on_cpu:
-        return None
-    devices = {tensor.device for tensor in view.tensors()}
-    return devices.pop() if len(devices) == 1 else None
+    return next(iter(view.devices)) if len(view.devices) == 1 else None
 
 
 def codes_on_device(codec: Codec | DeltaCodec, view: KVView) -> bool:
@@ -52,12 +43,12 @@ def falls_back(codec: Codec | DeltaCodec, view: KVView) -> bool:
 
 
 def buffer_on_cpu(view: KVView) -> KVView:
-    """Return new tensors on the CPU, of the shapes of those of a view on a device. Their contents are undefined."""
+    """Return new packed memory on the CPU for what a view on a device holds. Its contents are undefined."""
     return view.host_buffer()
 
 
 def copy_on_cpu(view: KVView) -> KVView:
-    """Return a copy, in new tensors on the CPU, of what a view of tensors on a device holds."""
+    """Return a copy, in packed memory on the CPU, of what a view of tensors on a device holds."""
     copy = buffer_on_cpu(view)
     view.copy_to(copy)
     return copy
@@ -67,7 +58,7 @@ def move(source: KVView, target: KVView) -> None:
     """Do `source.copy_to(target)`, finished on return wherever the two are. Mutates what `target` points to."""
     source.copy_to(target)
     if not target.on_cpu:
-        wait_for(tensor.device for view in (source, target) if not view.on_cpu for tensor in view.tensors())
+        wait_for(source.devices | target.devices)
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
@@ -118,7 +109,7 @@ def own_stream(view: KVView) -> Iterator[None]:
     import torch
 
     with contextlib.ExitStack() as stack:
-        for device in sorted({tensor.device for tensor in view.tensors()}, key=str):
+        for device in sorted(view.devices, key=str):
             if device.type == "cuda":
                 stack.enter_context(torch.cuda.stream(_own_stream(device)))
         yield

@@ -116,6 +116,10 @@ class GroupedView(KVView):
         return all(view.on_cpu for _, view in self.parts if view is not None)
 
     @property
+    def devices(self) -> frozenset[torch.device]:
+        return frozenset(device for _, view in self.parts if view is not None for device in view.devices)
+
+    @property
     def nbytes(self) -> int:
         return sum(view.nbytes for _, view in self.parts if view is not None) + self.state_bytes
 

@@ -68,7 +68,7 @@ def from_pairs(view: KVView, order: Order, out: KVView) -> None:
         view.copy_to(out)
         return
     _ordered(view, np.argsort(order)).copy_to(out)
-    wait_for(tensor.device for tensor in out.tensors())
+    wait_for(out.devices)
 
 
 def _swap(copy: KVView, order: Order, back: bool) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs._native as _native
+from kvstore.codecs.tensor_copies import copy_tensors
+from kvstore.codecs.tensor_memory import PackedMemory, RowTable, TensorMemory, packing, row_shapes
 from kvstore.core.alike_layers import AlikeLayers
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
@@ -18,9 +20,6 @@ from kvstore.errors import LayoutMismatch
 
 if TYPE_CHECKING:
     import torch
-
-RowTable = npt.NDArray[np.int64]
-"""[3, tensors] int64: address of the first row, bytes from head to head, bytes from token to token."""
 
 # Views of this size and more are written past the caches: what was written first has left these when it is read.
 _LARGE_BYTES = 16 << 20
@@ -48,14 +47,14 @@ class KVView:
         3
     """
 
-    __slots__ = ("_detached", "_large", "_rows", "_start", "_tensors", "layout", "owner", "tokens")
+    __slots__ = ("_detached", "_large", "_memory", "_rows", "_start", "layout", "owner", "tokens")
 
     def __init__(
         self,
         layout: KVLayout,
         tokens: int,
         rows: RowTable | None,
-        tensors: Sequence[torch.Tensor] | None,
+        tensors: Sequence[torch.Tensor] | TensorMemory | None,
         owner: Any = None,
         start: int = 0,
         detached: bool = False,
@@ -65,7 +64,7 @@ class KVView:
         self.tokens = tokens
         self.owner = owner
         self._rows = rows
-        self._tensors = tensors
+        self._memory = TensorMemory(tensors) if isinstance(tensors, Sequence) else tensors
         self._start = start
         self._detached = detached  # a copy, not the tensors it was made of: to be read only
         self._large = tokens * layout.bytes_per_token >= _LARGE_BYTES if large is None else large
@@ -109,7 +108,7 @@ class KVView:
             address: where it begins, in bytes.
             owner: what keeps the memory alive.
         """
-        return cls.of_places(layout, tokens, address + _packing(layout)[0] * tokens, owner)
+        return cls.of_places(layout, tokens, address + packing(layout)[0] * tokens, owner)
 
     @classmethod
     def of_places(
@@ -123,12 +122,24 @@ class KVView:
             addresses: where each begins, in bytes.
             owner: what keeps the memory alive.
         """
-        widths = _packing(layout)[1]
+        widths = packing(layout)[1]
         rows = np.empty((3, len(widths)), dtype=np.int64)
         rows[0] = addresses
         rows[1] = widths * tokens
         rows[2] = widths
         return cls(layout, tokens, rows, None, owner)
+
+    @classmethod
+    def of_bytes(cls, layout: KVLayout, tokens: int, memory: torch.Tensor) -> KVView:
+        """Return a view of packed memory that is a tensor; see `packed`.
+
+        Args:
+            layout: of the tensors.
+            tokens: how many tokens the memory holds.
+            memory: uint8, on any device, of as many bytes as they take.
+        """
+        tensors = PackedMemory(layout, tokens, memory)
+        return cls(layout, tokens, tensors.places if memory.is_cpu else None, tensors, memory)
 
     @staticmethod
     def of_nothing(layout: KVLayout, tokens: int) -> KVView:
@@ -159,6 +170,17 @@ class KVView:
     def states(self) -> tuple[State, ...]:
         """The states that were decoded with it; () if there are none."""
         return ()
+
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """What holds the tensors of a view that is not on the CPU; nothing for one that is."""
+        return frozenset() if self._rows is not None or self._memory is None else self._memory.devices
+
+    @property
+    def places(self) -> RowTable | None:
+        """Where the rows are on the device, as `rows` says it of memory on the CPU: for kernels. None for a view on the
+        CPU or on several devices, and if the last dimension of a tensor is not contiguous."""
+        return None if self._rows is not None or self._memory is None else self._memory.places_from(self._start)
 
     @property
     def rows(self) -> RowTable:
@@ -196,7 +218,7 @@ class KVView:
             rows = self._rows.copy()
             rows[0] += rows[2] * start
         return KVView(
-            self.layout, tokens, rows, self._tensors, self.owner, self._start + start, self._detached, self._large
+            self.layout, tokens, rows, self._memory, self.owner, self._start + start, self._detached, self._large
         )
 
     def layer(self, number: int) -> KVView:
@@ -207,8 +229,8 @@ class KVView:
         """Return the view of consecutive layers; its layout has those alone."""
         part, halves = _part(self.layout, layers.start, layers.stop), slice(2 * layers.start, 2 * layers.stop)
         rows = None if self._rows is None else np.ascontiguousarray(self._rows[:, halves])
-        tensors = None if self._tensors is None else self._tensors[halves]
-        return KVView(part, self.tokens, rows, tensors, self.owner, self._start, self._detached, self._large)
+        memory = None if self._memory is None else self._memory.part(halves)
+        return KVView(part, self.tokens, rows, memory, self.owner, self._start, self._detached, self._large)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the `[heads, tokens, dim]` tensors behind the view, K and V of each layer in turn.
@@ -216,17 +238,13 @@ class KVView:
         Raises:
             ValueError: the view was made of packed memory, of `AlikeLayers` or of nothing.
         """
-        if self._tensors is None:
-            what = (
-                "a view of memory has no tensors; use its rows" if self._rows is not None else "the view has no memory"
-            )
-            raise ValueError(f"tensors: {what}")
-        return [t.narrow(1, self._start, self.tokens) for t in self._tensors]
+        return self._at_hand().cut(self._start, self.tokens)
 
     def host_buffer(self) -> KVView:
-        """Return new tensors on the CPU, of the shapes of those behind the view. Their contents are undefined."""
-        tensors = [tensor.new_empty(tensor.shape, device="cpu") for tensor in self.tensors()]
-        return KVView.of_layers(self.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+        """Return new packed memory on the CPU for what the view holds. Its contents are undefined."""
+        import torch
+
+        return self.of_bytes(self.layout, self.tokens, torch.empty(self.nbytes, dtype=torch.uint8))
 
     def copy_to(self, target: KVView, unlock: bool = False) -> None:
         """Copy all rows into `target`, and mutate what it points to.
@@ -248,14 +266,42 @@ class KVView:
             heads, row_bytes = row_shapes(self.layout)
             _native.copy_rows(target._rows, self._rows, heads, row_bytes, self.tokens, target._large, unlock)
             return
-        if target._rows is not None:
-            # From a device to rows in memory: packed memory has no tensors that torch could copy to.
-            fetched = [tensor.cpu() for tensor in self.tensors()]
-            pairs = list(zip(fetched[::2], fetched[1::2], strict=True))
-            KVView.of_layers(self.layout, pairs).copy_to(target)
-            return
-        for to, source in zip(target.tensors(), self.tensors(), strict=True):
-            to.copy_(source)
+        if self._rows is not None:
+            self._packed_on(target.devices).copy_to(target)
+        elif target._rows is not None:
+            self.of_bytes(self.layout, self.tokens, self._gathered().cpu()).copy_to(target)
+        else:
+            source, to = self._at_hand(), target._at_hand()
+            copy_tensors(self.layout, self.tokens, source, self._start, to, target._start)
+
+    def _packed_on(self, devices: frozenset[torch.device]) -> KVView:
+        """A packed copy of rows on the CPU, sent to the device if it is one: all at once, from memory that a GPU reads
+        by itself."""
+        import torch
+
+        memory = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=any(d.type == "cuda" for d in devices))
+        self.copy_to(self.of_bytes(self.layout, self.tokens, memory))
+        if len(devices) == 1:
+            memory = memory.to(next(iter(devices)), non_blocking=True)
+        return KVView(self.layout, self.tokens, None, PackedMemory(self.layout, self.tokens, memory), memory)
+
+    def _gathered(self) -> torch.Tensor:
+        """A packed copy, on the device that holds the tensors (or the first, if a model is spread over several)."""
+        import torch
+
+        device = next(iter(self.devices)) if len(self.devices) == 1 else self.tensors()[0].device
+        memory = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        packed = PackedMemory(self.layout, self.tokens, memory)
+        copy_tensors(self.layout, self.tokens, self._at_hand(), self._start, packed, 0)
+        return memory
+
+    def _at_hand(self) -> TensorMemory:
+        if self._memory is None:
+            what = (
+                "a view of memory has no tensors; use its rows" if self._rows is not None else "the view has no memory"
+            )
+            raise ValueError(f"tensors: {what}")
+        return self._memory
 
     def pack(self, memory: memoryview, unlock: bool = False) -> None:
         """Copy all rows into packed memory, which is mutated; see `packed`, and `copy_to` for `unlock`.
@@ -266,7 +312,11 @@ class KVView:
         if self._rows is not None:
             _native.pack(memory, self._rows, *row_shapes(self.layout), self.tokens, unlock)
         else:
-            self.copy_to(_packed(self.layout, self.tokens, memory))
+            import torch
+
+            if memory.readonly:
+                raise ValueError("pack: the memory is read-only")
+            torch.from_numpy(np.frombuffer(memory, np.uint8, self.nbytes)).copy_(self._gathered())
 
     @staticmethod
     def pack_all(views: Sequence[KVView], memories: Sequence[memoryview]) -> list[bytes | None]:
@@ -338,22 +388,6 @@ def _readable(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if problem := why_unreadable(tensor):
             raise LayoutMismatch(f"{'KV'[number % 2]} of layer {number // 2}: {problem}")
     return [resolved(tensor) for tensor in given]
-
-
-@lru_cache(maxsize=64)
-def row_shapes(layout: KVLayout) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Return, for every tensor of a layout, its heads and the bytes of a token of one head, uint32 each."""
-    heads = [x.heads for x in layout.layers for _ in range(2)]
-    dims = [dim for x in layout.layers for dim in (x.key_dim, x.value_dim)]
-    return np.array(heads, dtype=np.uint32), np.array(dims, dtype=np.uint32) * np.uint32(layout.item_bytes)
-
-
-@lru_cache(maxsize=64)
-def _packing(layout: KVLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Per tensor: bytes before it and bytes of a row of one head, both for one token."""
-    heads, row_bytes = row_shapes(layout)
-    sizes = heads.astype(np.int64) * row_bytes
-    return np.cumsum(sizes) - sizes, row_bytes.astype(np.int64)
 
 
 @lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ NO_GPU = r"no GPU: torch .* (was built without CUDA|finds no CUDA device); nothi
 # Wherever torch with CUDA is.
 THERE = {"torch", "triton"}
 # What `make gpu` starts from: the package, what builds it, its tests; and of transformers, which one section needs.
-ROOTS = ["numpy", "pybind11", "setuptools", "pytest", "hypothesis"]
+ROOTS = ["numpy", "pybind11", "setuptools", "pytest", "pytest-xdist", "hypothesis"]
 OPTIONAL = ["transformers"]
 
 

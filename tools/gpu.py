@@ -29,6 +29,7 @@ FOLDER = ROOT / "build" / "gpu"
 LIST = ROOT / "ci" / "gpu-wheels.txt"
 TOTAL_S, BUILD_S, TESTS_S = 580.0, 200.0, 180.0
 FAILED, NO_GPU, MISSING = 1, 3, 4
+MOST_WORKERS = 8
 TOO_LONG = 124
 # On its own, so that a torch that crashes takes nothing with it.
 LOOK = "import sys; sys.path.insert(0, '.'); from benchmarks import gpu; print('why:', gpu.why_no_gpu() or '')"
@@ -153,6 +154,8 @@ def run_tests(env: Mapping[str, str], junit: Path, dry: bool) -> dict[str, Any]:
     junit.unlink(missing_ok=True)
     # Warnings of another torch than the one that the project is tested with are no errors here.
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default", "-p", "no:cacheprovider"]
+    # Most of the time is the compiler's, which uses one core.
+    command += ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "worksteal"]
     begin = time.monotonic()
     status = _status([*command, f"--junitxml={junit}", "tests/kernels"], env, TESTS_S)
     found = outcomes(junit.read_text()) if junit.exists() else {"passed": 0, "skipped": 0, "failed": []}

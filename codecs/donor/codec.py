@@ -187,7 +187,7 @@ class DonorCodec(DeltaCodec):
         self._decode_rest(info, payload[end:], table, target)
         if target is not out:
             target.copy_to(out)
-            wait_for(tensor.device for tensor in out.tensors())
+            wait_for(out.devices)
 
     def _decode_exact(
         self,

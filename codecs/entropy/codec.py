@@ -17,7 +17,8 @@ import kvstore.codecs._native as _native
 from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, LayersOfBlocks
 from kvstore.codecs.entropy.tables import tables
 from kvstore.codecs.splitzip.codec import decode_block, encode_block, layers_of_blocks, raw_chunks
-from kvstore.codecs.view import KVView, row_shapes
+from kvstore.codecs.tensor_memory import row_shapes
+from kvstore.codecs.view import KVView
 
 
 class EntropyCodec(Codec):

@@ -122,7 +122,7 @@ class LossyMode:
         self._decode_on_cpu(info, payload, layer_sizes, target)
         if target is not out:
             target.copy_to(out)
-            wait_for(tensor.device for tensor in out.tensors())
+            wait_for(out.devices)
 
     def decodes_on(self, device: torch.device) -> bool:
         """Return whether blocks are decoded on `device` (a GPU with its index); see `Devices.coder`."""

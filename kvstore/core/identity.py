@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -82,7 +83,7 @@ class ModelIdentity:
 
     def fields(self) -> dict[str, str]:
         """Every field as text, the layout in canonical form."""
-        texts = {k: v for k, v in asdict(self).items() if k != "layout"}
+        texts = {x.name: getattr(self, x.name) for x in dataclasses.fields(self) if x.name != "layout"}
         return {**texts, "layout": self.layout.canonical()}
 
     @cached_property

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from kvstore.codecs import KVView
 from kvstore.codecs.device import wait_for
 from kvstore.codecs.groups import GroupedView, Snapshot
-from kvstore.codecs.view import row_shapes
+from kvstore.codecs.tensor_memory import row_shapes
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.core.states import State
 from kvstore.errors import ConfigError

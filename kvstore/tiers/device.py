@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import codes_on_device, move
 from kvstore.codecs.splitzip.codec import SplitZipCodec
+from kvstore.codecs.tensor_memory import PackedMemory
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.tiers.base import TensorSource
@@ -59,8 +60,8 @@ class DeviceBlock(TensorSource):
     @classmethod
     def raw(cls, info: BlockInfo, source: KVView) -> DeviceBlock:
         """Copy `source` on the device that holds it (or its first layer, if a model is spread over several)."""
-        device = "cpu" if source.on_cpu else source.tensors()[0].device
-        memory, view = _tensors(info.layout, info.count, device, source.on_cpu)
+        device = "cpu" if source.on_cpu else _first(source)
+        memory, view = _packed(info.layout, info.count, device, source.on_cpu)
         move(source, view)
         return cls(info, memory, view, (), source.on_cpu)
 
@@ -104,18 +105,17 @@ class DeviceBlock(TensorSource):
         """Return the same block in host memory. The CPU decodes it there if it is coded."""
         memory, view = self.memory.cpu(), None
         if self.view is not None:
-            tensors = _cut(memory, self.info.layout, self.info.count)
-            view = KVView.of_layers(self.info.layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+            view = KVView.of_bytes(self.info.layout, self.info.count, memory)
         return DeviceBlock(self.info, memory, view, self.layer_sizes, True)
 
     def _decode(self, target: KVView) -> None:
         from kvstore.codecs.splitzip.kernels.blocks import decode
 
         device = self.memory.device
-        if not target.on_cpu and all(tensor.device == device for tensor in target.tensors()):
+        if target.devices == {device}:
             decode(self.memory, self.layer_sizes, self.info.count, target)
             return
-        memory, buffer = _tensors(target.layout, target.tokens, device, False)
+        memory, buffer = _packed(target.layout, target.tokens, device, False)
         decode(self.memory, self.layer_sizes, self.info.count, buffer)
         if not target.on_cpu:
             move(buffer, target)
@@ -129,28 +129,18 @@ def _bytes(memory: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _tensors(layout: KVLayout, tokens: int, device: Any, rows: bool) -> tuple[torch.Tensor, KVView]:
+def _first(view: KVView) -> torch.device:
+    return next(iter(view.devices)) if len(view.devices) == 1 else view.tensors()[0].device
+
+
+def _packed(layout: KVLayout, tokens: int, device: Any, rows: bool) -> tuple[torch.Tensor, KVView]:
     """Memory for raw tensors one after the other, and the view of them. rows: it is on the CPU, and has rows there."""
     import torch
 
     memory = torch.empty(tokens * layout.bytes_per_token, dtype=torch.uint8, device=device)
     if rows:
         return memory, KVView.packed(layout, tokens, memory.data_ptr(), memory)
-    return memory, KVView(layout, tokens, None, _cut(memory, layout, tokens), memory)
-
-
-def _cut(memory: torch.Tensor, layout: KVLayout, tokens: int) -> list[torch.Tensor]:
-    """The tensors that lie in `memory` one after the other, each `[heads, tokens, dim]`."""
-    import torch
-
-    dtype: torch.dtype = getattr(torch, layout.dtype)
-    tensors, begin = [], 0
-    for layer in layout.layers:
-        for dim in (layer.key_dim, layer.value_dim):
-            end = begin + layer.heads * tokens * dim * layout.item_bytes
-            tensors.append(memory[begin:end].view(dtype).view(layer.heads, tokens, dim))
-            begin = end
-    return tensors
+    return memory, KVView(layout, tokens, None, PackedMemory(layout, tokens, memory), memory)
 
 
 DeviceTier = MemoryTier[DeviceBlock]

@@ -17,7 +17,7 @@ import kvstore.codecs._native as _native
 from kvstore import KVLayout
 from kvstore.codecs import BlockInfo, Codec, KVView, codec_by_name
 from kvstore.codecs.base import CodedBlock
-from kvstore.codecs.view import row_shapes
+from kvstore.codecs.tensor_memory import row_shapes
 
 APART = ["raw", "splitzip", "entropy", "zstd"]
 COUNTS = (16, 16, 7, 5)  # tokens of blocks; of the last but one only 4 are wanted

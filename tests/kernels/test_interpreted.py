@@ -26,6 +26,7 @@ RUNS = [
     ("interpreted_lossy.py", "shapes hostile codec"),
     ("interpreted.py", "lengths contents strides dtypes prefixes hostile look_back"),
     ("interpreted_rans.py", "lengths divisions refusals hostile arguments"),
+    ("interpreted_copies.py", "strides dtypes by_kernel"),
     ("interpreted_store.py", "control encoding decoding hostile tier store"),
 ]
 

@@ -57,9 +57,7 @@ def test_small_blocks_that_are_only_copied_are_copied_together(
     assert bool(seen.threads) is not alike
 
 
-def test_no_more_is_copied_together_than_a_put_should_wait_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_is_copied_together_than_a_put_should_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     monkeypatch.setattr(encode, "_COPIED_BYTES", 3 * 4 * LAYOUT.bytes_per_token)  # three blocks
     with KVStore(tmp_path, IDENTITY, config()) as store:

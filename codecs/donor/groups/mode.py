@@ -110,7 +110,7 @@ class GroupsMode:
             raise CodecError(wrong)
         if target is not out:
             target.copy_to(out)
-            wait_for(tensor.device for tensor in out.tensors())
+            wait_for(out.devices)
 
 
 def _encode_on_cpu(

@@ -14,6 +14,7 @@ import torch
 
 import kvstore.codecs.predictive._predict as _predict
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.launching import LAUNCH
 from kvstore.codecs.predictive._predict import FALL_BACK
 from kvstore.codecs.predictive.kernels.device import (
     Array,
@@ -31,7 +32,7 @@ from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.linear_model import FINE, LinearPredictor
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.rans.kernels.launch import Encoded
-from kvstore.codecs.splitzip.kernels.blocks import LAUNCH, beside, readable, writable
+from kvstore.codecs.splitzip.kernels.blocks import beside, readable, writable
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
@@ -94,23 +95,39 @@ def encode_into(
     None where `out`, shorter than `limit`, did not do; `_predict.FALL_BACK` where the block cannot be predicted or does
     not come to less than `limit` bytes.
     """
-    if block.tokens != info.count:
-        raise CodecError(f"predictive: expected the {info.count} tokens of the block, found {block.tokens}")
-    if not model.can_code(info.count, info.start):
-        return FALL_BACK
-    most = np.array([min(limit, len(out) + 1)], np.int64)
+    return encode_all(model, [(info, block, out, limit)])[0]
+
+
+def encode_all(
+    model: Loaded, blocks: Sequence[tuple[BlockInfo, KVView, memoryview, int]]
+) -> list[tuple[int, ...] | int | None]:
+    """The same of several blocks, at once: what `encode_into` returns of each."""
+    for info, block, _, _ in blocks:
+        if block.tokens != info.count:
+            raise CodecError(f"predictive: expected the {info.count} tokens of the block, found {block.tokens}")
+    found: list[tuple[int, ...] | int | None] = [FALL_BACK] * len(blocks)
+    known = [i for i, (info, *_) in enumerate(blocks) if model.can_code(info.count, info.start)]
+    if not known:
+        return found
+    these = [blocks[i] for i in known]
+    most = np.array([min(limit, len(out) + 1) for *_, out, limit in these], np.int64)
     with beside(model.device), on(model.device):
-        layers = readable(block)  # kept until the device is done: kernels get addresses
+        layers = [readable(block) for _, block, _, _ in these]  # kept until the device is done: kernels get addresses
         with LAUNCH:
-            run = model.begin([info.tokens], [info.start], [layers])
+            run = model.begin([info.tokens for info, *_ in these], [info.start for info, *_ in these], layers)
             coded = model.encode_parts(run, most)
         coded = replace(coded, streams=run.fetch(coded.streams))  # waits
         with LAUNCH:
-            payload, (sizes,) = assemble(run, coded, most)
-        if sizes is None:
-            return FALL_BACK if len(out) >= limit else None
-        torch.from_numpy(np.frombuffer(out, np.uint8, payload.numel())).copy_(payload)  # waits
-        return sizes
+            payload, all_sizes = assemble(run, coded, most)
+        begin = 0
+        for i, sizes, (_, _, out, limit) in zip(known, all_sizes, these, strict=True):
+            if sizes is None:
+                found[i] = FALL_BACK if len(out) >= limit else None
+                continue
+            end = begin + sum(sizes)
+            torch.from_numpy(np.frombuffer(out, np.uint8, end - begin)).copy_(payload[begin:end])  # waits
+            found[i], begin = sizes, end
+    return found
 
 
 def decode_from(

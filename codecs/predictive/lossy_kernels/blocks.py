@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.launching import LAUNCH
 from kvstore.codecs.predictive.kernels import blocks as predict_blocks
 from kvstore.codecs.predictive.kernels.device import Array, Tensor
 from kvstore.codecs.predictive.lossy_kernels.device import DeviceLossyModel
 from kvstore.codecs.predictive.lossy_kernels.launch import decode_block
 from kvstore.codecs.predictive.lossy_model import LossyModel
-from kvstore.codecs.splitzip.kernels.blocks import LAUNCH, beside, writable
+from kvstore.codecs.splitzip.kernels.blocks import beside, writable
 from kvstore.codecs.view import KVView
 
 TRIAL_START = 2  # so that there are exact rows, too

@@ -14,11 +14,18 @@ NO_ROOM = tl.constexpr(2)
 
 
 @triton.jit
-def _load_entries(symbols, classes, start, count, entries, tables, lane):
-    """Of the step from symbol `start` on: (entry, reciprocal, whether a class has no table)."""
+def _load_symbols(symbols, classes, start, count, lane):
+    """Of the step from symbol `start` on: (symbols, classes)."""
     inside = (start + lane >= 0) & (start + lane < count)
     symbol = tl.load(symbols + start + lane, mask=inside, other=0).to(tl.int32)
     klass = tl.load(classes + start + lane, mask=inside, other=0).to(tl.int32)
+    return symbol, klass
+
+
+@triton.jit
+def _load_entries(symbol, klass, start, count, entries, tables, lane):
+    """The same step: (entry, reciprocal, whether a class has no table)."""
+    inside = (start + lane >= 0) & (start + lane < count)
     entry = entries + 2 * (tl.minimum(klass, tables - 1) * 256 + symbol)
     first = tl.load(entry, mask=inside, other=0).to(tl.uint32, bitcast=True)
     second = tl.load(entry + 1, mask=inside, other=0).to(tl.uint32, bitcast=True)
@@ -34,7 +41,12 @@ def encode_part(x, top, words, symbols, classes, count, entries, tables, lane, B
     """
     bad = tl.zeros((LANES,), tl.int32)
     start = (tl.cdiv(count, LANES) - 1) * LANES
-    entry, reciprocal, unknown = _load_entries(symbols, classes, start, count, entries, tables, lane)
+    symbol, klass = _load_symbols(symbols, classes, start, count, lane)
+    entry, reciprocal, unknown = _load_entries(symbol, klass, start, count, entries, tables, lane)
+    # Symbols are on their way for three steps before their entries can be asked for.
+    symbol, klass = _load_symbols(symbols, classes, start - LANES, count, lane)
+    symbol_2, klass_2 = _load_symbols(symbols, classes, start - 2 * LANES, count, lane)
+    symbol_3, klass_3 = _load_symbols(symbols, classes, start - 3 * LANES, count, lane)
     while start >= 0:
         inside = start + lane < count
         below_f = entry & 0xFFF
@@ -42,7 +54,9 @@ def encode_part(x, top, words, symbols, classes, count, entries, tables, lane, B
         bad |= ((entry >> 31) | unknown.to(tl.uint32)).to(tl.int32)
         inverse = reciprocal
         # Nothing of the next step's entries depends on the states.
-        entry, reciprocal, unknown = _load_entries(symbols, classes, start - LANES, count, entries, tables, lane)
+        entry, reciprocal, unknown = _load_entries(symbol, klass, start - LANES, count, entries, tables, lane)
+        symbol, klass, symbol_2, klass_2 = symbol_2, klass_2, symbol_3, klass_3
+        symbol_3, klass_3 = _load_symbols(symbols, classes, start - 4 * LANES, count, lane)
         full = inside & ((x >> (31 - BITS)) > below_f)
         chosen = bits_of(full, lane)
         top -= ones(chosen)

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from kvstore.codecs.splitzip.kernels.launch import ALIGN, Layers, decode_block, encode_block, layer_bytes, plan_block
+from kvstore.codecs.launching import LAUNCH
+from kvstore.codecs.splitzip.kernels.launch import ALIGN, decode_block, encode_block, layer_bytes, plan_block
+from kvstore.codecs.splitzip.kernels.places import Layers, Places
 from kvstore.codecs.splitzip.reference import HEADER, MODE_FIXED
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
-
-# Triton compiles at the first launch, and interprets, with state that all threads share. Nothing waits for the device
-# while it is held.
-LAUNCH = threading.Lock()
 
 
 @lru_cache(maxsize=64)
@@ -44,13 +41,13 @@ def works(device: torch.device, dtype: str) -> bool:
 def encode(view: KVView) -> tuple[torch.Tensor, tuple[int, ...]]:
     """(the coded layers one after the other, uint8, in memory of their own on the view's device; bytes of each)."""
     with beside(_device(view)):
-        return _encode(readable(view))
+        return _encode(Places.of_view(view) or readable(view))
 
 
 def encode_into(view: KVView, out: memoryview) -> tuple[int, ...] | None:
     """The same into memory on the host, as `Codec.encode` does it. Nothing but coded bytes leaves the device."""
     with beside(_device(view)):
-        payload, sizes = _encode(readable(view))
+        payload, sizes = _encode(Places.of_view(view) or readable(view))
         if payload.numel() > len(out):
             return None
         torch.from_numpy(np.frombuffer(out, np.uint8, payload.numel())).copy_(payload)
@@ -64,7 +61,7 @@ def decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: K
     tensor of `out` is not contiguous.
     """
     with beside(_device(out)):
-        _decode(payload, layer_sizes, count, writable(out))
+        _decode(payload, layer_sizes, count, Places.of_view(out) or writable(out))
 
 
 def decode_from(payload: memoryview, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
@@ -76,7 +73,7 @@ def decode_from(payload: memoryview, layer_sizes: Sequence[int], count: int, out
     with beside(device):
         coded = torch.empty(len(array), dtype=torch.uint8, device=device)
         coded.copy_(source, non_blocking=True)
-        _decode(coded, layer_sizes, count, writable(out))
+        _decode(coded, layer_sizes, count, Places.of_view(out) or writable(out))
 
 
 def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, out: KVView) -> None:
@@ -92,16 +89,19 @@ def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, ou
         begin += size
 
 
-def _encode(layers: Layers) -> tuple[torch.Tensor, tuple[int, ...]]:
+def _encode(layers: Layers | Places) -> tuple[torch.Tensor, tuple[int, ...]]:
     with LAUNCH:
         plan = plan_block(layers)
         buffer, sizes = encode_block(layers, plan)
     layer_sizes = tuple(sizes.tolist())  # waits
-    pieces = [buffer[begin : begin + size] for begin, size in zip(plan.offsets, layer_sizes, strict=False)]
-    return torch.cat(pieces), layer_sizes
+    gaps = [
+        end - begin - size for (begin, end), size in zip(itertools.pairwise(plan.offsets), layer_sizes, strict=True)
+    ]
+    pieces = torch.split(buffer, [size for pair in zip(layer_sizes, gaps, strict=True) for size in pair])
+    return torch.cat(pieces[::2]), layer_sizes
 
 
-def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: Layers) -> None:
+def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: Layers | Places) -> None:
     with LAUNCH:
         damaged = decode_block(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, out)
     wrong = damaged.tolist()  # waits
@@ -110,7 +110,7 @@ def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: 
 
 
 def _device(view: KVView) -> torch.device:
-    return view.tensors()[0].device
+    return next(iter(view.devices))
 
 
 def readable(view: KVView) -> Layers:

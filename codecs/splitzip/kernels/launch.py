@@ -11,19 +11,19 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
-import triton
 import triton.language as tl
 
 from kvstore.codecs.splitzip.kernels.chunks import COLUMNS
 from kvstore.codecs.splitzip.kernels.decode import decode_kernel
 from kvstore.codecs.splitzip.kernels.encode import encode_kernel
+from kvstore.codecs.splitzip.kernels.places import Layers, Places
 from kvstore.codecs.splitzip.reference import CHUNK, DTYPES, GROUP, HEADER, raw_bytes
 from kvstore.errors import CodecError
-
-Layers = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 # 16 values a thread: two 16-byte loads of bf16 each. With 64 registers four programs fit a multiprocessor, 32 KiB of
 # bf16 on their way at once; left alone the compiler takes a few more and fits three. The other variants would spill.
@@ -41,13 +41,15 @@ class Plan:
 
     table: `[layers, COLUMNS]` int64 on their device; offsets: where each layer begins in the coded buffer, and the
     buffer's length last; known: bytes of each layer's planes, ends and bases, which its escapes follow; chunks: of each
-    layer. The other fields select a compiled kernel.
+    layer; words: int64 of the encoder's work, tickets of the layers and then a state for each chunk. The other fields
+    select a compiled kernel.
     """
 
     table: torch.Tensor
     offsets: tuple[int, ...]
     known: tuple[int, ...]
     chunks: tuple[int, ...]
+    words: int
     dtype: str
     dim: int
     aligned: bool
@@ -59,9 +61,10 @@ class Plan:
 
 def supports(dtype: torch.dtype) -> bool:
     """Whether tensors of this dtype are coded here."""
-    return _name(dtype) in DTYPES
+    return str(dtype).removeprefix("torch.") in DTYPES
 
 
+@lru_cache(maxsize=4096)
 def layer_bytes(heads: int, tokens: int, key_dim: int, value_dim: int, dtype: str) -> tuple[int, int, int]:
     """(chunks, bytes before the escapes, the most bytes in all) of a coded layer."""
     _, low_bytes, rest_bits = DTYPES[dtype]
@@ -92,22 +95,19 @@ def options(dtype: str, dim: int, aligned: bool) -> dict[str, Any]:
     return {"num_warps": WARPS, "maxnreg": registers, "enable_fp_fusion": False}
 
 
-def plan_block(layers: Layers) -> Plan:
-    """A plan to encode `layers`, each (K, V) of `[heads, tokens, dim]`, strided, the last dimension contiguous.
+def plan_block(layers: Layers | Places) -> Plan:
+    """A plan to encode `layers`, each (K, V) of `[heads, tokens, dim]`, strided, the last dimension contiguous; or the
+    places of such.
 
     All of one device, dtype and number of tokens; heads and dims may differ from layer to layer. Raises `CodecError`
     for a dtype that is not coded here (the message names it), and for tensors of other shapes.
     """
-    tokens = _check(layers)
-    dtype = _name(layers[0][0].dtype)
-    shapes = [layer_bytes(k.shape[0], tokens, k.shape[2], v.shape[2], dtype) for k, v in layers]
-    offsets = [0]
-    for _, _, most in shapes:
-        offsets.append(offsets[-1] + most)
-    return _plan(layers, tokens, offsets, [most for _, _, most in shapes])
+    places = _places(layers)
+    most = [most for _, _, most in _sizes(places, places.tokens)]
+    return _plan(places, places.tokens, list(itertools.accumulate(most, initial=0)), most)
 
 
-def encode_block(layers: Layers, plan: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_block(layers: Layers | Places, plan: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Encodes a block of all layers in one launch, without waiting for it.
 
     layers: as for `plan_block`; `plan` is theirs. Returns (buffer, sizes) on the tensors' device: uint8, layer i from
@@ -118,8 +118,7 @@ def encode_block(layers: Layers, plan: Plan | None = None) -> tuple[torch.Tensor
     device = plan.table.device
     buffer = torch.empty(plan.offsets[-1], dtype=torch.uint8, device=device)
     sizes = torch.empty(len(plan.chunks), dtype=torch.int64, device=device)
-    # Tickets of the layers, then a state for each chunk.
-    work = torch.zeros(sum(1 + max(1, chunks) for chunks in plan.chunks), dtype=torch.int64, device=device)
+    work = torch.zeros(plan.words, dtype=torch.int64, device=device)
     with _on(device):
         encode_kernel[plan.grid](
             plan.table,
@@ -133,7 +132,9 @@ def encode_block(layers: Layers, plan: Plan | None = None) -> tuple[torch.Tensor
     return buffer, sizes
 
 
-def decode_block(payload: torch.Tensor, layer_offsets: Sequence[int], tokens: int, out: Layers) -> torch.Tensor:
+def decode_block(
+    payload: torch.Tensor, layer_offsets: Sequence[int], tokens: int, out: Layers | Places
+) -> torch.Tensor:
     """Decodes the first tokens of a block of `tokens` into `out`, in one launch, without waiting for it.
 
     payload: uint8, contiguous, on the device of `out`, its address a multiple of 16; layer_offsets: `[layers + 1]`
@@ -144,9 +145,8 @@ def decode_block(payload: torch.Tensor, layer_offsets: Sequence[int], tokens: in
     values there. Raises `CodecError` where the layers cannot be what they are said to be. No payload makes the kernel
     read or write outside of `payload` and `out`.
     """
-    wanted = _check(out)
-    plan = _decode_plan(payload, layer_offsets, tokens, wanted, out)
-    damaged = torch.zeros(len(out), dtype=torch.int32, device=payload.device)
+    plan = _decode_plan(payload, layer_offsets, tokens, _places(out))
+    damaged = torch.zeros(len(plan.chunks), dtype=torch.int32, device=payload.device)
     if max(plan.chunks) == 0:
         return damaged
     with _on(payload.device):
@@ -160,15 +160,16 @@ def decode_block(payload: torch.Tensor, layer_offsets: Sequence[int], tokens: in
     return damaged
 
 
-def _decode_plan(payload: torch.Tensor, offsets: Sequence[int], tokens: int, wanted: int, out: Layers) -> Plan:
+def _decode_plan(payload: torch.Tensor, offsets: Sequence[int], tokens: int, out: Places) -> Plan:
     if payload.dtype != torch.uint8 or not payload.is_contiguous() or payload.data_ptr() % ALIGN:
         raise CodecError("splitzip: the payload must be contiguous bytes at a multiple of 16")
-    if payload.device != out[0][0].device:
-        raise CodecError(f"splitzip: the payload is on {payload.device}, the cache on {out[0][0].device}")
-    if len(offsets) != len(out) + 1 or offsets[0] < 0 or offsets[-1] > payload.numel():
-        raise CodecError(f"splitzip: {len(offsets)} offsets for {len(out)} layers in {payload.numel()} bytes")
-    if wanted > tokens:
-        raise CodecError(f"splitzip: a block of {tokens} tokens cannot be decoded into {wanted}")
+    if payload.device != out.device:
+        raise CodecError(f"splitzip: the payload is on {payload.device}, the cache on {out.device}")
+    layers = len(out.heads) // 2
+    if len(offsets) != layers + 1 or offsets[0] < 0 or offsets[-1] > payload.numel():
+        raise CodecError(f"splitzip: {len(offsets)} offsets for {layers} layers in {payload.numel()} bytes")
+    if out.tokens > tokens:
+        raise CodecError(f"splitzip: a block of {tokens} tokens cannot be decoded into {out.tokens}")
     sizes = [end - begin for begin, end in itertools.pairwise(offsets)]
     plan = _plan(out, tokens, offsets, sizes)
     for begin, size, known in zip(offsets, sizes, plan.known, strict=False):
@@ -177,66 +178,37 @@ def _decode_plan(payload: torch.Tensor, offsets: Sequence[int], tokens: int, wan
     return plan
 
 
-def _plan(layers: Layers, tokens: int, offsets: Sequence[int], sizes: Sequence[int]) -> Plan:
+def _plan(places: Places, tokens: int, offsets: Sequence[int], sizes: Sequence[int]) -> Plan:
     """`tokens` of the block; the tensors may hold fewer."""
-    dtype, device = _name(layers[0][0].dtype), layers[0][0].device
-    tensors = [tensor for pair in layers for tensor in pair]
-    limit = tensors[0].shape[1]
-    rows, known, chunks, state = [], [], [], len(layers)
-    for (keys, values), offset, size in zip(layers, offsets, sizes, strict=False):
-        count, before, _ = layer_bytes(keys.shape[0], tokens, keys.shape[2], values.shape[2], dtype)
-        row = [*_place(keys), *_place(values), keys.shape[0], tokens, limit, offset, size, state]
-        rows.append(row)
-        known.append(before)
-        chunks.append(count)
-        state += max(1, count)
-    flat = all(token == dim for _, _, token, dim in map(_place, tensors))
-    dims = {tensor.shape[2] for tensor in tensors}
-    common = dims.pop() if len(dims) == 1 else 0
-    aligned = all(_aligned(tensor, tokens, flat) for tensor in tensors)
-    table = torch.tensor(rows, dtype=torch.int64)
-    assert table.shape[1] == COLUMNS.value
-    if device.type == "cuda":
-        table = table.pin_memory().to(device, non_blocking=True)
-    return Plan(table, tuple(offsets), tuple(known), tuple(chunks), dtype, -1 if flat else common, aligned)
+    dims, limit = places.dims, places.tokens
+    chunks, known, _ = zip(*_sizes(places, tokens), strict=True)
+    layers, states = len(chunks), np.maximum(1, chunks)
+    flat = bool((places.token_strides == dims).all())
+    table = np.empty((layers, COLUMNS.value), np.int64)
+    columns = (places.addresses, places.head_strides, places.token_strides, dims)
+    table[:, :8] = np.stack(columns, -1).reshape(layers, 8)
+    table[:, 8], table[:, 9], table[:, 10] = places.heads[::2], tokens, limit
+    table[:, 11], table[:, 12], table[:, 13] = offsets[:layers], sizes, layers + np.cumsum(states) - states
+    # All chunks consist of whole 16-byte accesses.
+    whole = [places.addresses, places.head_strides, *([] if flat else [places.token_strides, dims])]
+    aligned = not any((x % ALIGN).any() for x in whole) and not any((n * dims % GROUP).any() for n in (tokens, limit))
+    common = int(dims[0]) if (dims == dims[0]).all() else 0
+    sent = torch.from_numpy(table)
+    if places.device.type == "cuda":
+        sent = sent.pin_memory().to(places.device, non_blocking=True)
+    words = layers + int(states.sum())
+    return Plan(sent, tuple(offsets), known, chunks, words, places.dtype, -1 if flat else common, aligned)
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, int, int, int]:
-    """Address, strides of heads and tokens in values, dim. The stride of a single token means nothing."""
-    dim = tensor.shape[2]
-    return tensor.data_ptr(), tensor.stride(0), tensor.stride(1) if tensor.shape[1] > 1 else dim, dim
+def _sizes(places: Places, tokens: int) -> list[tuple[int, int, int]]:
+    """`layer_bytes` of each layer."""
+    dims = places.dims.tolist()
+    shapes = zip(places.heads[::2].tolist(), dims[::2], dims[1::2], strict=True)
+    return [layer_bytes(heads, tokens, key_dim, value_dim, places.dtype) for heads, key_dim, value_dim in shapes]
 
 
-def _aligned(tensor: torch.Tensor, tokens: int, flat: bool) -> bool:
-    """Whether all chunks consist of whole 16-byte accesses."""
-    address, head, token, dim = _place(tensor)
-    runs = (tokens * dim, tensor.shape[1] * dim)
-    gaps = flat or (token % ALIGN == 0 and dim % ALIGN == 0)
-    return gaps and address % ALIGN == 0 and head % ALIGN == 0 and not any(run % GROUP for run in runs)
-
-
-def _check(layers: Layers) -> int:
-    """The tokens of every tensor. Raises `CodecError` where the tensors are not of one kind."""
-    if not layers:
-        raise CodecError("splitzip: no layers")
-    first = layers[0][0]
-    if not supports(first.dtype):
-        raise CodecError(f"splitzip: tensors of {first.dtype} are not coded on a device; code them on the CPU")
-    if first.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise CodecError(f"splitzip: tensors on {first.device} are not coded by kernels; code them on the CPU")
-    for keys, values in layers:
-        if keys.dim() != 3 or values.dim() != 3 or keys.shape[:2] != values.shape[:2]:
-            raise CodecError(f"splitzip: expected [heads, tokens, dim], found {keys.shape} and {values.shape}")
-        for tensor in (keys, values):
-            if (tensor.dtype, tensor.device, tensor.shape[1]) != (first.dtype, first.device, first.shape[1]):
-                raise CodecError("splitzip: the layers of a block differ in dtype, device or tokens")
-            if tensor.stride(2) != 1 and tensor.shape[2] > 1:
-                raise CodecError("splitzip: the last dimension must be contiguous")
-    return first.shape[1]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _places(layers: Layers | Places) -> Places:
+    return layers if isinstance(layers, Places) else Places.of_layers(layers)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:

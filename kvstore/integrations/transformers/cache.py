@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import (
-    DummyLayer,
     DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
@@ -27,6 +27,9 @@ from kvstore.core.states import State
 from kvstore.errors import UnsupportedCache
 from kvstore.integrations.transformers.growing_layer import GrowingLayer
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
+
+# What stands where a layer keeps nothing; before transformers 5.23, layers of states that have none.
+Placeholder: Any = getattr(cache_utils, "DummyLayer", LinearAttentionLayer)
 
 
 def cache_from_layers(
@@ -63,7 +66,7 @@ def cache_from_layers(
     if layout is None or not (layout.is_grouped or layout.model_layers):
         cache.layers.extend(made)
         return cache
-    cache.layers.extend(DummyLayer() for _ in range(layout.model_layers or len(made)))  # type: ignore[no-untyped-call]
+    cache.layers.extend(Placeholder() for _ in range(layout.model_layers or len(made)))
     own = len(layout.place_of)
     for number, (layer, (k, v)) in enumerate(zip(layout.layers[:own], layers[:own], strict=True)):
         cache.layers[layout.place_of[number]] = _windowed(layer.window, k, v, tokens) if layer.window else made[number]
@@ -145,7 +148,7 @@ def cache_layers(cache: Any) -> KVLayers:
         if isinstance(layer, LazyLayer):
             layer.settle()
         kind = type(layer)
-        if kind is DummyLayer:
+        if kind is Placeholder:
             continue
         if kind not in (DynamicLayer, GrowingLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer):
             raise UnsupportedCache(f"layer {number} of the cache is a {kind.__name__}, which is not supported")

@@ -18,7 +18,7 @@ from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.entropy import reference as entropy_reference
 from kvstore.codecs.entropy import tables as spec
 from kvstore.codecs.registry import codec_by_name
-from kvstore.codecs.view import row_shapes
+from kvstore.codecs.tensor_memory import row_shapes
 from kvstore.core.layout import ITEM_BYTES, KVLayout, LayerLayout
 from kvstore.errors import CodecError
 
