@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.common import Rows
 from benchmarks.device.machine import Machine
-from benchmarks.device.predictive import MADE, Blocks, made_block, trial
+from benchmarks.device.predictive import MADE, Blocks, made_block, measure_threads, trial
 from kvstore.codecs import KVView
 from kvstore.codecs.predictive.codec import LevelModes, PredictiveCodec
 from kvstore.codecs.predictive.levels.model import LEVELS
@@ -32,7 +32,7 @@ def measure_level(machine: Machine, rows: Rows, level: int) -> None:
 
     from kvstore.codecs.predictive.levels.kernels import blocks as kernels
     from kvstore.codecs.predictive.levels.kernels import launch
-    from kvstore.codecs.predictive.levels.mode import native_model
+    from kvstore.codecs.predictive.levels.mode import LevelMode, native_model
 
     shapes = [machine.choose((8, 128, 128), (8, 128, 128), (1, 8, 8))] * machine.choose(8, 4, 2)
     model, name = levelcases.model_of(shapes, True, level, 5), f"levels/{level}"
@@ -48,3 +48,4 @@ def measure_level(machine: Machine, rows: Rows, level: int) -> None:
     device = kernels.load(model, machine.device)
     for count in machine.choose((1, 8, 32), (1, 8), (1,)):
         Blocks(name, device, launch, encoded, made).measure(machine, rows, count)
+    measure_threads(machine, rows, name, LevelMode(model), made[0])

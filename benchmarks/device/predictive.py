@@ -3,13 +3,16 @@
 The model has random weights, and the values are what it predicts with noise of the size that it expects: so times are
 those of a real cache of these shapes, and the ratio is of these values and no claim. Blocks of 64 tokens, 8 layers of
 8 heads of 128; 32 blocks are coded in one call, as when a long prompt is stored, or one, as when an answer grows.
-Wall-clock time, with what the host does between kernels.
+Wall-clock time, with what the host does between kernels. `threads`: as a store's threads code, each a block at a time,
+beside the CPU by as many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,9 @@ from benchmarks.common import Rows, use_helpers_of_tests
 from benchmarks.device.machine import Layers, Machine, WrongBits, check, check_bytes, like, nbytes
 from kvstore.codecs import BlockInfo, KVView
 from kvstore.codecs.predictive.codec import PredictiveCodec
+from kvstore.codecs.predictive.device_mode import DeviceMode
+from kvstore.codecs.predictive.exact import ExactMode
+from kvstore.core.layout import KVLayout
 
 use_helpers_of_tests()  # models with random arrays, and blocks that they predict
 
@@ -47,6 +53,7 @@ def measure(machine: Machine, rows: Rows) -> None:
     blocks = Blocks("predictive", kernels.load(model, machine.device), launch, encoded, made)
     for count in machine.choose((1, 8, 32), (1, 8), (1,)):
         blocks.measure(machine, rows, count)
+    measure_threads(machine, rows, "predictive", ExactMode(model), made[0])
 
 
 def made_block(machine: Machine, model: Any, number: int, cases: Any) -> Made:
@@ -77,6 +84,54 @@ def trial(machine: Machine, rows: Rows, name: str, codec: PredictiveCodec, model
     codec.decode(info, payload, sizes[0], machine.view(info.layout, back))
     check(back, layers, name)
     rows.add(f"{name}/trial", "passed", 1, "1 = yes")
+
+
+def measure_threads(machine: Machine, rows: Rows, name: str, mode: DeviceMode, made: Made) -> None:
+    """Threads that code blocks at the same time, as those of a store do: on the device, where what waits is coded in
+    one call, and on the CPU, from and to its own memory."""
+    tokens, layers = made
+    threads, count = machine.choose((16, 96), (16, 48), (2, 2))
+    layout = KVLayout.uniform(len(layers), layers[0][0].shape[0], layers[0][0].shape[2], "bfloat16")
+    info, nbytes_of = BlockInfo(layout, tokens.astype(np.uint32), 0), nbytes(layers)
+    places = {
+        "device": [machine.view(layout, moved(machine, layers)) for _ in range(threads)],
+        "CPU": [KVView.of_layers(layout, [(k.clone(), v.clone()) for k, v in layers]) for _ in range(threads)],
+    }
+    rooms = [memoryview(bytearray(2 * nbytes_of)) for _ in range(threads)]
+    machine.wait()
+    _, sizes = mode.encode(info, places["CPU"][0], rooms[0], NO_LIMIT)
+    if not isinstance(sizes, tuple):
+        raise WrongBits(f"{name}: a block without a limit was not coded")
+    payload = memoryview(bytes(rooms[0][: sum(sizes)]))
+
+    def encode(views: list[KVView], number: int) -> None:
+        at = number % threads
+        if mode.encode(info, views[at], rooms[at], NO_LIMIT)[1] != sizes or rooms[at][: len(payload)] != payload:
+            raise WrongBits(f"{name}: a block that threads code together is coded to other bytes than alone")
+
+    def decode(views: list[KVView], number: int) -> None:
+        mode.decode(info, payload, sizes, views[number % threads])
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = machine.interleave(
+            {
+                f"{place} {way.__name__}": machine.by_clock(
+                    lambda views=views, way=way: list(pool.map(partial(way, views), range(count)))
+                )
+                for place, views in places.items()
+                for way in (encode, decode)
+            },
+            machine.choose(5, 3, 1),
+        )
+    for view in places["device"]:
+        kv = view.tensors()
+        check(list(zip(kv[::2], kv[1::2], strict=True)), layers, name)
+    for way in ("encode", "decode"):
+        seconds, on_cpu = found[f"device {way}"], found[f"CPU {way}"]
+        case = f"{name}/{threads}threads"
+        rows.add(
+            case, f"{way}_GBps", count * nbytes_of / seconds / 1e9, "GB/s", "CPU, as many threads", on_cpu / seconds
+        )
 
 
 @dataclass

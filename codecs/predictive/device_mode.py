@@ -47,7 +47,10 @@ class DeviceMode(ABC):
         """
         coder = self._devices.coder_for(block)
         if coder is not None:
+            from kvstore.codecs.splitzip.kernels.blocks import after_caller
+
             with self._devices.watched(coder):
+                after_caller(coder.device)
                 return block, self._encoding(ToEncode(coder, info, block, out, limit))
         view = block if block.on_cpu else copy_on_cpu(block)
         return view, self._encode_on_cpu(info, view, out, limit)
@@ -56,7 +59,10 @@ class DeviceMode(ABC):
         """Decode a block of the model's layout whose sizes were checked; see `Codec.decode`."""
         coder = self._devices.coder_for(out)
         if coder is not None:
+            from kvstore.codecs.splitzip.kernels.blocks import after_caller
+
             with self._devices.watched(coder):
+                after_caller(coder.device)
                 if not self._decoding(ToDecode(coder, info, payload, layer_sizes, out)):
                     raise CodecError("predictive: the block is damaged, or the profile is another one")
                 return

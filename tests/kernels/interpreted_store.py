@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +24,12 @@ import numpy as np
 import pytest
 import torch
 from kvcases import Layers, identity, mixed_layout, random_kv, same_kv, tokens
+from threadruns import HANGS_S
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.codecs import BlockInfo, KVView, codec_by_name
 from kvstore.codecs.device import codes_on_device
+from kvstore.codecs.launching import LAUNCH
 from kvstore.codecs.splitzip.kernels import blocks
 from kvstore.config import KIB, MIB
 from kvstore.errors import CodecError
@@ -41,9 +45,9 @@ LAYOUTS = [
 ]
 
 
-def smooth(count: int, layout: KVLayout) -> Layers:
+def smooth(count: int, layout: KVLayout, seed: int = 0) -> Layers:
     """Normal values with a few escapes."""
-    generator = torch.Generator().manual_seed(count)
+    generator = torch.Generator().manual_seed(count + 1000 * seed)
     kv = []
     for x in layout.layers:
         pair = [torch.randn(x.heads, count, dim, generator=generator) for dim in (x.key_dim, x.value_dim)]
@@ -109,6 +113,52 @@ def encoding() -> None:
         apart = [tuple(torch.stack([t, t], 3)[..., 0] for t in pair) for pair in kv]
         assert apart[0][0].stride(2) == 2
         assert coded(info, posing(layout, apart)) == found
+
+
+def joined() -> None:
+    """Blocks that threads code at the same time are coded by few launches, as alone; one that is damaged harms no
+    other."""
+    cases = [(info_of(layout, count), smooth(count, layout, seed)) for layout, count in LAYOUTS for seed in (1, 2)]
+    right = [coded(info, KVView.of_layers(info.layout, kv)) for info, kv in cases]
+    assert [coded(info, posing(info.layout, kv)) for info, kv in cases] == right
+    with calls("encode_block") as seen:
+        found = at_once(lambda of: coded(of[0], posing(of[0].layout, of[1])), cases)
+    assert found == right
+    assert len(seen) < len(cases)
+
+    def decoded(number: int) -> str:
+        (info, kv), (payload, sizes) = cases[number], right[number]
+        data = bytearray(payload)
+        if number == 3:
+            data[len(data) // 2] ^= 1
+            data[-1] ^= 255
+        room = [tuple(torch.zeros_like(t) for t in pair) for pair in kv]
+        wanted = info.count - number % 2
+        target = posing(info.layout, room).narrow(0, wanted)
+        try:
+            CODEC.decode(info, memoryview(data), sizes, target)
+        except CodecError:
+            return "damaged"
+        kept = [tuple(t[:, :wanted] for t in pair) for pair in kv]
+        return "same" if same_kv([tuple(t[:, :wanted] for t in pair) for pair in room], kept) else "wrong"
+
+    with calls("decode_blocks") as seen:
+        outcomes = at_once(decoded, range(len(cases)))
+    assert outcomes[:3] + outcomes[4:] == ["same"] * (len(cases) - 1), outcomes
+    assert outcomes[3] != "same"
+    assert len(seen) < len(cases)
+
+
+def at_once(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """What threads make of the items that come while nothing may be launched."""
+    with ThreadPoolExecutor(len(items)) as pool:
+        with LAUNCH:
+            found = [pool.submit(work, item) for item in items]
+            begin = time.monotonic()
+            while len(blocks._encoding._waiting) + len(blocks._decoding._waiting) < len(items) - 1:
+                assert time.monotonic() < begin + HANGS_S
+                time.sleep(0.001)
+        return [future.result(HANGS_S) for future in found]
 
 
 def decoding() -> None:
@@ -261,4 +311,4 @@ def control() -> None:
 
 
 if __name__ == "__main__":
-    kernelgroups.run({f.__name__: f for f in (control, encoding, decoding, hostile, tier, store)})
+    kernelgroups.run({f.__name__: f for f in (control, encoding, joined, decoding, hostile, tier, store)})

@@ -27,7 +27,7 @@ RUNS = [
     ("interpreted.py", "lengths contents strides dtypes prefixes hostile look_back"),
     ("interpreted_rans.py", "lengths divisions refusals hostile arguments"),
     ("interpreted_copies.py", "strides dtypes by_kernel"),
-    ("interpreted_store.py", "control encoding decoding hostile tier store"),
+    ("interpreted_store.py", "control encoding joined decoding hostile tier store"),
 ]
 
 

@@ -16,11 +16,23 @@ import numpy as np
 import torch
 
 from kvstore.codecs.launching import LAUNCH
-from kvstore.codecs.splitzip.kernels.launch import ALIGN, decode_block, encode_block, layer_bytes, plan_block
+from kvstore.codecs.splitzip.kernels.launch import (
+    ALIGN,
+    Coded,
+    decode_blocks,
+    encode_block,
+    layer_bytes,
+    plan_block,
+)
 from kvstore.codecs.splitzip.kernels.places import Layers, Places
 from kvstore.codecs.splitzip.reference import HEADER, MODE_FIXED
+from kvstore.codecs.together import Together
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
+
+# What threads code at the same time is one launch: its table and its results cost the host as much as those of one.
+MOST_TOGETHER = 32
+MOST_TOKENS = 1024
 
 
 @lru_cache(maxsize=64)
@@ -90,23 +102,61 @@ def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, ou
 
 
 def _encode(layers: Layers | Places) -> tuple[torch.Tensor, tuple[int, ...]]:
-    with LAUNCH:
-        plan = plan_block(layers)
-        buffer, sizes = encode_block(layers, plan)
-    layer_sizes = tuple(sizes.tolist())  # waits
-    gaps = [
-        end - begin - size for (begin, end), size in zip(itertools.pairwise(plan.offsets), layer_sizes, strict=True)
-    ]
-    pieces = torch.split(buffer, [size for pair in zip(layer_sizes, gaps, strict=True) for size in pair])
-    return torch.cat(pieces[::2]), layer_sizes
+    """Together with the blocks of other threads; `layers` are good until it returns."""
+    return _encoding(layers if isinstance(layers, Places) else Places.of_layers(layers))
+
+
+def _encode_all(blocks: Sequence[Places]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    found: dict[int, tuple[torch.Tensor, tuple[int, ...]]] = {}
+    for numbers in _alike(blocks):
+        places = Places.of_blocks([blocks[i] for i in numbers])
+        with LAUNCH:
+            plan = plan_block(places)
+            buffer, sizes = encode_block(places, plan)
+        layer_sizes = sizes.tolist()  # waits
+        ends = zip(itertools.pairwise(plan.offsets), layer_sizes, strict=True)
+        gaps = [end - begin - size for (begin, end), size in ends]
+        pieces = torch.split(buffer, [size for pair in zip(layer_sizes, gaps, strict=True) for size in pair])[::2]
+        at = 0
+        for i in numbers:
+            end = at + blocks[i].layers
+            found[i] = torch.cat(pieces[at:end]), tuple(layer_sizes[at:end])
+            at = end
+    return [found[i] for i in range(len(blocks))]
 
 
 def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: Layers | Places) -> None:
-    with LAUNCH:
-        damaged = decode_block(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, out)
-    wrong = damaged.tolist()  # waits
+    """Together with the blocks of other threads."""
+    places = out if isinstance(out, Places) else Places.of_layers(out)
+    wrong = _decoding(Coded(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, places))
     if any(wrong):
         raise CodecError(f"splitzip: layer {wrong.index(1)} is damaged")
+
+
+def _decode_all(blocks: Sequence[Coded]) -> list[list[int]]:
+    """Of each block, which layers are damaged."""
+    found: dict[int, list[int]] = {}
+    for numbers in _alike([block.out for block in blocks]):
+        with LAUNCH:
+            damaged = decode_blocks([blocks[i] for i in numbers])
+        wrong, at = damaged.tolist(), 0  # waits
+        for i in numbers:
+            found[i] = wrong[at : at + blocks[i].out.layers]
+            at += blocks[i].out.layers
+    return [found[i] for i in range(len(blocks))]
+
+
+def _alike(blocks: Sequence[Places]) -> list[list[int]]:
+    """The numbers of blocks that one launch can code. Long ones go alone: their layers would come to too many bytes."""
+    alike: dict[object, list[int]] = {}
+    for number, block in enumerate(blocks):
+        key = (block.device, block.dtype) if int(block.tokens.max(initial=0)) <= MOST_TOKENS else number
+        alike.setdefault(key, []).append(number)
+    return list(alike.values())
+
+
+_encoding: Together[Places, tuple[torch.Tensor, tuple[int, ...]]] = Together(_encode_all, MOST_TOGETHER)
+_decoding: Together[Coded, list[int]] = Together(_decode_all, MOST_TOGETHER)
 
 
 def _device(view: KVView) -> torch.device:
@@ -140,13 +190,19 @@ def beside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
+    after_caller(device)
     stream = _stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         try:
             yield
         finally:
             stream.synchronize()
+
+
+def after_caller(device: torch.device) -> None:
+    """Makes what is launched beside from now on, by any thread, come after what this thread has launched so far."""
+    if device.type == "cuda":
+        _stream(device).wait_stream(torch.cuda.current_stream(device))
 
 
 @lru_cache(maxsize=64)

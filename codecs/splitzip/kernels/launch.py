@@ -21,7 +21,7 @@ import triton.language as tl
 from kvstore.codecs.splitzip.kernels.chunks import COLUMNS
 from kvstore.codecs.splitzip.kernels.decode import decode_kernel
 from kvstore.codecs.splitzip.kernels.encode import encode_kernel
-from kvstore.codecs.splitzip.kernels.places import Layers, Places
+from kvstore.codecs.splitzip.kernels.places import Array, Layers, Places, name_of
 from kvstore.codecs.splitzip.reference import CHUNK, DTYPES, GROUP, HEADER, raw_bytes
 from kvstore.errors import CodecError
 
@@ -61,7 +61,7 @@ class Plan:
 
 def supports(dtype: torch.dtype) -> bool:
     """Whether tensors of this dtype are coded here."""
-    return str(dtype).removeprefix("torch.") in DTYPES
+    return name_of(dtype) in DTYPES
 
 
 @lru_cache(maxsize=4096)
@@ -103,8 +103,8 @@ def plan_block(layers: Layers | Places) -> Plan:
     for a dtype that is not coded here (the message names it), and for tensors of other shapes.
     """
     places = _places(layers)
-    most = [most for _, _, most in _sizes(places, places.tokens)]
-    return _plan(places, places.tokens, list(itertools.accumulate(most, initial=0)), most)
+    most = [most for _, _, most in _sizes(places, places.tokens[::2])]
+    return _plan(places, places.tokens[::2], list(itertools.accumulate(most, initial=0)), most)
 
 
 def encode_block(layers: Layers | Places, plan: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,14 +145,30 @@ def decode_block(
     values there. Raises `CodecError` where the layers cannot be what they are said to be. No payload makes the kernel
     read or write outside of `payload` and `out`.
     """
-    plan = _decode_plan(payload, layer_offsets, tokens, _places(out))
-    damaged = torch.zeros(len(plan.chunks), dtype=torch.int32, device=payload.device)
+    return decode_blocks([Coded(payload, layer_offsets, tokens, _places(out))])
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A block to decode: the arguments of `decode_block`."""
+
+    payload: torch.Tensor
+    offsets: Sequence[int]
+    tokens: int
+    out: Places
+
+
+def decode_blocks(blocks: Sequence[Coded]) -> torch.Tensor:
+    """The same of several blocks, of one dtype and on one device: of the layers of all, one after the other."""
+    first = blocks[0].payload
+    plan = _decode_plan(blocks)
+    damaged = torch.zeros(len(plan.chunks), dtype=torch.int32, device=first.device)
     if max(plan.chunks) == 0:
         return damaged
-    with _on(payload.device):
+    with _on(first.device):
         decode_kernel[plan.grid](
             plan.table,
-            payload,
+            first,
             damaged,
             **constants(plan.dtype, plan.dim, plan.aligned),
             **options(plan.dtype, plan.dim, plan.aligned),
@@ -160,38 +176,46 @@ def decode_block(
     return damaged
 
 
-def _decode_plan(payload: torch.Tensor, offsets: Sequence[int], tokens: int, out: Places) -> Plan:
-    if payload.dtype != torch.uint8 or not payload.is_contiguous() or payload.data_ptr() % ALIGN:
-        raise CodecError("splitzip: the payload must be contiguous bytes at a multiple of 16")
-    if payload.device != out.device:
-        raise CodecError(f"splitzip: the payload is on {payload.device}, the cache on {out.device}")
-    layers = len(out.heads) // 2
-    if len(offsets) != layers + 1 or offsets[0] < 0 or offsets[-1] > payload.numel():
-        raise CodecError(f"splitzip: {len(offsets)} offsets for {layers} layers in {payload.numel()} bytes")
-    if out.tokens > tokens:
-        raise CodecError(f"splitzip: a block of {tokens} tokens cannot be decoded into {out.tokens}")
-    sizes = [end - begin for begin, end in itertools.pairwise(offsets)]
-    plan = _plan(out, tokens, offsets, sizes)
-    for begin, size, known in zip(offsets, sizes, plan.known, strict=False):
+def _decode_plan(blocks: Sequence[Coded]) -> Plan:
+    begins, sizes, tokens = list[int](), list[int](), list[int]()
+    for block in blocks:
+        payload, offsets, layers = block.payload, block.offsets, block.out.layers
+        if payload.dtype != torch.uint8 or not payload.is_contiguous() or payload.data_ptr() % ALIGN:
+            raise CodecError("splitzip: the payload must be contiguous bytes at a multiple of 16")
+        if payload.device != block.out.device:
+            raise CodecError(f"splitzip: the payload is on {payload.device}, the cache on {block.out.device}")
+        if len(offsets) != layers + 1 or offsets[0] < 0 or offsets[-1] > payload.numel():
+            raise CodecError(f"splitzip: {len(offsets)} offsets for {layers} layers in {payload.numel()} bytes")
+        if int(block.out.tokens.max()) > block.tokens:
+            raise CodecError(
+                f"splitzip: a block of {block.tokens} tokens cannot be decoded into {int(block.out.tokens.max())}"
+            )
+        # The kernel finds a layer by its distance from the first payload.
+        begins += [payload.data_ptr() - blocks[0].payload.data_ptr() + begin for begin in offsets[:-1]]
+        sizes += [end - begin for begin, end in itertools.pairwise(offsets)]
+        tokens += [block.tokens] * layers
+    plan = _plan(Places.of_blocks([block.out for block in blocks]), np.array(tokens, np.int64), begins, sizes)
+    for begin, size, known in zip(begins, sizes, plan.known, strict=True):
         if begin % ALIGN or size < known:
             raise CodecError(f"splitzip: {size} bytes at {begin} cannot hold a layer of at least {known}")
     return plan
 
 
-def _plan(places: Places, tokens: int, offsets: Sequence[int], sizes: Sequence[int]) -> Plan:
-    """`tokens` of the block; the tensors may hold fewer."""
-    dims, limit = places.dims, places.tokens
+def _plan(places: Places, tokens: Array, offsets: Sequence[int], sizes: Sequence[int]) -> Plan:
+    """tokens: of the block of each layer; the tensors may hold fewer."""
+    dims = places.dims
     chunks, known, _ = zip(*_sizes(places, tokens), strict=True)
     layers, states = len(chunks), np.maximum(1, chunks)
     flat = bool((places.token_strides == dims).all())
     table = np.empty((layers, COLUMNS.value), np.int64)
     columns = (places.addresses, places.head_strides, places.token_strides, dims)
     table[:, :8] = np.stack(columns, -1).reshape(layers, 8)
-    table[:, 8], table[:, 9], table[:, 10] = places.heads[::2], tokens, limit
+    table[:, 8], table[:, 9], table[:, 10] = places.heads[::2], tokens, places.tokens[::2]
     table[:, 11], table[:, 12], table[:, 13] = offsets[:layers], sizes, layers + np.cumsum(states) - states
     # All chunks consist of whole 16-byte accesses.
     whole = [places.addresses, places.head_strides, *([] if flat else [places.token_strides, dims])]
-    aligned = not any((x % ALIGN).any() for x in whole) and not any((n * dims % GROUP).any() for n in (tokens, limit))
+    runs = [np.repeat(tokens, 2) * dims, places.tokens * dims]
+    aligned = not any((x % ALIGN).any() for x in whole) and not any((run % GROUP).any() for run in runs)
     common = int(dims[0]) if (dims == dims[0]).all() else 0
     sent = torch.from_numpy(table)
     if places.device.type == "cuda":
@@ -200,11 +224,11 @@ def _plan(places: Places, tokens: int, offsets: Sequence[int], sizes: Sequence[i
     return Plan(sent, tuple(offsets), known, chunks, words, places.dtype, -1 if flat else common, aligned)
 
 
-def _sizes(places: Places, tokens: int) -> list[tuple[int, int, int]]:
+def _sizes(places: Places, tokens: Array) -> list[tuple[int, int, int]]:
     """`layer_bytes` of each layer."""
     dims = places.dims.tolist()
-    shapes = zip(places.heads[::2].tolist(), dims[::2], dims[1::2], strict=True)
-    return [layer_bytes(heads, tokens, key_dim, value_dim, places.dtype) for heads, key_dim, value_dim in shapes]
+    shapes = zip(places.heads[::2].tolist(), tokens.tolist(), dims[::2], dims[1::2], strict=True)
+    return [layer_bytes(heads, count, key_dim, value_dim, places.dtype) for heads, count, key_dim, value_dim in shapes]
 
 
 def _places(layers: Layers | Places) -> Places:

@@ -21,18 +21,18 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The tensors of a block, K and V of each layer in turn, all on one device.
+    """The tensors of one or more blocks, K and V of each layer in turn, all on one device.
 
-    addresses, heads, head_strides, token_strides, dims: int64 [2 * layers]; strides count values, the last dimension is
-    contiguous. tokens: of every tensor.
+    addresses, heads, tokens, dims, head_strides, token_strides: int64 [2 * layers]; strides count values, the last
+    dimension is contiguous.
     """
 
     addresses: Array
     heads: Array
+    tokens: Array
+    dims: Array
     head_strides: Array
     token_strides: Array
-    dims: Array
-    tokens: int
     dtype: str
     device: torch.device
 
@@ -45,8 +45,7 @@ class Places:
         found = TensorMemory(tensors).places
         assert found is not None
         heads, _, dims = np.array([tensor.shape for tensor in tensors], np.int64).T
-        name = str(tensors[0].dtype).removeprefix("torch.")
-        return cls._of(found, heads, dims, tokens, name, tensors[0].device)
+        return cls._of(found, heads, dims, tokens, name_of(tensors[0].dtype), tensors[0].device)
 
     @classmethod
     def of_view(cls, view: KVView) -> Places | None:
@@ -64,7 +63,34 @@ class Places:
         item = DTYPES[dtype][0]
         # The stride of a single token means nothing.
         token_strides = found[2] // item if tokens > 1 else dims
-        return cls(found[0], heads, found[1] // item, token_strides, dims, tokens, dtype, device)
+        all_tokens = np.full(len(heads), tokens, np.int64)
+        return cls(found[0], heads, all_tokens, dims, found[1] // item, token_strides, dtype, device)
+
+    @classmethod
+    def of_blocks(cls, blocks: Sequence[Places]) -> Places:
+        """Of several blocks, of one dtype and on one device, one after the other."""
+        if len(blocks) == 1:
+            return blocks[0]
+        return cls(
+            np.concatenate([block.addresses for block in blocks]),
+            np.concatenate([block.heads for block in blocks]),
+            np.concatenate([block.tokens for block in blocks]),
+            np.concatenate([block.dims for block in blocks]),
+            np.concatenate([block.head_strides for block in blocks]),
+            np.concatenate([block.token_strides for block in blocks]),
+            blocks[0].dtype,
+            blocks[0].device,
+        )
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are, of all blocks together."""
+        return len(self.heads) // 2
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As layouts call it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _check(layers: Layers) -> int:
@@ -72,7 +98,7 @@ def _check(layers: Layers) -> int:
     if not layers:
         raise CodecError("splitzip: no layers")
     first = layers[0][0]
-    _check_kind(str(first.dtype).removeprefix("torch."), first.device)
+    _check_kind(name_of(first.dtype), first.device)
     for keys, values in layers:
         if keys.dim() != 3 or values.dim() != 3 or keys.shape[:2] != values.shape[:2]:
             raise CodecError(f"splitzip: expected [heads, tokens, dim], found {keys.shape} and {values.shape}")
