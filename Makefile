@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -175,6 +175,14 @@ frameworks: setup
 	build/frameworks/bin/pip install -q -c ci/constraints.txt smolagents langchain-huggingface llama-index-llms-huggingface
 	test -d $(MODEL) || $(PY) -c "from benchmarks import conversations; conversations.load_model()"
 	HF_HUB_OFFLINE=1 build/frameworks/bin/python tools/frameworks.py --model $(MODEL) --json build/bench/frameworks.json
+
+# Caches, `generate` and batches with an older transformers, which is installed beside.
+TRANSFORMERS ?= 5.17.0
+test-transformers: setup
+	$(call beside,transformers)
+	build/transformers/bin/pip install -q transformers==$(TRANSFORMERS)
+	build/transformers/bin/python -m pytest -q -n $(JOBS) -W default \
+	  $(addprefix tests/integrations/test_,$(addsuffix .py,cache generate attach batch batch_caches prompts warmup chunks))
 
 # Warm-up on Ray, which is installed beside, with its tests.
 test-ray: setup

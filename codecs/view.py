@@ -28,8 +28,8 @@ _LARGE_BYTES = 16 << 20
 class KVView:
     """Keys and values of `tokens` consecutive tokens, in the order K of layer 0, V of layer 0, K of layer 1, ...
 
-    A table of rows describes memory on the CPU, so that one call copies a block of all layers without the GIL. torch
-    copies tensors on another device. Views are immutable; what they point to is not. Thread-safe.
+    A table of rows describes memory on the CPU, so that one call copies a block of all layers without the GIL; the same
+    table of memory on a GPU is a kernel's (`places`). Views are immutable; what they point to is not. Thread-safe.
 
     Attributes:
         layout: shapes and dtype of the layers.

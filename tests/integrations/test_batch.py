@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tiny_models import tiny
 from transformers import DynamicCache
 
@@ -190,6 +192,7 @@ def test_the_next_turn_of_a_batch_computes_only_what_is_new(tmp_path: Path, llam
         assert len(store.session("b").tokens) == len(longer[1]) + 8
 
 
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.21"), reason="chunks are refused, see below")
 def test_long_prompts_are_computed_in_chunks(tmp_path: Path, llama: Any) -> None:
     rows, longest = _rows((60, 58, 20)), []
     hook = llama.register_forward_pre_hook(
@@ -201,6 +204,16 @@ def test_long_prompts_are_computed_in_chunks(tmp_path: Path, llama: Any) -> None
     assert max(longest) == 16
     want = llama.generate(**_batch(rows), **GREEDY).sequences
     assert torch.equal(got, want)
+
+
+def test_chunks_are_refused_where_transformers_computes_a_prompt_twice(
+    store: KVStore, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers, "__version__", "5.20.1")
+    with pytest.raises(ValueError, match=r"prefill_chunk_size: transformers 5\.20\.1 .*5\.21"):
+        generate(llama, store=store, prefill_chunk_size=16, **_batch(_rows((20, 10))), **GREEDY)
+    assert not store.stats()["counters"].get("put_tokens")
+    generate(llama, store=store, **_batch(_rows((20, 10))), **GREEDY)
 
 
 def test_prompts_of_one_token_work(store: KVStore, llama: Any) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face transformers 5.17 to 5.23: what a model's caches look like, and `generate` around a store.
+"""Hugging Face transformers 5.17 to 5.24: what a model's caches look like, and `generate` around a store.
 
 Names are imported when they are first used, so that `describe` and `cache`, which the store itself hands over to, do
 not import what stands above the store.

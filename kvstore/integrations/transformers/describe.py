@@ -1,7 +1,7 @@
 """What a transformers model says about its caches: their layout, and who computes them.
 
 Caches that hold keys and values of tokens, all of them or the last in a window, can be put together again from blocks,
-and states at the end of a put. Everything else is refused by name. For transformers 5.17 to 5.23.
+and states at the end of a put. Everything else is refused by name. For transformers 5.17 to 5.24.
 
 A leaf: it knows the layout and the errors and nothing of the store, so `ModelIdentity.from_transformers` may call it.
 """

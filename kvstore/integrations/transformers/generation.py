@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import DynamicCache
 
 from kvstore.core.arguments import check_integer
@@ -37,6 +39,9 @@ from kvstore.metrics import Metric
 if TYPE_CHECKING:
     from kvstore.core.approximate import Approximate
     from kvstore.store import KVStore
+
+# Before this version of transformers a prompt in pieces is computed from its beginning, whatever a cache holds of it.
+_CHUNKS_BEHIND_CACHES = Version("5.21")
 
 # Arguments of `generate` that feed the model something the token ids do not show, bring a cache of their own,
 # or leave tokens in the cache that are not in the text.
@@ -147,6 +152,11 @@ class _Call:
             check_integer(name, setting(model, kwargs, name), 1)
             for name in ("num_beams", "num_return_sequences", "prefill_chunk_size")
         )
+        if chunk is not None and Version(transformers.__version__) < _CHUNKS_BEHIND_CACHES:
+            raise ValueError(
+                f"prefill_chunk_size: transformers {transformers.__version__} computes once more what a cache holds; "
+                f"update it to {_CHUNKS_BEHIND_CACHES} or later, or remove the argument"
+            )
         copies = max(beams or 1, returned or 1)
         call = cls(rows, _names(session, rows, copies), beams or 1, copies, chunk)
         if call.is_batch and approximate is not None:
