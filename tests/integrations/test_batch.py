@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from packaging.version import Version
 from tiny_models import tiny
 from transformers import DynamicCache
 
@@ -192,7 +191,6 @@ def test_the_next_turn_of_a_batch_computes_only_what_is_new(tmp_path: Path, llam
         assert len(store.session("b").tokens) == len(longer[1]) + 8
 
 
-@pytest.mark.skipif(Version(transformers.__version__) < Version("5.21"), reason="chunks are refused, see below")
 def test_long_prompts_are_computed_in_chunks(tmp_path: Path, llama: Any) -> None:
     rows, longest = _rows((60, 58, 20)), []
     hook = llama.register_forward_pre_hook(
