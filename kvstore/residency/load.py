@@ -163,9 +163,9 @@ def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes
 
 def _load_lives(residency: Residency, scan: Scan, dropped: list[int]) -> None:
     """Pins, and ends of life."""
-    rows, pinned = scan.entries, _pinned(scan.entries)
+    rows, pinned, without = scan.entries, _pinned(scan.entries), set(dropped)
     residency.load(
-        pinned=rows["record"][pinned & ~np.isin(rows["record"], dropped)].tolist(),
+        pinned=[record for record in rows["record"][pinned].tolist() if record not in without],
         sizes=_sizes(scan) if pinned.any() else None,
         covers=_covers(scan),
         expiry={int(rows["record"][i]): float(rows["expiry"][i]) for i in np.flatnonzero(rows["expiry"]).tolist()},
