@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def device_of(view: KVView) -> torch.device | None:
     """Return the device that all tensors of a view are on; None for the CPU, or if they are on several devices."""
-    return next(iter(view.devices)) if len(view.devices) == 1 else None
+    return view.device if len(view.devices) == 1 else None
 
 
 def codes_on_device(codec: Codec | DeltaCodec, view: KVView) -> bool:

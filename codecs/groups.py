@@ -116,6 +116,10 @@ class GroupedView(KVView):
         return all(view.on_cpu for _, view in self.parts if view is not None)
 
     @property
+    def device(self) -> torch.device:
+        return self.tensors()[0].device
+
+    @property
     def devices(self) -> frozenset[torch.device]:
         return frozenset(device for _, view in self.parts if view is not None for device in view.devices)
 

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
-
+from kvstore.codecs.launching import may_have_kernels
 from kvstore.codecs.tensor_memory import TensorMemory, row_shapes
 from kvstore.core.layout import KVLayout
-
-if TYPE_CHECKING:
-    import torch
-
-
-def may_have_kernels(device: torch.device) -> bool:
-    """Return whether to try kernels for tensors on `device`. Ask this first: importing triton takes long."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def copy_tensors(

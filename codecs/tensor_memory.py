@@ -38,6 +38,11 @@ class TensorMemory:
     def tensors(self) -> Sequence[torch.Tensor]:
         return self._given
 
+    @property
+    def device(self) -> torch.device:
+        """Of the first tensor."""
+        return self.tensors[0].device
+
     @cached_property
     def devices(self) -> frozenset[torch.device]:
         return frozenset(tensor.device for tensor in self.tensors)
@@ -95,6 +100,10 @@ class PackedMemory(TensorMemory):
                 tensors.append(self.memory[begin:end].view(dtype).view(layer.heads, self.tokens, dim))
                 begin = end
         return tensors
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory.device
 
     @cached_property
     def devices(self) -> frozenset[torch.device]:

@@ -130,16 +130,19 @@ class KVView:
         return cls(layout, tokens, rows, None, owner)
 
     @classmethod
-    def of_bytes(cls, layout: KVLayout, tokens: int, memory: torch.Tensor) -> KVView:
+    def of_bytes(cls, layout: KVLayout, tokens: int, memory: torch.Tensor, on_cpu: bool | None = None) -> KVView:
         """Return a view of packed memory that is a tensor; see `packed`.
 
         Args:
             layout: of the tensors.
             tokens: how many tokens the memory holds.
             memory: uint8, on any device, of as many bytes as they take.
+            on_cpu: whether the view is on the CPU; None: as the memory is. Kernels that are interpreted take memory of
+                the CPU for a device's.
         """
         tensors = PackedMemory(layout, tokens, memory)
-        return cls(layout, tokens, tensors.places if memory.is_cpu else None, tensors, memory)
+        rows = tensors.places if (memory.is_cpu if on_cpu is None else on_cpu) else None
+        return cls(layout, tokens, rows, tensors, memory)
 
     @staticmethod
     def of_nothing(layout: KVLayout, tokens: int) -> KVView:
@@ -175,6 +178,11 @@ class KVView:
     def devices(self) -> frozenset[torch.device]:
         """What holds the tensors of a view that is not on the CPU; nothing for one that is."""
         return frozenset() if self._rows is not None or self._memory is None else self._memory.devices
+
+    @property
+    def device(self) -> torch.device:
+        """What holds the tensors of a view that is not on the CPU; the first, if a model is spread over several."""
+        return self._at_hand().device
 
     @property
     def places(self) -> RowTable | None:
@@ -283,14 +291,13 @@ class KVView:
         self.copy_to(self.of_bytes(self.layout, self.tokens, memory))
         if len(devices) == 1:
             memory = memory.to(next(iter(devices)), non_blocking=True)
-        return KVView(self.layout, self.tokens, None, PackedMemory(self.layout, self.tokens, memory), memory)
+        return self.of_bytes(self.layout, self.tokens, memory, on_cpu=False)
 
     def _gathered(self) -> torch.Tensor:
         """A packed copy, on the device that holds the tensors (or the first, if a model is spread over several)."""
         import torch
 
-        device = next(iter(self.devices)) if len(self.devices) == 1 else self.tensors()[0].device
-        memory = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
         packed = PackedMemory(self.layout, self.tokens, memory)
         copy_tensors(self.layout, self.tokens, self._at_hand(), self._start, packed, 0)
         return memory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 import triton.language as tl
 
 from kvstore.codecs.copy_kernels.rows import COLUMNS, copy_rows_kernel
-from kvstore.codecs.launching import LAUNCH
+from kvstore.codecs.launching import LAUNCH, on, send
 from kvstore.codecs.tensor_memory import RowTable, TensorMemory
 
 UNITS = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
@@ -70,9 +69,7 @@ def copy_rows(
     unit = min(unit & -unit, 8)
     table[:, [1, 2, 4, 5, 8]] //= unit
     most = int((table[:, 6] * table[:, 7] * table[:, 8]).max())
-    sent = torch.from_numpy(table)
-    if device.type == "cuda":
-        sent = sent.pin_memory().to(device, non_blocking=True)
+    sent = send(table, device)
     grid = (len(table), max(1, min(MOST_PROGRAMS, -(-most // TILE))))
-    with LAUNCH, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with LAUNCH, on(device):
         copy_rows_kernel[grid](sent, UNIT=UNITS[unit], TILE=TILE, num_warps=WARPS, enable_fp_fusion=False)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.predictive.on_device import Devices
-from kvstore.codecs.together import Together
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.errors import CodecError
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from kvstore.codecs.predictive.kernels.blocks import Loaded
-
-# A stream of rANS keeps one warp busy, whose steps wait for each other: so many blocks take little longer than one.
-MOST_TOGETHER = 64
 
 
 class DeviceMode(ABC):
@@ -33,8 +28,6 @@ class DeviceMode(ABC):
 
     def __init__(self, layout: KVLayout) -> None:
         self._devices: Devices[Loaded] = Devices(layout, self._tried)
-        self._encoding: Together[ToEncode, tuple[int, ...] | int | None] = Together(_encode_all, MOST_TOGETHER)
-        self._decoding: Together[ToDecode, bool] = Together(_decode_all, MOST_TOGETHER)
 
     def encode(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int
@@ -47,11 +40,10 @@ class DeviceMode(ABC):
         """
         coder = self._devices.coder_for(block)
         if coder is not None:
-            from kvstore.codecs.splitzip.kernels.blocks import after_caller
+            from kvstore.codecs.predictive.kernels.blocks import encode_together
 
             with self._devices.watched(coder):
-                after_caller(coder.device)
-                return block, self._encoding(ToEncode(coder, info, block, out, limit))
+                return block, encode_together(coder, info, block, out, limit)
         view = block if block.on_cpu else copy_on_cpu(block)
         return view, self._encode_on_cpu(info, view, out, limit)
 
@@ -59,11 +51,10 @@ class DeviceMode(ABC):
         """Decode a block of the model's layout whose sizes were checked; see `Codec.decode`."""
         coder = self._devices.coder_for(out)
         if coder is not None:
-            from kvstore.codecs.splitzip.kernels.blocks import after_caller
+            from kvstore.codecs.predictive.kernels.blocks import decode_together
 
             with self._devices.watched(coder):
-                after_caller(coder.device)
-                if not self._decoding(ToDecode(coder, info, payload, layer_sizes, out)):
+                if not decode_together(coder, info, payload, layer_sizes, out):
                     raise CodecError("predictive: the block is damaged, or the profile is another one")
                 return
         target = out if out.on_cpu else buffer_on_cpu(out)
@@ -97,57 +88,3 @@ class DeviceMode(ABC):
     @abstractmethod
     def _tried(self, device: torch.device) -> Loaded | None:
         """See the trial of `Devices`."""
-
-
-@dataclass(frozen=True, eq=False)
-class ToEncode:
-    """A block that a device is to encode into `out`; see `kernels.blocks.encode_into`."""
-
-    coder: Loaded
-    info: BlockInfo
-    block: KVView
-    out: memoryview
-    limit: int
-
-
-@dataclass(frozen=True, eq=False)
-class ToDecode:
-    """A block that a device is to decode into `out`."""
-
-    coder: Loaded
-    info: BlockInfo
-    payload: memoryview
-    layer_sizes: Sequence[int]
-    out: KVView
-
-
-def _encode_all(items: Sequence[ToEncode]) -> list[tuple[int, ...] | int | None]:
-    from kvstore.codecs.predictive.kernels import blocks
-
-    found: dict[int, tuple[int, ...] | int | None] = {}
-    for coder, numbers in _by_coder(items):
-        these = [items[i] for i in numbers]
-        sizes = blocks.encode_all(coder, [(of.info, of.block, of.out, of.limit) for of in these])
-        found |= dict(zip(numbers, sizes, strict=True))
-    return [found[i] for i in range(len(items))]
-
-
-def _decode_all(items: Sequence[ToDecode]) -> list[bool]:
-    """Whether each is sound."""
-    from kvstore.codecs.predictive.kernels import blocks
-
-    sound = [True] * len(items)
-    for coder, numbers in _by_coder(items):
-        these = [items[i] for i in numbers]
-        infos, payloads, sizes = ([getattr(of, name) for of in these] for name in ("info", "payload", "layer_sizes"))
-        for bad in blocks.decode_from(coder, infos, payloads, sizes, [of.out for of in these]):
-            sound[numbers[bad]] = False
-    return sound
-
-
-def _by_coder(items: Sequence[ToEncode | ToDecode]) -> list[tuple[Loaded, list[int]]]:
-    """The models, each on a device of its own, with the numbers of their items."""
-    coders: dict[int, tuple[Loaded, list[int]]] = {}
-    for number, item in enumerate(items):
-        coders.setdefault(id(item.coder), (item.coder, []))[1].append(number)
-    return list(coders.values())

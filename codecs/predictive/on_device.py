@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kvstore.codecs.device import device_of
-from kvstore.codecs.tensor_copies import may_have_kernels
+from kvstore.codecs.launching import may_have_kernels
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.errors import CodecError

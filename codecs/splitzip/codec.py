@@ -21,7 +21,7 @@ import numpy.typing as npt
 import kvstore.codecs._native as _native
 from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, LayersOfBlocks, check_payload
 from kvstore.codecs.device import buffer_on_cpu, codes_on_device, copy_on_cpu
-from kvstore.codecs.tensor_copies import may_have_kernels
+from kvstore.codecs.launching import may_have_kernels
 from kvstore.codecs.tensor_memory import row_shapes
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import ITEM_BYTES

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import codes_on_device, move
 from kvstore.codecs.splitzip.codec import SplitZipCodec
-from kvstore.codecs.tensor_memory import PackedMemory
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
 from kvstore.tiers.base import TensorSource
@@ -60,7 +59,7 @@ class DeviceBlock(TensorSource):
     @classmethod
     def raw(cls, info: BlockInfo, source: KVView) -> DeviceBlock:
         """Copy `source` on the device that holds it (or its first layer, if a model is spread over several)."""
-        device = "cpu" if source.on_cpu else _first(source)
+        device = "cpu" if source.on_cpu else source.device
         memory, view = _packed(info.layout, info.count, device, source.on_cpu)
         move(source, view)
         return cls(info, memory, view, (), source.on_cpu)
@@ -129,18 +128,12 @@ def _bytes(memory: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _first(view: KVView) -> torch.device:
-    return next(iter(view.devices)) if len(view.devices) == 1 else view.tensors()[0].device
-
-
 def _packed(layout: KVLayout, tokens: int, device: Any, rows: bool) -> tuple[torch.Tensor, KVView]:
     """Memory for raw tensors one after the other, and the view of them. rows: it is on the CPU, and has rows there."""
     import torch
 
     memory = torch.empty(tokens * layout.bytes_per_token, dtype=torch.uint8, device=device)
-    if rows:
-        return memory, KVView.packed(layout, tokens, memory.data_ptr(), memory)
-    return memory, KVView(layout, tokens, None, PackedMemory(layout, tokens, memory), memory)
+    return memory, KVView.of_bytes(layout, tokens, memory, on_cpu=rows)
 
 
 DeviceTier = MemoryTier[DeviceBlock]

@@ -37,6 +37,7 @@ from kvstore.tiers.device import DeviceBlock
 from kvstore.write import plan as planner
 
 CODEC = codec_by_name("splitzip")
+CPU = torch.device("cpu")
 LAYOUTS = [
     (KVLayout.uniform(2, 2, 16), 8),
     (mixed_layout("bfloat16"), 37),
@@ -147,6 +148,10 @@ def joined() -> None:
     assert outcomes[:3] + outcomes[4:] == ["same"] * (len(cases) - 1), outcomes
     assert outcomes[3] != "same"
     assert len(seen) < len(cases)
+    # What is on another device is launched on a stream of that one.
+    one, other = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert blocks.encoding(one) is blocks.encoding(one) is not blocks.encoding(other)
+    assert blocks.decoding(one) is blocks.decoding(one) is not blocks.decoding(other)
 
 
 def at_once(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -155,7 +160,8 @@ def at_once(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         with LAUNCH:
             found = [pool.submit(work, item) for item in items]
             begin = time.monotonic()
-            while len(blocks._encoding._waiting) + len(blocks._decoding._waiting) < len(items) - 1:
+            joined = (blocks.encoding(CPU), blocks.decoding(CPU))
+            while sum(len(together._waiting) for together in joined) < len(items) - 1:
                 assert time.monotonic() < begin + HANGS_S
                 time.sleep(0.001)
         return [future.result(HANGS_S) for future in found]

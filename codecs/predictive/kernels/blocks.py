@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 import kvstore.codecs.predictive._predict as _predict
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.launching import LAUNCH
+from kvstore.codecs.launching import LAUNCH, on
 from kvstore.codecs.predictive._predict import FALL_BACK
 from kvstore.codecs.predictive.kernels.device import (
     Array,
@@ -24,7 +25,6 @@ from kvstore.codecs.predictive.kernels.device import (
     Rows,
     Run,
     Tensor,
-    on,
 )
 from kvstore.codecs.predictive.kernels.launch import decode_blocks, encode_parts
 from kvstore.codecs.predictive.kernels.layers import Coded, assemble, fetch_arrays
@@ -32,7 +32,8 @@ from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.predictive.linear_model import FINE, LinearPredictor
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.rans.kernels.launch import Encoded
-from kvstore.codecs.splitzip.kernels.blocks import beside, readable, writable
+from kvstore.codecs.splitzip.kernels.blocks import after_caller, beside, readable, writable
+from kvstore.codecs.together import Together
 from kvstore.codecs.view import KVView
 from kvstore.errors import CodecError
 
@@ -41,8 +42,29 @@ TRIAL_TOKENS = 64
 _SPECIAL = (0, 0x8000, 1, 0x807F, 0x80, 0x7F7F, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF)
 
 
+# A stream of rANS keeps one warp busy, whose steps wait for each other: so many blocks take little longer than one.
+MOST_TOGETHER = 64
+
+ToEncode = tuple[BlockInfo, KVView, memoryview, int]  # see `encode_into`
+ToDecode = tuple[BlockInfo, memoryview, Sequence[int], KVView]
+
+
 class Loaded(DeviceLinearModel):
-    """A model on a device, and how blocks are coded with it."""
+    """A model on a device, and how blocks are coded with it: those of several threads in one call."""
+
+    @cached_property
+    def encoding(self) -> Together[ToEncode, tuple[int, ...] | int | None]:
+        return Together(lambda blocks: encode_all(self, blocks), MOST_TOGETHER)
+
+    @cached_property
+    def decoding(self) -> Together[ToDecode, bool]:
+        """Whether each block is sound."""
+
+        def decode(blocks: Sequence[ToDecode]) -> list[bool]:
+            bad = decode_from(self, *map(list, zip(*blocks, strict=True)))
+            return [number not in bad for number in range(len(blocks))]
+
+        return Together(decode, MOST_TOGETHER)
 
     def send(self, array: Array) -> Tensor:
         # A profile's arrays are read-only, of which torch makes no tensor without a warning.
@@ -98,9 +120,23 @@ def encode_into(
     return encode_all(model, [(info, block, out, limit)])[0]
 
 
-def encode_all(
-    model: Loaded, blocks: Sequence[tuple[BlockInfo, KVView, memoryview, int]]
-) -> list[tuple[int, ...] | int | None]:
+def encode_together(
+    model: Loaded, info: BlockInfo, block: KVView, out: memoryview, limit: int
+) -> tuple[int, ...] | int | None:
+    """As `encode_into`, in one call with the blocks of other threads that wait."""
+    after_caller(model.device)
+    return model.encoding((info, block, out, limit))
+
+
+def decode_together(
+    model: Loaded, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView
+) -> bool:
+    """As `decode_from` a block, in one call with those of other threads that wait. Returns whether it is sound."""
+    after_caller(model.device)
+    return model.decoding((info, payload, layer_sizes, out))
+
+
+def encode_all(model: Loaded, blocks: Sequence[ToEncode]) -> list[tuple[int, ...] | int | None]:
     """The same of several blocks, at once: what `encode_into` returns of each."""
     for info, block, _, _ in blocks:
         if block.tokens != info.count:

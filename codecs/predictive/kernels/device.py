@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 import triton
 
+from kvstore.codecs.launching import send
 from kvstore.codecs.predictive.kernels.axis import PLACE_COLUMNS
 from kvstore.codecs.predictive.kernels.dense import dense_kernel
 from kvstore.codecs.predictive.kernels.encode import pack_kernel
@@ -105,10 +105,7 @@ class DeviceLinearModel:
 
     def send(self, array: Array) -> Tensor:
         """A copy on the device, for which nothing waits."""
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.clone()
+        return send(array, self.device)
 
     def can_code(self, count: int, start: int) -> bool:
         """Whether blocks of so many tokens at such positions can be predicted."""
@@ -309,11 +306,6 @@ class Run(Rows):
             *(self.escapes, targets, bits, payload, part.number, self.rows, self.blocks, part.width),
             DIM=part.dim,
         )
-
-
-def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Kernels run on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _padded(width: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kvstore.codecs.launching import on
 from kvstore.codecs.predictive.kernels.decode import finish_kernel, measure_kernel, read_kernel
 from kvstore.codecs.predictive.kernels.device import (
     Array,
@@ -24,7 +25,6 @@ from kvstore.codecs.predictive.kernels.device import (
     Rows,
     Run,
     Tensor,
-    on,
 )
 from kvstore.codecs.predictive.kernels.encode import split_kernel
 from kvstore.codecs.predictive.kernels.layers import Coded, Sections, assemble

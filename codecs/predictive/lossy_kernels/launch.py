@@ -13,8 +13,9 @@ import numpy as np
 import torch
 import triton
 
+from kvstore.codecs.launching import on
 from kvstore.codecs.predictive.kernels import device as predict_device
-from kvstore.codecs.predictive.kernels.device import BLOCK_K, DENSE_OPTIONS, OPTIONS, Array, Layers, Tensor, on
+from kvstore.codecs.predictive.kernels.device import BLOCK_K, DENSE_OPTIONS, OPTIONS, Array, Layers, Tensor
 from kvstore.codecs.predictive.lossy_kernels.device import BLOCK_N, DeviceLossyModel, DeviceLossyPart
 from kvstore.codecs.predictive.lossy_kernels.symbols import (
     classify_kernel,

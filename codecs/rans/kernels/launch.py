@@ -6,7 +6,6 @@ captured in a CUDA graph. Kernels are compiled once for each prob_bits, never fo
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 import triton
 
+from kvstore.codecs.launching import on
 from kvstore.codecs.rans.coder import RansTables
 from kvstore.codecs.rans.kernels.decode import STATE_COLUMNS, decode_kernel
 from kvstore.codecs.rans.kernels.encode import BAD_SYMBOL, NO_ROOM, encode_kernel
@@ -77,7 +77,7 @@ def encode(
         torch.empty(count, dtype=torch.int32, device=out.device),
     )
     if count:
-        with _on(out.device):
+        with on(out.device):
             encode_kernel[(count,)](
                 symbols,
                 classes,
@@ -126,7 +126,7 @@ class DeviceDecoder:
             raise CodecError(f"rans: {symbols.numel()} symbols, but {classes.numel()} classes")
         status = torch.empty(count, dtype=torch.int32, device=symbols.device)
         if count:
-            with _on(symbols.device):
+            with on(symbols.device):
                 decode_kernel[(count,)](
                     self._payload,
                     self._payload.numel(),
@@ -185,8 +185,3 @@ def _check_bytes(tables: DeviceTables, **arrays: torch.Tensor) -> None:
             raise CodecError(f"rans: tensors on {array.device} are not coded by kernels; use RansTables")
         if name in ("payload", "out") and array.data_ptr() % 2:
             raise CodecError(f"rans: {name}: expected an even address")
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Kernels run on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -52,13 +52,13 @@ def works(device: torch.device, dtype: str) -> bool:
 
 def encode(view: KVView) -> tuple[torch.Tensor, tuple[int, ...]]:
     """(the coded layers one after the other, uint8, in memory of their own on the view's device; bytes of each)."""
-    with beside(_device(view)):
+    with beside(view.device):
         return _encode(Places.of_view(view) or readable(view))
 
 
 def encode_into(view: KVView, out: memoryview) -> tuple[int, ...] | None:
     """The same into memory on the host, as `Codec.encode` does it. Nothing but coded bytes leaves the device."""
-    with beside(_device(view)):
+    with beside(view.device):
         payload, sizes = _encode(Places.of_view(view) or readable(view))
         if payload.numel() > len(out):
             return None
@@ -72,7 +72,7 @@ def decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: K
     payload: what `encode` returned. Raises `CodecError` where it is not; `ValueError` where the last dimension of a
     tensor of `out` is not contiguous.
     """
-    with beside(_device(out)):
+    with beside(out.device):
         _decode(payload, layer_sizes, count, Places.of_view(out) or writable(out))
 
 
@@ -81,7 +81,7 @@ def decode_from(payload: memoryview, layer_sizes: Sequence[int], count: int, out
     check_layers(payload, layer_sizes, count, out)
     array = np.frombuffer(payload, np.uint8)
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
-    device = _device(out)
+    device = out.device
     with beside(device):
         coded = torch.empty(len(array), dtype=torch.uint8, device=device)
         coded.copy_(source, non_blocking=True)
@@ -103,7 +103,8 @@ def check_layers(payload: memoryview, layer_sizes: Sequence[int], count: int, ou
 
 def _encode(layers: Layers | Places) -> tuple[torch.Tensor, tuple[int, ...]]:
     """Together with the blocks of other threads; `layers` are good until it returns."""
-    return _encoding(layers if isinstance(layers, Places) else Places.of_layers(layers))
+    places = layers if isinstance(layers, Places) else Places.of_layers(layers)
+    return encoding(places.device)(places)
 
 
 def _encode_all(blocks: Sequence[Places]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
@@ -128,7 +129,7 @@ def _encode_all(blocks: Sequence[Places]) -> list[tuple[torch.Tensor, tuple[int,
 def _decode(payload: torch.Tensor, layer_sizes: Sequence[int], count: int, out: Layers | Places) -> None:
     """Together with the blocks of other threads."""
     places = out if isinstance(out, Places) else Places.of_layers(out)
-    wrong = _decoding(Coded(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, places))
+    wrong = decoding(places.device)(Coded(payload, list(itertools.accumulate(layer_sizes, initial=0)), count, places))
     if any(wrong):
         raise CodecError(f"splitzip: layer {wrong.index(1)} is damaged")
 
@@ -147,20 +148,25 @@ def _decode_all(blocks: Sequence[Coded]) -> list[list[int]]:
 
 
 def _alike(blocks: Sequence[Places]) -> list[list[int]]:
-    """The numbers of blocks that one launch can code. Long ones go alone: their layers would come to too many bytes."""
-    alike: dict[object, list[int]] = {}
+    """The numbers of blocks that one launch can code. Long ones go alone: a launch has as many programs for every layer
+    as the longest needs."""
+    alike: dict[str | int, list[int]] = {}
     for number, block in enumerate(blocks):
-        key = (block.device, block.dtype) if int(block.tokens.max(initial=0)) <= MOST_TOKENS else number
+        key = block.dtype if int(block.tokens.max(initial=0)) <= MOST_TOKENS else number
         alike.setdefault(key, []).append(number)
     return list(alike.values())
 
 
-_encoding: Together[Places, tuple[torch.Tensor, tuple[int, ...]]] = Together(_encode_all, MOST_TOGETHER)
-_decoding: Together[Coded, list[int]] = Together(_decode_all, MOST_TOGETHER)
+@lru_cache(maxsize=64)
+def encoding(device: torch.device) -> Together[Places, tuple[torch.Tensor, tuple[int, ...]]]:
+    """What joins the blocks of threads that are on one device: `beside` is a stream of that device alone."""
+    return Together(_encode_all, MOST_TOGETHER)
 
 
-def _device(view: KVView) -> torch.device:
-    return next(iter(view.devices))
+@lru_cache(maxsize=64)
+def decoding(device: torch.device) -> Together[Coded, list[int]]:
+    """The same of blocks to decode."""
+    return Together(_decode_all, MOST_TOGETHER)
 
 
 def readable(view: KVView) -> Layers:

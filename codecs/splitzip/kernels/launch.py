@@ -7,7 +7,6 @@ and a dim (once in all where the tokens of a head lie without gaps), never for a
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
+from kvstore.codecs.launching import on, send
 from kvstore.codecs.splitzip.kernels.chunks import COLUMNS
 from kvstore.codecs.splitzip.kernels.decode import decode_kernel
 from kvstore.codecs.splitzip.kernels.encode import encode_kernel
@@ -103,8 +103,10 @@ def plan_block(layers: Layers | Places) -> Plan:
     for a dtype that is not coded here (the message names it), and for tensors of other shapes.
     """
     places = _places(layers)
-    most = [most for _, _, most in _sizes(places, places.tokens[::2])]
-    return _plan(places, places.tokens[::2], list(itertools.accumulate(most, initial=0)), most)
+    tokens = places.tokens[::2]
+    sizes = _sizes(places, tokens)
+    most = [most for _, _, most in sizes]
+    return _plan(places, tokens, sizes, list(itertools.accumulate(most, initial=0)), most)
 
 
 def encode_block(layers: Layers | Places, plan: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +121,7 @@ def encode_block(layers: Layers | Places, plan: Plan | None = None) -> tuple[tor
     buffer = torch.empty(plan.offsets[-1], dtype=torch.uint8, device=device)
     sizes = torch.empty(len(plan.chunks), dtype=torch.int64, device=device)
     work = torch.zeros(plan.words, dtype=torch.int64, device=device)
-    with _on(device):
+    with on(device):
         encode_kernel[plan.grid](
             plan.table,
             work,
@@ -165,7 +167,7 @@ def decode_blocks(blocks: Sequence[Coded]) -> torch.Tensor:
     damaged = torch.zeros(len(plan.chunks), dtype=torch.int32, device=first.device)
     if max(plan.chunks) == 0:
         return damaged
-    with _on(first.device):
+    with on(first.device):
         decode_kernel[plan.grid](
             plan.table,
             first,
@@ -194,17 +196,24 @@ def _decode_plan(blocks: Sequence[Coded]) -> Plan:
         begins += [payload.data_ptr() - blocks[0].payload.data_ptr() + begin for begin in offsets[:-1]]
         sizes += [end - begin for begin, end in itertools.pairwise(offsets)]
         tokens += [block.tokens] * layers
-    plan = _plan(Places.of_blocks([block.out for block in blocks]), np.array(tokens, np.int64), begins, sizes)
+    places, of_blocks = Places.of_blocks([block.out for block in blocks]), np.array(tokens, np.int64)
+    plan = _plan(places, of_blocks, _sizes(places, of_blocks), begins, sizes)
     for begin, size, known in zip(begins, sizes, plan.known, strict=True):
         if begin % ALIGN or size < known:
             raise CodecError(f"splitzip: {size} bytes at {begin} cannot hold a layer of at least {known}")
     return plan
 
 
-def _plan(places: Places, tokens: Array, offsets: Sequence[int], sizes: Sequence[int]) -> Plan:
-    """tokens: of the block of each layer; the tensors may hold fewer."""
+def _plan(
+    places: Places,
+    tokens: Array,
+    coded: Sequence[tuple[int, int, int]],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+) -> Plan:
+    """tokens: of the block of each layer; the tensors may hold fewer. coded: `_sizes` of these."""
     dims = places.dims
-    chunks, known, _ = zip(*_sizes(places, tokens), strict=True)
+    chunks, known, _ = zip(*coded, strict=True)
     layers, states = len(chunks), np.maximum(1, chunks)
     flat = bool((places.token_strides == dims).all())
     table = np.empty((layers, COLUMNS.value), np.int64)
@@ -217,10 +226,7 @@ def _plan(places: Places, tokens: Array, offsets: Sequence[int], sizes: Sequence
     runs = [np.repeat(tokens, 2) * dims, places.tokens * dims]
     aligned = not any((x % ALIGN).any() for x in whole) and not any((run % GROUP).any() for run in runs)
     common = int(dims[0]) if (dims == dims[0]).all() else 0
-    sent = torch.from_numpy(table)
-    if places.device.type == "cuda":
-        sent = sent.pin_memory().to(places.device, non_blocking=True)
-    words = layers + int(states.sum())
+    sent, words = send(table, places.device), layers + int(states.sum())
     return Plan(sent, tuple(offsets), known, chunks, words, places.dtype, -1 if flat else common, aligned)
 
 
@@ -233,8 +239,3 @@ def _sizes(places: Places, tokens: Array) -> list[tuple[int, int, int]]:
 
 def _places(layers: Layers | Places) -> Places:
     return layers if isinstance(layers, Places) else Places.of_layers(layers)
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Kernels run on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -16,9 +16,9 @@ from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.donor.groups.kernels.device import DeviceGroupsModel, GroupRows, Rows
 from kvstore.codecs.donor.groups.kernels.launch import can_code, decode_blocks, encode_parts
 from kvstore.codecs.donor.spans import GROUPS, Span, SpanTable
-from kvstore.codecs.launching import LAUNCH
+from kvstore.codecs.launching import LAUNCH, on
 from kvstore.codecs.predictive.kernels.blocks import FetchedRows
-from kvstore.codecs.predictive.kernels.device import Array, Layers, Tensor, on
+from kvstore.codecs.predictive.kernels.device import Array, Layers, Tensor
 from kvstore.codecs.predictive.kernels.layers import assemble
 from kvstore.codecs.predictive.levels.kernels.blocks import sample
 from kvstore.codecs.predictive.levels.model import LevelModel

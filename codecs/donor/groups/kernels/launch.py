@@ -15,8 +15,9 @@ import torch
 from kvstore.codecs.donor.groups.kernels.decode import join_differences_kernel
 from kvstore.codecs.donor.groups.kernels.device import DeviceGroupsModel, GroupRows, Rows
 from kvstore.codecs.donor.groups.reference import LEAST_SHIFT, MOST_SHIFT
+from kvstore.codecs.launching import on
 from kvstore.codecs.predictive.kernels import device as predict_device
-from kvstore.codecs.predictive.kernels.device import Array, Tensor, on
+from kvstore.codecs.predictive.kernels.device import Array, Tensor
 from kvstore.codecs.predictive.kernels.launch import places_of_parts
 from kvstore.codecs.predictive.kernels.layers import Coded, Sections, assemble
 from kvstore.codecs.predictive.levels.kernels.decode import FOUND
