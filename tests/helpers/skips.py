@@ -12,6 +12,8 @@ ALLOWED = (
     r"only at full length: calibrations take seconds",
     r"this machine has no (avx2|avx512|amx|neon)",
     r"this machine cannot flush",  # subnormal numbers to zero
+    r"the sanitizer has its own heap",  # in `make test-asan`
+    r"only glibc gives memory back",
     r"(zipnn|pcodec|zstandard|lz4) is not installed",  # peers that benchmarks compare with
     r"could not import 'matplotlib'",  # of the extra `bench`
     r"could not import 'ray'",  # of the extra `ray`; `make test-ray` installs it beside
