@@ -339,8 +339,8 @@ KVSTORE_AVX2 inline std::uint64_t multiply(std::uint64_t rounds) {
   return rounds * kTotals * kProducts;
 }
 
-inline constexpr Kernels kKernels = {sizeof(Input), sums,    group, predict, fixed, inputs,
-                                     residuals,     classes, split, join,    multiply};
+inline constexpr Kernels kKernels = {sizeof(Input), sums,    group, predict, fixed,   inputs,
+                                     residuals,     classes, split, join,    nullptr, multiply};
 
 }  // namespace kvstore::levels::avx2
 

@@ -252,6 +252,29 @@ KVSTORE_VNNI inline bool join(const Group& group, const std::uint16_t* mu, RowCo
   return bad == 0;
 }
 
+KVSTORE_VNNI inline std::size_t decode(const Group& group, bool value, const std::uint16_t* mu, RowCount rows,
+                                       const rans::Steps& stream, const Coded& coded, predict::BitsIn& raw,
+                                       predict::EscapesIn& escapes, std::uint16_t* x) {
+  if (group.width != kColumns) return 0;
+  const axis::Constants k;
+  const __m512i scale = _mm512_load_si512(group.scale);
+  axis::Decoding decoding(stream, raw, escapes, class_of(value), x);
+  std::uint64_t* distances = coded.distances;
+  std::size_t t = 0;
+  for (; t + 2 <= rows.n && decoding.has(kPair); t += 2) {
+    const std::size_t i = t * kColumns;
+    const axis::Bins bins = axis::bins_of(scale, _mm512_loadu_si512(coded.offsets + i), k);
+    const __m512i before = decoding.step(_mm512_loadu_si512(mu + i), bins);
+    if (t == 0) continue;
+    add_distances(distances, before);
+    distances += kDistances;
+  }
+  if (t != 0) add_distances(distances, decoding.finish());
+  if (!decoding.good()) return 0;
+  decoding.leave(stream, raw, escapes);
+  return t;
+}
+
 KVSTORE_VNNI inline std::uint64_t multiply(std::uint64_t rounds) {
   constexpr int kTotals = 24, kProducts = 64;
   __m512i total[kTotals], in = _mm512_set1_epi8(3), weights = _mm512_set1_epi8(-5);
@@ -267,8 +290,8 @@ KVSTORE_VNNI inline std::uint64_t multiply(std::uint64_t rounds) {
   return rounds * kTotals * kProducts;
 }
 
-inline constexpr Kernels kKernels = {1,         sums,    group, predict, fixed,   inputs,
-                                     residuals, classes, split, join,    multiply};
+inline constexpr Kernels kKernels = {1,         sums,    group, predict, fixed,  inputs,
+                                     residuals, classes, split, join,    decode, multiply};
 
 }  // namespace kvstore::levels::avx512
 

@@ -196,19 +196,35 @@ class Decoder {
 
   const char* group(const Part& part, std::size_t g, BitsIn& bits, EscapesIn& escapes) {
     const Group& group = part.groups[g];
-    const std::size_t all = count_ * group.width;
     const Coded coded = step_.coded(symbols_.get(), classes_.get());
     step_.predict(part, g, mu_.get());
     const Group& scaled = step_.given(part, g);
-    run_.classes(scaled, part.value, mu_.get(), step_.rows(), coded);
-    squeeze(group, count_, classes_.get());
-    if (decoder_->part(classes_.get(), all, symbols_.get(), all, level_) != 0) return kDamagedStream;
-    spread(group, count_, symbols_.get());
-    if (!run_.join(scaled, mu_.get(), step_.rows(), coded, bits, escapes, values_.get()))
-      return "a symbol stands for no value, or there are too few escapes";
+    std::size_t done = 0;
+    if (run_.decode != nullptr)
+      done = run_.decode(scaled, part.value, mu_.get(), step_.rows(), decoder_->steps(2 * predict::kClasses), coded,
+                         bits, escapes, values_.get());
+    if (done < count_) {
+      const char* const wrong = rows(scaled, part.value, done, coded, bits, escapes);
+      if (wrong) return wrong;
+    }
     add_sums(sums_, check_, group, count_, values_.get());
     step_.write(part, g, values_.get());
     step_.take(part, g, values_.get());
+    return nullptr;
+  }
+
+  // Decodes the rows of a group from `first` on, an even number, step by step.
+  const char* rows(const Group& group, bool value, std::size_t first, Coded coded, BitsIn& bits, EscapesIn& escapes) {
+    const RowCount left = {count_ - first, step_.rows().padded - first};
+    const std::size_t at = first * kColumns, all = left.n * group.width;
+    coded.offsets += at;
+    coded.distances += first / 2 * kDistances;
+    run_.classes(group, value, mu_.get() + at, left, coded);
+    squeeze(group, left.n, coded.classes);
+    if (decoder_->part(coded.classes, all, coded.symbols, all, level_) != 0) return kDamagedStream;
+    spread(group, left.n, coded.symbols);
+    if (!run_.join(group, mu_.get() + at, left, coded, bits, escapes, values_.get() + at))
+      return "a symbol stands for no value, or there are too few escapes";
     return nullptr;
   }
 

@@ -61,6 +61,12 @@ struct Kernels {
   // value further.
   bool (*join)(const Group& group, const std::uint16_t* mu, RowCount rows, const Coded& coded, predict::BitsIn& raw,
                predict::EscapesIn& escapes, std::uint16_t* x);
+  // `classes`, the symbols and `join` at once, of as many pairs of rows of a group of kColumns as the stream has words
+  // for whatever they are. Returns how many rows; 0, and nothing but distances is changed, if one is damaged. Null
+  // where it would be no faster.
+  std::size_t (*decode)(const Group& group, bool value, const std::uint16_t* mu, RowCount rows,
+                        const rans::Steps& stream, const Coded& coded, predict::BitsIn& raw,
+                        predict::EscapesIn& escapes, std::uint16_t* x);
   // Multiplies and adds 8-bit numbers in registers, as fast as can be; returns how many. For benchmarks.
   std::uint64_t (*multiply)(std::uint64_t rounds);
 };

@@ -203,7 +203,8 @@ void Model::take_freqs(const Arrays& arrays) {
       if (arrays.freqs[t * predict::kSymbols + s] == 0) kChecks.refuse("freqs: a frequency is 0");
     }
   }
-  if (!tables_.build(wide.data(), 2 * predict::kClasses, 12)) kChecks.refuse("freqs: every row must sum to 4096");
+  if (!tables_.build(wide.data(), 2 * predict::kClasses, predict::kTableBits))
+    kChecks.refuse("freqs: every row must sum to 4096");
 }
 
 void Model::angles(std::int64_t position, std::int16_t* cos, std::int16_t* sin) const {

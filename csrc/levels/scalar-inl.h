@@ -175,7 +175,7 @@ KVSTORE_INLINE bool join_body(const Group& group, const std::uint16_t* mu, RowCo
     return join_body(g, mu, r, c, raw, escapes, x);                                                                    \
   }                                                                                                                    \
   inline constexpr Kernels kKernels = {1,         SUMS,    GROUP, predict, fixed,   inputs,                           \
-                                       residuals, classes, split, join,    multiply};                                  \
+                                       residuals, classes, split, join,    nullptr, multiply};                         \
   }
 
 inline void group_scalar(const Group& group, const std::int8_t* weight, std::size_t number, const std::int32_t* sums,

@@ -454,7 +454,7 @@ KVSTORE_AVX2 inline void check(const std::uint16_t* x, std::size_t count, std::u
   *b = weighted;
 }
 
-inline constexpr Kernels kKernels = {sizeof(Input), sums, predict, classes, split, join, inputs, check};
+inline constexpr Kernels kKernels = {sizeof(Input), sums, predict, classes, split, join, nullptr, inputs, check};
 
 }  // namespace kvstore::predict::avx2
 

@@ -8,6 +8,7 @@
 #include "common/endian.h"
 #include "common/simd.h"
 #include "predictive/model.h"
+#include "rans/rans.h"
 
 namespace kvstore::predict {
 
@@ -42,6 +43,13 @@ struct BitsIn {
   std::size_t at;             // bits
 };
 
+// Values, predictions and offsets of the rows of a part, row after row. part: its width, scales, and whether of V.
+struct Predicted {
+  const Part& part;
+  const std::uint16_t* mu;
+  const std::int32_t* offsets;
+};
+
 struct EscapesIn {
   const std::uint8_t* at;
   const std::uint8_t* end;
@@ -68,6 +76,11 @@ struct Kernels {
   // The inverse. False: damaged. Reads at most kMostRaw bits a value, wherever they may end.
   bool (*join)(const Part& part, const std::uint8_t* symbols, const std::uint16_t* mu, int offset, BitsIn& raw,
                EscapesIn& escapes, std::uint16_t* x, std::uint32_t* distances);
+  // `classes`, the symbols and `join` at once, of as many rows as the stream has words for whatever they are. Returns
+  // how many; 0, and nothing is taken, if any of them is damaged or ends behind `most` raw bits. Null where it would be
+  // no faster.
+  std::size_t (*decode)(const Predicted& predicted, std::size_t count, const rans::Steps& stream, BitsIn& raw,
+                        std::size_t most, EscapesIn& escapes, std::uint16_t* x, std::uint32_t* distances);
   void (*inputs)(const Part& part, const std::uint16_t* x, const Angles& angles, std::uint8_t* inputs);
   // a = sum of x[i], b = sum of (i + 1) * x[i]
   void (*check)(const std::uint16_t* x, std::size_t count, std::uint32_t* a, std::uint32_t* b);

@@ -58,7 +58,7 @@ void Model::take_freqs(const Arrays& arrays) {
       if (arrays.freqs[t * kSymbols + s] == 0) checks.refuse("freqs: a frequency is 0");
     }
   }
-  if (!tables_.build(wide.data(), 2 * kClasses, 12)) checks.refuse("freqs: every row must sum to 4096");
+  if (!tables_.build(wide.data(), 2 * kClasses, kTableBits)) checks.refuse("freqs: every row must sum to 4096");
 }
 
 void Model::take_rope(const Arrays& arrays) {

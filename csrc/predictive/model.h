@@ -15,6 +15,7 @@ constexpr std::size_t kClasses = 36;   // of K, and as many of V
 constexpr std::size_t kSymbols = 193;  // distances -96..95, and the escape
 constexpr int kOffset = 96;
 constexpr int kEscape = 192;
+constexpr int kTableBits = 12;   // of the tables of rANS
 constexpr int kMostScale = 400;  // quarter octaves
 constexpr std::size_t kFine = 128;           // positions of the fine table of angles
 constexpr std::size_t kMostInputs = 1 << 16;  // so that sums of products fit 32 bits

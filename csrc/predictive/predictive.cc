@@ -100,6 +100,7 @@ Kernels kernels_of(const Axis& axis, Level level) {
   run.classes = axis.classes;
   run.split = axis.split;
   run.join = axis.join;
+  run.decode = nullptr;
   return run;
 }
 

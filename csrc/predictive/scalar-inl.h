@@ -296,7 +296,7 @@ KVSTORE_INLINE void check_body(const std::uint16_t* x, std::size_t count, std::u
   TARGET inline void check(const std::uint16_t* x, std::size_t n, std::uint32_t* a, std::uint32_t* b) {                \
     check_body(x, n, a, b);                                                                                            \
   }                                                                                                                    \
-  inline constexpr Kernels kKernels = {sizeof(INPUT), SUMS, predict, classes, split, join, inputs, check};             \
+  inline constexpr Kernels kKernels = {sizeof(INPUT), SUMS, predict, classes, split, join, nullptr, inputs, check};    \
   }
 
 KVSTORE_PREDICT_TWIN(scalar, , std::uint8_t, sums_scalar)

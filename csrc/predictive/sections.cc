@@ -177,24 +177,41 @@ const char* SectionsIn::part(const Kernels& run, std::size_t number, const Predi
   const std::size_t which = number % 2, width = predicted.part.width, all = count_ * width;
   Section& section = layers_[number / 2];
   const std::size_t raw_bytes = section.raw_bytes[which];
-  std::uint8_t *const symbols = symbols_->get(), *const classes = classes_->get(), *const raw = raw_->get();
+  std::uint8_t* const raw = raw_->get();
   if (which == 0) sums_ = {};
-  for (std::size_t t = 0; t < count_; ++t)
-    run.classes(predicted.part, predicted.mu + t * width, predicted.offsets[t], classes + t * width);
-  if (decoder_->part(classes, all, symbols, all, level) != 0) return kDamagedStream;
   if (raw_bytes != 0) std::memcpy(raw, section.raw[which], raw_bytes);
   // A damaged stream may ask for more bits than there are; it finds zeros until this is noticed, a row later.
   const std::size_t beyond = (width * kMostRaw + 7) / 8 + kSlack;
   std::memset(raw + raw_bytes, 0, std::min(beyond, most_raw_ + kSlack - raw_bytes));
   BitsIn bits{raw, 0};
-  for (std::size_t t = 0; t < count_; ++t) {
-    const bool good = run.join(predicted.part, symbols + t * width, predicted.mu + t * width, predicted.offsets[t],
-                               bits, section.escapes[which], values + t * width, &distances_[t]);
-    if (!good) return "a symbol stands for no value, or there are too few escapes";
-    if (bits.at > 8 * raw_bytes) return "there are too few raw bits";
+  std::size_t done = 0;
+  if (run.decode != nullptr)
+    done = run.decode(predicted, count_, decoder_->steps(2 * kClasses), bits, 8 * raw_bytes, section.escapes[which],
+                      values, distances_.data());
+  if (done < count_) {
+    const char* const wrong = rows(run, done, predicted, bits, section, which, values, level);
+    if (wrong) return wrong;
   }
   if ((bits.at + 7) / 8 != raw_bytes || section.escapes[which].at != section.escapes[which].end) return kLeftOver;
   sums_.add(run, values, all);
+  return nullptr;
+}
+
+const char* SectionsIn::rows(const Kernels& run, std::size_t first, const Predicted& predicted, BitsIn& bits,
+                             Section& section, std::size_t which, std::uint16_t* values, Level level) {
+  const std::size_t width = predicted.part.width, all = (count_ - first) * width;
+  std::uint8_t *const symbols = symbols_->get(), *const classes = classes_->get();
+  const std::uint16_t* const mu = predicted.mu + first * width;
+  for (std::size_t t = 0; first + t < count_; ++t)
+    run.classes(predicted.part, mu + t * width, predicted.offsets[first + t], classes + t * width);
+  if (decoder_->part(classes, all, symbols, all, level) != 0) return kDamagedStream;
+  for (std::size_t t = 0; first + t < count_; ++t) {
+    const bool good =
+        run.join(predicted.part, symbols + t * width, mu + t * width, predicted.offsets[first + t], bits,
+                 section.escapes[which], values + (first + t) * width, &distances_[first + t]);
+    if (!good) return "a symbol stands for no value, or there are too few escapes";
+    if (bits.at > 8 * section.raw_bytes[which]) return "there are too few raw bits";
+  }
   return nullptr;
 }
 

@@ -28,13 +28,6 @@ struct Sums {
   void add(const Kernels& kernels, const std::uint16_t* values, std::size_t count);
 };
 
-// Values, predictions and offsets of the rows of a part, row after row. part: its width, scales, and whether of V.
-struct Predicted {
-  const Part& part;
-  const std::uint16_t* mu;
-  const std::int32_t* offsets;
-};
-
 // Headers begin with the mode if there is one.
 constexpr std::size_t header_bytes(std::uint32_t mode) { return mode == 0 ? 24 : 28; }
 
@@ -125,6 +118,10 @@ class SectionsIn {
   const char* finish() const;
 
  private:
+  // Decodes the rows of a part from `first` on, step by step.
+  const char* rows(const Kernels& run, std::size_t first, const Predicted& predicted, BitsIn& bits, Section& section,
+                   std::size_t which, std::uint16_t* values, Level level);
+
   const Model& model_;
   std::size_t count_;
   std::uint32_t mode_;

@@ -39,7 +39,7 @@ KVSTORE_AVX2_POPCNT inline __m256i bytes8(const std::uint8_t* from) {
 
 // table[index] for eight lanes. Single loads, because gathers are 10 to 20 % slower on Zen 4 and far slower on
 // processors whose microcode makes them safe.
-KVSTORE_AVX2_POPCNT inline __m256i pick8(const std::uint32_t* table, __m256i index) {
+KVSTORE_AVX2_POPCNT KVSTORE_INLINE __m256i pick8(const std::uint32_t* table, __m256i index) {
   const __m128i low = _mm256_castsi256_si128(index), high = _mm256_extracti128_si256(index, 1);
   const auto a = static_cast<std::uint64_t>(_mm_cvtsi128_si64(low));
   const auto b = static_cast<std::uint64_t>(_mm_extract_epi64(low, 1));

@@ -10,11 +10,11 @@
 namespace kvstore::rans::avx512 {
 namespace {
 
-KVSTORE_AVX512_POPCNT inline __m512i bytes16(const std::uint8_t* from) {
+KVSTORE_AVX512_POPCNT KVSTORE_INLINE __m512i bytes16(const std::uint8_t* from) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
-KVSTORE_AVX512_POPCNT inline __m512i pick16(const std::uint32_t* table, __m512i index) {
+KVSTORE_AVX512_POPCNT KVSTORE_INLINE __m512i pick16(const std::uint32_t* table, __m512i index) {
   const __m256i low = avx2::pick8(table, _mm512_castsi512_si256(index));
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), avx2::pick8(table, _mm512_extracti64x4_epi64(index, 1)), 1);
 }
@@ -67,12 +67,16 @@ KVSTORE_AVX512_POPCNT std::size_t encode(const std::uint32_t* entries, std::uint
   return steps;
 }
 
+// The slots of 16 lanes, whose classes are given: their lowest bytes are the symbols.
 template <int BITS>
-KVSTORE_AVX512_POPCNT inline __m512i decode16(const std::uint32_t* slots, __m512i x, const std::uint8_t* classes,
-                                              const std::uint8_t*& words, std::uint8_t* out) {
+KVSTORE_AVX512_POPCNT KVSTORE_INLINE __m512i slots16(const std::uint32_t* slots, __m512i x, __m512i classes) {
   const __m512i slot = _mm512_and_si512(x, _mm512_set1_epi32((1 << BITS) - 1));
-  const __m512i e = pick16(slots, _mm512_or_si512(_mm512_slli_epi32(bytes16(classes), BITS), slot));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(e));
+  return pick16(slots, _mm512_or_si512(_mm512_slli_epi32(classes, BITS), slot));
+}
+
+// The states behind these symbols.
+template <int BITS>
+KVSTORE_AVX512_POPCNT KVSTORE_INLINE __m512i next16(__m512i e, __m512i x, const std::uint8_t*& words) {
   const __m512i high = _mm512_srli_epi32(x, BITS);
   const __m512i below = _mm512_and_si512(_mm512_srli_epi32(e, 8), _mm512_set1_epi32(0xfff));
   x = _mm512_add_epi32(_mm512_mullo_epi32(high, below), _mm512_add_epi32(high, _mm512_srli_epi32(e, 20)));
@@ -80,6 +84,10 @@ KVSTORE_AVX512_POPCNT inline __m512i decode16(const std::uint32_t* slots, __m512
   const __m512i next = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
   words += 2 * __builtin_popcount(low);
   return _mm512_or_si512(_mm512_mask_slli_epi32(x, low, x, 16), _mm512_maskz_expand_epi32(low, next));
+}
+
+KVSTORE_AVX512_POPCNT KVSTORE_INLINE void store_symbols(std::uint8_t* to, __m512i e) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(e));
 }
 
 template <int BITS>
@@ -90,8 +98,12 @@ KVSTORE_AVX512_POPCNT std::size_t decode(const std::uint32_t* slots, std::uint32
   const std::uint8_t* at = words;
   for (; steps != 0 && end - at >= kStepBytes; --steps) {
     const std::uint8_t* classes = walk.here();
-    a = decode16<BITS>(slots, a, classes, at, out);
-    b = decode16<BITS>(slots, b, classes + 16, at, out + 16);
+    const __m512i one = slots16<BITS>(slots, a, bytes16(classes));
+    a = next16<BITS>(one, a, at);
+    const __m512i two = slots16<BITS>(slots, b, bytes16(classes + 16));
+    b = next16<BITS>(two, b, at);
+    store_symbols(out, one);
+    store_symbols(out + 16, two);
     walk.forward();
     out += kLanes;
   }

@@ -89,6 +89,14 @@ std::int64_t encode(const Tables& tables, const Part* parts, std::size_t count, 
 std::int64_t encode(const Tables& tables, const std::uint8_t* symbols, std::size_t n, const std::uint8_t* classes,
                     std::size_t period, std::uint8_t* out, std::size_t capacity, Level level);
 
+// A stream that is being decoded, for kernels that take its symbols themselves.
+struct Steps {
+  const std::uint32_t* slots;  // of Tables
+  std::uint32_t* states;       // [kLanes]
+  const std::uint8_t*& words;  // the next one
+  const std::uint8_t* end;     // of the words
+};
+
 // Decodes a stream part by part. Cheap to make; allocates nothing. The tables and the stream must outlive it, and the
 // stream must not change. Any stream is safe to give; damage is found unless all final states are right by chance, so
 // callers that must know keep a checksum. Not for two threads at once.
@@ -100,6 +108,15 @@ class Decoder {
   // kDamaged is for ever; after kUnknownClass the part may be asked for again. min(period, n) bytes of classes are
   // read; they and the stream must not overlap out.
   std::int64_t part(const std::uint8_t* classes, std::size_t period, std::uint8_t* out, std::size_t n, Level level);
+
+  // For a kernel that decodes whole steps of 32 symbols, none of a class from `classes` on, as long as there are
+  // kStepBytes of words for each. There are none if the stream is damaged or there are fewer tables. A part of which
+  // the kernel took nothing must go on with `part`.
+  Steps steps(std::size_t classes) {
+    const bool usable = !damaged_ && words_ != stream_ && classes <= tables_->count();
+    any_ |= usable;
+    return {tables_->slots(), states_, words_, usable ? end_ : words_};
+  }
 
   // Bytes of the stream that the parts so far, and the states, have taken.
   std::int64_t position() const { return words_ - stream_; }

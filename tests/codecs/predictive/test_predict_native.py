@@ -108,16 +108,17 @@ def test_room_and_limit() -> None:
     needs_exactly(size, partial(_predict.encode, coder, tokens, 0, view.rows), _predict.FALL_BACK)
 
 
+@pytest.mark.parametrize("shapes", [SHAPES[0], [(1, 64, 64), (1, 64, 40)]])  # the latter: rows of whole steps
 @pytest.mark.parametrize("kind", ["predicted", "random", "special"])
-def test_damage_is_found_and_harms_nothing(kind: str) -> None:
-    model, rng = model_of(SHAPES[0], True, 2), np.random.default_rng(3)
+def test_damage_is_found_and_harms_nothing(kind: str, shapes: Shapes) -> None:
+    model, rng = model_of(shapes, True, 2), np.random.default_rng(3)
     tokens = rng.integers(0, VOCABULARY, 20)
     block = block_of(model, kind, tokens, 7, 5)
     coder = native(model)
     layers = encoded(coder, tokens, 7, view_of(model, block), LEVELS[-1])
     assert same(decoded(model, coder, tokens, 7, layers, LEVELS[-1]), block)
     decode = partial(decoded, model, coder, tokens, 7)
-    assert damage_found(layers, 1500, rng, 7, LEVELS, decode, partial(same, b=block)) > 1200
+    assert damage_found(layers, 750, rng, 7, LEVELS, decode, partial(same, b=block)) > 600
 
 
 def test_every_kind_of_damage_is_named() -> None:
