@@ -59,6 +59,28 @@ std::int64_t decode(const rans::Tables& tables, const py::array& stream, const p
   return code(rans::decode, "stream", tables, stream, classes, out, name);
 }
 
+std::int64_t decode_pair(const rans::Tables& tables, const std::vector<py::array>& streams,
+                         const std::vector<py::array>& classes, const std::vector<py::array>& outs,
+                         const MaybeLevel& name) {
+  if (streams.size() != 2 || classes.size() != 2 || outs.size() != 2)
+    throw py::value_error("expected two streams, and classes and out of both");
+  rans::Stream pair[2];
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Bytes stream = view<std::uint8_t>(streams[i], "streams"), by = view<std::uint8_t>(classes[i], "classes");
+    const View<std::uint8_t> to = writable_view<std::uint8_t>(outs[i], "outs");
+    pair[i] = {stream.data, stream.size, by.data, by.size, to.data, to.size};
+  }
+  for (const py::array& out : outs) {
+    const View<std::uint8_t> to = writable_view<std::uint8_t>(out, "outs");
+    for (std::size_t i = 0; i < 2; ++i) {
+      refuse_overlap(to, view<std::uint8_t>(streams[i], "streams"));
+      refuse_overlap(to, view<std::uint8_t>(classes[i], "classes"));
+    }
+  }
+  const Level twin = level_of(name);
+  return unlocked([&] { return rans::decode(tables, pair[0], pair[1], twin); });
+}
+
 // (length or error, the end of each part)
 std::pair<std::int64_t, std::vector<std::size_t>> encode_parts(const rans::Tables& tables,
                                                                const std::vector<py::array>& symbols,
@@ -119,6 +141,8 @@ PYBIND11_MODULE(_rans, m) {
   m.def("encode", &encode, py::arg("tables"), py::arg("symbols"), py::arg("classes"), py::arg("out"),
         py::arg("level") = py::none());
   m.def("decode", &decode, py::arg("tables"), py::arg("stream"), py::arg("classes"), py::arg("out"),
+        py::arg("level") = py::none());
+  m.def("decode_pair", &decode_pair, py::arg("tables"), py::arg("streams"), py::arg("classes"), py::arg("outs"),
         py::arg("level") = py::none());
   m.def("encode_parts", &encode_parts, py::arg("tables"), py::arg("symbols"), py::arg("classes"), py::arg("out"),
         py::arg("level") = py::none());

@@ -1,6 +1,8 @@
 #include "entropy/entropy.h"
 
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "common/endian.h"
 #include "common/rows.h"
@@ -234,58 +236,80 @@ void join_head(const Layer& layer, const Kernels& loop, const std::uint8_t* symb
   loop.merge(layer.shape.dtype, layer.lower, words, kept, tokens * dim, values);
 }
 
-const char* decode_layer(const Model& model, const Shape& shape, std::size_t number, const std::uint8_t* in,
-                         std::size_t nbytes, const Rows* target, std::size_t wanted, Room& room, Level level) {
-  const std::size_t lower = in[1];
-  if (lower > (shape.dtype == Dtype::float32 ? kMostLower : 0)) return "a layer keeps more bytes than its values have";
-  Layer layer(shape, number, lower, room);
-  const Form& form = layer.form;
-  const std::size_t stream = load32(in + 4), escapes = load32(in + 8);
-  if (nbytes < layer.escapes) return "a layer is too short for its values";
-  if (load32(in + 12) != 0 || nbytes != layer.escapes + form.escape * escapes + stream)
-    return "the header of a layer does not match its size";
-  layer.take_room();
-  layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
-                 std::size_t) {
-    for (std::size_t c = 0; c < dim; ++c) room.chosen[c] = in[layer.per_channel + channel + c] & 15u;
-    layer.fill_classes(kind, dim, value);
-    return true;
-  });
-  if (rans::decode(model.tables(), in + layer.escapes + form.escape * escapes, stream, room.classes.data(),
-                   layer.values(), room.symbols.data(), layer.values(), level) != 0)
-    return "the stream of symbols is damaged";
-  const Kernels& loop = kernels(level);
-  const std::size_t tokens = shape.tokens;
-  std::size_t low = layer.low, used = 0;
-  const bool good = layer.each([&](std::size_t kind, std::uint32_t head, std::size_t dim, std::size_t value,
-                                   std::size_t channel, std::size_t which) {
-    const Channels channels = layer.of_head();
-    const unsigned top = in[layer.tops + 2 * which], unit = in[layer.tops + 2 * which + 1];
-    for (std::size_t c = 0; c < dim; ++c) {
-      const std::uint8_t known = in[layer.per_channel + channel + c];
-      channels.base[c] = static_cast<std::uint16_t>(top - (known >> 4 & 7u) * unit + kAbove);
-      channels.flip[c] = known >> 7;
-    }
-    const Run run(target[2 * number + kind], head, form.item * dim);
-    const bool direct = run.contiguous() && wanted == tokens;
-    std::uint8_t* const values = direct ? reinterpret_cast<std::uint8_t*>(run.address) : room.values.data();
-    const std::uint8_t* symbols = room.symbols.data() + value;
-    join_head(layer, loop, symbols, in + low, dim, values);
-    low += layer.kept(dim);
-    const std::uint8_t* const end = symbols + tokens * dim;
-    std::uint8_t* const upper = values + form.item - form.escape;
-    for (const std::uint8_t* at = symbols;; ++at, ++used) {
-      at = static_cast<const std::uint8_t*>(std::memchr(at, kEscape, static_cast<std::size_t>(end - at)));
-      if (at == nullptr) break;
-      if (used == escapes) return false;
-      std::memcpy(upper + form.item * static_cast<std::size_t>(at - symbols), in + layer.escapes + form.escape * used,
-                  form.escape);
-    }
-    if (!direct) run.scatter(0, form.item * dim * wanted, values);
-    return true;
-  });
-  return good && used == escapes ? nullptr : "some escapes belong to no symbol";
-}
+// A coded layer on its way back: `open`, then its symbols by rANS, then `close`.
+class Coded {
+ public:
+  // Checks the sizes and reads the classes. Returns what is damaged, or null.
+  const char* open(const Shape& shape, std::size_t number, const std::uint8_t* in, std::size_t nbytes) {
+    in_ = in;
+    number_ = number;
+    const std::size_t lower = in[1];
+    if (lower > (shape.dtype == Dtype::float32 ? kMostLower : 0))
+      return "a layer keeps more bytes than its values have";
+    layer_.emplace(shape, number, lower, room_);
+    Layer& layer = *layer_;
+    stream_bytes_ = load32(in + 4);
+    escapes_ = load32(in + 8);
+    if (nbytes < layer.escapes) return "a layer is too short for its values";
+    if (load32(in + 12) != 0 || nbytes != layer.escapes + layer.form.escape * escapes_ + stream_bytes_)
+      return "the header of a layer does not match its size";
+    layer.take_room();
+    layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
+                   std::size_t) {
+      for (std::size_t c = 0; c < dim; ++c) room_.chosen[c] = in[layer.per_channel + channel + c] & 15u;
+      layer.fill_classes(kind, dim, value);
+      return true;
+    });
+    return nullptr;
+  }
+
+  rans::Stream stream() {
+    return {in_ + layer_->escapes + layer_->form.escape * escapes_, stream_bytes_, room_.classes.data(),
+            layer_->values(), room_.symbols.data(), layer_->values()};
+  }
+
+  // Writes the values of the first `wanted` tokens. Returns what is damaged, or null.
+  const char* close(const Kernels& loop, const Rows* target, std::size_t wanted) {
+    Layer& layer = *layer_;
+    const Form& form = layer.form;
+    const std::size_t tokens = layer.shape.tokens;
+    std::size_t low = layer.low, used = 0;
+    const bool good = layer.each([&](std::size_t kind, std::uint32_t head, std::size_t dim, std::size_t value,
+                                     std::size_t channel, std::size_t which) {
+      const Channels channels = layer.of_head();
+      const unsigned top = in_[layer.tops + 2 * which], unit = in_[layer.tops + 2 * which + 1];
+      for (std::size_t c = 0; c < dim; ++c) {
+        const std::uint8_t known = in_[layer.per_channel + channel + c];
+        channels.base[c] = static_cast<std::uint16_t>(top - (known >> 4 & 7u) * unit + kAbove);
+        channels.flip[c] = known >> 7;
+      }
+      const Run run(target[2 * number_ + kind], head, form.item * dim);
+      const bool direct = run.contiguous() && wanted == tokens;
+      std::uint8_t* const values = direct ? reinterpret_cast<std::uint8_t*>(run.address) : room_.values.data();
+      const std::uint8_t* symbols = room_.symbols.data() + value;
+      join_head(layer, loop, symbols, in_ + low, dim, values);
+      low += layer.kept(dim);
+      const std::uint8_t* const end = symbols + tokens * dim;
+      std::uint8_t* const upper = values + form.item - form.escape;
+      for (const std::uint8_t* at = symbols;; ++at, ++used) {
+        at = static_cast<const std::uint8_t*>(std::memchr(at, kEscape, static_cast<std::size_t>(end - at)));
+        if (at == nullptr) break;
+        if (used == escapes_) return false;
+        std::memcpy(upper + form.item * static_cast<std::size_t>(at - symbols),
+                    in_ + layer.escapes + form.escape * used, form.escape);
+      }
+      if (!direct) run.scatter(0, form.item * dim * wanted, values);
+      return true;
+    });
+    return good && used == escapes_ ? nullptr : "some escapes belong to no symbol";
+  }
+
+ private:
+  Room room_;
+  std::optional<Layer> layer_;
+  const std::uint8_t* in_ = nullptr;
+  std::size_t number_ = 0, stream_bytes_ = 0, escapes_ = 0;
+};
 
 }  // namespace
 
@@ -351,20 +375,38 @@ std::size_t encode(const Model& model, const Shape& shape, const Rows* source, s
 
 const char* decode(const Model& model, const Shape& shape, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, const Rows* target, std::size_t wanted, Level level) {
-  Room room;
   const std::uint32_t mode = form_of(shape.dtype).mode;
+  const Kernels& loop = kernels(level);
+  Coded layers[2];
+  std::size_t open = 0;  // of them
+  // The streams of two layers are decoded at once.
+  const auto close = [&]() -> const char* {
+    const std::size_t count = std::exchange(open, 0);
+    if (count == 0) return nullptr;
+    const rans::Stream none = {};
+    if (rans::decode(model.tables(), layers[0].stream(), count == 2 ? layers[1].stream() : none, level) != 0)
+      return "the stream of symbols is damaged";
+    for (std::size_t i = 0; i < count; ++i)
+      if (const char* const wrong = layers[i].close(loop, target, wanted)) return wrong;
+    return nullptr;
+  };
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::size_t size = sizes[layer];
     if (size > nbytes) return "the layers are longer than the payload";
     // Behind the mode stands how much a layer keeps, then zeros.
     const bool coded = shape.tokens > 0 && size >= kHeader && (load32(payload) & ~0xFF00u) == mode;
-    const char* wrong = coded ? decode_layer(model, shape, layer, payload, size, target, wanted, room, level)
-                              : splitzip::decode(single(shape, layer), payload, size, sizes + layer, target + 2 * layer,
-                                                 wanted, level);
+    const char* wrong = nullptr;
+    if (!coded) {
+      wrong = splitzip::decode(single(shape, layer), payload, size, sizes + layer, target + 2 * layer, wanted, level);
+    } else {
+      wrong = layers[open++].open(shape, layer, payload, size);
+      if (!wrong && open == 2) wrong = close();
+    }
     if (wrong) return wrong;
     payload += size;
     nbytes -= size;
   }
+  if (const char* const wrong = close()) return wrong;
   return nbytes == 0 ? nullptr : "bytes follow the last layer";
 }
 

@@ -148,6 +148,41 @@ KVSTORE_AVX2_POPCNT std::size_t decode(const std::uint32_t* slots, std::uint32_t
   return steps;
 }
 
+// A step of each in turn: one waits for its own results, and the other fills this time.
+template <int BITS>
+KVSTORE_AVX2_POPCNT std::size_t decode_pair(const std::uint32_t* slots, Side& p, Side& q, std::size_t steps) {
+  __m256i* const kept = reinterpret_cast<__m256i*>(p.states);
+  __m256i* const more = reinterpret_cast<__m256i*>(q.states);
+  __m256i a[4], b[4];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = _mm256_loadu_si256(kept + i);
+    b[i] = _mm256_loadu_si256(more + i);
+  }
+  const std::uint8_t *at = p.words, *to = q.words;
+  std::uint8_t *first = p.out, *second = q.out;
+  for (; steps != 0 && p.end - at >= kStepBytes && q.end - to >= kStepBytes; --steps) {
+    const std::uint8_t *mine = p.walk.here(), *other = q.walk.here();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      a[i] = decode8<BITS>(slots, a[i], mine + 8 * i, at, first + 8 * i);
+      b[i] = decode8<BITS>(slots, b[i], other + 8 * i, to, second + 8 * i);
+    }
+    p.walk.forward();
+    q.walk.forward();
+    first += kLanes;
+    second += kLanes;
+  }
+  p.words = at;
+  q.words = to;
+  p.out = first;
+  q.out = second;
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_si256(kept + i, a[i]);
+    _mm256_storeu_si256(more + i, b[i]);
+  }
+  return steps;
+}
+
 }  // namespace
 }  // namespace kvstore::rans::avx2
 

@@ -113,6 +113,42 @@ KVSTORE_AVX512_POPCNT std::size_t decode(const std::uint32_t* slots, std::uint32
   return steps;
 }
 
+// A step of each in turn: one waits for its own results, and the other fills this time.
+template <int BITS>
+KVSTORE_AVX512_POPCNT std::size_t decode_pair(const std::uint32_t* slots, Side& p, Side& q, std::size_t steps) {
+  __m512i a = _mm512_loadu_si512(p.states), b = _mm512_loadu_si512(p.states + 16);
+  __m512i c = _mm512_loadu_si512(q.states), d = _mm512_loadu_si512(q.states + 16);
+  const std::uint8_t *at = p.words, *to = q.words;
+  std::uint8_t *first = p.out, *second = q.out;
+  for (; steps != 0 && p.end - at >= kStepBytes && q.end - to >= kStepBytes; --steps) {
+    const std::uint8_t *mine = p.walk.here(), *other = q.walk.here();
+    const __m512i one = slots16<BITS>(slots, a, bytes16(mine)), two = slots16<BITS>(slots, c, bytes16(other));
+    a = next16<BITS>(one, a, at);
+    c = next16<BITS>(two, c, to);
+    const __m512i three = slots16<BITS>(slots, b, bytes16(mine + 16));
+    const __m512i four = slots16<BITS>(slots, d, bytes16(other + 16));
+    b = next16<BITS>(three, b, at);
+    d = next16<BITS>(four, d, to);
+    store_symbols(first, one);
+    store_symbols(first + 16, three);
+    store_symbols(second, two);
+    store_symbols(second + 16, four);
+    p.walk.forward();
+    q.walk.forward();
+    first += kLanes;
+    second += kLanes;
+  }
+  p.words = at;
+  q.words = to;
+  p.out = first;
+  q.out = second;
+  _mm512_storeu_si512(p.states, a);
+  _mm512_storeu_si512(p.states + 16, b);
+  _mm512_storeu_si512(q.states, c);
+  _mm512_storeu_si512(q.states + 16, d);
+  return steps;
+}
+
 }  // namespace
 }  // namespace kvstore::rans::avx512
 

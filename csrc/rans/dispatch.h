@@ -20,5 +20,16 @@ DecodeSteps decode_steps(Level level) {
   return KVSTORE_PICK(level, decode<BITS>);
 }
 
+// Null where two at once are no faster than one after the other.
+template <int BITS>
+DecodePair decode_pair(Level level) {
+#if defined(__x86_64__)
+  if (level >= Level::avx512) return avx512::decode_pair<BITS>;
+  if (level == Level::avx2) return avx2::decode_pair<BITS>;
+#endif
+  static_cast<void>(level);
+  return nullptr;
+}
+
 }  // namespace
 }  // namespace kvstore::rans

@@ -1,5 +1,6 @@
 #include "rans/rans.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/endian.h"
@@ -133,13 +134,12 @@ Decoder::Decoder(const Tables& tables, const std::uint8_t* stream, std::size_t n
   if (nbytes >= kHeaderBytes) words_ += kHeaderBytes;
 }
 
+// walk: stands at the first of the n symbols.
 template <int BITS>
-bool Decoder::part_bits(const std::uint8_t* classes, std::size_t period, std::uint8_t* out, std::size_t n,
-                        Level level) {
+bool Decoder::part_bits(ClassWalk& walk, std::uint8_t* out, std::size_t n, Level level) {
   const std::uint32_t* slots = tables_->slots();
   const std::size_t tail = n % kLanes;
   const std::size_t steps = n / kLanes;
-  ClassWalk walk(classes, period, n, 0);
   const DecodeSteps decode = decode_steps<BITS>(level);
   std::size_t left = decode(slots, states_, words_, end_, walk, steps, out);
   if (left == 0 && tail == 0) return true;
@@ -163,15 +163,21 @@ bool Decoder::part_bits(const std::uint8_t* classes, std::size_t period, std::ui
   return true;
 }
 
-std::int64_t Decoder::part(const std::uint8_t* classes, std::size_t period, std::uint8_t* out, std::size_t n,
-                           Level level) {
-  if (n == 0) return damaged_ ? kDamaged : std::int64_t{0};
+// Before symbols are taken, at least one.
+std::int64_t Decoder::begin(const std::uint8_t* classes, std::size_t period, std::size_t n) {
   if (!known(classes, period, n, tables_->count())) return kUnknownClass;
   if (words_ == stream_) damaged_ = true;  // a stream without states is one without symbols
   if (damaged_) return kDamaged;
   any_ = true;
-  damaged_ = !(tables_->bits() == 11 ? part_bits<11>(classes, period, out, n, level)
-                                     : part_bits<12>(classes, period, out, n, level));
+  return 0;
+}
+
+std::int64_t Decoder::part(const std::uint8_t* classes, std::size_t period, std::uint8_t* out, std::size_t n,
+                           Level level) {
+  if (n == 0) return damaged_ ? kDamaged : std::int64_t{0};
+  if (const std::int64_t status = begin(classes, period, n)) return status;
+  ClassWalk walk(classes, period, n, 0);
+  damaged_ = !(tables_->bits() == 11 ? part_bits<11>(walk, out, n, level) : part_bits<12>(walk, out, n, level));
   return damaged_ ? kDamaged : std::int64_t{0};
 }
 
@@ -179,6 +185,35 @@ std::int64_t Decoder::finish() const {
   if (damaged_ || words_ != end_ || any_ != (words_ != stream_)) return kDamaged;
   for (const std::uint32_t x : states_)
     if (x != kLow) return kDamaged;
+  return 0;
+}
+
+std::int64_t decode(const Tables& tables, const Stream& one, const Stream& two, Level level) {
+  const auto alone = [&](const Stream& s) {
+    return decode(tables, s.bytes, s.nbytes, s.classes, s.period, s.out, s.n, level);
+  };
+  const DecodePair pair = tables.bits() == 11 ? decode_pair<11>(level) : decode_pair<12>(level);
+  if (pair == nullptr || one.n == 0 || two.n == 0) {
+    const std::int64_t status = alone(one);
+    return status != 0 ? status : alone(two);
+  }
+  const Stream* const streams[] = {&one, &two};
+  Decoder decoders[] = {{tables, one.bytes, one.nbytes}, {tables, two.bytes, two.nbytes}};
+  ClassWalk walks[] = {{one.classes, one.period, one.n, 0}, {two.classes, two.period, two.n, 0}};
+  for (std::size_t i = 0; i < 2; ++i)
+    if (const std::int64_t status = decoders[i].begin(streams[i]->classes, streams[i]->period, streams[i]->n))
+      return status;
+  Side sides[] = {{decoders[0].states_, decoders[0].words_, decoders[0].end_, walks[0], one.out},
+                  {decoders[1].states_, decoders[1].words_, decoders[1].end_, walks[1], two.out}};
+  pair(tables.slots(), sides[0], sides[1], std::min(one.n, two.n) / kLanes);
+  for (std::size_t i = 0; i < 2; ++i) {
+    decoders[i].words_ = sides[i].words;
+    std::uint8_t* const out = sides[i].out;
+    const std::size_t left = streams[i]->n - static_cast<std::size_t>(out - streams[i]->out);
+    const bool good = tables.bits() == 11 ? decoders[i].part_bits<11>(walks[i], out, left, level)
+                                          : decoders[i].part_bits<12>(walks[i], out, left, level);
+    if (!good || decoders[i].finish() != 0) return kDamaged;
+  }
   return 0;
 }
 

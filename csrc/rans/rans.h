@@ -41,6 +41,9 @@ enum Error : std::int64_t {
   kDamaged = -4,        // the stream is not one that encode made with these tables, classes and lengths
 };
 
+class ClassWalk;
+struct Stream;
+
 // Immutable once built; any number of threads may use one.
 class Tables {
  public:
@@ -125,8 +128,11 @@ class Decoder {
   std::int64_t finish() const;
 
  private:
+  friend std::int64_t decode(const Tables& tables, const Stream& one, const Stream& two, Level level);
+
+  std::int64_t begin(const std::uint8_t* classes, std::size_t period, std::size_t n);
   template <int BITS>
-  bool part_bits(const std::uint8_t* classes, std::size_t period, std::uint8_t* out, std::size_t n, Level level);
+  bool part_bits(ClassWalk& walk, std::uint8_t* out, std::size_t n, Level level);
 
   const Tables* tables_;
   const std::uint8_t* stream_;
@@ -136,6 +142,19 @@ class Decoder {
   bool any_ = false;  // symbols so far
   std::uint32_t states_[kLanes];
 };
+
+// A stream of one part of n symbols, and where they are written to. min(period, n) bytes of classes are read.
+struct Stream {
+  const std::uint8_t* bytes;
+  std::size_t nbytes;
+  const std::uint8_t* classes;
+  std::size_t period;
+  std::uint8_t* out;
+  std::size_t n;
+};
+
+// Decodes both streams at once, which is faster than one after the other. Returns 0 or an Error of either.
+std::int64_t decode(const Tables& tables, const Stream& one, const Stream& two, Level level);
 
 // Writes the n symbols of a stream of one part to out and returns 0, or an Error, as the Decoder does.
 std::int64_t decode(const Tables& tables, const std::uint8_t* stream, std::size_t nbytes, const std::uint8_t* classes,

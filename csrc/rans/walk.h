@@ -70,6 +70,18 @@ using EncodeSteps = std::size_t (*)(const std::uint32_t* entries, std::uint32_t*
 using DecodeSteps = std::size_t (*)(const std::uint32_t* slots, std::uint32_t* states, const std::uint8_t*& words,
                                     const std::uint8_t* end, ClassWalk& walk, std::size_t steps, std::uint8_t* out);
 
+// A stream on its way: what steps read and move.
+struct Side {
+  std::uint32_t* states;
+  const std::uint8_t* words;
+  const std::uint8_t* end;
+  ClassWalk& walk;
+  std::uint8_t* out;
+};
+
+// As DecodeSteps for two streams at once, until either ends; moves `out`, too.
+using DecodePair = std::size_t (*)(const std::uint32_t* slots, Side& one, Side& two, std::size_t steps);
+
 constexpr std::ptrdiff_t kStepBytes = 2 * kLanes;  // of words that a step can write or take
 
 }  // namespace kvstore::rans
