@@ -14,6 +14,7 @@ namespace {
 using splitzip::Shape;
 
 constexpr std::size_t kHeader = 16;
+constexpr std::size_t kLine = 64;      // bytes that come from memory together
 constexpr std::size_t kMostLower = 2;  // bytes of an fp32's lower half
 
 Shape single(const Shape& shape, std::size_t layer) {
@@ -254,6 +255,8 @@ class Coded {
     if (load32(in + 12) != 0 || nbytes != layer.escapes + layer.form.escape * escapes_ + stream_bytes_)
       return "the header of a layer does not match its size";
     layer.take_room();
+    // All of it at once, or each head would wait for its first lines of every plane.
+    for (std::size_t i = layer.low; i < nbytes; i += kLine) __builtin_prefetch(in + i, 0, 2);
     layer.each([&](std::size_t kind, std::uint32_t, std::size_t dim, std::size_t value, std::size_t channel,
                    std::size_t) {
       for (std::size_t c = 0; c < dim; ++c) room_.chosen[c] = in[layer.per_channel + channel + c] & 15u;

@@ -146,8 +146,44 @@ KVSTORE_INLINE void spread_body(const std::uint8_t* low, std::size_t count, std:
   }
 }
 
+// A row of words, made byte by byte. nibbles: in the lower or the UPPER half; bits: where `bit` is set.
+template <bool UPPER>
+KVSTORE_INLINE void join_row(const std::uint8_t* symbols, const std::uint8_t* nibbles, const std::uint8_t* bits,
+                             std::uint8_t bit, std::size_t dim, const Channels& channels,
+                             std::uint16_t* __restrict values) {
+  const std::uint16_t* base = channels.base;
+  const std::uint16_t* flip = channels.flip;
+  for (std::size_t c = 0; c < dim; ++c) {
+    const std::uint8_t symbol = symbols[c], negative = symbol >= 4 * kRelative ? 0x80 : 0;
+    const auto rest = static_cast<std::uint8_t>(symbol - (negative ? 4 * kRelative : 0));
+    const auto exponent = static_cast<std::uint8_t>(static_cast<std::uint8_t>(base[c]) - (rest >> 2));
+    const auto four = static_cast<std::uint8_t>(UPPER ? nibbles[c] >> 4 : nibbles[c] & 15);
+    const auto five = static_cast<std::uint8_t>(four | (bits[c] & bit ? 16 : 0));
+    const auto low = static_cast<std::uint8_t>(static_cast<std::uint8_t>(exponent << 7) | (rest & 3) << 5 | five);
+    const std::uint8_t other = static_cast<std::uint8_t>(flip[c]) ? 0x80 : 0;
+    const auto high = static_cast<std::uint8_t>((negative ^ other) | exponent >> 1);
+    values[c] = static_cast<std::uint16_t>(low | high << 8);
+  }
+}
+
+// Rows that do not cross the planes: `tokens` is a multiple of 8.
+KVSTORE_INLINE void join_rows(const std::uint8_t* symbols, const std::uint8_t* low, std::size_t tokens,
+                              std::size_t dim, const Channels& channels, std::uint16_t* values) {
+  const std::size_t half = tokens / 2, eighth = tokens / 8;
+  const std::uint8_t* const bits = low + half * dim;
+  for (std::size_t t = 0; t < tokens; ++t, symbols += dim, values += dim) {
+    const auto bit = static_cast<std::uint8_t>(1u << t / eighth);
+    const std::uint8_t* const plane = bits + t % eighth * dim;
+    if (t < half)
+      join_row<false>(symbols, low + t * dim, plane, bit, dim, channels, values);
+    else
+      join_row<true>(symbols, low + (t - half) * dim, plane, bit, dim, channels, values);
+  }
+}
+
 KVSTORE_INLINE void join_body(const std::uint8_t* symbols, const std::uint8_t* low, std::size_t tokens, std::size_t dim,
                               const Channels& channels, std::uint16_t* values) {
+  if (low != nullptr && tokens % 8 == 0) return join_rows(symbols, low, tokens, dim, channels, values);
   if (low != nullptr)
     spread_body(low, tokens * dim, values);
   else
