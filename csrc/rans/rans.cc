@@ -199,10 +199,10 @@ std::int64_t decode(const Tables& tables, const Stream& one, const Stream& two, 
   }
   const Stream* const streams[] = {&one, &two};
   Decoder decoders[] = {{tables, one.bytes, one.nbytes}, {tables, two.bytes, two.nbytes}};
-  ClassWalk walks[] = {{one.classes, one.period, one.n, 0}, {two.classes, two.period, two.n, 0}};
   for (std::size_t i = 0; i < 2; ++i)
     if (const std::int64_t status = decoders[i].begin(streams[i]->classes, streams[i]->period, streams[i]->n))
       return status;
+  ClassWalk walks[] = {{one.classes, one.period, one.n, 0}, {two.classes, two.period, two.n, 0}};
   Side sides[] = {{decoders[0].states_, decoders[0].words_, decoders[0].end_, walks[0], one.out},
                   {decoders[1].states_, decoders[1].words_, decoders[1].end_, walks[1], two.out}};
   pair(tables.slots(), sides[0], sides[1], std::min(one.n, two.n) / kLanes);

@@ -86,8 +86,9 @@ def test_unknown_classes_and_wrong_arrays_are_refused() -> None:
     pair = Pair(1, (100, 100), (7, 7), 12)
     streams, outs = [np.frombuffer(s, np.uint8) for s in pair.streams], [np.empty(100, np.uint8) for _ in range(2)]
     for level in HAVE:
-        for classes in ([pair.classes[0], np.full(7, 9, np.uint8)], [np.full(7, 9, np.uint8), pair.classes[1]]):
-            assert _rans.decode_pair(pair.tables, streams, classes, outs, level) == _rans.UNKNOWN_CLASS
+        for wrong in (np.full(7, 9, np.uint8), np.empty(0, np.uint8)):
+            for classes in ([pair.classes[0], wrong], [wrong, pair.classes[1]]):
+                assert _rans.decode_pair(pair.tables, streams, classes, outs, level) == _rans.UNKNOWN_CLASS
     with pytest.raises(ValueError, match="two streams"):
         _rans.decode_pair(pair.tables, streams[:1], pair.classes, outs)
     with pytest.raises(ValueError, match="overlaps"):
