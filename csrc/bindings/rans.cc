@@ -70,11 +70,10 @@ std::int64_t decode_pair(const rans::Tables& tables, const std::vector<py::array
     const View<std::uint8_t> to = writable_view<std::uint8_t>(outs[i], "outs");
     pair[i] = {stream.data, stream.size, by.data, by.size, to.data, to.size};
   }
-  for (const py::array& out : outs) {
-    const View<std::uint8_t> to = writable_view<std::uint8_t>(out, "outs");
-    for (std::size_t i = 0; i < 2; ++i) {
-      refuse_overlap(to, view<std::uint8_t>(streams[i], "streams"));
-      refuse_overlap(to, view<std::uint8_t>(classes[i], "classes"));
+  for (const rans::Stream& one : pair) {
+    for (const rans::Stream& other : pair) {
+      refuse_overlap({one.out, one.n}, {other.bytes, other.nbytes});
+      refuse_overlap({one.out, one.n}, {other.classes, other.period});
     }
   }
   const Level twin = level_of(name);

@@ -1,4 +1,5 @@
-// AVX-512 twins of the rANS steps: two vectors of 16 lanes. Included by rans/dispatch.h only.
+// AVX-512 twins of the rANS steps: two vectors of 16 lanes. Included by rans/dispatch.h, and by loops of parts above
+// that take the symbols themselves.
 #pragma once
 
 #if defined(__x86_64__)

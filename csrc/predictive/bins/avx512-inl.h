@@ -290,11 +290,9 @@ class Decoding {
     return distances;
   }
 
-  // Joins the values whose symbols were taken last. Returns sums of their distances.
+  // Joins the values whose symbols were taken last; nothing follows. Returns sums of their distances.
   KVSTORE_VNNI_INLINE __m512i finish() {
-    const __m512i distances = place(find());
-    live_ = 0;
-    return distances;
+    return place(find());
   }
 
   // Of the values that are joined: whether none is damaged. And where their raw bits end.
