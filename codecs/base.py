@@ -61,7 +61,7 @@ def _token_bytes(layout: KVLayout) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CodedBlock:
-    """A block whose codec decodes each layer without the others, and where it goes.
+    """A block that is decoded layer by layer, and where it goes.
 
     Attributes:
         info: what is known of it.
@@ -75,6 +75,20 @@ class CodedBlock:
     layer_sizes: Sequence[int]
     at: int
     wanted: int
+
+
+class InOrder(Protocol):
+    """The layers of one block, some of which are decoded. Thread-safe.
+
+    It keeps whatever it reads and the memory that it writes into.
+    """
+
+    def until(self, end: int) -> None:
+        """Decode the layers below number `end` that are still to come.
+
+        Raises:
+            CodecError: the block is damaged, as every later call says, too.
+        """
 
 
 LayersOfBlocks = Callable[[range, range], list[int]]
@@ -189,6 +203,21 @@ class Codec(Protocol):
             CodecError: `payload` and `layer_sizes` are not what `encode` wrote. `out` then holds undefined values.
             ValueError: the last dimension of a tensor of `out` is not contiguous.
         """
+
+    def in_order(self, block: CodedBlock, out: KVView) -> InOrder | None:
+        """Return what decodes the layers of a block one after the other: for codecs whose layers need those before.
+
+        Args:
+            block: of this codec. The owner of its payload must be kept as long as anything is decoded.
+            out: all layers of its cache, on the CPU.
+
+        Returns:
+            None if this block can only be decoded whole.
+
+        Raises:
+            CodecError: the block is damaged.
+        """
+        return None
 
     def by_layers(self, blocks: Sequence[CodedBlock], out: KVView) -> LayersOfBlocks:
         """Return what decodes some layers of some of these blocks into `out`: for codecs with their layers apart.

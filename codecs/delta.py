@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.base import BlockInfo, CodedBlock, InOrder
 from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.view import KVView
 
@@ -100,6 +100,10 @@ class DeltaCodec(Protocol):
             CodecError: the payload is damaged, or a donor is not the one that the block was coded against.
             ValueError: the last dimension of a tensor of `out` is not contiguous.
         """
+
+    def in_order(self, block: CodedBlock, donors: Sequence[KVView], out: KVView) -> InOrder | None:
+        """As `Codec.in_order`, with donors as for `decode`."""
+        return None
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
         """As `Codec.codes_on`. Donors are on the CPU all the same."""

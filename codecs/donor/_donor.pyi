@@ -28,3 +28,12 @@ def decode(
     angles: npt.NDArray[np.int16], propagated: bool, payload: Buffer, sizes: Sequence[int], wanted: int,
     level: str | None = None
 ) -> str | None: ...
+
+class InOrder:
+    def until(self, end: int) -> str | None: ...
+
+def in_order(
+    coder: Coder, start: int, count: int, rows: _Longs, spans: _Longs, donors: list[_Longs],
+    angles: npt.NDArray[np.int16], propagated: bool, payload: Buffer, sizes: Sequence[int], wanted: int,
+    level: str | None = None
+) -> InOrder: ...

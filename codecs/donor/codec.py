@@ -13,13 +13,14 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs.donor._donor as _donor
-from kvstore.codecs.base import BlockInfo, Codec, check_payload
+import kvstore.codecs.donor._donor_groups as _donor_groups
+from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, InOrder, check_payload
 from kvstore.codecs.delta import DeltaCodec, DonorRows
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.donor import steps as donor_steps
@@ -28,6 +29,7 @@ from kvstore.codecs.donor.groups.model import groups_model
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.spans import EXACT, GROUPS, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor.tables import frequencies
+from kvstore.codecs.in_order import Apart, Native, Several
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.profile import NO_PROFILE, Profile
@@ -158,6 +160,38 @@ class DonorCodec(DeltaCodec):
         self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], donors: Sequence[KVView], out: KVView
     ) -> None:
         """See `DeltaCodec.decode`. Raises `CodecError` also if the block needs a model that is missing."""
+        table, rows, sizes = self._taken_apart(info, payload, layer_sizes, donors, out)
+        near = table.mode == GROUPS and self._groups is not None and self._groups.codes_like(out)
+        target, end = out if out.on_cpu or near else buffer_on_cpu(out), len(payload) - table.rest
+        order, paired = _order(info, table), target
+        if order is not None:
+            paired, rows = buffer(target), [in_pairs(one, order) for one in rows]
+        core = payload[table.nbytes : end]
+        if table.mode == STEPS:
+            donor_steps.decode(table, core, sizes, rows, paired)
+        elif table.mode == GROUPS:
+            self._groups_of(info).decode(info, core, sizes, table, rows, paired)
+        else:
+            wrong = _donor.decode(*self._exact_call(info, table, core, sizes, rows, paired))
+            if wrong is not None:
+                raise CodecError(wrong)
+        if order is not None:
+            from_pairs(paired, order, target)  # rows in no span, too, which are decoded next
+        self._decode_rest(info, payload[end:], table, target)
+        if target is not out:
+            target.copy_to(out)
+            wait_for(out.devices)
+
+    def _taken_apart(
+        self,
+        info: BlockInfo,
+        payload: memoryview,
+        layer_sizes: Sequence[int],
+        donors: Sequence[KVView],
+        out: KVView,
+    ) -> tuple[SpanTable, list[KVView], list[int]]:
+        """The spans of a payload, the donors' rows of each, and the bytes of the layers of these. Raises
+        `CodecError`."""
         check_payload(self.name, info, payload, layer_sizes, out)
         table = self.spans_of(info, payload)
         rows = [_donor_rows(info, donors, span) for span in table.spans]
@@ -168,28 +202,14 @@ class DonorCodec(DeltaCodec):
             raise CodecError(
                 f"donor: layers of {list(layer_sizes)} bytes are too small for the spans and what has no donor"
             )
-        near = table.mode == GROUPS and self._groups is not None and self._groups.codes_like(out)
-        target, end = out if out.on_cpu or near else buffer_on_cpu(out), len(payload) - table.rest
-        order, paired = _order(info, table), target
-        if order is not None:
-            paired, rows = buffer(target), [in_pairs(one, order) for one in rows]
-        core = payload[table.nbytes : end]
-        if table.mode == STEPS:
-            donor_steps.decode(table, core, sizes, rows, paired)
-        elif table.mode == GROUPS:
-            if self._groups is None or not self._groups.knows(info):
-                raise CodecError("donor: the block needs the model of differences of its profile, which is not here")
-            self._groups.decode(info, core, sizes, table, rows, paired)
-        else:
-            self._decode_exact(info, table, core, sizes, rows, paired)
-        if order is not None:
-            from_pairs(paired, order, target)  # rows in no span, too, which are decoded next
-        self._decode_rest(info, payload[end:], table, target)
-        if target is not out:
-            target.copy_to(out)
-            wait_for(out.devices)
+        return table, rows, sizes
 
-    def _decode_exact(
+    def _groups_of(self, info: BlockInfo) -> GroupsMode:
+        if self._groups is None or not self._groups.knows(info):
+            raise CodecError("donor: the block needs the model of differences of its profile, which is not here")
+        return self._groups
+
+    def _exact_call(
         self,
         info: BlockInfo,
         table: SpanTable,
@@ -197,27 +217,38 @@ class DonorCodec(DeltaCodec):
         sizes: Sequence[int],
         rows: Sequence[KVView],
         target: KVView,
-    ) -> None:
+    ) -> tuple[Any, ...]:
+        """The arguments of `_donor.decode`."""
         coder = _coder(info.layout)
         if table.propagated:
             if self._native is None or not self._propagates(info):
                 raise CodecError('donor: the block needs the section "donor" of the profile that it was coded with')
             coder = self._native
-        wrong = _donor.decode(
-            coder,
-            info.start,
-            info.count,
-            target.rows,
-            table.runs,
-            [view.rows for view in rows],
-            table.angles,
-            table.propagated,
-            core,
-            sizes,
-            target.tokens,
-        )
-        if wrong is not None:
-            raise CodecError(wrong)
+        donors = [view.rows for view in rows]
+        block = coder, info.start, info.count, target.rows, table.runs, donors, table.angles, table.propagated
+        return *block, core, sizes, target.tokens
+
+    def in_order(self, block: CodedBlock, donors: Sequence[KVView], out: KVView) -> InOrder | None:
+        """See `DeltaCodec.in_order`. Raises as `decode`."""
+        info, payload, target = block.info, block.payload, out.narrow(block.at, block.wanted)
+        table, rows, sizes = self._taken_apart(info, payload, block.layer_sizes, donors, target)
+        if table.mode == STEPS or _order(info, table) is not None:
+            return None
+        end = len(payload) - table.rest
+        core = payload[table.nbytes : end]
+        if table.mode == GROUPS:
+            inner: _donor.InOrder | _donor_groups.InOrder = self._groups_of(info).in_order(
+                info, core, sizes, table, rows, target
+            )
+        else:
+            inner = _donor.in_order(*self._exact_call(info, table, core, sizes, rows, target))
+        parts: list[InOrder] = [Native(inner, payload, donors, target)]
+        for coded in self._rest_of(info, payload[end:], table, target.tokens):
+            part = self.plain.in_order(coded, target)
+            if part is None and not self.plain.layers_apart:
+                return None
+            parts.append(part or Apart(self.plain, coded, target))
+        return Several(parts)
 
     def codes_on(self, device: torch.device, dtype: str) -> bool:
         return self.has_kernels and self._groups is not None and dtype == "bfloat16" and self._groups.codes_on(device)
@@ -273,18 +304,24 @@ class DonorCodec(DeltaCodec):
         return at
 
     def _decode_rest(self, info: BlockInfo, data: memoryview, table: SpanTable, out: KVView) -> None:
-        at, sizes_of = 0, self._sizes(info)
+        for run in self._rest_of(info, data, table, out.tokens):
+            self.plain.decode(run.info, run.payload, run.layer_sizes, out.narrow(run.at, run.wanted))
+
+    def _rest_of(self, info: BlockInfo, data: memoryview, table: SpanTable, wanted: int) -> list[CodedBlock]:
+        """What stands between spans of the first `wanted` rows. Raises `CodecError`."""
+        at, sizes_of, runs = 0, self._sizes(info), []
         for start, count in table.gaps(info.count):
             begin = at + sizes_of.size
             sizes = sizes_of.unpack_from(data, at) if begin <= len(data) else (1,)
             at = begin + sum(sizes)
             if at > len(data):
                 raise CodecError("donor: the payload is too short for the rows between spans")
-            if start < out.tokens:
-                here = out.narrow(start, min(count, out.tokens - start))
-                self.plain.decode(_run(info, start, count), data[begin:at], sizes, here)
+            if start < wanted:
+                here = min(count, wanted - start)
+                runs.append(CodedBlock(_run(info, start, count), data[begin:at], sizes, start, here))
         if at != len(data):
             raise CodecError("donor: bytes follow the last row of the payload")
+        return runs
 
 
 def native_model(model: DonorModel) -> _donor.Coder:

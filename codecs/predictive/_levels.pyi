@@ -44,5 +44,19 @@ def decode(
     wanted: int,
     level: str | None = None,
 ) -> str | None: ...
+
+class InOrder:
+    def until(self, end: int) -> str | None: ...
+
+def in_order(
+    model: Model,
+    tokens: npt.NDArray[Any],
+    start: int,
+    payload: bytes | bytearray | memoryview,
+    sizes: Sequence[int],
+    rows: npt.NDArray[np.int64],
+    wanted: int,
+    level: str | None = None,
+) -> InOrder: ...
 def multiply(rounds: int, level: str | None = None) -> int:
     """Multiply and add 8-bit numbers as fast as the sums' instructions can; how many were. For benchmarks."""

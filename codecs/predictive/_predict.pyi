@@ -29,6 +29,14 @@ def decode(
     model: Model, tokens: _Array, start: int, count: int, payload: Buffer, sizes: Sequence[int], rows: _Longs,
     wanted: int, level: str | None = None, dtype: str = "bfloat16"
 ) -> str | None: ...
+
+class InOrder:
+    def until(self, end: int) -> str | None: ...
+
+def in_order(
+    model: Model, tokens: _Array, start: int, payload: Buffer, sizes: Sequence[int], rows: _Longs, wanted: int,
+    level: str | None = None
+) -> InOrder: ...
 def residuals(
     model: Model, tokens: _Array, start: int, rows: _Longs, level: str | None = None
 ) -> list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int32]]] | None: ...

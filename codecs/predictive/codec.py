@@ -19,8 +19,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import kvstore.codecs.predictive._predict as _predict
-from kvstore.codecs.base import BlockInfo, Codec, check_payload
+from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, InOrder, check_payload
 from kvstore.codecs.entropy.codec import EntropyCodec
+from kvstore.codecs.in_order import Apart
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.exact import ExactMode
 from kvstore.codecs.predictive.levels.model import SECTION as LEVELS_SECTION
@@ -239,14 +240,34 @@ class PredictiveCodec(Codec):
             return 0.0
         return self._lossy.largest_error(payload)
 
-    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+    def in_order(self, block: CodedBlock, out: KVView) -> InOrder | None:
+        info, payload, sizes = block.info, block.payload, block.layer_sizes
+        target = out.narrow(block.at, block.wanted)
+        mode = self._predicted_in(info, payload, sizes, target)
+        if mode is None:
+            return Apart(self._plain, block, out)
+        if self._order is not None or mode == LOSSY_MODE:
+            return None  # the one goes through a buffer, the other's rows through one another
+        coder = self._exact if mode == self._mode else self._levels.get(LEVEL_MODES[mode])
+        return coder.in_order(self._named(info), payload, sizes, target)
+
+    def _predicted_in(
+        self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView
+    ) -> int | None:
+        """The mode of a block that is to be decoded; None if it was not predicted. Raises `CodecError`."""
         check_payload(self.name, info, payload, layer_sizes, out)
         mode = mode_of(payload, layer_sizes)
         if mode not in (self._mode, LOSSY_MODE, *LEVEL_MODES):
-            self._plain.decode(info, payload, layer_sizes, out)
-            return
+            return None
         if info.layout != self._exact.model.layout or info.start < 0:
             raise CodecError("predictive: the block has another layout than the profile, or a negative position")
+        return mode
+
+    def decode(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> None:
+        mode = self._predicted_in(info, payload, layer_sizes, out)
+        if mode is None:
+            self._plain.decode(info, payload, layer_sizes, out)
+            return
         target, named = out if self._order is None else buffer(out), self._named(info)
         if mode == self._mode:
             self._exact.decode(named, payload, layer_sizes, target)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.base import BlockInfo, InOrder
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.predictive.on_device import Devices
 from kvstore.codecs.view import KVView
@@ -72,6 +72,14 @@ class DeviceMode(ABC):
     def codes_blocks_like(self, block: KVView) -> bool:
         """Return whether kernels code this block on the device that holds it."""
         return self._devices.coder_for(block) is not None
+
+    @abstractmethod
+    def in_order(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> InOrder | None:
+        """Return what decodes a block into `out`, on the CPU, layer after layer; None if it can only be decoded whole.
+
+        Raises:
+            CodecError: the block is damaged.
+        """
 
     @abstractmethod
     def _encode_on_cpu(

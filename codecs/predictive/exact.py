@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs.predictive._predict as _predict
-from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.base import BlockInfo, InOrder
+from kvstore.codecs.in_order import Native
 from kvstore.codecs.predictive.device_mode import DeviceMode
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.view import KVView
@@ -46,6 +47,12 @@ class ExactMode(DeviceMode):
             *(self._native, _tokens(info), info.start, info.count, payload, layer_sizes, out.rows, out.tokens),
             dtype=info.layout.dtype,
         )
+
+    def in_order(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> InOrder | None:
+        if info.layout.dtype != "bfloat16":
+            return None
+        block = _predict.in_order(self._native, _tokens(info), info.start, payload, layer_sizes, out.rows, out.tokens)
+        return Native(block, payload, out)
 
     def _tried(self, device: torch.device) -> Loaded | None:
         from kvstore.codecs.predictive.kernels.blocks import tried

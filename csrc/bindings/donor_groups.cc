@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/in_order.h"
 #include "bindings/level_model.h"
 #include "bindings/spans.h"
 #include "donor/groups.h"
@@ -68,6 +69,19 @@ std::optional<std::string> decode(const Coder& coder, std::int64_t start, std::s
   }));
 }
 
+std::unique_ptr<HeldInOrder> in_order(const std::shared_ptr<Coder>& coder, std::int64_t start, std::size_t count,
+                                      const py::array& rows, const py::array& spans, const py::list& donors,
+                                      const py::array& angles, const py::buffer& payload,
+                                      const std::vector<std::uint64_t>& sizes, std::size_t wanted,
+                                      const MaybeLevel& level) {
+  const auto call = std::make_shared<const Call>(*coder, start, count, rows, spans, donors, angles, level);
+  if (wanted > count) throw py::value_error("wanted: more tokens than there are");
+  const auto begin = [&](const Call& of, const std::uint8_t* data, std::size_t nbytes, const std::uint64_t* layers) {
+    return donor::groups::in_order(coder->model, of.block, data, nbytes, layers, wanted, of.twin);
+  };
+  return held<Coder, Call>("donor", coder->model.parts().size() / 2, coder, call, payload, sizes, begin);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_donor_groups, m) {
@@ -79,6 +93,10 @@ PYBIND11_MODULE(_donor_groups, m) {
   m.def("encode", &encode, py::arg("coder"), py::arg("start"), py::arg("count"), py::arg("rows"), py::arg("spans"),
         py::arg("donors"), py::arg("angles"), py::arg("out"), py::arg("level") = py::none());
   m.def("decode", &decode, py::arg("coder"), py::arg("start"), py::arg("count"), py::arg("rows"), py::arg("spans"),
+        py::arg("donors"), py::arg("angles"), py::arg("payload"), py::arg("sizes"), py::arg("wanted"),
+        py::arg("level") = py::none());
+  add_in_order(m);
+  m.def("in_order", &in_order, py::arg("coder"), py::arg("start"), py::arg("count"), py::arg("rows"), py::arg("spans"),
         py::arg("donors"), py::arg("angles"), py::arg("payload"), py::arg("sizes"), py::arg("wanted"),
         py::arg("level") = py::none());
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/in_order.h"
 #include "bindings/level_model.h"
 #include "levels/levels.h"
 
@@ -70,6 +71,18 @@ std::optional<std::string> decode(const levels::Model& model, const py::array& t
   }));
 }
 
+std::unique_ptr<HeldInOrder> in_order(const std::shared_ptr<levels::Model>& model, const py::array& tokens,
+                                      std::int64_t start, const py::buffer& payload,
+                                      const std::vector<std::uint64_t>& sizes, const py::array& rows,
+                                      std::size_t wanted, const MaybeLevel& cpu) {
+  const auto call = std::make_shared<const Call>(*model, tokens, start, rows, cpu);
+  if (wanted > call->block.count) throw py::value_error("wanted: more tokens than there are");
+  const auto begin = [&](const Call& of, const std::uint8_t* data, std::size_t nbytes, const std::uint64_t* layers) {
+    return levels::in_order(*model, of.block, data, nbytes, layers, wanted, of.twin);
+  };
+  return held<levels::Model, Call>("predictive", model->parts().size() / 2, model, call, payload, sizes, begin);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_levels, m) {
@@ -82,6 +95,9 @@ PYBIND11_MODULE(_levels, m) {
   m.def("encode", &encode, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("rows"), py::arg("out"),
         py::arg("limit") = py::none(), py::arg("level") = py::none());
   m.def("decode", &decode, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("payload"),
+        py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none());
+  add_in_order(m);
+  m.def("in_order", &in_order, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("payload"),
         py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none());
   m.def("multiply", [](std::uint64_t rounds, const MaybeLevel& cpu) {
     const Level twin = level_of(cpu);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/in_order.h"
 #include "bindings/model.h"
 #include "predictive/float8/float8.h"
 #include "predictive/predictive.h"
@@ -118,6 +119,19 @@ std::optional<std::string> decode(const predict::Model& model, const py::array& 
   }));
 }
 
+// Of bf16 alone.
+std::unique_ptr<HeldInOrder> in_order(const std::shared_ptr<predict::Model>& model, const py::array& tokens,
+                                      std::int64_t start, const py::buffer& payload,
+                                      const std::vector<std::uint64_t>& sizes, const py::array& rows,
+                                      std::size_t wanted, const MaybeLevel& level) {
+  const auto call = std::make_shared<const Call>(*model, tokens, start, rows, true, level);
+  if (wanted > call->block.count) throw py::value_error("wanted: more tokens than there are");
+  const auto begin = [&](const Call& of, const std::uint8_t* data, std::size_t nbytes, const std::uint64_t* layers) {
+    return predict::in_order(*model, of.block, data, nbytes, layers, wanted, of.twin);
+  };
+  return held<predict::Model, Call>("predictive", model->parts().size() / 2, model, call, payload, sizes, begin);
+}
+
 // Per part (symbols, classes, offsets); None if the block cannot be predicted.
 py::object residuals(const predict::Model& model, const py::array& tokens, std::int64_t start, const py::array& rows,
                      const MaybeLevel& level) {
@@ -157,6 +171,9 @@ PYBIND11_MODULE(_predict, m) {
   m.def("decode", &decode, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("count"),
         py::arg("payload"), py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none(),
         py::arg("dtype") = "bfloat16");
+  add_in_order(m);
+  m.def("in_order", &in_order, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("payload"),
+        py::arg("sizes"), py::arg("rows"), py::arg("wanted"), py::arg("level") = py::none());
   m.def("residuals", &residuals, py::arg("model"), py::arg("tokens"), py::arg("start"), py::arg("rows"),
         py::arg("level") = py::none());
   m.attr("FALL_BACK") = static_cast<int>(predict::kFallBack);

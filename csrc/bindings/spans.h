@@ -12,6 +12,7 @@ namespace kvstore::bindings {
 // A block of `count` rows from position `start` on. table: the row table of the block; spans: [spans, 3]: first row,
 // rows, which angles; donors: a row table of each; angles: [angles, 2, half].
 struct SpansCall {
+  py::array turns;  // what `block` points into
   std::vector<Rows> rows;
   std::vector<std::vector<Rows>> donors;
   std::vector<donor::Span> spans;
@@ -22,12 +23,12 @@ struct SpansCall {
   SpansCall(const ArrayChecks& checks, const std::vector<Part>& parts, std::int64_t start, std::size_t count,
             const py::array& table, const py::array& runs, const py::list& tables, const py::array& angles,
             bool propagated, const MaybeLevel& level)
-      : rows(rows_of(table, parts.size())), twin(level_of(level)) {
+      : turns(angles), rows(rows_of(table, parts.size())), twin(level_of(level)) {
     if (angles.ndim() != 3 || angles.shape(1) != 2) checks.refuse("angles: expected [angles, 2, half]");
-    const auto turns = static_cast<std::size_t>(angles.shape(0)), half = static_cast<std::size_t>(angles.shape(2));
-    const auto* const given = checks.needed<std::int16_t>(angles, "angles", {turns, 2, half});
-    checks.range(given, turns * 2 * half, -(1 << 14), 1 << 14, "angles");
-    take_spans(checks, parts, count, runs, tables, turns, half);
+    const auto number = static_cast<std::size_t>(angles.shape(0)), half = static_cast<std::size_t>(angles.shape(2));
+    const auto* const given = checks.needed<std::int16_t>(angles, "angles", {number, 2, half});
+    checks.range(given, number * 2 * half, -(1 << 14), 1 << 14, "angles");
+    take_spans(checks, parts, count, runs, tables, number, half);
     block = {spans.data(), spans.size(), given, half, rows.data(), start, propagated};
   }
   SpansCall(const SpansCall&) = delete;

@@ -1,6 +1,7 @@
 #include "donor/donor.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "common/endian.h"
@@ -179,6 +180,47 @@ std::size_t scale_bytes(const Model& model) {
   return sum;
 }
 
+class Reading final : public InOrder {
+ public:
+  Reading(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
+          const std::uint64_t* sizes, std::size_t wanted, Level level)
+      : model_(model),
+        block_(block),
+        scales_(payload),
+        wanted_(wanted),
+        level_(level),
+        sections_(model, covered(block), 0) {
+    const std::size_t before = scale_bytes(model);
+    wrong_ = sizes[0] < before && sizes[0] <= nbytes ? "the payload ends in its scales"
+                                                      : sections_.cut(payload, nbytes, sizes, before);
+    if (wrong_) return;
+    const PlainFloats floats;
+    walk_.emplace(model, block_, level);
+    sections_.begin();
+  }
+
+ private:
+  const char* part(std::size_t number) override {
+    const predict::Predicted predicted = walk_->predict(number);
+    if (!walk_->take_scales(number, scales_)) return "scales out of bounds";
+    scales_ += 2 + groups_of(model_.parts()[number]);
+    if (const char* const wrong = sections_.part(walk_->run, number, predicted, walk_->values(), level_)) return wrong;
+    walk_->scatter(number, wanted_);
+    walk_->advance(number, sections_.distances());
+    if (number % 2 && !sections_.matches(number / 2))
+      return "the decoded values are not those that were encoded, or the donor is another";
+    return number + 1 == model_.parts().size() ? sections_.finish() : nullptr;
+  }
+
+  const Model& model_;
+  const Block block_;
+  const std::uint8_t* scales_;  // of the next part
+  std::size_t wanted_;
+  Level level_;
+  predict::SectionsIn sections_;
+  std::optional<Walk> walk_;
+};
+
 }  // namespace
 
 bool encode(const Model& model, const Block& block, std::uint8_t* out, std::size_t capacity, std::uint64_t* sizes,
@@ -200,27 +242,14 @@ bool encode(const Model& model, const Block& block, std::uint8_t* out, std::size
   return true;
 }
 
+std::unique_ptr<InOrder> in_order(const Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level) {
+  return std::make_unique<Reading>(model, block, payload, nbytes, sizes, wanted, level);
+}
+
 const char* decode(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level) {
-  const std::size_t before = scale_bytes(model);
-  if (sizes[0] < before && sizes[0] <= nbytes) return "the payload ends in its scales";
-  predict::SectionsIn sections(model, covered(block), 0);
-  if (const char* const wrong = sections.cut(payload, nbytes, sizes, before)) return wrong;
-  const PlainFloats floats;
-  Walk walk(model, block, level);
-  sections.begin();
-  const std::uint8_t* scales = payload;
-  for (std::size_t number = 0; number < model.parts().size(); ++number) {
-    const predict::Predicted predicted = walk.predict(number);
-    if (!walk.take_scales(number, scales)) return "scales out of bounds";
-    scales += 2 + groups_of(model.parts()[number]);
-    if (const char* const wrong = sections.part(walk.run, number, predicted, walk.values(), level)) return wrong;
-    walk.scatter(number, wanted);
-    walk.advance(number, sections.distances());
-    if (number % 2 && !sections.matches(number / 2))
-      return "the decoded values are not those that were encoded, or the donor is another";
-  }
-  return sections.finish();
+  return Reading(model, block, payload, nbytes, sizes, wanted, level).until(model.parts().size() / 2);
 }
 
 }  // namespace kvstore::donor

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "common/cpu.h"
+#include "common/in_order.h"
 #include "common/rows.h"
 #include "predictive/model.h"
 
@@ -48,5 +50,8 @@ bool encode(const predict::Model& model, const Block& block, std::uint8_t* out, 
 // rows hold after damage is undefined. sizes: [layers].
 const char* decode(const predict::Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level);
+// The same, a layer at a time; `sizes` are not needed any more afterwards.
+std::unique_ptr<InOrder> in_order(const predict::Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level);
 
 }  // namespace kvstore::donor

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -194,6 +195,40 @@ class Step : public levels::Walk {
   Group scaled_{};
 };
 
+class Reading final : public InOrder {
+ public:
+  Reading(const levels::Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
+          const std::uint64_t* sizes, std::size_t wanted, Level level)
+      : model_(model), block_(block) {
+    const std::size_t before = bytes_before(model, covered(block));
+    std::vector<levels::Section> layers;
+    wrong_ = levels::cut(model, covered(block), 0, before, payload, nbytes, sizes, layers);
+    if (wrong_) return;
+    const PlainFloats floats;
+    given_.assign(payload, payload + before);
+    step_.emplace(model, block_, wanted, given_.data(), level);
+    if (!step_->take_shifts(given_.data())) {
+      wrong_ = "a row's shift is out of bounds";
+      return;
+    }
+    decoder_.emplace(model, *step_, std::move(layers), level);
+  }
+
+ private:
+  const char* part(std::size_t number) override {
+    const Part& part = model_.parts()[number];
+    if (const char* const wrong = decoder_->part(part)) return wrong;
+    step_->scatter(part);
+    return number + 1 == model_.parts().size() ? decoder_->finish() : nullptr;
+  }
+
+  const levels::Model& model_;
+  const Block block_;
+  std::vector<std::uint8_t> given_;  // what stands before the first layer
+  std::optional<Step> step_;
+  std::optional<levels::Decoder<Step>> decoder_;
+};
+
 }  // namespace
 
 bool encode(const levels::Model& model, const Block& block, std::uint8_t* out, std::size_t capacity,
@@ -209,22 +244,14 @@ bool encode(const levels::Model& model, const Block& block, std::uint8_t* out, s
   return encoder.finish(out, capacity, SIZE_MAX, sizes) == 0;
 }
 
+std::unique_ptr<InOrder> in_order(const levels::Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level) {
+  return std::make_unique<Reading>(model, block, payload, nbytes, sizes, wanted, level);
+}
+
 const char* decode(const levels::Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level) {
-  const std::size_t before = bytes_before(model, covered(block));
-  std::vector<levels::Section> layers;
-  if (const char* const wrong = levels::cut(model, covered(block), 0, before, payload, nbytes, sizes, layers))
-    return wrong;
-  const PlainFloats floats;
-  std::vector<std::uint8_t> given(payload, payload + before);
-  Step step(model, block, wanted, given.data(), level);
-  if (!step.take_shifts(given.data())) return "a row's shift is out of bounds";
-  levels::Decoder<Step> decoder(model, step, std::move(layers), level);
-  for (const Part& part : model.parts()) {
-    if (const char* const wrong = decoder.part(part)) return wrong;
-    step.scatter(part);
-  }
-  return decoder.finish();
+  return Reading(model, block, payload, nbytes, sizes, wanted, level).until(model.parts().size() / 2);
 }
 
 }  // namespace kvstore::donor::groups

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "common/cpu.h"
+#include "common/in_order.h"
 #include "donor/donor.h"
 #include "levels/model.h"
 
@@ -17,5 +19,7 @@ bool encode(const levels::Model& model, const Block& block, std::uint8_t* out, s
             std::uint64_t* sizes, Level level);
 const char* decode(const levels::Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level);
+std::unique_ptr<InOrder> in_order(const levels::Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level);
 
 }  // namespace kvstore::donor::groups

@@ -1,6 +1,9 @@
 #include "levels/levels.h"
 
 #include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "common/plain_floats.h"
 #include "levels/coder.h"
@@ -41,6 +44,35 @@ class Step : public Walk {
   std::size_t wanted_;
 };
 
+class Reading final : public InOrder {
+ public:
+  Reading(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
+          const std::uint64_t* sizes, std::size_t wanted, Level level)
+      : model_(model), block_(block) {
+    if (!predictable(model, block)) {
+      wrong_ = "the profile does not know these positions";
+      return;
+    }
+    std::vector<Section> layers;
+    wrong_ = cut(model, block.count, mode_of(model.level()), 0, payload, nbytes, sizes, layers);
+    if (wrong_) return;
+    const PlainFloats floats;
+    step_.emplace(model, block_, wanted, level);
+    decoder_.emplace(model, *step_, std::move(layers), level);
+  }
+
+ private:
+  const char* part(std::size_t number) override {
+    if (const char* const wrong = decoder_->part(model_.parts()[number])) return wrong;
+    return number + 1 == model_.parts().size() ? decoder_->finish() : nullptr;
+  }
+
+  const Model& model_;
+  const Block block_;
+  std::optional<Step> step_;
+  std::optional<Decoder<Step>> decoder_;
+};
+
 }  // namespace
 
 bool predictable(const Model& model, const Block& block) {
@@ -60,18 +92,14 @@ int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_
   return encoder.finish(out, capacity, limit, sizes);
 }
 
+std::unique_ptr<InOrder> in_order(const Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level) {
+  return std::make_unique<Reading>(model, block, payload, nbytes, sizes, wanted, level);
+}
+
 const char* decode(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level) {
-  if (!predictable(model, block)) return "the profile does not know these positions";
-  std::vector<Section> layers;
-  const std::uint32_t mode = mode_of(model.level());
-  if (const char* const wrong = cut(model, block.count, mode, 0, payload, nbytes, sizes, layers)) return wrong;
-  const PlainFloats floats;
-  Step step(model, block, wanted, level);
-  Decoder<Step> decoder(model, step, std::move(layers), level);
-  for (const Part& part : model.parts())
-    if (const char* const wrong = decoder.part(part)) return wrong;
-  return decoder.finish();
+  return Reading(model, block, payload, nbytes, sizes, wanted, level).until(model.parts().size() / 2);
 }
 
 }  // namespace kvstore::levels

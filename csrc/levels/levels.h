@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "common/cpu.h"
+#include "common/in_order.h"
 #include "levels/model.h"
 #include "predictive/predictive.h"
 
@@ -19,6 +21,8 @@ int encode(const Model& model, const predict::Block& block, std::uint8_t* out, s
            std::uint64_t* sizes, Level level);
 const char* decode(const Model& model, const predict::Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level);
+std::unique_ptr<InOrder> in_order(const Model& model, const predict::Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level);
 
 // Multiplies and adds 8-bit numbers with what the sums are made with, in registers; returns how many. For benchmarks.
 std::uint64_t multiply(std::uint64_t rounds, Level level);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "common/plain_floats.h"
@@ -104,6 +105,43 @@ Kernels kernels_of(const Axis& axis, Level level) {
   return run;
 }
 
+class Reading final : public InOrder {
+ public:
+  Reading(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
+          const std::uint64_t* sizes, std::size_t wanted, Level level, const Axis& axis)
+      : parts_(model.parts().size()),
+        block_(block),
+        wanted_(wanted),
+        level_(level),
+        run_(kernels_of(axis, level)),
+        sections_(model, block.count, axis.mode) {
+    wrong_ = predictable(model, block) ? sections_.cut(payload, nbytes, sizes)
+                                       : "the profile does not know these positions";
+    if (wrong_) return;
+    const PlainFloats floats;
+    walk_.emplace(model, block_, run_);
+    sections_.begin();
+  }
+
+ private:
+  const char* part(std::size_t number) override {
+    const Predicted predicted = walk_->predict(number);
+    if (const char* const wrong = sections_.part(run_, number, predicted, walk_->values(), level_)) return wrong;
+    walk_->scatter(number, wanted_);
+    walk_->advance(number, sections_.distances());
+    if (number % 2 && !sections_.matches(number / 2)) return "the decoded values are not those that were encoded";
+    return number + 1 == parts_ ? sections_.finish() : nullptr;
+  }
+
+  std::size_t parts_;
+  const Block block_;
+  std::size_t wanted_;
+  Level level_;
+  const Kernels run_;
+  SectionsIn sections_;
+  std::optional<Walk> walk_;
+};
+
 }  // namespace
 
 bool predictable(const Model& model, const Block& block) {
@@ -132,23 +170,15 @@ int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_
   return 0;
 }
 
+std::unique_ptr<InOrder> in_order(const Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level,
+                                  const Axis& axis) {
+  return std::make_unique<Reading>(model, block, payload, nbytes, sizes, wanted, level, axis);
+}
+
 const char* decode(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level, const Axis& axis) {
-  if (!predictable(model, block)) return "the profile does not know these positions";
-  SectionsIn sections(model, block.count, axis.mode);
-  if (const char* const wrong = sections.cut(payload, nbytes, sizes)) return wrong;
-  const PlainFloats floats;
-  const Kernels run = kernels_of(axis, level);
-  Walk walk(model, block, run);
-  sections.begin();
-  for (std::size_t number = 0; number < model.parts().size(); ++number) {
-    const Predicted predicted = walk.predict(number);
-    if (const char* const wrong = sections.part(run, number, predicted, walk.values(), level)) return wrong;
-    walk.scatter(number, wanted);
-    walk.advance(number, sections.distances());
-    if (number % 2 && !sections.matches(number / 2)) return "the decoded values are not those that were encoded";
-  }
-  return sections.finish();
+  return Reading(model, block, payload, nbytes, sizes, wanted, level, axis).until(model.parts().size() / 2);
 }
 
 bool residuals(const Model& model, const Block& block, std::uint8_t* const* symbols, std::uint8_t* const* classes,

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "common/cpu.h"
+#include "common/in_order.h"
 #include "common/rows.h"
 #include "predictive/kernels.h"
 #include "predictive/model.h"
@@ -49,6 +51,10 @@ int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_
 // after damage is undefined. sizes: [layers].
 const char* decode(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
                    const std::uint64_t* sizes, std::size_t wanted, Level level, const Axis& axis = {});
+// The same, a layer at a time; `sizes` and `axis` are not needed any more afterwards.
+std::unique_ptr<InOrder> in_order(const Model& model, const Block& block, const std::uint8_t* payload,
+                                  std::size_t nbytes, const std::uint64_t* sizes, std::size_t wanted, Level level,
+                                  const Axis& axis = {});
 
 // What encode would hand to rANS, part after part: symbols and classes [count * C], and the offset of each row's scale
 // in quarter octaves [count]. Needs no frequencies. False: not predictable.

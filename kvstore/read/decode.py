@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kvstore.codecs import Codec, KVView, is_delta
-from kvstore.codecs.base import BlockInfo, CodedBlock, decode_layers
+from kvstore.codecs.base import BlockInfo, CodedBlock, InOrder, decode_layers
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import buffer_on_cpu, decodes_on_device, move
 from kvstore.core.keys import chain_key
@@ -25,6 +25,30 @@ from kvstore.tiers.profiles import Profiles
 
 class _NoProfile(Exception):
     """The record's profile is missing here. With it the record can be read, so it stays."""
+
+
+@dataclass(frozen=True)
+class ByLayers:
+    """What decodes a record layer by layer.
+
+    Attributes:
+        codec: that decodes each layer by itself.
+        in_order: that decodes the layers of this record one after the other; one of both is None.
+    """
+
+    codec: Codec | None = None
+    in_order: InOrder | None = None
+
+    def first(self, block: CodedBlock, out: KVView, layers: range) -> None:
+        """Decode the first layers. Raises `CodecError`."""
+        if self.in_order is not None:
+            self.in_order.until(layers.stop)
+        elif self.codec is not None:
+            decode_layers(self.codec, block, out, layers)
+
+
+def _ordered(block: InOrder | None) -> ByLayers | None:
+    return None if block is None else ByLayers(in_order=block)
 
 
 @dataclass(frozen=True)
@@ -49,19 +73,26 @@ class BlockDecoder:
             return self._succeeds(read, lambda: self._decode_member(read, header, payload, target))
         return self._succeeds(read, lambda: self._decode(header, payload, target))
 
-    def by_layers(self, header: RecordHeader) -> Codec | None:
-        """Return the codec of a record if it is here, and decodes each layer by itself."""
-        if is_delta(header.codec):
-            return None
-        try:
-            codec = self.profiles.decoder(header.codec, header.profile)
-        except UnknownCodec:
-            return None
-        return codec if codec is not None and codec.layers_apart else None
+    def by_layers(self, read: BlockRead, header: RecordHeader, block: CodedBlock, out: KVView) -> ByLayers | None:
+        """Return what decodes a record layer by layer into `out`, all layers of a cache on the CPU.
 
-    def decode_first(self, read: BlockRead, codec: Codec, block: CodedBlock, out: KVView, layers: range) -> bool:
-        """Decode the first layers of a record into `out`, all layers of a cache on the CPU; see `decode`."""
-        return self._succeeds(read, lambda: decode_layers(codec, block, out, layers))
+        Returns:
+            None if it can only be decoded whole, or is damaged, or something is missing: `decode` says so.
+        """
+        try:
+            if is_delta(header.codec):
+                delta = self.profiles.delta_decoder(header.codec, header.profile)
+                return None if delta is None else _ordered(delta.in_order(block, self._donors_of(read, header), out))
+            codec = self.profiles.decoder(header.codec, header.profile)
+            if codec is None:
+                return None
+            return ByLayers(codec) if codec.layers_apart else _ordered(codec.in_order(block, out))
+        except (UnknownCodec, DonorUnreadable, DonorLost, CodecError):
+            return None
+
+    def decode_first(self, read: BlockRead, by: ByLayers, block: CodedBlock, out: KVView, layers: range) -> bool:
+        """Decode the first layers of a record into `out` by what `by_layers` returned; see `decode`."""
+        return self._succeeds(read, lambda: by.first(block, out, layers))
 
     def _succeeds(self, read: BlockRead, work: Callable[[], None]) -> bool:
         try:
@@ -129,14 +160,18 @@ class BlockDecoder:
         codec = self.profiles.delta_decoder(header.codec, header.profile)
         if codec is None:
             raise _NoProfile
+        donors = self._donors_of(read, header)
+        info, sizes = BlockInfo(target.layout, header.tokens, header.start), header.layer_sizes
+        self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, donors, out), payload, sizes, target)
+
+    def _donors_of(self, read: BlockRead, header: RecordHeader) -> list[KVView]:
+        """The donors of a record, decoded. Raises `DonorLost`, `DonorUnreadable`, `CodecError`."""
         # What was found with the record holds even if the block is made to stand alone meanwhile.
         known = read.source.donors
         records = self.residency.donors_of(read.record) if known is None else known
         if len(records) != len(header.donors):
             raise DonorLost("the record needs other donors than the catalog says")
-        donors = [donor.view for donor in self.donors.of(records, header.donors)]
-        info, sizes = BlockInfo(target.layout, header.tokens, header.start), header.layer_sizes
-        self._decode_by(codec, lambda out: codec.decode(info, payload, sizes, donors, out), payload, sizes, target)
+        return [donor.view for donor in self.donors.of(records, header.donors)]
 
     def _count_fallback(self) -> None:
         self.residency.metrics.add(Metric.FALLBACK_DEVICE_CODEC)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from kvstore.codecs import Codec, KVView
+from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.registry import codec_label, only_copies
 from kvstore.config import MIB
@@ -261,9 +261,10 @@ class ReadTask:
 
     def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
         begin, decoder = time.perf_counter(), self.fetcher.decoder
-        codec = None if self.later is None else decoder.by_layers(record.header)
-        if self.later is not None and codec is not None:
-            return self._first_decoded(self.later, codec, read, record)
+        if self.later is not None:
+            first = self._first_decoded(self.later, read, record)
+            if first is not None:
+                return first
         good = decoder.decode(read, record.header, record.payload, target)
         seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
         where = place_in(read.source.tier, read.source.codec_id)
@@ -273,15 +274,18 @@ class ReadTask:
         self.fetcher.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), seconds)
         return good
 
-    def _first_decoded(self, later: LayerDecode, codec: Codec, read: BlockRead, record: SealedSource) -> bool:
-        """Decodes the first layers of a record, and keeps it for the others."""
+    def _first_decoded(self, later: LayerDecode, read: BlockRead, record: SealedSource) -> bool | None:
+        """Decodes the first layers of a record, and keeps it for the others; None if all are decoded together."""
         assert self.out is not None
-        begin, header = time.thread_time(), record.header
+        begin, header, decoder = time.thread_time(), record.header, self.fetcher.decoder
         info = BlockInfo(self.out.layout, header.tokens, header.start, header.cut)
         block = CodedBlock(info, record.payload, header.layer_sizes, read.start - self.origin, len(read.tokens))
-        if not self.fetcher.decoder.decode_first(read, codec, block, self.out, later.first):
+        by = decoder.by_layers(read, header, block, self.out)
+        if by is None:
+            return None
+        if not decoder.decode_first(read, by, block, self.out, later.first):
             return False
-        later.hold(HeldBlock(read, record, codec, block, time.thread_time() - begin))
+        later.hold(HeldBlock(read, record, by, block, time.thread_time() - begin))
         return True
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:

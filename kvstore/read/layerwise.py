@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import torch
 
-from kvstore.codecs import Codec, KVView
+from kvstore.codecs import KVView
 from kvstore.codecs.base import CodedBlock, LayersOfBlocks
+from kvstore.codecs.in_order import by_turns
 from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core import late_work
@@ -26,6 +27,7 @@ from kvstore.errors import LayerLost, StoreForked
 from kvstore.gate.gate import Gate
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
+from kvstore.read.decode import ByLayers
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource
 
@@ -45,7 +47,7 @@ class HeldBlock:
 
     read: BlockRead
     record: SealedSource
-    codec: Codec
+    by: ByLayers
     coded: CodedBlock
     seconds: float  # of processor time, that the first layers took
 
@@ -53,7 +55,7 @@ class HeldBlock:
 class _Unit:
     """Some layers of some blocks. Whoever needs them decodes them; `lock` is held meanwhile, however that ends.
 
-    blocks: all of one codec, of which those of these numbers are decoded; they keep what `decode` reads.
+    blocks: all of one codec, or all decoded in order. Those of these numbers are decoded; they keep what that reads.
     """
 
     __slots__ = ("blocks", "decode", "done", "layers", "lock", "lost", "numbers")
@@ -139,10 +141,10 @@ class LayerDecode:
 
     def _units_of(self, blocks: Sequence[HeldBlock], out: KVView) -> list[_Unit]:
         """In the order in which a model needs them."""
-        by_codec: dict[int, list[HeldBlock]] = {}
+        apart: dict[int, list[HeldBlock]] = {}
         for block in blocks:
-            by_codec.setdefault(id(block.codec), []).append(block)
-        groups = [(same, same[0].codec.by_layers([b.coded for b in same], out)) for same in by_codec.values()]
+            apart.setdefault(id(block.by.codec), []).append(block)
+        groups = [(same, _layers_of(same, out)) for same in apart.values()]
         units: list[_Unit] = []
         for layers in self._steps:
             part = sum(x.heads * (x.key_dim + x.value_dim) for x in out.layout.layers[layers.start : layers.stop])
@@ -208,6 +210,14 @@ class LayerDecode:
             for name, tokens in self._tokens.items():
                 share = tokens / sum(self._tokens.values())
                 self._gate.observe_decode(name, tokens, share * sum(self._seconds))
+
+
+def _layers_of(blocks: Sequence[HeldBlock], out: KVView) -> LayersOfBlocks:
+    """What decodes blocks of one codec, or blocks that are decoded in order."""
+    codec = blocks[0].by.codec
+    if codec is not None:
+        return codec.by_layers([block.coded for block in blocks], out)
+    return by_turns([block.by.in_order for block in blocks if block.by.in_order is not None])
 
 
 def _drive(ref: weakref.ref[LayerDecode]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kvstore.codecs.donor._donor_groups as _donor_groups
 from kvstore.codecs.base import BlockInfo
@@ -102,15 +102,38 @@ class GroupsMode:
                     raise CodecError("donor: the block is damaged, or a donor or the profile is another one")
                 return
         target = out if out.on_cpu else buffer_on_cpu(out)
-        rows = [view.rows for view in donors]
-        wrong = _donor_groups.decode(
-            made.coder, info.start, info.count, target.rows, table.runs, rows, table.angles, payload, sizes, out.tokens
-        )
+        wrong = _donor_groups.decode(*_call(made.coder, info, payload, sizes, table, donors, target))
         if wrong is not None:
             raise CodecError(wrong)
         if target is not out:
             target.copy_to(out)
             wait_for(out.devices)
+
+    def in_order(
+        self,
+        info: BlockInfo,
+        payload: memoryview,
+        sizes: Sequence[int],
+        table: SpanTable,
+        donors: Sequence[KVView],
+        out: KVView,
+    ) -> _donor_groups.InOrder:
+        """As `decode`, on the CPU, layer after layer. Whoever calls it keeps the memory of all views."""
+        return _donor_groups.in_order(*_call(self._ready().coder, info, payload, sizes, table, donors, out))
+
+
+def _call(
+    coder: _donor_groups.Coder,
+    info: BlockInfo,
+    payload: memoryview,
+    sizes: Sequence[int],
+    table: SpanTable,
+    donors: Sequence[KVView],
+    out: KVView,
+) -> tuple[Any, ...]:
+    """The arguments of `_donor_groups.decode`."""
+    rows = [view.rows for view in donors]
+    return coder, info.start, info.count, out.rows, table.runs, rows, table.angles, payload, sizes, out.tokens
 
 
 def _encode_on_cpu(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvstore.codecs.predictive._levels as _levels
-from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.base import BlockInfo, InOrder
+from kvstore.codecs.in_order import Native
 from kvstore.codecs.predictive.device_mode import DeviceMode
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.view import KVView
@@ -39,6 +40,10 @@ class LevelMode(DeviceMode):
         self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView
     ) -> str | None:
         return _levels.decode(self._native, info.tokens, info.start, payload, layer_sizes, out.rows, out.tokens)
+
+    def in_order(self, info: BlockInfo, payload: memoryview, layer_sizes: Sequence[int], out: KVView) -> InOrder:
+        block = _levels.in_order(self._native, info.tokens, info.start, payload, layer_sizes, out.rows, out.tokens)
+        return Native(block, payload, out)
 
     def _tried(self, device: torch.device) -> Loaded | None:
         from kvstore.codecs.predictive.levels.kernels.blocks import tried

@@ -1,0 +1,190 @@
+"""Layers of records whose layers need each other: predicted ones, and those that are coded against donors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import family_stores
+import numpy as np
+import pytest
+import torch
+from family_stores import LAYOUT as ALIKE
+from family_stores import behind, config, members, passage
+from interrupts import Boom, Interrupt
+from kvcases import same_kv
+from profilecases import ROPE, identity_of, level_kv, predicted_kv, profile_of
+
+from kvstore import Hit, KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore.codecs.predictive.levels.mode import LevelMode
+from kvstore.config import MIB
+from kvstore.core.lazy_layers import LazyLayers
+from kvstore.errors import LayerLost
+from kvstore.read import get
+from kvstore.read.layerwise import steps_of
+
+LAYOUT = KVLayout.uniform(9, 2, 16, rope=ROPE)
+COUNT = 50
+TOKENS = np.arange(COUNT, dtype=np.uint32)
+SECTIONS = {"predictive": ("lossless",), "predictive:1": ("lossless", "levels"), "predictive:3": ("lossless", "levels")}
+
+
+@pytest.fixture(autouse=True)
+def one_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model leaves a processor, whatever machine this is."""
+    monkeypatch.setattr(get, "free_processors", lambda: 1)
+
+
+def contents(codec: str) -> Any:
+    profile = profile_of(LAYOUT, *SECTIONS[codec])
+    if codec == "predictive":
+        return predicted_kv(profile, TOKENS, 0)
+    return level_kv(profile, int(codec[-1]), TOKENS, 0)
+
+
+def predicted_store(path: Path, codec: str, **settings: Any) -> KVStore:
+    """A store whose records are all on disk, and predicted."""
+    file = path / "profile"
+    if not file.exists():
+        path.mkdir(exist_ok=True)
+        profile_of(LAYOUT, *SECTIONS[codec]).save(file)
+    made = StoreConfig(
+        host=TierConfig(0), disk=TierConfig(16 * MIB, codec), profile=file, block_tokens=16, threads=2, **settings
+    )
+    with KVStore(path / "store", identity_of(LAYOUT), made) as store:
+        store.put(TOKENS, contents(codec))
+        store.flush()
+        assert store.stats()["counters"].get("fallback_raw_layers", 0) == 0
+    return KVStore(path / "store", identity_of(LAYOUT), made)
+
+
+def lazily(store: KVStore, ids: Any) -> Hit:
+    hit = store.get(ids, lazy=True)
+    assert hit is not None
+    assert isinstance(hit.layers, LazyLayers)
+    return hit
+
+
+@pytest.mark.parametrize("codec", SECTIONS)
+@pytest.mark.parametrize("count", [COUNT, 48, 13])
+def test_predicted_layers_come_one_after_the_other(tmp_path: Path, codec: str, count: int) -> None:
+    with predicted_store(tmp_path, codec) as store:
+        hit = lazily(store, TOKENS[:count])
+        assert hit.tokens == count
+        assert same_kv(tuple(hit.layers), contents(codec), count)
+        assert store.check().problems == ()
+
+
+@pytest.mark.parametrize("order", [range(9), range(8, -1, -1), [4, 0, 8, 4]])
+def test_predicted_layers_may_be_taken_in_any_order(tmp_path: Path, order: Any) -> None:
+    expected = contents("predictive:3")
+    with predicted_store(tmp_path, "predictive:3") as store:
+        layers = lazily(store, TOKENS).layers
+        for number in order:
+            assert same_kv([layers[number]], [expected[number]])
+
+
+def test_predicted_layers_come_after_the_store_is_closed(tmp_path: Path) -> None:
+    store = predicted_store(tmp_path, "predictive:1")
+    hit = lazily(store, TOKENS)
+    store.close()
+    assert same_kv(tuple(hit.layers), contents("predictive:1"))
+
+
+def test_an_interrupt_of_a_wait_loses_nothing(tmp_path: Path) -> None:
+    expected = contents("predictive:1")
+    with predicted_store(tmp_path, "predictive:1") as store:
+        counted = Interrupt()
+        counted.run(lambda: tuple(lazily(store, TOKENS).layers))
+        for at in range(1, counted.passed + 1, max(1, counted.passed // 40)):
+            held: list[Hit] = []
+
+            def call(held: list[Hit] = held) -> None:
+                held.append(lazily(store, TOKENS))
+                tuple(held[0].layers)
+
+            try:
+                Interrupt(at).run(call)
+            except Boom:
+                for hit in held:
+                    assert same_kv(tuple(hit.layers), expected)
+            assert store.check().problems == ()
+
+
+def test_a_damaged_layer_is_lost_and_those_before_it_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a block that was damaged before it was sealed, whose checksums are right."""
+    expected, encode = contents("predictive:1"), LevelMode._encode_on_cpu
+
+    def spoilt(mode: Any, info: Any, view: Any, out: memoryview, limit: int) -> Any:
+        sizes = encode(mode, info, view, out, limit)
+        if isinstance(sizes, tuple) and info.start == 16:
+            end = sum(sizes)
+            out[end - sizes[-1] + 40 : end] = b"\xff" * (sizes[-1] - 40)
+        return sizes
+
+    with monkeypatch.context() as spoiling:
+        spoiling.setattr(LevelMode, "_encode_on_cpu", spoilt)
+        store = predicted_store(tmp_path, "predictive:1")
+    with store:
+        layers, last = lazily(store, TOKENS).layers, steps_of(9)[-1].start
+        assert same_kv([layers[number] for number in range(last)], expected[:last])
+        for _ in range(2):
+            with pytest.raises(LayerLost, match=f"layer {last} cannot be decoded"):
+                layers[last]
+        again = store.get(TOKENS)
+        assert again is not None
+        assert again.tokens == 16
+        assert same_kv(again.layers, expected, 16)
+        assert store.stats()["counters"]["damaged_codec"] == 1
+        assert store.check().problems == ()
+
+
+def test_predicted_blocks_and_others_come_together(tmp_path: Path) -> None:
+    expected, more = contents("predictive:1"), np.concatenate([TOKENS[:48], TOKENS[:40]])
+    kv = [tuple(torch.cat([t[:, :48], t[:, :40]], 1) for t in pair) for pair in expected]
+    predicted_store(tmp_path, "predictive:1").close()
+    made = StoreConfig(host=TierConfig(0), disk=TierConfig(16 * MIB, "entropy"), block_tokens=16)
+    with KVStore(tmp_path / "store", identity_of(LAYOUT), made) as store:
+        assert store.put(more, kv).new_tokens == 40
+        store.flush()
+        assert same_kv(tuple(lazily(store, more).layers), kv)
+
+
+# ---- donors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[KVStore]:
+    """A store that holds a text, and the same text behind another beginning, coded against it."""
+    text = passage(1)
+    with KVStore(tmp_path, family_stores.IDENTITY, config()) as store:
+        family_stores.put(store, text)
+        family_stores.put(store, behind(10, text))
+        store.flush()
+        assert members(store) >= 3
+        store._engine.assembler.reader.clear()
+        yield store
+
+
+def test_layers_of_members_come_one_after_the_other(family: KVStore) -> None:
+    ids = behind(10, passage(1))
+    hit = lazily(family, ids)
+    assert hit.tokens == len(ids)
+    assert family_stores.is_exact(hit, ids)
+    family_stores.families_hold(family)
+
+
+def test_members_come_after_their_donors_are_deleted_and_the_store_is_closed(family: KVStore) -> None:
+    ids = behind(10, passage(1))
+    hit = lazily(family, ids)
+    family.delete(passage(1))
+    family.close()
+    assert family_stores.is_exact(hit, ids)
+
+
+def test_the_first_layers_of_a_member_are_there_before_the_last(family: KVStore) -> None:
+    ids = behind(10, passage(1))
+    layers, expected = lazily(family, ids).layers, family_stores.kv_of(ids)
+    for number in range(len(ALIKE.layers)):
+        assert same_kv([layers[number]], [expected[number]])
