@@ -1,10 +1,10 @@
 """How much longer the first token takes from disk than from a cache in memory: all layers at once, or one by one.
 
-`python -m benchmarks.lazy [--lengths 512 2048 8000] [--threads 1 2] [--dir FOLDER]`. The prompt is a prefix of held-out
-conversations and one token. In memory: a pass of that token behind a `DynamicCache` that is there. From disk: the store
-is opened (nothing in memory, the page cache is dropped), `get` without and with lazy=True, and the same pass behind
-what it gives; opening counts. `--threads`: how many torch computes with; what it leaves of the processors can decode
-meanwhile. Stores stay in `--dir`, if that is given, and are not made again.
+`python -m benchmarks.lazy [--lengths 512 2048 8000] [--threads 1 2] [--codec predictive:3] [--dir FOLDER]`. The prompt
+is a prefix of held-out conversations and one token. In memory: a pass of that token behind a `DynamicCache` that is
+there. From disk: the store is opened (nothing in memory, the page cache is dropped), `get` without and with lazy=True,
+and the same pass behind what it gives; opening counts. `--threads`: how many torch computes with; what it leaves of the
+processors can decode meanwhile. Stores stay in `--dir`, if that is given, and are not made again.
 
 The next tokens must be equal, and every cache bit for bit; a difference ends the run with status 1.
 """
@@ -22,8 +22,10 @@ from transformers import DynamicCache
 
 from benchmarks.common import Rows, arguments, drop_page_cache, interleave, scratch
 from benchmarks.conversations import load_model, measured_text
+from benchmarks.profile import needs_profile, profile_path
 from benchmarks.resume import same
-from kvstore import KVStore, ModelIdentity, StoreConfig
+from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore.config import GIB
 from kvstore.integrations.transformers.cache import cache_layers
 
 ROUNDS = 7
@@ -35,6 +37,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="of torch (1, and as many as it takes)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each case ({ROUNDS})")
     parser.add_argument("--dir", type=Path, help="where the stores are made, and stay (default: build/scratch)")
+    parser.add_argument("--codec", metavar="NAME", help="codec of the disk tier (default: that of a store)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="of `kvstore calibrate` (default: made in build/)")
     args = parser.parse_args()
     lengths = args.lengths or ([512] if args.quick else [512, 2048, 8000])
     threads = args.threads or sorted({1, torch.get_num_threads()})
@@ -43,32 +47,42 @@ def main() -> None:
     text = measured_text(args.text, 8 * (max(lengths) + 1))
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[:, : max(lengths) + 1]
     identity, ok = ModelIdentity.from_transformers(model, tokenizer), True
+    config = StoreConfig()
+    if args.codec is not None:
+        profile = profile_path(model, tokenizer, args.profile) if needs_profile(args.codec) else None
+        config = StoreConfig(disk=TierConfig(8 * GIB, args.codec), profile=profile)
     with scratch("lazy") if args.dir is None else contextlib.nullcontext(args.dir) as folder:
         for length in lengths:
             path = folder / f"lazy-{length}"
             if not path.exists():
-                fill(path, identity, model, ids[:, :length])
+                fill(path, identity, config, model, ids[:, :length])
             for count in threads:
                 torch.set_num_threads(count)
-                ok &= measure(
-                    rows, path, identity, model, ids[:, : length + 1], count, 2 if args.quick else args.rounds
-                )
+                rounds = 2 if args.quick else args.rounds
+                ok &= measure(rows, path, identity, config, model, ids[:, : length + 1], count, rounds)
     rows.main_exit(ok)
 
 
-def fill(path: Path, identity: ModelIdentity, model: Any, ids: torch.Tensor) -> None:
+def fill(path: Path, identity: ModelIdentity, config: StoreConfig, model: Any, ids: torch.Tensor) -> None:
     """Makes a store with the cache of a prompt."""
     with torch.inference_mode():
         cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-    with KVStore(path, identity) as store:
+    with KVStore(path, identity, config) as store:
         store.put(ids[0].numpy(), cache)
 
 
 def measure(
-    rows: Rows, path: Path, identity: ModelIdentity, model: Any, prompt: torch.Tensor, threads: int, rounds: int
+    rows: Rows,
+    path: Path,
+    identity: ModelIdentity,
+    config: StoreConfig,
+    model: Any,
+    prompt: torch.Tensor,
+    threads: int,
+    rounds: int,
 ) -> bool:
     """Rows of one length; whether all tokens and caches were equal."""
-    tokens, config = prompt[0, :-1].numpy(), StoreConfig()
+    tokens = prompt[0, :-1].numpy()
     with KVStore(path, identity, config) as store:
         found = store.get(tokens)
         assert found is not None
