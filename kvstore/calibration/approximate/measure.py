@@ -37,7 +37,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Seen:
-    """A case. errors: of the rows' content as donors have them (`content_of`), [tokens]; spans: rising, with `changed` for each."""
+    """A case. errors: of the rows' content (`content_of`) as donors have them, [tokens]; spans: rising, with `changed`
+    for each."""
 
     tokens: int
     exact: int

@@ -48,11 +48,13 @@ def check_passages(layout: KVLayout, length: int) -> None:
     """Check that passages can be taken from windows of `length` tokens.
 
     Raises:
-        UnsupportedModel: keys cannot be moved from one beginning to another.
+        UnsupportedModel: the donor codec cannot rotate keys from one beginning to another.
         UnsupportedLength: keys depend on the length, and passages are too short to have those of the layout.
     """
     if not can_code_moved(layout):
-        raise UnsupportedModel(f"donor: keys with the rotary embedding {layout.rope} cannot be moved; leave donor out")
+        raise UnsupportedModel(
+            f"donor: the codec cannot rotate keys with the rotary embedding {layout.rope}; leave donor out"
+        )
     start = length // 2
     check_length(layout, length - start + min(*CONTEXTS, start - SINKS))
 
