@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -65,6 +66,12 @@ def test_settings_of_the_rotary_embedding_are_followed(changes: dict[str, Any]) 
 @pytest.mark.parametrize("name", ["mistral4", "deepseek_v32", "glm_moe_dsa", "bailing_hybrid"])
 def test_keys_of_models_that_nobody_vouched_for_are_not_moved(name: str) -> None:
     assert not can_move(layout_from_config(CONFIG_MAPPING[name](), torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts_say_what_they_said_before_keys_could_be_moved(name: str) -> None:
+    """It is part of every key: with other words old stores would not open."""
+    assert json.loads(layout_from_config(CONFIG_MAPPING[name](), torch.bfloat16).rope)["pairs"] == name
 
 
 def test_donors_of_latents_are_coded_at_their_own_positions_alone() -> None:
