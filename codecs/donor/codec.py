@@ -35,7 +35,7 @@ from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.profile import NO_PROFILE, Profile
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout
-from kvstore.core.rope import Order, can_rotate
+from kvstore.core.rope import Order, can_code_moved
 from kvstore.errors import CodecError
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class DonorCodec(DeltaCodec):
         if info.layout.dtype != "bfloat16":
             raise CodecError(f"donor: expected a block of bfloat16, found {info.layout.dtype}")
         table = SpanTable.parse(info.layout, info.count, payload)
-        if len(table.angles) and not can_rotate(info.layout):
+        if len(table.angles) and not can_code_moved(info.layout):
             raise CodecError("donor: the payload rotates keys, but this layout's rotary embedding cannot be shifted")
         return table
 
@@ -398,7 +398,7 @@ def _table(info: BlockInfo, donors: Sequence[DonorRows], flags: int, mode: int =
         if rows.view.layout != info.layout or rows.view.tokens != span.count or not rows.view.on_cpu:
             raise ValueError("donor: a donor must have the block's layout, the rows of its span, and be on the CPU")
         end = span.end
-    if any(rows.span.shift for rows in donors) and not can_rotate(info.layout):
+    if any(rows.span.shift for rows in donors) and not can_code_moved(info.layout):
         raise ValueError("donor: the keys of this layout cannot be rotated to other positions; use donors with shift 0")
     return SpanTable.of(info.layout, [rows.span for rows in donors], mode, flags)
 

@@ -14,7 +14,7 @@ from kvstore.codecs import KVView
 from kvstore.codecs.donor.rotate import rotate_keys
 from kvstore.core.approximate import Approximate, Candidate, ReusedSpan
 from kvstore.core.results import ApproximateLayers, Hit
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_move
 from kvstore.core.tokens import Tokens
 from kvstore.dedup.donor_cache import DonorBlock, DonorLost, DonorReader, DonorUnreadable
 from kvstore.errors import CodecError
@@ -66,7 +66,7 @@ class Assembler:
             if start is None:
                 continue
             shift = span.start - start - span.donor_start
-            if shift == 0 or can_rotate(self.reader.layout):
+            if shift == 0 or can_move(self.reader.layout):
                 candidates.append(Candidate(span.start, span.length, span.run, shift, span.record, span.donor_start))
         if not candidates:
             return None

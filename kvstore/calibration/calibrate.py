@@ -120,7 +120,7 @@ def _fit_all(
             progress(f"{name}: not in this version of kvstore, left out", 0, 0)
         elif dump.dtype != "bfloat16" and name != "lossless":
             progress(f"{name}: for caches in bfloat16 alone, left out", 0, 0)
-        elif dump.layout.is_latent and name != "lossless":
+        elif dump.layout.is_latent and name not in ("lossless", "approximate"):
             progress(f"{name}: not for latents, left out", 0, 0)
         elif dump.layout.is_grouped and name not in ("lossless", "levels"):
             progress(f"{name}: not for layers with windows, left out", 0, 0)

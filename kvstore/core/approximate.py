@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.core.layout import KVLayout
+
 Floats = npt.NDArray[np.float64]
+Part = TypeVar("Part")
+
+
+def content_of(layout: KVLayout, keys: Part, values: Part) -> Part:
+    """Return of a layer's (K, V) what errors of rows are measured of, since it is what attention passes on.
+
+    V; of layers with latents K, which is the latent: their V is a rotated key.
+
+    Example:
+        >>> content_of(KVLayout.uniform(num_layers=1, heads=2, head_dim=16), "K", "V")
+        'V'
+    """
+    return keys if layout.is_latent else values
 
 
 @dataclass(frozen=True)
@@ -55,8 +70,8 @@ class Estimates:
     error(d) = seam_error * (h / (h + d)) ** fall,    h = reach * u / (reach + u)
 
     d: tokens since the seam. u: tokens before the seam that differ, in the longer of both contexts. The error is of the
-    values, |change|^2 / |value|^2, mean over the layers; it is what is to be expected. The KL, nats a token, is an
-    upper bound: floor + slope * sum of the errors left in the cache / its tokens.
+    content (`content_of`), |change|^2 / |content|^2, mean over the layers; it is what is to be expected. The KL, nats a
+    token, is an upper bound: floor + slope * sum of the errors left in the cache / its tokens.
 
     Example:
         >>> errors = Estimates(0.4, 45.0, 1.45, 0.002, 0.8).errors([0, 100], changed=1000)

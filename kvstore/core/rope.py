@@ -6,9 +6,11 @@ rotate by a factor besides (`attention_scaling`): keys in a cache carry it, and 
 whoever takes the rotation away, adds it or moves keys leaves it where it is. Some have other frequencies for long
 sequences than for short ones: `lengths` says for which a layout stands.
 
-Two questions that must not be mixed up. To *predict* with unrotated keys (`frequencies`, `rotate`) it is enough that
+Three questions that must not be mixed up. To *predict* with unrotated keys (`frequencies`, `rotate`) it is enough that
 encoder and decoder do the same: for a model that pairs its values otherwise the prediction is worse, the result is
-right. To *move* keys to other positions (`can_rotate`, `angles_of`) the pairs must be those of the model.
+right. To *use* rows at other positions (`can_move`, `rotated_part`) the pairs must be those of the model; layers with
+latents hold the rotated key as V. To *code* rows against rows at other positions (`can_code_moved`, `angles_of`) the
+keys must stand in K besides, because that is what the donor codec rotates.
 
 Codecs that rotate in integers work on pairs half a head apart. Where only a part of a head is rotated, they take its
 values in another order (`pair_order`), in which those that stand still are pairs, too, whose angle is 0.
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +39,29 @@ Angles = npt.NDArray[np.int16]
 Order = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.float32]
 Rows = npt.NDArray[Any]
+
+LATENTS_IN_HALVES = ("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu")
+"""Models with latents whose rotated keys, as a cache of transformers holds them, have their pairs half of the rotated
+part apart. Names are those that layouts have under "pairs"; keys of models that are in neither list are not moved."""
+LATENTS_IN_NEIGHBOURS = ("deepseek_v2",)
+"""The same of models whose pairs are neighbours."""
+
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+
+
+class RotatedPart(NamedTuple):
+    """What must be rotated on where rows are used at other positions.
+
+    Attributes:
+        place: of the rotated keys in a layer's (K, V): 0 as K, 1 as V beside a latent.
+        frequencies: radians per position of every pair, float64 `[n]`, not to be written to.
+        first, second: which values of a key are the first and the second of these pairs. The others stand still.
+    """
+
+    place: int
+    frequencies: Radians
+    first: slice
+    second: slice
 
 
 @lru_cache(maxsize=64)
@@ -209,29 +233,57 @@ def paired_frequencies(rope: str, dim: int) -> Radians:
     return found
 
 
-def can_rotate(layout: KVLayout) -> bool:
-    """Return whether keys of this layout can be moved to other positions.
+def can_move(layout: KVLayout) -> bool:
+    """Return whether rows of this layout's caches can be used at other positions, as approximate gets do.
 
-    They can if they have no rotary embedding, or a known one over heads of one size, whose pairs lie half of the
-    rotated part apart.
+    They can if keys have no rotary embedding, or `rotated_part` knows it.
 
     Example:
-        >>> can_rotate(KVLayout.uniform(num_layers=1, heads=2, head_dim=16))
+        >>> can_move(KVLayout.uniform(num_layers=1, heads=2, head_dim=16))
         True
     """
-    return layout.rope == "none" or _movable(layout) is not None
+    return layout.rope == "none" or _rotated_part(layout) is not None
+
+
+def rotated_part(layout: KVLayout) -> RotatedPart:
+    """Return where the rotated keys stand in the layers of a layout, and by which angles they turn.
+
+    Raises:
+        ValueError: there is no rotary embedding, or nobody knows how to move such keys to other positions: it is not
+            known, its layers differ, or which values form pairs is not known.
+
+    Example:
+        >>> rotated_part(KVLayout.uniform(1, heads=2, head_dim=4, rope='{"rope_theta": 1e4}')).place
+        0
+    """
+    part = _rotated_part(layout)
+    if part is None:
+        raise ValueError(_cannot_move(layout))
+    return part
+
+
+def can_code_moved(layout: KVLayout) -> bool:
+    """Return whether the donor codec can code rows of this layout against rows at other positions.
+
+    Its integer arithmetic rotates K, all of it in pairs. So it cannot where the rotated keys are V (latents), though
+    such rows can be used at other positions (`can_move`).
+
+    Example:
+        >>> can_code_moved(KVLayout.uniform(num_layers=1, heads=2, head_dim=16))
+        True
+    """
+    return layout.rope == "none" or _has_angles(layout)
 
 
 def angles_of(layout: KVLayout, shift: int) -> Angles:
-    """Return cos and sin of the rotation by `shift` positions, int16 `[2, key_dim / 2]` in 1/16384, by `pair_order`.
+    """Return cos and sin of K's rotation by `shift` positions, int16 `[2, key_dim / 2]` in 1/16384, by `pair_order`.
 
     Raises:
-        ValueError: keys of this layout cannot be moved (`can_rotate`).
+        ValueError: K of this layout cannot be moved (`can_code_moved`), or has no rotary embedding.
     """
-    radians = _movable(layout)
-    if radians is None:
-        raise ValueError(f"rope: keys with the rotary embedding {layout.rope!r} cannot be moved to other positions")
-    return fixed_point(shift * radians)
+    if not _has_angles(layout):
+        raise ValueError(_cannot_move(layout))
+    return fixed_point(shift * paired_frequencies(layout.rope, layout.layers[0].key_dim))
 
 
 def fixed_point(angle: Radians) -> Angles:
@@ -239,13 +291,31 @@ def fixed_point(angle: Radians) -> Angles:
     return np.asarray(np.rint(ONE * np.stack([np.cos(angle), np.sin(angle)])), np.int16)
 
 
-def _movable(layout: KVLayout) -> Radians | None:
-    """`paired_frequencies` of keys that can be moved; None for others, and without a rotary embedding."""
-    dims = {layer.key_dim for layer in layout.layers}
-    if layout.rope == "none" or len(dims) != 1 or min(dims) % 2:
+def _has_angles(layout: KVLayout) -> bool:
+    part = _rotated_part(layout)
+    return part is not None and part.place == 0
+
+
+def _cannot_move(layout: KVLayout) -> str:
+    return f"rope: keys with the rotary embedding {layout.rope!r} cannot be moved to other positions"
+
+
+def _rotated_part(layout: KVLayout) -> RotatedPart | None:
+    """See `rotated_part`; None for keys that cannot be moved, and without a rotary embedding."""
+    if layout.rope == "none" or not layout.layers:
         return None
     try:
-        facts: dict[str, Any] = json.loads(layout.rope)
-        return None if "pairs" in facts else paired_frequencies(layout.rope, min(dims))
-    except (ValueError, TypeError):
+        facts = json.loads(layout.rope)
+        latents = layout.is_latent and facts.get("pairs") in LATENTS_IN_HALVES + LATENTS_IN_NEIGHBOURS
+        dims = {layer.value_dim if latents else layer.key_dim for layer in layout.layers}
+        if ("pairs" in facts and not latents) or len(dims) != 1 or min(dims) % 2:
+            return None
+        radians = frequencies(layout.rope, min(dims))
+    except (ValueError, TypeError, AttributeError):
         return None
+    half = len(radians)
+    if latents and 2 * half != min(dims):
+        return None  # its parameters are of keys of another width than those that the cache holds
+    if latents and facts["pairs"] in LATENTS_IN_NEIGHBOURS:
+        return RotatedPart(1, radians, slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    return RotatedPart(int(latents), radians, slice(half), slice(half, 2 * half))

@@ -12,7 +12,7 @@ from kvstore.codecs.device import codes_on_device, falls_back
 from kvstore.codecs.donor.spans import Span
 from kvstore.codecs.view import KVView
 from kvstore.core.record import Donor
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_code_moved
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable
 from kvstore.dedup.match import DonorMatcher
 from kvstore.errors import CodecError
@@ -78,7 +78,7 @@ class DonorCoding:
         for found in spans:
             number = numbers.index(found.record)
             shift = block.start + found.start - donors[number].start - found.donor_start
-            if shift and not can_rotate(info.layout):
+            if shift and not can_code_moved(info.layout):
                 return None
             span = Span(found.start, found.length, number, found.donor_start, shift)
             rows.append(DonorRows.of(span, donors[number].view))

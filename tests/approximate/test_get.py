@@ -21,7 +21,7 @@ from kvstore.codecs.donor.rotate import rotate_keys
 from kvstore.codecs.profile import Profile
 from kvstore.config import MIB
 from kvstore.core.approximate import Estimates
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_move
 from kvstore.errors import UnsupportedCache
 from kvstore.integrations.transformers import generate, layout_from_config
 from kvstore.integrations.transformers.recompute import recompute
@@ -184,9 +184,9 @@ def test_after_a_restart_and_by_a_reader(tmp_path: Path) -> None:
 
 
 def test_models_that_rotate_keys_otherwise_get_nothing() -> None:
-    assert can_rotate(ModelIdentity.from_transformers(MODEL).layout)
+    assert can_move(ModelIdentity.from_transformers(MODEL).layout)
     other = CohereConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, intermediate_size=32)
-    assert not can_rotate(layout_from_config(other, torch.bfloat16))
+    assert not can_move(layout_from_config(other, torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -28,7 +28,7 @@ from kvstore.codecs.predictive.codec import PredictiveCodec
 from kvstore.codecs.predictive.lossy_model import LossyModel
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.core.layout import KVLayout
-from kvstore.core.rope import attention_scaling, can_rotate, in_pairs
+from kvstore.core.rope import attention_scaling, can_code_moved, in_pairs
 from kvstore.core.rope_types import TYPES
 from kvstore.errors import UnsupportedLength, UnsupportedModel
 from kvstore.integrations.transformers import cache_layers, generate, layout_from_config
@@ -275,7 +275,7 @@ def test_windows_of_the_other_regime_are_refused(tmp_path: Path) -> None:
 
 def test_passages_need_keys_that_can_be_moved() -> None:
     layout = layout_from_config(calibrated.tiny("gemma3-full").config, "bfloat16")
-    assert not can_rotate(layout)
+    assert not can_code_moved(layout)
     with pytest.raises(UnsupportedModel, match="leave donor out"):
         check_passages(layout, LENGTH)
 

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from kvstore.core.layout import KVLayout, LayerLayout
-from kvstore.core.rope import angles_of, can_rotate, fixed_point, frequencies, rotate
+from kvstore.core.rope import (
+    LATENTS_IN_HALVES,
+    LATENTS_IN_NEIGHBOURS,
+    angles_of,
+    can_code_moved,
+    can_move,
+    fixed_point,
+    frequencies,
+    rotate,
+    rotated_part,
+)
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 10000.0, "rope_type": "default"},
@@ -120,20 +130,66 @@ def test_without_a_rotary_embedding_keys_stay() -> None:
 def test_unknown_rotary_embeddings_are_refused(rope: str) -> None:
     with pytest.raises(ValueError, match="rotary embedding"):
         frequencies(rope, 32)
-    assert not can_rotate(KVLayout.uniform(1, 2, 32, rope=rope))
+    assert not can_move(KVLayout.uniform(1, 2, 32, rope=rope))
     with pytest.raises(ValueError, match="cannot be moved"):
         angles_of(KVLayout.uniform(1, 2, 32, rope=rope), 1)
 
 
 def test_keys_move_only_where_their_pairs_are_known() -> None:
     known = json.dumps(ROPES["default"])
-    assert can_rotate(KVLayout.uniform(2, 2, 8))
-    assert can_rotate(KVLayout.uniform(2, 2, 8, rope=known))
-    assert not can_rotate(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["default"] | {"pairs": "Other"})))
-    assert can_rotate(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["partial"])))
-    assert not can_rotate(KVLayout.uniform(2, 2, 8, rope='{"full_attention": {"rope_theta": 100.0}}'))
-    assert not can_rotate(KVLayout.uniform(2, 2, 7, rope=known))
-    assert not can_rotate(KVLayout((LayerLayout(1, 8, 8), LayerLayout(1, 4, 4)), "bfloat16", known))
+    for can in (can_move, can_code_moved):
+        assert can(KVLayout.uniform(2, 2, 8))
+        assert can(KVLayout.uniform(2, 2, 8, rope=known))
+        assert not can(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["default"] | {"pairs": "Other"})))
+        assert can(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["partial"])))
+        assert not can(KVLayout.uniform(2, 2, 8, rope='{"full_attention": {"rope_theta": 100.0}}'))
+        assert not can(KVLayout.uniform(2, 2, 7, rope=known))
+        assert not can(KVLayout((LayerLayout(1, 8, 8), LayerLayout(1, 4, 4)), "bfloat16", known))
+
+
+def latents(pairs: str, *widths: int, **facts: Any) -> KVLayout:
+    """Layers with a latent of 32 values and a rotated key of these widths."""
+    rope = json.dumps(ROPES["default"] | {"pairs": pairs} | facts)
+    return KVLayout(tuple(LayerLayout(1, 32, width) for width in widths), "bfloat16", rope)
+
+
+@pytest.mark.parametrize("name", LATENTS_IN_HALVES + LATENTS_IN_NEIGHBOURS)
+def test_the_rotated_key_of_latents_is_v_and_no_donor_is_coded_at_another_position(name: str) -> None:
+    layout = latents(name, 8, 8)
+    assert can_move(layout)
+    part = rotated_part(layout)
+    assert part.place == 1
+    assert part.frequencies.tolist() == frequencies(layout.rope, 8).tolist()
+    values = list(range(8))
+    apart = 4 if name in LATENTS_IN_HALVES else 1
+    assert [b - a for a, b in zip(values[part.first], values[part.second], strict=True)] == [apart] * 4
+    assert not can_code_moved(layout)
+    with pytest.raises(ValueError, match="cannot be moved"):
+        angles_of(layout, 1)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        latents("other", 8, 8),
+        latents("deepseek_v3", 8, 4),
+        latents("deepseek_v3", 7),
+        latents("deepseek_v3", 8, partial_rotary_factor=0.5),
+        KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["default"] | {"pairs": "deepseek_v3"})),
+    ],
+    ids=["model", "widths", "odd", "partly", "no latents"],
+)
+def test_latents_are_moved_only_where_all_of_their_keys_turn_in_known_pairs(layout: KVLayout) -> None:
+    assert not can_move(layout)
+    with pytest.raises(ValueError, match="cannot be moved"):
+        rotated_part(layout)
+
+
+def test_keys_of_plain_layers_turn_in_halves_of_their_rotated_part() -> None:
+    part = rotated_part(KVLayout.uniform(2, 2, 8, rope=json.dumps(ROPES["partial"])))
+    assert (part.place, part.first, part.second, len(part.frequencies)) == (0, slice(2), slice(2, 4), 2)
+    with pytest.raises(ValueError, match="cannot be moved"):
+        rotated_part(KVLayout.uniform(2, 2, 8))  # without a rotary embedding there is nothing to rotate
 
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])

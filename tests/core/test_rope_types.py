@@ -19,7 +19,7 @@ from kvstore.core.layout import KVLayout
 from kvstore.core.rope import (
     angles_of,
     attention_scaling,
-    can_rotate,
+    can_code_moved,
     check_length,
     frequencies,
     lengths,
@@ -220,7 +220,7 @@ def test_pairs_lie_half_a_head_apart_in_pair_order(dim: int, part: float) -> Non
     wanted = rotate(keys, 2, np.full(3, 77), rope, 1).reshape(3, 2, dim)[..., order]
     np.testing.assert_allclose(turned, wanted, atol=1e-5)
     layout = KVLayout.uniform(2, 2, dim, rope=rope)
-    assert can_rotate(layout)
+    assert can_code_moved(layout)
     assert (angles_of(layout, 77)[0] == np.rint(16384 * np.cos(angle))).all()
 
 

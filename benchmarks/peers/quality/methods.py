@@ -27,7 +27,7 @@ from kvstore.codecs.profile import Profile
 from kvstore.codecs.tsc.codec import TscCodec
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_code_moved
 from kvstore.write.recent import RECENT_CODEC
 
 LOSSY = "predictive/lossy@"  # and bits a value
@@ -116,7 +116,7 @@ class Context:
         text = None
         if self.text or self.calibration_text:
             text = calibration_text(self.text, self.calibration_text, self.windows)
-        parts = PARTS if self.layout.is_uniform and can_rotate(self.layout) else ("lossless", "lossy")
+        parts = PARTS if self.layout.is_uniform and can_code_moved(self.layout) else ("lossless", "lossy")
         path = profile_path(self.model, self.tokenizer, self.given, self.windows, text, parts)
         return Profile.load(path, ModelIdentity.from_transformers(self.model, self.tokenizer))
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvstore.calibration.dump import KVDump
 from kvstore.core.approximate import Candidate
 from kvstore.core.layout import KVLayout
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_move
 from kvstore.errors import ConfigError, UnsupportedModel
 from kvstore.integrations.transformers.recompute import check_model
 
@@ -40,15 +40,19 @@ def check_cases(model: Any, layout: KVLayout, length: int) -> None:
 
     Raises:
         ConfigError: they are too short.
-        UnsupportedModel: keys cannot be moved to another position, or single positions cannot be recomputed.
+        UnsupportedModel: single positions cannot be recomputed (layers with windows, say), or keys cannot be moved to
+            another position.
     """
     if length < LEAST:
         raise ConfigError(f"length: approximate needs windows of {LEAST} tokens, found {length}; make them longer")
-    if not can_rotate(layout):
+    try:
+        check_model(model)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"approximate: {error}; leave approximate out") from error
+    if not can_move(layout):
         raise UnsupportedModel(
-            f"approximate: keys with the rotary embedding {layout.rope} cannot be moved; leave it out"
+            f"approximate: keys with the rotary embedding {layout.rope} cannot be moved; leave approximate out"
         )
-    check_model(model)
 
 
 def cases(dump: KVDump, windows: Sequence[int]) -> Iterator[Case]:

@@ -15,7 +15,7 @@ from kvstore.calibration.approximate.cases import ALIKE, Case, Tokens
 from kvstore.calibration.lossy.quality import divergences
 from kvstore.codecs.donor.rotate import rotate_keys
 from kvstore.codecs.view import KVView
-from kvstore.core.approximate import Candidate, Estimates
+from kvstore.core.approximate import Candidate, Estimates, content_of
 from kvstore.core.cache_argument import cache_name, cache_of
 from kvstore.core.layout import KVLayers, KVLayout
 from kvstore.integrations.transformers.cache import cache_from_layers
@@ -37,7 +37,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Seen:
-    """A case. errors: of the rows as donors have them, [tokens]; spans: rising, with `changed` for each."""
+    """A case. errors: of the rows' content (`content_of`) as donors have them, [tokens]; spans: rising, with `changed`
+    for each."""
 
     tokens: int
     exact: int
@@ -52,8 +53,8 @@ def measured(model: Any, layout: KVLayout, found: Iterator[Case]) -> Iterator[Se
     for case in found:
         exact, before = prefill(model, case.prompt), [prefill(model, tokens) for tokens in case.before]
         layers = assembled(layout, case, before)
-        pairs = zip(layers, exact, strict=True)
-        errors = np.mean([relative(v, x[:, :, : v.shape[2]]) for (_, v), (_, x) in pairs], 0)
+        contents = [(content_of(layout, *x), content_of(layout, *y)) for x, y in zip(layers, exact, strict=True)]
+        errors = np.mean([relative(x, y[:, :, : x.shape[2]]) for x, y in contents], 0)
         yield _seen(model, case, exact, layers, errors)
 
 

@@ -15,7 +15,7 @@ from kvstore.calibration.targets import target, unrotated
 from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.core.cache_argument import cache_of
 from kvstore.core.layout import SINKS, KVLayout
-from kvstore.core.rope import can_rotate, check_length
+from kvstore.core.rope import can_code_moved, check_length
 from kvstore.errors import UnsupportedModel
 
 Tensor = torch.Tensor
@@ -48,11 +48,13 @@ def check_passages(layout: KVLayout, length: int) -> None:
     """Check that passages can be taken from windows of `length` tokens.
 
     Raises:
-        UnsupportedModel: keys cannot be moved from one beginning to another.
+        UnsupportedModel: the donor codec cannot rotate keys from one beginning to another.
         UnsupportedLength: keys depend on the length, and passages are too short to have those of the layout.
     """
-    if not can_rotate(layout):
-        raise UnsupportedModel(f"donor: keys with the rotary embedding {layout.rope} cannot be moved; leave donor out")
+    if not can_code_moved(layout):
+        raise UnsupportedModel(
+            f"donor: the codec cannot rotate keys with the rotary embedding {layout.rope}; leave donor out"
+        )
     start = length // 2
     check_length(layout, length - start + min(*CONTEXTS, start - SINKS))
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvstore.approximate.plan import sharpened
-from kvstore.core.approximate import Estimates, ReusedSpan
+from kvstore.core.approximate import Estimates, ReusedSpan, content_of
 from kvstore.core.cache_argument import pass_arguments
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import check_length
@@ -34,8 +34,8 @@ class Deviation:
 
     Attributes:
         positions: int64 [p], rising.
-        errors: float64 [p], |difference of V|^2 / |V|^2 over all heads, mean over the layers. Meaningless where the
-            cache held nothing.
+        errors: float64 [p], |difference|^2 / |value|^2 of V over all heads, mean over the layers; of models with
+            latents, of the latent, because their V is a rotated key. Meaningless where the cache held nothing.
         kl: the bound of the KL divergence, nats a token, corrected by these errors; None without spans.
 
     Example:
@@ -98,8 +98,9 @@ def recompute(
         UnsupportedLength: the model rotates the keys of so long a sequence otherwise than those of a short one.
         LayoutMismatch: the layers have another shape than the model's.
         UnsupportedCache: names a layer that cannot be written into.
-        UnsupportedModel: single tokens cannot be computed: the model has layers other than full attention, takes no
-            position_ids, or its attention takes no mask for each query. Nothing is written then.
+        UnsupportedModel: single tokens cannot be computed: the model has layers other than full attention (with or
+            without latents), takes no position_ids, or its attention takes no mask for each query. Nothing is written
+            then.
 
     Example:
         >>> from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -113,12 +114,12 @@ def recompute(
         >>> found.cache.get_seq_length(), bool(found.deviation.errors.max() < 1e-9)
         (4, True)
     """
-    check_model(model)
+    layout = check_model(model)
     cache = layers if hasattr(layers, "layers") else cache_from_layers(tuple(layers))
-    held = _held(model, cache)
+    held = _held(layout, cache)
     ids, rows = _token_ids(model, tokens, held), _rows(model, positions, held)
     if len(rows):
-        errors, logits = _overwrite(model, cache, ids, held, rows)
+        errors, logits = _overwrite(model, layout, cache, ids, held, rows)
     else:
         errors = np.zeros(0)
         logits = _run(model, cache, ids, held) if held < len(ids) else None
@@ -146,12 +147,12 @@ def _rows(model: Any, positions: Sequence[int], held: int) -> torch.Tensor:
 
 
 def _overwrite(
-    model: Any, cache: Any, ids: torch.Tensor, held: int, rows: torch.Tensor
+    model: Any, layout: KVLayout, cache: Any, ids: torch.Tensor, held: int, rows: torch.Tensor
 ) -> tuple[Any, torch.Tensor | None]:
     """Runs the model with a cache whose `rows` it overwrites: (errors of the rows, float64; logits of `_run`)."""
     cache.is_approximate = True  # as that of the hit is: no store takes it for what the model makes of its tokens
     plain = list(cache.layers)
-    seams = [_SeamLayer(layer, rows) for layer in plain]
+    seams = [_SeamLayer(layout, layer, rows) for layer in plain]
     cache.layers[:] = seams
     try:
         logits = _run(model, cache, ids, held, rows)
@@ -169,9 +170,8 @@ def check_model(model: Any) -> KVLayout:
     """
     layout = layout_from_config(model.config, model.dtype)
     name = getattr(model.config, "model_type", type(model).__name__)
-    if layout.is_grouped or layout.model_layers:
-        what = "layers with windows" if layout.is_grouped else "layers without keys of their own"
-        raise UnsupportedModel(f"{name}: {what}: single positions cannot be recomputed")
+    if reason := _not_single(layout):
+        raise UnsupportedModel(f"{name}: {reason}, so single positions cannot be recomputed")
     attention = getattr(model.config, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise UnsupportedModel(
@@ -185,13 +185,24 @@ def check_model(model: Any) -> KVLayout:
     return layout
 
 
+def _not_single(layout: KVLayout) -> str | None:
+    """Why rows of a layout cannot be recomputed one by one; None if they can."""
+    if layout.states:
+        return "its states are of one position alone"
+    if layout.is_grouped:
+        return "layers with windows hold no rows of the middle of a sequence"
+    if layout.indexed:
+        return "layers with an indexer keep keys that choose what is attended to"
+    return "it has layers without keys of their own" if layout.model_layers else None
+
+
 class _SeamLayer:
     """One layer during the pass: `update` writes the first states over `rows`, appends the rest to the layer that it
-    stands for, and returns all keys and values of that; all else is that layer's. errors: of the rows' values, float32
-    [rows], once they are written."""
+    stands for, and returns all keys and values of that; all else is that layer's. errors: of the rows' content
+    (`content_of`), float32 [rows], once they are written."""
 
-    def __init__(self, layer: Any, rows: torch.Tensor) -> None:
-        self.layer, self.rows = layer, rows
+    def __init__(self, layout: KVLayout, layer: Any, rows: torch.Tensor) -> None:
+        self.layout, self.layer, self.rows = layout, layer, rows
         self.errors = torch.zeros(len(rows), device=rows.device)
 
     def __getattr__(self, name: str) -> Any:
@@ -201,11 +212,11 @@ class _SeamLayer:
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(self.rows)
-        new = value_states[..., :count, :]
-        old = self.layer.values[..., self.rows, :]
+        new = content_of(self.layout, key_states, value_states)[..., :count, :]
+        old = content_of(self.layout, self.layer.keys, self.layer.values)[..., self.rows, :]
         self.errors = _energy(new.float() - old.float()) / _energy(new.float()).clamp_min(1e-30)
         self.layer.keys.index_copy_(-2, self.rows, key_states[..., :count, :])
-        self.layer.values.index_copy_(-2, self.rows, new)
+        self.layer.values.index_copy_(-2, self.rows, value_states[..., :count, :])
         if key_states.shape[-2] > count:
             self.layer.update(key_states[..., count:, :], value_states[..., count:, :])
         return self.layer.keys, self.layer.values
@@ -216,8 +227,8 @@ def _energy(x: torch.Tensor) -> torch.Tensor:
     return x.square().sum((0, 1, 3))
 
 
-def _held(model: Any, cache: Any) -> int:
-    """Tokens that the cache holds, checked against the model."""
+def _held(layout: KVLayout, cache: Any) -> int:
+    """Tokens that the cache holds, checked against the model's layout."""
     for number, layer in enumerate(cache.layers):
         # Others, and what is derived from a DynamicLayer, may keep their tensors in another form or order.
         if type(layer).__name__ not in ("DynamicLayer", "GrowingLayer") or layer.keys is None:
@@ -225,7 +236,7 @@ def _held(model: Any, cache: Any) -> int:
                 f"layer {number} of the cache is a {type(layer).__name__} and cannot be overwritten; use a DynamicCache"
             )
     held = int(cache.layers[0].keys.shape[-2]) if cache.layers else 0
-    check_model(model).layers_of(cache, held)
+    layout.layers_of(cache, held)
     return held
 
 

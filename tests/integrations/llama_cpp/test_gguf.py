@@ -14,7 +14,7 @@ from llamas import write_gguf
 
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_move
 from kvstore.errors import ConfigError, KVStoreError, UnsupportedModel
 from kvstore.integrations.llama_cpp.form import StateForm
 from kvstore.integrations.llama_cpp.gguf import read_head
@@ -36,7 +36,7 @@ def test_an_identity_names_layout_and_form(gguf_path: Path) -> None:
     identity = identity_from_gguf(gguf_path)
     rope = '{"rope_theta": 10000.0, "rope_type": "default"}'
     assert identity.layout == KVLayout.uniform(3, 2, 32, "float16", rope)
-    assert can_rotate(identity.layout)
+    assert can_move(identity.layout)
     assert StateForm.of(identity) == StateForm(4, True, 32)
     assert identity_from_gguf(gguf_path) == identity
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path, facts: Any, me
 def test_keys_that_nobody_knows_to_move_are_kept_as_they_are(tmp_path: Path) -> None:
     identity = identity_from_gguf(write_gguf(tmp_path / "model.gguf", architecture="strange"))
     assert StateForm.of(identity).paired == 0
-    assert not can_rotate(identity.layout)
+    assert not can_move(identity.layout)
     partly = identity_from_gguf(write_gguf(tmp_path / "partly.gguf", **{"rope.dimension_count": 16}))
     assert StateForm.of(partly).paired == 16
     assert "partial_rotary_factor" in partly.layout.rope

@@ -24,7 +24,7 @@ from kvstore.codecs.predictive.levels.kernels.blocks import sample
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.splitzip.kernels.blocks import beside, readable, writable
 from kvstore.codecs.view import KVView
-from kvstore.core.rope import can_rotate
+from kvstore.core.rope import can_code_moved
 from kvstore.errors import CodecError
 
 TRIAL_SHIFT = 7
@@ -151,7 +151,7 @@ def _agrees(device: LoadedGroups, model: LevelModel, write: Written) -> bool:
     """Of two spans, one of them rotated where keys can be, with a gap between."""
     info, tensors = sample(model)
     count = info.count
-    first, rotated = count // 2, info.layout.rope != "none" and can_rotate(info.layout)
+    first, rotated = count // 2, info.layout.rope != "none" and can_code_moved(info.layout)
     spans = [Span(0, first - 1, 0, 0, 0), Span(first, count - first, 1, 0, TRIAL_SHIFT * rotated)]
     table = SpanTable.of(info.layout, spans, GROUPS)
     generator = torch.Generator().manual_seed(0)
