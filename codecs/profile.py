@@ -41,11 +41,12 @@ _LENGTH = struct.Struct("<Q")
 LENGTH_BYTES = _LENGTH.size
 HEAD_BYTES = LENGTH_BYTES + MAX_HEADER_BYTES
 _DTYPES = {
-    f"{letter}{8 * size}": f"<{kind}{size}"
+    f"{letter}{8 * size}": np.dtype(f"<{kind}{size}")
     for letter, kind, sizes in (("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)), ("F", "f", (2, 4, 8)))
     for size in sizes
 }
-_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
+_NAMES = {kind: name for name, kind in _DTYPES.items()}
+_MOST = 1 << 40  # of numbers in headers
 _NEW = "make a new one with `kvstore calibrate`"
 
 
@@ -193,18 +194,29 @@ class Profile:
                 data = file.read(head.nbytes)
         except OSError as error:
             raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {_NEW}") from error
-        return cls.from_bytes(data, identity, name)
+        return cls.from_bytes(data, identity, name, head)
 
     @classmethod
     def from_bytes(
-        cls, data: bytes | memoryview, identity: ModelIdentity | None = None, name: str = "profile"
+        cls,
+        data: bytes | memoryview,
+        identity: ModelIdentity | None = None,
+        name: str = "profile",
+        known: ProfileHead | None = None,
     ) -> Profile:
         """Do the same with the bytes of a file. `name` is what error messages call it.
+
+        Args:
+            data: the whole file.
+            identity: as for `load`.
+            name: what error messages call it.
+            known: a header that was read before; it is not read again if the file begins with the same bytes.
 
         Raises:
             ProfileError: as `load`.
         """
-        head = ProfileHead.parse(data, len(data), name)
+        same = known is not None and known.nbytes == len(data) and known.raw == bytes(data[: len(known.raw)])
+        head = known if known is not None and same else ProfileHead.parse(data, len(data), name)
         arrays = _arrays(data, head, name)
         profile = cls(data, head, profile_id_of(data), arrays)
         if identity is not None:
@@ -446,12 +458,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, value: dict[str, Any]) -> _Entry:
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
-    if not all(type(number) is int and 0 <= number < 1 << 40 for number in (*shape, begin, end)) or len(shape) > 8:
-        raise ValueError(f"{name}: the shape {shape} or the bytes {begin} to {end} are out of range")
-    if math.prod(number for number in shape if number) >= 1 << 40:  # numpy makes no such array, not even an empty one
+    count = product = 1  # of what is not 0: numpy makes no larger array, not even an empty one
+    for number in shape:
+        if type(number) is not int or not 0 <= number < _MOST:
+            raise ValueError(f"{name}: the shape {shape} is out of range")
+        count, product = count * number, product * (number or 1)
+    if product >= _MOST or len(shape) > 8:
         raise ValueError(f"{name}: the shape {shape} is out of range")
-    dtype = np.dtype(_DTYPES[value["dtype"]])
-    if end - begin != math.prod(shape) * dtype.itemsize:
+    if not (type(begin) is type(end) is int and 0 <= begin < _MOST and 0 <= end < _MOST):
+        raise ValueError(f"{name}: the bytes {begin} to {end} are out of range")
+    dtype = _DTYPES[value["dtype"]]
+    if end - begin != count * dtype.itemsize:
         raise ValueError(f"{name}: {end - begin} bytes do not fit {dtype} {list(shape)}")
     return _Entry(name, dtype, shape, begin, end)
 

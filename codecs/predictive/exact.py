@@ -8,6 +8,7 @@ once it has shown that it writes the CPU's bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,15 @@ class ExactMode(DeviceMode):
     def __init__(self, model: PredictiveModel) -> None:
         super().__init__(model.layout)
         self.model = model
-        self._native = native_model(model)
+        self._lock, self._made = Lock(), list[_predict.Model]()  # guards the other
+
+    @property
+    def _native(self) -> _predict.Model:
+        """Made when it is first needed: a codec whose records are all of levels needs none."""
+        with self._lock:
+            if not self._made:
+                self._made.append(native_model(self.model))
+            return self._made[0]
 
     def _encode_on_cpu(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int

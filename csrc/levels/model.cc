@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "common/checks.h"
+#include "predictive/pack.h"
 
 namespace kvstore::levels {
 namespace {
@@ -22,6 +24,11 @@ std::vector<std::size_t> order_of(std::size_t width, std::size_t half) {
     order[i] = half == 0 ? i : pair / half * 2 * half + pair % half + (i % 2) * half;
   }
   return order;
+}
+
+// Corrects the bias for inputs that are 128 too large. sums: of the weights of each column.
+void subtract(Part& part, const std::int32_t* sums) {
+  for (std::size_t j = 0; j < part.width; ++j) part.groups[j / kColumns].bias[j % kColumns] -= 128 * sums[j];
 }
 
 }  // namespace
@@ -154,44 +161,42 @@ void Model::take_inputs(const Arrays& arrays, Part& part) {
   const std::size_t columns = part.groups.size();
   lines_.resize(lines_.size() + part.depth * kSteps * columns, predict::Line{});
   std::int8_t* const packed = lines_[part.weights].bytes;
+  std::vector<std::int32_t> sums(columns * kColumns, 0);
   std::size_t before = 0;  // steps of the inputs before
   for (std::size_t i = 0; i < part.inputs.size(); before += kSteps * part.depths[i], ++i) {
-    for (std::size_t k = 0; k < parts_[part.inputs[i]].width; ++k, row += part.width) {
-      for (std::size_t j = 0; j < part.width; ++j) {
-        const std::size_t group = j / kColumns, panel = group / kMostPanel * kMostPanel;
-        const std::size_t wide = std::min(kMostPanel, columns - panel);
-        const std::size_t line = panel * part.depth * kSteps + (before + k / 4) * wide + group - panel;
-        packed[line * predict::kColumnsBytes + j % kColumns * 4 + k % 4] = row[j];
-        part.groups[group].bias[j % kColumns] -= 128 * row[j];
+    const std::size_t width = parts_[part.inputs[i]].width;
+    for (std::size_t k = 0; k < width; k += 4) {
+      const std::size_t here = std::min<std::size_t>(width - k, 4);
+      for (std::size_t g = 0; g < columns; ++g) {
+        const std::size_t panel = g / kMostPanel * kMostPanel, wide = std::min(kMostPanel, columns - panel);
+        const std::size_t line = panel * part.depth * kSteps + (before + k / 4) * wide + g - panel;
+        predict::pack_rows(row + g * kColumns, part.width, here, part.groups[g].width,
+                           packed + line * predict::kColumnsBytes, sums.data() + g * kColumns);
       }
+      row += here * part.width;
     }
   }
+  subtract(part, sums.data());
 }
 
 void Model::add_weights(const std::int8_t* weight, Part& part) {
   kChecks.range(weight, packed_size(part.width), -127, 127, Checks::name_of(part.number, "group"));
+  std::vector<std::int32_t> sums(part.groups.size() * kColumns, 0);
   for (std::size_t g = 0; g < part.groups.size(); ++g) {
     Group& group = part.groups[g];
     group.weights = lines_.size();
     lines_.resize(lines_.size() + std::max<std::size_t>(g * kSteps, 1), predict::Line{});
     std::int8_t* const packed = lines_[group.weights].bytes;
-    for (std::size_t k = 0; k < kColumns * g; ++k) {
-      for (std::size_t c = 0; c < group.width; ++c, ++weight) {
-        packed[k / 4 * predict::kColumnsBytes + c * 4 + k % 4] = *weight;
-        group.bias[c] -= 128 * *weight;
-      }
-    }
+    for (std::size_t k = 0; k < kColumns * g; k += 4, weight += 4 * group.width)
+      predict::pack_rows(weight, group.width, 4, group.width, packed + k / 4 * predict::kColumnsBytes,
+                         sums.data() + g * kColumns);
   }
+  subtract(part, sums.data());
 }
 
 void Model::take_tokens(const Arrays& arrays) {
-  const std::size_t both = parts_[0].width + parts_[1].width;
   vocabulary_ = arrays.vocabulary;
-  token_kv_.resize(vocabulary_ * both);
-  std::vector<std::size_t> from = parts_[0].order;
-  for (const std::size_t column : parts_[1].order) from.push_back(parts_[0].width + column);
-  for (std::size_t row = 0; row < vocabulary_; ++row)
-    for (std::size_t j = 0; j < both; ++j) token_kv_[row * both + j] = arrays.token_kv[row * both + from[j]];
+  token_kv_.assign(arrays.token_kv, arrays.token_kv + vocabulary_ * (parts_[0].width + parts_[1].width));
 }
 
 void Model::take_freqs(const Arrays& arrays) {

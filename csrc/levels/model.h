@@ -95,7 +95,7 @@ class Model {
   // For every four columns of the groups before, for every column: four weights.
   const std::int8_t* weight(const Group& group) const { return lines_[group.weights].bytes; }
 
-  // The numbers of a token in coding order, K's, then V's; null for tokens that are not in the table.
+  // The numbers of a token as in the cache, K's, then V's; null for tokens that are not in the table.
   const std::int8_t* token(std::int64_t token) const {
     if (token < 0 || static_cast<std::uint64_t>(token) >= vocabulary_) return nullptr;
     return token_kv_.data() + static_cast<std::size_t>(token) * (parts_[0].width + parts_[1].width);

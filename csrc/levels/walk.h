@@ -103,7 +103,7 @@ class Walk {
         const std::int8_t* const from = tokens_ == nullptr ? nullptr : model_.token(tokens_[t]);
         if (from == nullptr) continue;
         for (std::size_t c = 0; c < group.width; ++c)
-          to[c] += part.row[g * kColumns + c] * from[before + g * kColumns + c];
+          to[c] += part.row[g * kColumns + c] * from[before + part.order[g * kColumns + c]];
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/checks.h"
+#include "predictive/pack.h"
 
 namespace kvstore::predict {
 namespace {
@@ -162,22 +163,22 @@ void pack(Part& part, const std::vector<std::size_t>& widths, const std::int8_t*
   part.weights = lines.size();
   lines.resize(lines.size() + part.depth * part.padded * kGroup / kColumnsBytes, Line{});
   std::int8_t* const packed = lines[part.weights].bytes;
-  std::vector<std::int64_t> sums(part.width, 0);
+  std::vector<std::int32_t> sums(part.width, 0);
   const std::int8_t* row = weight;
   for (std::size_t i = 0, group = 0; i < widths.size(); group += part.groups[i], ++i) {
-    for (std::size_t k = 0; k < widths[i]; ++k, row += part.width) {
-      for (std::size_t j = 0; j < part.width; ++j) {
-        const std::size_t panel = j / kPanel * kPanel;
-        const std::size_t wide = part.padded - panel < kPanel ? part.padded - panel : kPanel;
-        const std::size_t before = panel * part.depth + (group + k / kGroup) * wide + j - panel;
-        packed[before * kGroup + k % kGroup] = row[j];
-        sums[j] += row[j];
+    for (std::size_t k = 0; k < widths[i]; k += kGroup) {
+      const std::size_t here = std::min(widths[i] - k, kGroup);
+      for (std::size_t panel = 0; panel < part.width; panel += kPanel) {
+        const std::size_t wide = std::min(part.padded - panel, kPanel), columns = std::min(part.width - panel, kPanel);
+        const std::size_t before = panel * part.depth + (group + k / kGroup) * wide;
+        pack_rows(row + panel, part.width, here, columns, packed + before * kGroup, sums.data() + panel);
       }
+      row += here * part.width;
     }
   }
   // Inputs are handed to the kernels as 1..255.
   for (std::size_t j = 0; j < part.width; ++j)
-    part.bias[j] = static_cast<std::int32_t>(part.bias[j] - 128 * sums[j]);
+    part.bias[j] -= 128 * sums[j];
 }
 
 void Model::angles(std::int64_t position, std::int32_t* cos, std::int32_t* sin) const {

@@ -352,9 +352,10 @@ class Profiles:
         if self._folder is None:
             return None
         try:
-            self._head(profile_id)  # before the rest, which may be large, is read
+            known = self._own[1] if self._own is not None and self._own[0] == profile_id else None
+            head = known or self._head(profile_id)  # before the rest, which may be large, is read
             data = read_large(self._fs, self._file(profile_id), MAX_BYTES)
-            profile = Profile.from_bytes(data, self._identity)
+            profile = Profile.from_bytes(data, self._identity, known=head)
             if profile.id != profile_id:
                 raise ProfileError("the file holds another profile than its name says")
         except FileNotFoundError:

@@ -175,7 +175,7 @@ def _weight(
     begins = np.cumsum([0, *map(len, inputs)])
     weight = taken.take(name, np.int8, (int(begins[-1]), len(order)), 127)
     rows = np.concatenate([begin + columns for begin, columns in zip(begins, inputs, strict=False)])
-    return np.ascontiguousarray(weight[rows][:, order])
+    return np.ascontiguousarray(weight.take(rows, 0).take(order, 1))
 
 
 def _factor(taken: SectionArrays, name: str, width: int) -> Array:
