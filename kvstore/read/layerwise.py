@@ -181,9 +181,15 @@ class LayerDecode:
         self._executor.start(partial(_drive, weakref.ref(self)))
 
     def step(self) -> None:
-        """Decode one unit on a thread of the store, and line up behind what others want of it."""
+        """Decode one unit on a thread of the store, and line up behind what others want of it.
+
+        Not one that is decoded elsewhere: this thread would wait for it, and then for the next, which the same thread
+        has begun meanwhile.
+        """
         try:
             unit = self._queue.popleft()
+            while unit.done or unit.lock.locked():
+                unit = self._queue.popleft()
         except IndexError:
             return
         with contextlib.suppress(Exception):  # whoever waits for the unit meets it again

@@ -24,7 +24,7 @@ from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.growing_layer import GrowingLayer
 from kvstore.integrations.transformers.lazy_layer import LazyLayer
 from kvstore.read import get, layerwise
-from kvstore.read.layerwise import first_share, steps_of
+from kvstore.read.layerwise import LayerDecode, first_share, steps_of
 
 DEEP = KVLayout.uniform(9, 2, 16, "bfloat16")
 
@@ -359,6 +359,31 @@ def test_many_gets_at_once(tmp_path: Path) -> None:
         run_together(*[work] * 4)
         assert found == [True] * 20
         assert store.check().problems == ()
+
+
+def test_a_thread_of_the_store_takes_no_layers_that_are_decoded_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for them, and so would it for the next ones that the same thread begins."""
+    begun: list[LayerDecode] = []
+    begin = LayerDecode.begin
+
+    def noted(later: LayerDecode, *arguments: Any) -> bool:
+        begun.append(later)
+        return begin(later, *arguments)
+
+    monkeypatch.setattr(LayerDecode, "begin", noted)
+    monkeypatch.setattr(LayerDecode, "_line_up", lambda later: None)  # threads do nothing of their own
+    with reopened(tmp_path, "entropy") as store:
+        layers = waiting(lazily(store, tokens(50)))
+        later, units = begun[0], begun[0]._units
+        with units[0].lock:
+            later.step()
+            assert [unit.done for unit in units[:3]] == [False, True, False]
+        later._finish(units[2])
+        later.step()
+        assert [unit.done for unit in units[:4]] == [False, True, True, True]
+        assert same_kv(tuple(layers), kv_of(tokens(50), DEEP))
 
 
 def test_the_gate_learns_what_decoding_takes(tmp_path: Path) -> None:
