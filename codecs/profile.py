@@ -13,41 +13,26 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvstore.codecs.profile_head import DTYPES, FORMAT, LENGTH, NEW, VERSION, ProfileHead, head_of
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
-from kvstore.errors import ConfigError, ProfileError
+from kvstore.errors import ProfileError
 
 Array = npt.NDArray[Any]
 Sections = Mapping[str, Mapping[str, Array]]
 
-FORMAT = "kvstore-profile"
-VERSION = "1"
 NO_PROFILE = bytes(16)
-MAX_BYTES = 1 << 33
-MAX_HEADER_BYTES = 1 << 24
-MAX_ARRAYS = 1 << 16
-_LENGTH = struct.Struct("<Q")
-LENGTH_BYTES = _LENGTH.size
-HEAD_BYTES = LENGTH_BYTES + MAX_HEADER_BYTES
-_DTYPES = {
-    f"{letter}{8 * size}": np.dtype(f"<{kind}{size}")
-    for letter, kind, sizes in (("I", "i", (1, 2, 4, 8)), ("U", "u", (1, 2, 4, 8)), ("F", "f", (2, 4, 8)))
-    for size in sizes
-}
-_NAMES = {kind: name for name, kind in _DTYPES.items()}
-_MOST = 1 << 40  # of numbers in headers
-_NEW = "make a new one with `kvstore calibrate`"
+_NAMES = {kind: name for name, kind in DTYPES.items()}
 
 
 class Described(Protocol):
@@ -68,81 +53,6 @@ class Described(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the file."""
-
-
-@dataclass(frozen=True)
-class ProfileHead:
-    """What the header of a profile says, with its sizes checked against the file's; no numbers. Immutable.
-
-    Attributes:
-        raw: the bytes of the header, its length before it.
-        nbytes: of the whole file.
-        identity, layout, report, versions: as in `Profile`.
-        sections: names of the sections that it has, sorted.
-
-    Example:
-        >>> from kvstore import KVLayout, ModelIdentity
-        >>> identity = ModelIdentity("my-model", "main", "weights-1", "", KVLayout.uniform(2, 4, 16))
-        >>> data = Profile.new(identity, {"mine": {"scale": np.ones(3, np.float32)}}).data
-        >>> ProfileHead.parse(data, len(data)).sections
-        ('mine',)
-    """
-
-    raw: bytes
-    nbytes: int
-    identity: dict[str, str]
-    layout: KVLayout
-    report: dict[str, Any]
-    versions: dict[str, str]
-    sections: tuple[str, ...]
-    entries: list[_Entry] = field(repr=False)
-
-    @classmethod
-    def parse(cls, data: bytes | memoryview, total: int, name: str = "profile") -> ProfileHead:
-        """Check the beginning of a file of `total` bytes. `name` is what error messages call it.
-
-        Args:
-            data: at least the first `head_bytes` bytes.
-
-        Raises:
-            ProfileError: the file is no profile, of another version, or not of the size that its header says.
-        """
-        texts, entries, begin = _header(data, total, name)
-        if texts.get("format") != FORMAT:
-            raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
-        if texts.get("version") != VERSION:
-            found = texts.get("version")
-            raise ProfileError(f"{name}: version {found!r}, this kvstore reads version {VERSION!r}; {_NEW}")
-        sections = set[str]()
-        for entry in entries:
-            section, slash, inner = entry.name.partition("/")
-            if not (section and slash and inner):
-                raise ProfileError(f"{name}: the array {entry.name!r} is in no section; {_NEW}")
-            sections.add(section)
-        try:
-            fields = {str(key): str(value) for key, value in json.loads(texts["identity"]).items()}
-            layout = KVLayout.from_canonical(fields["layout"])
-            report, versions = json.loads(texts["report"]), json.loads(texts["versions"])
-            if not isinstance(report, dict) or not isinstance(versions, dict):
-                raise TypeError("report and versions must be objects")
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
-            raise ProfileError(f"{name}: its description cannot be read ({error!r}); {_NEW}") from error
-        return cls(bytes(data[:begin]), total, fields, layout, report, versions, tuple(sorted(sections)), entries)
-
-    def check_identity(self, identity: ModelIdentity, name: str = "profile") -> None:
-        """Check that the profile was made for the model of `identity`.
-
-        Names and tokenizers are compared as in `ModelIdentity.difference`. Exact and lossy caches of a model share a
-        profile. `name` is what error messages call the profile.
-
-        Raises:
-            ProfileError: names the fields that differ.
-        """
-        difference = identity.difference({**self.identity, "codec_family": identity.codec_family})
-        if difference:
-            raise ProfileError(
-                f"{name}: was made for another model ({difference}); calibrate this one with `kvstore calibrate`"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,11 +99,11 @@ class Profile:
         name = os.fspath(path)
         try:
             with open(name, "rb") as file:
-                head = _head_of(file, name)  # before the rest, which may be large, is read
+                head = head_of(file, name)  # before the rest, which may be large, is read
                 file.seek(0)
                 data = file.read(head.nbytes)
         except OSError as error:
-            raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {_NEW}") from error
+            raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {NEW}") from error
         return cls.from_bytes(data, identity, name, head)
 
     @classmethod
@@ -313,7 +223,7 @@ class Profile:
         """
         if name not in self._arrays:
             there = ", ".join(self.sections) or "none"
-            raise ProfileError(f"the profile has no section {name!r}, its sections are: {there}; {_NEW}")
+            raise ProfileError(f"the profile has no section {name!r}, its sections are: {there}; {NEW}")
         return dict(self._arrays[name])
 
     def section_bytes(self, name: str) -> int:
@@ -357,9 +267,9 @@ class ProfileFile:
         name = os.fspath(path)
         try:
             with open(name, "rb") as file:
-                head = _head_of(file, name)
+                head = head_of(file, name)
         except OSError as error:
-            raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {_NEW}") from error
+            raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {NEW}") from error
         head.check_identity(identity, name)
         return cls(name, head, identity)
 
@@ -387,90 +297,9 @@ class ProfileFile:
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An array in the file; begin and end count from the end of the header."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
 def profile_id_of(data: bytes | memoryview) -> bytes:
     """Return the id of the profile with these bytes."""
     return xxhash.xxh3_128_digest(data)
-
-
-def head_bytes(start: bytes) -> int:
-    """Return how many bytes the header of a profile takes, with its length before it, by the first `LENGTH_BYTES` bytes
-    of the file; at most `HEAD_BYTES`."""
-    return min(HEAD_BYTES, LENGTH_BYTES + int.from_bytes(start[:LENGTH_BYTES], "little"))
-
-
-def _head_of(file: BinaryIO, name: str) -> ProfileHead:
-    """The header of an open file. Raises `OSError` and `ProfileError`."""
-    size = os.fstat(file.fileno()).st_size
-    if size > MAX_BYTES:
-        raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {_NEW}")
-    start = file.read(LENGTH_BYTES)
-    return ProfileHead.parse(start + file.read(head_bytes(start) - len(start)), size, name)
-
-
-def _header(data: bytes | memoryview, total: int, name: str) -> tuple[dict[str, str], list[_Entry], int]:
-    """(texts, arrays in the order of their bytes, where the bytes begin); every size fits the file of `total` bytes.
-    data: at least its header."""
-    if len(data) < _LENGTH.size:
-        raise ProfileError(f"{name}: {total} bytes are too few for a profile; {_NEW}")
-    (size,) = _LENGTH.unpack_from(data)
-    begin = _LENGTH.size + size
-    if size > MAX_HEADER_BYTES or data[_LENGTH.size : _LENGTH.size + 1] != b"{":
-        raise ProfileError(f"{name}: not a profile of kvstore; {_NEW}")
-    if begin > total:
-        raise ProfileError(f"{name}: truncated: its header alone takes {begin} bytes, the file has {total}; {_NEW}")
-    try:
-        document = json.loads(bytes(data[_LENGTH.size : begin]).decode(), object_pairs_hook=_unique)
-        texts = document.pop("__metadata__", {})
-        if not all(isinstance(text, str) for text in texts.values()) or len(document) > MAX_ARRAYS:
-            raise ValueError(f"metadata values must be strings, and arrays at most {MAX_ARRAYS}")
-        entries = [_entry(key, value) for key, value in document.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ProfileError(f"{name}: not a profile of kvstore ({error!r}); {_NEW}") from error
-    entries.sort(key=lambda entry: (entry.begin, entry.end))
-    at = 0
-    for entry in entries:
-        if entry.begin != at:
-            raise ProfileError(f"{name}: damaged: {entry.name} begins at {entry.begin}, not at {at}; {_NEW}")
-        at = entry.end
-    if begin + at != total:
-        what = "truncated" if begin + at > total else "damaged"
-        raise ProfileError(f"{name}: {what}: its header speaks of {begin + at} bytes, the file has {total}; {_NEW}")
-    return texts, entries, begin
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
-def _entry(name: str, value: dict[str, Any]) -> _Entry:
-    shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
-    count = product = 1  # of what is not 0: numpy makes no larger array, not even an empty one
-    for number in shape:
-        if type(number) is not int or not 0 <= number < _MOST:
-            raise ValueError(f"{name}: the shape {shape} is out of range")
-        count, product = count * number, product * (number or 1)
-    if product >= _MOST or len(shape) > 8:
-        raise ValueError(f"{name}: the shape {shape} is out of range")
-    if not (type(begin) is type(end) is int and 0 <= begin < _MOST and 0 <= end < _MOST):
-        raise ValueError(f"{name}: the bytes {begin} to {end} are out of range")
-    dtype = _DTYPES[value["dtype"]]
-    if end - begin != count * dtype.itemsize:
-        raise ValueError(f"{name}: {end - begin} bytes do not fit {dtype} {list(shape)}")
-    return _Entry(name, dtype, shape, begin, end)
 
 
 def _arrays(data: bytes | memoryview, head: ProfileHead, name: str) -> dict[str, dict[str, Array]]:
@@ -480,7 +309,7 @@ def _arrays(data: bytes | memoryview, head: ProfileHead, name: str) -> dict[str,
         begin = len(head.raw) + entry.begin
         array = np.frombuffer(data, entry.dtype, math.prod(entry.shape), begin).reshape(entry.shape)
         if entry.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ProfileError(f"{name}: the array {entry.name} holds numbers that are not finite; {_NEW}")
+            raise ProfileError(f"{name}: the array {entry.name} holds numbers that are not finite; {NEW}")
         if not array.flags.aligned:
             array = array.copy()
             array.flags.writeable = False
@@ -497,10 +326,10 @@ def _file(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> bytes:
         kind = _NAMES.get(array.dtype.newbyteorder("<"))
         if kind is None:
             raise ProfileError(f"{name}: a profile cannot hold {array.dtype}; use integers or floats of 2 to 8 bytes")
-        part = array.astype(_DTYPES[kind], copy=False).tobytes()
+        part = array.astype(DTYPES[kind], copy=False).tobytes()
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(part)]}
         parts.append(part)
         at += len(part)
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    return b"".join([_LENGTH.pack(len(text)), text, *parts])
+    return b"".join([LENGTH.pack(len(text)), text, *parts])

@@ -16,16 +16,8 @@ from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.donor.codec import DonorCodec
 from kvstore.codecs.groups import by_groups
-from kvstore.codecs.profile import (
-    LENGTH_BYTES,
-    MAX_BYTES,
-    NO_PROFILE,
-    Described,
-    ProfileFile,
-    ProfileHead,
-    head_bytes,
-    profile_id_of,
-)
+from kvstore.codecs.profile import NO_PROFILE, Described, ProfileFile, profile_id_of
+from kvstore.codecs.profile_head import LENGTH_BYTES, MAX_BYTES, ProfileHead, head_bytes
 from kvstore.codecs.registry import delta_by_id
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import ProfileError, UnknownCodec

@@ -20,7 +20,8 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from kvstore import KVLayout, ModelIdentity
-from kvstore.codecs.profile import MAX_HEADER_BYTES, Profile, ProfileFile
+from kvstore.codecs.profile import Profile, ProfileFile
+from kvstore.codecs.profile_head import MAX_HEADER_BYTES
 from kvstore.errors import ProfileError
 
 IDENTITY = ModelIdentity("model", "1", "aa", "tok", KVLayout.uniform(2, 1, 4))
