@@ -17,13 +17,23 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvstore.codecs.profile_head import DTYPES, FORMAT, LENGTH, NEW, VERSION, ProfileHead, head_of
+from kvstore.codecs.profile_head import (
+    DTYPES,
+    FORMAT,
+    LENGTH,
+    LENGTH_BYTES,
+    MAX_BYTES,
+    NEW,
+    VERSION,
+    ProfileHead,
+    head_bytes,
+)
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.errors import ProfileError
@@ -99,7 +109,7 @@ class Profile:
         name = os.fspath(path)
         try:
             with open(name, "rb") as file:
-                head = head_of(file, name)  # before the rest, which may be large, is read
+                head = _head_of(file, name)  # before the rest, which may be large, is read
                 file.seek(0)
                 data = file.read(head.nbytes)
         except OSError as error:
@@ -267,7 +277,7 @@ class ProfileFile:
         name = os.fspath(path)
         try:
             with open(name, "rb") as file:
-                head = head_of(file, name)
+                head = _head_of(file, name)
         except OSError as error:
             raise ProfileError(f"{name}: cannot be read: {error.strerror}; name another file, or {NEW}") from error
         head.check_identity(identity, name)
@@ -300,6 +310,15 @@ class ProfileFile:
 def profile_id_of(data: bytes | memoryview) -> bytes:
     """Return the id of the profile with these bytes."""
     return xxhash.xxh3_128_digest(data)
+
+
+def _head_of(file: BinaryIO, name: str) -> ProfileHead:
+    """The header of an open file. Raises `OSError` and `ProfileError`."""
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_BYTES:
+        raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {NEW}")
+    start = file.read(LENGTH_BYTES)
+    return ProfileHead.parse(start + file.read(head_bytes(start) - len(start)), size, name)
 
 
 def _arrays(data: bytes | memoryview, head: ProfileHead, name: str) -> dict[str, dict[str, Array]]:

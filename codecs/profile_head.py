@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -122,15 +121,6 @@ def head_bytes(start: bytes) -> int:
     """Return how many bytes the header of a profile takes, with its length before it, by the first `LENGTH_BYTES` bytes
     of the file; at most `HEAD_BYTES`."""
     return min(HEAD_BYTES, LENGTH_BYTES + int.from_bytes(start[:LENGTH_BYTES], "little"))
-
-
-def head_of(file: BinaryIO, name: str) -> ProfileHead:
-    """The header of an open file. Raises `OSError` and `ProfileError`."""
-    size = os.fstat(file.fileno()).st_size
-    if size > MAX_BYTES:
-        raise ProfileError(f"{name}: {size} bytes are too many for a profile (at most {MAX_BYTES}); {NEW}")
-    start = file.read(LENGTH_BYTES)
-    return ProfileHead.parse(start + file.read(head_bytes(start) - len(start)), size, name)
 
 
 def _header(data: bytes | memoryview, total: int, name: str) -> tuple[dict[str, str], list[Entry], int]:

@@ -15,7 +15,7 @@ READS = {
     "record": ("kvstore/core/record.py",),
     "entry": ("kvstore/tiers/disk/entry.py",),
     "session": ("kvstore/core/session_record.py", "kvstore/core/session_note.py"),
-    "profile": ("codecs/profile.py",),
+    "profile": ("codecs/profile.py", "codecs/profile_head.py"),
     "superblock": ("kvstore/tiers/disk/superblock.py",),
     "catalog": ("kvstore/tiers/disk/catalog.py", "kvstore/tiers/disk/open.py", "kvstore/residency/load.py"),
     "whole_file": ("kvstore/tiers/disk/whole_file.py",),
