@@ -135,8 +135,9 @@ class Profile:
         Raises:
             ProfileError: as `load`.
         """
-        same = known is not None and known.nbytes == len(data) and known.raw == bytes(data[: len(known.raw)])
-        head = known if known is not None and same else ProfileHead.parse(data, len(data), name)
+        head = known
+        if head is None or head.nbytes != len(data) or head.raw != data[: len(head.raw)]:
+            head = ProfileHead.parse(data, len(data), name)
         arrays = _arrays(data, head, name)
         profile = cls(data, head, profile_id_of(data), arrays)
         if identity is not None:

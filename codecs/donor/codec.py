@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs.donor._donor as _donor
-import kvstore.codecs.donor._donor_groups as _donor_groups
 from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, InOrder, check_payload
 from kvstore.codecs.delta import DeltaCodec, DonorRows
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
@@ -29,7 +28,7 @@ from kvstore.codecs.donor.groups.model import groups_model
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.spans import EXACT, GROUPS, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor.tables import frequencies
-from kvstore.codecs.in_order import Apart, Native, Several
+from kvstore.codecs.in_order import Apart, Native, NativeInOrder, Several
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.profile import NO_PROFILE, Profile
@@ -237,9 +236,7 @@ class DonorCodec(DeltaCodec):
         end = len(payload) - table.rest
         core = payload[table.nbytes : end]
         if table.mode == GROUPS:
-            inner: _donor.InOrder | _donor_groups.InOrder = self._groups_of(info).in_order(
-                info, core, sizes, table, rows, target
-            )
+            inner: NativeInOrder = self._groups_of(info).in_order(info, core, sizes, table, rows, target)
         else:
             inner = _donor.in_order(*self._exact_call(info, table, core, sizes, rows, target))
         parts: list[InOrder] = [Native(inner, payload, donors, target)]

@@ -33,15 +33,16 @@ class ExactMode(DeviceMode):
     def __init__(self, model: PredictiveModel) -> None:
         super().__init__(model.layout)
         self.model = model
-        self._lock, self._made = Lock(), list[_predict.Model]()  # guards the other
+        self._lock = Lock()  # guards _made
+        self._made: _predict.Model | None = None
 
     @property
     def _native(self) -> _predict.Model:
         """Made when it is first needed: a codec whose records are all of levels needs none."""
         with self._lock:
-            if not self._made:
-                self._made.append(native_model(self.model))
-            return self._made[0]
+            if self._made is None:
+                self._made = native_model(self.model)
+            return self._made
 
     def _encode_on_cpu(
         self, info: BlockInfo, block: KVView, out: memoryview, limit: int

@@ -79,6 +79,8 @@ class BlockDecoder:
         Returns:
             None if it can only be decoded whole, or is damaged, or something is missing: `decode` says so.
         """
+        if not self.profiles.knows(header.codec, header.profile):
+            return None  # which is counted by `decode`
         try:
             if is_delta(header.codec):
                 delta = self.profiles.delta_decoder(header.codec, header.profile)
@@ -87,7 +89,7 @@ class BlockDecoder:
             if codec is None:
                 return None
             return ByLayers(codec) if codec.layers_apart else _ordered(codec.in_order(block, out))
-        except (UnknownCodec, DonorUnreadable, DonorLost, CodecError):
+        except (DonorUnreadable, DonorLost, CodecError):
             return None
 
     def decode_first(self, read: BlockRead, by: ByLayers, block: CodedBlock, out: KVView, layers: range) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import Boom, Interrupt
 from kvcases import kv_of, open_store, same_kv, tokens
+from lazyhits import interrupts_lose_nothing, lazily
 from threadruns import run_together
 from windowcases import WINDOWED, is_kept, kept
 
@@ -33,12 +33,6 @@ DEEP = KVLayout.uniform(9, 2, 16, "bfloat16")
 def one_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model leaves a processor, whatever machine this is."""
     monkeypatch.setattr(get, "free_processors", lambda: 1)
-
-
-def lazily(store: KVStore, ids: Any, **options: Any) -> Hit:
-    hit = store.get(ids, lazy=True, **options)
-    assert hit is not None
-    return hit
 
 
 def waiting(hit: Hit) -> LazyLayers:
@@ -321,21 +315,7 @@ def test_a_hit_that_nobody_reads_is_freed(tmp_path: Path) -> None:
 def test_an_interrupt_of_a_wait_loses_nothing(tmp_path: Path) -> None:
     expected = kv_of(tokens(50), DEEP)
     with reopened(tmp_path, "entropy", threads=1) as store:
-        counted = Interrupt()
-        counted.run(lambda: tuple(lazily(store, tokens(50)).layers))
-        for at in range(1, counted.passed + 1, max(1, counted.passed // 40)):
-            held: list[Hit] = []
-
-            def call(held: list[Hit] = held) -> None:
-                held.append(lazily(store, tokens(50)))
-                tuple(held[0].layers)
-
-            try:
-                Interrupt(at).run(call)
-            except Boom:
-                for hit in held:
-                    assert same_kv(tuple(hit.layers), expected)
-            assert store.check().problems == ()
+        interrupts_lose_nothing(store, lambda: lazily(store, tokens(50)), expected)
 
 
 def test_threads_may_wait_for_the_same_layers(tmp_path: Path) -> None:

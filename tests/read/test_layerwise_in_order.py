@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 import torch
 from family_stores import LAYOUT as ALIKE
 from family_stores import behind, config, members, passage
-from interrupts import Boom, Interrupt
 from kvcases import same_kv
+from lazyhits import interrupts_lose_nothing, lazily
 from profilecases import ROPE, identity_of, level_kv, predicted_kv, profile_of
 
 from kvstore import Hit, KVLayout, KVStore, StoreConfig, TierConfig
@@ -21,6 +22,7 @@ from kvstore.codecs.predictive.levels.mode import LevelMode
 from kvstore.config import MIB
 from kvstore.core.lazy_layers import LazyLayers
 from kvstore.errors import LayerLost
+from kvstore.metrics import Metric
 from kvstore.read import get
 from kvstore.read.layerwise import steps_of
 
@@ -43,25 +45,22 @@ def contents(codec: str) -> Any:
     return level_kv(profile, int(codec[-1]), TOKENS, 0)
 
 
-def predicted_store(path: Path, codec: str, **settings: Any) -> KVStore:
+def predicted_store(path: Path, codec: str) -> KVStore:
     """A store whose records are all on disk, and predicted."""
     file = path / "profile"
     if not file.exists():
         path.mkdir(exist_ok=True)
         profile_of(LAYOUT, *SECTIONS[codec]).save(file)
-    made = StoreConfig(
-        host=TierConfig(0), disk=TierConfig(16 * MIB, codec), profile=file, block_tokens=16, threads=2, **settings
-    )
+    made = StoreConfig(host=TierConfig(0), disk=TierConfig(16 * MIB, codec), profile=file, block_tokens=16, threads=2)
     with KVStore(path / "store", identity_of(LAYOUT), made) as store:
         store.put(TOKENS, contents(codec))
         store.flush()
-        assert store.stats()["counters"].get("fallback_raw_layers", 0) == 0
+        assert not store.stats()["counters"].get(Metric.FALLBACK_RAW_CHUNKS.value)  # all are predicted
     return KVStore(path / "store", identity_of(LAYOUT), made)
 
 
-def lazily(store: KVStore, ids: Any) -> Hit:
-    hit = store.get(ids, lazy=True)
-    assert hit is not None
+def waiting(store: KVStore, ids: Any) -> Hit:
+    hit = lazily(store, ids)
     assert isinstance(hit.layers, LazyLayers)
     return hit
 
@@ -70,7 +69,7 @@ def lazily(store: KVStore, ids: Any) -> Hit:
 @pytest.mark.parametrize("count", [COUNT, 48, 13])
 def test_predicted_layers_come_one_after_the_other(tmp_path: Path, codec: str, count: int) -> None:
     with predicted_store(tmp_path, codec) as store:
-        hit = lazily(store, TOKENS[:count])
+        hit = waiting(store, TOKENS[:count])
         assert hit.tokens == count
         assert same_kv(tuple(hit.layers), contents(codec), count)
         assert store.check().problems == ()
@@ -80,14 +79,14 @@ def test_predicted_layers_come_one_after_the_other(tmp_path: Path, codec: str, c
 def test_predicted_layers_may_be_taken_in_any_order(tmp_path: Path, order: Any) -> None:
     expected = contents("predictive:3")
     with predicted_store(tmp_path, "predictive:3") as store:
-        layers = lazily(store, TOKENS).layers
+        layers = waiting(store, TOKENS).layers
         for number in order:
             assert same_kv([layers[number]], [expected[number]])
 
 
 def test_predicted_layers_come_after_the_store_is_closed(tmp_path: Path) -> None:
     store = predicted_store(tmp_path, "predictive:1")
-    hit = lazily(store, TOKENS)
+    hit = waiting(store, TOKENS)
     store.close()
     assert same_kv(tuple(hit.layers), contents("predictive:1"))
 
@@ -95,21 +94,7 @@ def test_predicted_layers_come_after_the_store_is_closed(tmp_path: Path) -> None
 def test_an_interrupt_of_a_wait_loses_nothing(tmp_path: Path) -> None:
     expected = contents("predictive:1")
     with predicted_store(tmp_path, "predictive:1") as store:
-        counted = Interrupt()
-        counted.run(lambda: tuple(lazily(store, TOKENS).layers))
-        for at in range(1, counted.passed + 1, max(1, counted.passed // 40)):
-            held: list[Hit] = []
-
-            def call(held: list[Hit] = held) -> None:
-                held.append(lazily(store, TOKENS))
-                tuple(held[0].layers)
-
-            try:
-                Interrupt(at).run(call)
-            except Boom:
-                for hit in held:
-                    assert same_kv(tuple(hit.layers), expected)
-            assert store.check().problems == ()
+        interrupts_lose_nothing(store, lambda: waiting(store, TOKENS), expected)
 
 
 def test_a_damaged_layer_is_lost_and_those_before_it_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +112,7 @@ def test_a_damaged_layer_is_lost_and_those_before_it_are_not(tmp_path: Path, mon
         spoiling.setattr(LevelMode, "_encode_on_cpu", spoilt)
         store = predicted_store(tmp_path, "predictive:1")
     with store:
-        layers, last = lazily(store, TOKENS).layers, steps_of(9)[-1].start
+        layers, last = waiting(store, TOKENS).layers, steps_of(9)[-1].start
         assert same_kv([layers[number] for number in range(last)], expected[:last])
         for _ in range(2):
             with pytest.raises(LayerLost, match=f"layer {last} cannot be decoded"):
@@ -148,7 +133,19 @@ def test_predicted_blocks_and_others_come_together(tmp_path: Path) -> None:
     with KVStore(tmp_path / "store", identity_of(LAYOUT), made) as store:
         assert store.put(more, kv).new_tokens == 40
         store.flush()
-        assert same_kv(tuple(lazily(store, more).layers), kv)
+        assert same_kv(tuple(waiting(store, more).layers), kv)
+
+
+def test_a_missing_profile_is_counted_as_often_as_by_a_get_of_all_layers(tmp_path: Path) -> None:
+    predicted_store(tmp_path, "predictive:1").close()
+    shutil.rmtree(tmp_path / "store" / "profiles")
+    made = StoreConfig(host=TierConfig(0), disk=TierConfig(16 * MIB, "entropy"), block_tokens=16)
+    counted = []
+    for lazy in (False, True):
+        with KVStore(tmp_path / "store", identity_of(LAYOUT), made) as store:
+            assert store.get(TOKENS, lazy=lazy) is None
+            counted.append(store.stats()["counters"][Metric.UNKNOWN_PROFILE.value])
+    assert counted[0] == counted[1] > 0
 
 
 # ---- donors --------------------------------------------------------------------------------------------------------
@@ -169,7 +166,7 @@ def family(tmp_path: Path) -> Iterator[KVStore]:
 
 def test_layers_of_members_come_one_after_the_other(family: KVStore) -> None:
     ids = behind(10, passage(1))
-    hit = lazily(family, ids)
+    hit = waiting(family, ids)
     assert hit.tokens == len(ids)
     assert family_stores.is_exact(hit, ids)
     family_stores.families_hold(family)
@@ -177,7 +174,7 @@ def test_layers_of_members_come_one_after_the_other(family: KVStore) -> None:
 
 def test_members_come_after_their_donors_are_deleted_and_the_store_is_closed(family: KVStore) -> None:
     ids = behind(10, passage(1))
-    hit = lazily(family, ids)
+    hit = waiting(family, ids)
     family.delete(passage(1))
     family.close()
     assert family_stores.is_exact(hit, ids)
@@ -185,6 +182,6 @@ def test_members_come_after_their_donors_are_deleted_and_the_store_is_closed(fam
 
 def test_the_first_layers_of_a_member_are_there_before_the_last(family: KVStore) -> None:
     ids = behind(10, passage(1))
-    layers, expected = lazily(family, ids).layers, family_stores.kv_of(ids)
+    layers, expected = waiting(family, ids).layers, family_stores.kv_of(ids)
     for number in range(len(ALIKE.layers)):
         assert same_kv([layers[number]], [expected[number]])
