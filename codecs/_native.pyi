@@ -23,6 +23,11 @@ def unpack(
     target: npt.NDArray[np.int64], packed: Buffer, heads: npt.NDArray[np.uint32], row_bytes: npt.NDArray[np.uint32],
     tokens: int, wanted: int, large: bool = False, unlock: bool = False
 ) -> None: ...
+def unpack_all(
+    target: npt.NDArray[np.int64], capacity: int, packed: Sequence[Buffer], heads: npt.NDArray[np.uint32],
+    row_bytes: npt.NDArray[np.uint32], tokens: Sequence[int], at: Sequence[int], wanted: Sequence[int],
+    large: bool = False
+) -> None: ...
 
 class EntropyModel:
     def __init__(self, freqs: npt.NDArray[np.uint16], costs: npt.NDArray[np.uint16]) -> None: ...

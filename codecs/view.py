@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,26 @@ if TYPE_CHECKING:
 
 # Views of this size and more are written past the caches: what was written first has left these when it is read.
 _LARGE_BYTES = 16 << 20
+
+
+class Packed(NamedTuple):
+    """A piece of packed memory, see `KVView.packed`, and where it goes in a view.
+
+    Attributes:
+        memory: the tensors, one after the other.
+        tokens: how many it holds.
+        at: the token of the view where its first goes.
+        wanted: how many of its tokens go there.
+
+    Example:
+        >>> Packed(memoryview(bytes(64)), tokens=4, at=8, wanted=3).wanted
+        3
+    """
+
+    memory: memoryview
+    tokens: int
+    at: int
+    wanted: int
 
 
 class KVView:
@@ -355,6 +375,19 @@ class KVView:
             _native.unpack(self._rows, memory, *row_shapes(self.layout), tokens, self.tokens, self._large)
         else:
             _packed(self.layout, tokens, memory).narrow(0, self.tokens).copy_to(self)
+
+    def unpack_all(self, pieces: Sequence[Packed]) -> None:
+        """Copy several pieces of packed memory into the rows, all in one call: without the GIL if they are more than
+        1 MiB together. Mutates what the view points to, which must be on the CPU.
+
+        Raises:
+            ValueError: a piece is too small, has fewer tokens than are wanted of it, or lies outside of the view; or
+                the view cannot be written to. Nothing was copied.
+        """
+        self._check_writable("unpack_all")
+        memories, tokens, places, wanted = zip(*pieces, strict=True) if pieces else ((), (), (), ())
+        shapes = row_shapes(self.layout)
+        _native.unpack_all(self.rows, self.tokens, memories, *shapes, tokens, places, wanted, self._large)
 
     def _check_writable(self, call: str) -> None:
         if self._detached:

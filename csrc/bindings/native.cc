@@ -122,6 +122,50 @@ void unpack(const Longs& target, const py::buffer& packed, const Ints& heads, co
   copy_all(rows_of(target, from.size()), from, heads, row_bytes, wanted, large, unlock);
 }
 
+// One piece of packed memory, and the rows where it goes.
+struct Unpacking {
+  Memory memory;
+  std::vector<Rows> from, to;
+  std::size_t wanted;
+
+  Unpacking(const py::buffer& packed, std::vector<Rows> target, const Ints& heads, const Ints& row_bytes,
+            std::size_t tokens, std::size_t at, std::size_t count)
+      : memory(packed, false),
+        from(packed_rows(memory, heads, row_bytes, tokens, "packed")),
+        to(std::move(target)),
+        wanted(count) {
+    if (wanted > tokens) throw py::value_error("wanted: expected at most as many tokens as are packed");
+    for (Rows& row : to) row.address += static_cast<std::uint64_t>(row.token_stride * static_cast<std::int64_t>(at));
+  }
+};
+
+// capacity: tokens that the target has room for.
+void unpack_all(const Longs& target, std::size_t capacity, const std::vector<py::buffer>& packed, const Ints& heads,
+                const Ints& row_bytes, const std::vector<std::size_t>& tokens, const std::vector<std::size_t>& at,
+                const std::vector<std::size_t>& wanted, bool large) {
+  const std::size_t count = packed.size();
+  if (tokens.size() != count || at.size() != count || wanted.size() != count)
+    throw py::value_error("packed, tokens, at and wanted: expected the same length");
+  const std::vector<Rows> rows = rows_of(target, tensors_of(heads, row_bytes));
+  std::deque<Unpacking> all;
+  double nbytes = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (at[i] > capacity || wanted[i] > capacity - at[i]) throw py::value_error("at: the target has no such rows");
+    all.emplace_back(packed[i], rows, heads, row_bytes, tokens[i], at[i], wanted[i]);
+    for (std::size_t j = 0; j < rows.size(); ++j)
+      nbytes += static_cast<double>(heads.data()[j]) * row_bytes.data()[j] * static_cast<double>(wanted[i]);
+  }
+  const auto work = [&] {
+    for (const Unpacking& one : all)
+      kvstore::copy_rows(one.to.data(), one.from.data(), heads.data(), row_bytes.data(), rows.size(), one.wanted,
+                         large);
+  };
+  if (nbytes <= kBriefBytes)
+    work();
+  else
+    unlocked(work);
+}
+
 splitzip::Dtype dtype_of(const std::string& name) {
   if (name == "bfloat16") return splitzip::Dtype::bfloat16;
   if (name == "float16") return splitzip::Dtype::float16;
@@ -303,6 +347,8 @@ PYBIND11_MODULE(_native, m) {
         py::arg("tokens"), py::arg("level") = py::none());
   m.def("unpack", &unpack, py::arg("target"), py::arg("packed"), py::arg("heads"), py::arg("row_bytes"),
         py::arg("tokens"), py::arg("wanted"), py::arg("large") = false, py::arg("unlock") = false);
+  m.def("unpack_all", &unpack_all, py::arg("target"), py::arg("capacity"), py::arg("packed"), py::arg("heads"),
+        py::arg("row_bytes"), py::arg("tokens"), py::arg("at"), py::arg("wanted"), py::arg("large") = false);
   py::class_<entropy::Model>(m, "EntropyModel")
       .def(py::init(&entropy_model), py::arg("freqs"), py::arg("costs"));
   py::class_<LayerBlocks>(m, "LayerBlocks")

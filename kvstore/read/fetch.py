@@ -26,6 +26,7 @@ from kvstore.gate.load import TENSORS
 from kvstore.metrics import Metric
 from kvstore.read.ahead import AheadReader, Batch, Batches
 from kvstore.read.block_read import BlockRead
+from kvstore.read.copies import Copies
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.read.layerwise import HeldBlock, LayerDecode
 from kvstore.read.place import place_in, place_of
@@ -124,12 +125,17 @@ class Fetcher:
         spans = self.residency.metrics.spans
         alone = all(self._is_brief(read, begun.ahead) for read in reads)
         within = None if spans is None else spans.here()
-        task = ReadTask(self, reads, out, origin, within, later, begun.ahead, alone)
+        copies = None
+        if alone and later is None and out is not None and out.on_cpu and not out.layout.is_grouped:
+            copies = Copies(out, origin, self.gate, self.residency.metrics, within)
+        task = ReadTask(self, reads, out, origin, within, later, begun.ahead, alone, copies)
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
         try:
             outcomes = [task(indexes) for indexes in ranges] if alone else share(task, ranges, most)
+            if copies is not None:
+                copies.make()
         finally:
             task.release()
         task.tell(self.gate)
@@ -190,7 +196,7 @@ class ReadTask:
 
     Calling it with a range of indexes returns the indexes of the blocks that failed. within: see `Spans.here`; later:
     see `Fetcher.fetch`; alone: whether one thread works on all ranges, which then releases all sources at once: each
-    time it may wait for a lock.
+    time it may wait for a lock; copies: takes what is only copied, for the end.
     """
 
     fetcher: Fetcher
@@ -201,6 +207,7 @@ class ReadTask:
     later: LayerDecode | None = None
     ahead: Mapping[str, AheadReader] = field(default_factory=dict)  # see `Begun`; not of what is looked up again
     alone: bool = False
+    copies: Copies | None = None
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
@@ -245,27 +252,29 @@ class ReadTask:
             return []
         return [i for i in indexes if not self._from_memory(self.reads[i])]
 
-    def _target(self, read: BlockRead) -> KVView | None:
-        return self.out.narrow(read.start - self.origin, len(read.tokens)) if self.out is not None else None
+    def _target(self, read: BlockRead) -> KVView:
+        assert self.out is not None
+        return self.out.narrow(read.start - self.origin, len(read.tokens))
 
     def _from_memory(self, read: BlockRead) -> bool:
-        target, tensors, sealed = self._target(read), read.source.tensors, read.source.sealed
-        assert target is not None
+        tensors, sealed = read.source.tensors, read.source.sealed
         if tensors is not None:
-            begin = time.perf_counter()
+            begin, target = time.perf_counter(), self._target(read)
             good = self.fetcher.decoder.copy(read, tensors, target)
             self.fetcher.gate.observe_decode(TENSORS, len(read.tokens), time.perf_counter() - begin)
             return good
         assert sealed is not None
-        return self._decoded(read, sealed, target)
+        return self._decoded(read, sealed)
 
-    def _decoded(self, read: BlockRead, record: SealedSource, target: KVView) -> bool:
+    def _decoded(self, read: BlockRead, record: SealedSource) -> bool:
+        if self.copies is not None and self.copies.note(read, record):
+            return True
         begin, decoder = time.perf_counter(), self.fetcher.decoder
         if self.later is not None:
             first = self._first_decoded(self.later, read, record)
             if first is not None:
                 return first
-        good = decoder.decode(read, record.header, record.payload, target)
+        good = decoder.decode(read, record.header, record.payload, self._target(read))
         seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
         where = place_in(read.source.tier, read.source.codec_id)
         metrics.timings.observe(Timing.DECODE, seconds, where)
@@ -344,8 +353,7 @@ class ReadTask:
         except DamagedRecord as damage:
             self._reject(read, damage.metric)
             return False
-        target = self._target(read)
-        if target is not None and not self._decoded(read, record, target):
+        if self.out is not None and not self._decoded(read, record):
             return False
         if keep:
             self.kept.append((read.record, record))

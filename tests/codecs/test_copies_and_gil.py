@@ -5,6 +5,7 @@ import torch
 
 from kvstore import KVLayout
 from kvstore.codecs import KVView
+from kvstore.codecs.view import Packed
 from tests.helpers.gil import gives_gil, keeps_gil
 
 
@@ -26,3 +27,18 @@ def test_only_a_large_copy_gives_the_gil_away(tokens: int, keeps: bool) -> None:
         torch.equal(a.view(torch.int16), b.view(torch.int16))
         for a, b in zip(source.tensors(), target.tensors(), strict=True)
     )
+
+
+@pytest.mark.parametrize(("pieces", "keeps"), [(2, True), (3, False)])
+def test_pieces_are_copied_without_the_gil_if_they_are_large_together(pieces: int, keeps: bool) -> None:
+    source, _ = views(64)
+    _, target = views(64 * pieces)
+    memory = memoryview(bytearray(source.nbytes))
+    source.pack(memory)
+    packed = [Packed(memory, 64, 64 * piece, 64) for piece in range(pieces)]
+    assert (keeps_gil if keeps else gives_gil)(lambda: target.unpack_all(packed))
+    for piece in range(pieces):
+        found = target.narrow(64 * piece, 64).tensors()
+        assert all(
+            torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(source.tensors(), found, strict=True)
+        )

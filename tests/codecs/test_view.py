@@ -16,6 +16,7 @@ from kvcases import mixed_layout, random_kv, same_bits, same_kv
 
 from kvstore import KVLayout, LayerLayout
 from kvstore.codecs import KVView, _native
+from kvstore.codecs.view import Packed
 
 LAYOUT = mixed_layout("bfloat16")
 
@@ -295,3 +296,49 @@ def test_packing_of_several_views_is_refused_as_a_whole() -> None:
         _native.pack_all([out, bytearray(7)], [table, table], *shape, [2, 2])
     assert not any(out)
     assert _native.pack_all([], [], *shape, []) == []
+
+
+@given(st.integers(1, 20), st.data())
+def test_unpacking_several_pieces_is_unpacking_each(room: int, data: st.DataObject) -> None:
+    found, expected, pieces = random_kv(room, LAYOUT, seed=5), random_kv(room, LAYOUT, seed=5), []
+    for number in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, room))
+        wanted = data.draw(st.integers(0, room - at))
+        count = wanted + data.draw(st.integers(0, 4))
+        memory = bytearray(count * LAYOUT.bytes_per_token + 1)
+        if count:
+            KVView.of_layers(LAYOUT, random_kv(count, LAYOUT, seed=number)).pack(memoryview(memory))
+        pieces.append(Packed(memoryview(memory), count, at, wanted))
+        KVView.of_layers(LAYOUT, expected).narrow(at, wanted).unpack(memoryview(memory), count)
+    KVView.of_layers(LAYOUT, found).unpack_all(pieces)
+    assert same_kv(found, expected)
+
+
+def test_pieces_that_do_not_fit_are_refused_and_nothing_is_written() -> None:
+    kv = random_kv(4, LAYOUT)
+    target, before = KVView.of_layers(LAYOUT, kv), [tuple(t.clone() for t in pair) for pair in kv]
+    memory = memoryview(bytearray(3 * LAYOUT.bytes_per_token))
+    good = Packed(memory, 3, 0, 3)
+    for bad, why in (
+        (Packed(memory, 4, 0, 3), "packed: expected memory for all rows"),
+        (Packed(memory, 3, 0, 4), "wanted: expected at most"),
+        (Packed(memory, 3, 2, 3), "at: the target has no such rows"),
+        (Packed(memory, 3, 5, 0), "at: the target has no such rows"),
+        (Packed(memory, 3, 1, 1 << 62), "at: the target has no such rows"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            target.unpack_all([good, bad])
+        assert same_kv(kv, before)
+    strided = [(k.transpose(1, 2).contiguous().transpose(1, 2), v) for k, v in kv]
+    with pytest.raises(ValueError, match="unpack_all: the last dimension"):
+        KVView.of_layers(LAYOUT, strided).unpack_all([good])
+    with pytest.raises(ValueError, match="rows: only a view on the CPU"):
+        KVView.of_layers(LAYOUT, [tuple(t.to("meta") for t in pair) for pair in kv], checked=True).unpack_all([good])
+
+
+@pytest.mark.native
+def test_lists_of_pieces_must_have_the_same_length() -> None:
+    table, shape = np.zeros((3, 1), np.int64), (np.array([1], np.uint32), np.array([4], np.uint32))
+    for tokens, at, wanted in (([], [0], [1]), ([1], [], [1]), ([1], [0], [])):
+        with pytest.raises(ValueError, match="packed, tokens, at and wanted"):
+            _native.unpack_all(table, 1, [bytearray(4)], *shape, tokens, at, wanted)
