@@ -21,7 +21,7 @@ import kernelgroups
 import numpy as np
 import predictcases
 import torch
-from family_stores import IDENTITY, LAYOUT, behind, config, counter, kv_of, members, passage
+from family_stores import BLOCK, IDENTITY, LAYOUT, behind, config, counter, kv_of, members, passage
 from kvcases import random_kv, same_kv
 
 from kvstore import KVStore
@@ -47,8 +47,9 @@ def posing(layout: KVLayout, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], ch
 
 @contextmanager
 def opened() -> Iterator[KVStore]:
-    """With one sequence, and a model of differences that expects none."""
-    planner.KVView = SimpleNamespace(of_layers=posing)  # type: ignore[misc,assignment]
+    """With one sequence and the beginning of another, which came from the CPU, and a model of differences that expects
+    none."""
+    planner.KVView = KVView  # type: ignore[misc]
     predict_blocks.TRIAL_TOKENS = 4
     shapes = [(x.heads, x.key_dim, x.value_dim) for x in LAYOUT.layers]
     arrays = groupcases.arrays_of(shapes, True, 1, 3)
@@ -58,7 +59,9 @@ def opened() -> Iterator[KVStore]:
         Profile.new(IDENTITY, {"lossless": lossless, "donor": arrays}).save(Path(path, "made"))
         with KVStore(Path(path, "store"), IDENTITY, config(codec="auto", profile=Path(path, "made"))) as store:
             family_stores.put(store, TEXT)
+            family_stores.put(store, OTHER[:BLOCK])
             store.flush()
+            planner.KVView = SimpleNamespace(of_layers=posing)  # type: ignore[misc,assignment]
             yield store
 
 
