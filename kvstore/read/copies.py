@@ -40,19 +40,23 @@ class Copies:
     gate: Gate
     metrics: Metrics
     within: object
-    _nbytes: int = 0  # of what is noted
     _noted: list[tuple[BlockRead, SealedSource]] = field(default_factory=list)
+    _pieces: list[Packed] = field(default_factory=list)  # of these
+    _nbytes: int = 0
     _layer_bytes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by tokens
 
     def note(self, read: BlockRead, record: SealedSource) -> bool:
         """Note a record that was checked; return False if it must be decoded instead. Copies what is a lot."""
         header = record.header
-        if not only_copies(header.codec) or header.cut or len(read.tokens) > len(header.tokens):
+        count, wanted = len(header.tokens), len(read.tokens)
+        if not only_copies(header.codec) or header.cut or wanted > count:
             return False
         if header.layer_sizes != self._expected(header.tokens, header.start):
             return False
+        piece = Packed(record.payload, count, read.start - self.origin, wanted)
         self._noted.append((read, record))
-        self._nbytes += header.raw_bytes
+        self._pieces.append(piece)
+        self._nbytes += len(piece.memory)
         if self._nbytes >= _ENOUGH_BYTES:
             self.make()
         return True
@@ -62,12 +66,7 @@ class Copies:
         if not self._noted:
             return
         begin = time.perf_counter()
-        self.out.unpack_all(
-            [
-                Packed(record.payload, len(record.header.tokens), read.start - self.origin, len(read.tokens))
-                for read, record in self._noted
-            ]
-        )
+        self.out.unpack_all(self._pieces)
         each = (time.perf_counter() - begin) / len(self._noted)
         for read, record in self._noted:
             where = place_in(read.source.tier, read.source.codec_id)
@@ -75,7 +74,7 @@ class Copies:
             if self.metrics.spans is not None:
                 self.metrics.spans.done("decode", each, len(read.tokens), where, self.within)
             self.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), each)
-        self._noted, self._nbytes = [], 0
+        self._noted, self._pieces, self._nbytes = [], [], 0
 
     def _expected(self, tokens: Tokens, start: int) -> tuple[int, ...]:
         sizes = self._layer_bytes.get(len(tokens))
