@@ -249,6 +249,7 @@ def test_unreadable_by_a_codec_of_a_newer_version(path: Path, monkeypatch: pytes
     with on_disk(path) as (store, _):
         monkeypatch.delitem(REGISTRY.labels, RawCodec.id)
         monkeypatch.delitem(REGISTRY._by_id, RawCodec.id)
+        monkeypatch.setattr(REGISTRY, "copying", REGISTRY.copying - {RawCodec.id})
         found = agrees(store, TEXT, Reason.UNREADABLE)
         assert found.why.endswith("is stored by codec 0, which this version does not know.")
 
