@@ -29,7 +29,7 @@ use_helpers_of_tests()  # models with random arrays
 
 
 def measure(machine: Machine, rows: Rows) -> None:
-    layers, count = machine.choose(32, 8, 2), 64
+    layers, count = machine.choose(32, 8, 2), machine.choose(64, 64, 16)
     layout = machine.layout(layers, rope=ROPE)
     donor = on_cpu(machine.cache(layers, count))
     block = near(machine, KVView.of_layers(layout, donor), donor)
