@@ -1,6 +1,7 @@
-"""Triton's interpreter, without what it does for nothing. At every call of a function it searches its whole language for
-what to replace, and puts that back: in a process that only interprets, once is enough, and takes half the time. And it
-computes whether sums and products overflow, but looks at that only where `debug` is set: that takes a third of the rest."""
+"""Triton's interpreter, without what it does for nothing. At every call of a function it searches its whole language
+for what to replace, and puts that back: in a process that only interprets, once is enough, and takes half the time.
+And it computes whether sums and products overflow, but looks at that only where `debug` is set: a third of the rest.
+"""
 
 from __future__ import annotations
 
