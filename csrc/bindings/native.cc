@@ -23,19 +23,27 @@ namespace {
 // up to 5 ms (sys.getswitchinterval) where another thread computes in Python.
 constexpr double kBriefBytes = 1 << 20;
 
-void copy_all(const std::vector<Rows>& to, const std::vector<Rows>& from, const Ints& heads, const Ints& row_bytes,
-              std::size_t tokens, bool large, bool unlock) {
-  const std::size_t count = to.size();
-  const auto work = [&] {
-    kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), count, tokens, large);
-  };
-  double nbytes = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    nbytes += static_cast<double>(heads.data()[i]) * row_bytes.data()[i] * static_cast<double>(tokens);
+template <class Work>
+void copying(double nbytes, bool unlock, Work work) {
   if (nbytes <= kBriefBytes && !unlock)
     work();
   else
     unlocked(work);
+}
+
+// Bytes of all tensors.
+double bytes_of(const Ints& heads, const Ints& row_bytes, std::size_t tokens) {
+  double sum = 0;
+  for (py::ssize_t i = 0; i < heads.size(); ++i)
+    sum += static_cast<double>(heads.data()[i]) * row_bytes.data()[i] * static_cast<double>(tokens);
+  return sum;
+}
+
+void copy_all(const std::vector<Rows>& to, const std::vector<Rows>& from, const Ints& heads, const Ints& row_bytes,
+              std::size_t tokens, bool large, bool unlock) {
+  copying(bytes_of(heads, row_bytes, tokens), unlock, [&] {
+    kvstore::copy_rows(to.data(), from.data(), heads.data(), row_bytes.data(), to.size(), tokens, large);
+  });
 }
 
 std::size_t tensors_of(const Ints& heads, const Ints& row_bytes) {
@@ -152,18 +160,13 @@ void unpack_all(const Longs& target, std::size_t capacity, const std::vector<py:
   for (std::size_t i = 0; i < count; ++i) {
     if (at[i] > capacity || wanted[i] > capacity - at[i]) throw py::value_error("at: the target has no such rows");
     all.emplace_back(packed[i], rows, heads, row_bytes, tokens[i], at[i], wanted[i]);
-    for (std::size_t j = 0; j < rows.size(); ++j)
-      nbytes += static_cast<double>(heads.data()[j]) * row_bytes.data()[j] * static_cast<double>(wanted[i]);
+    nbytes += bytes_of(heads, row_bytes, wanted[i]);
   }
-  const auto work = [&] {
+  copying(nbytes, false, [&] {
     for (const Unpacking& one : all)
       kvstore::copy_rows(one.to.data(), one.from.data(), heads.data(), row_bytes.data(), rows.size(), one.wanted,
                          large);
-  };
-  if (nbytes <= kBriefBytes)
-    work();
-  else
-    unlocked(work);
+  });
 }
 
 splitzip::Dtype dtype_of(const std::string& name) {
@@ -185,10 +188,7 @@ struct Call {
     if (heads.size() % 2 || row_bytes.size() != heads.size())
       throw py::value_error("heads and row_bytes: expected keys and values of every layer");
     // So that no sum of sizes overflows; the format's own limit is far below.
-    double total = 0;
-    for (py::ssize_t i = 0; i < heads.size(); ++i)
-      total += static_cast<double>(heads.data()[i]) * row_bytes.data()[i] * static_cast<double>(tokens);
-    if (total >= 1e12) throw py::value_error("splitzip: a block has more values than can be coded at once");
+    if (bytes_of(heads, row_bytes, tokens) >= 1e12) throw py::value_error("splitzip: a block has more values than can be coded at once");
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       bounds.push_back(splitzip::bound(shape, layer));
       if (!bounds.back()) throw py::value_error("splitzip: a layer has more values than can be coded at once");

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 
 from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo
-from kvstore.codecs.registry import codec_label, only_copies
+from kvstore.codecs.registry import only_copies
 from kvstore.codecs.view import Packed
 from kvstore.config import MIB
 from kvstore.core.tokens import Tokens
-from kvstore.gate.gate import Gate
-from kvstore.metrics import Metrics
 from kvstore.read.block_read import BlockRead
-from kvstore.read.place import place_in
+from kvstore.read.decode_times import DecodeTimes
 from kvstore.tiers.base import SealedSource
-from kvstore.timing import Timing
 
 _ENOUGH_BYTES = 4 * MIB  # to let go of Python's lock for; more would keep more memory
 
@@ -31,17 +28,14 @@ class Copies:
     Attributes:
         out: the result, on the CPU.
         origin: position of its first token.
-        gate, metrics: are told how long copying took.
-        within: see `Spans.here`.
+        times: is told how long copying took.
     """
 
     out: KVView
     origin: int
-    gate: Gate
-    metrics: Metrics
-    within: object
-    _noted: list[tuple[BlockRead, SealedSource]] = field(default_factory=list)
-    _pieces: list[Packed] = field(default_factory=list)  # of these
+    times: DecodeTimes
+    # The records are kept: their memory goes to others once nobody refers to them, whatever views of it there are.
+    _noted: list[tuple[BlockRead, SealedSource, Packed]] = field(default_factory=list)
     _nbytes: int = 0
     _layer_bytes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by tokens
 
@@ -54,8 +48,7 @@ class Copies:
         if header.layer_sizes != self._expected(header.tokens, header.start):
             return False
         piece = Packed(record.payload, count, read.start - self.origin, wanted)
-        self._noted.append((read, record))
-        self._pieces.append(piece)
+        self._noted.append((read, record, piece))
         self._nbytes += len(piece.memory)
         if self._nbytes >= _ENOUGH_BYTES:
             self.make()
@@ -66,15 +59,11 @@ class Copies:
         if not self._noted:
             return
         begin = time.perf_counter()
-        self.out.unpack_all(self._pieces)
+        self.out.unpack_all([piece for _, _, piece in self._noted])
         each = (time.perf_counter() - begin) / len(self._noted)
-        for read, record in self._noted:
-            where = place_in(read.source.tier, read.source.codec_id)
-            self.metrics.timings.observe(Timing.DECODE, each, where)
-            if self.metrics.spans is not None:
-                self.metrics.spans.done("decode", each, len(read.tokens), where, self.within)
-            self.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), each)
-        self._noted, self._pieces, self._nbytes = [], [], 0
+        for read, record, _ in self._noted:
+            self.times.add(read, record.header.codec, each)
+        self._noted, self._nbytes = [], 0
 
     def _expected(self, tokens: Tokens, start: int) -> tuple[int, ...]:
         sizes = self._layer_bytes.get(len(tokens))

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
-from kvstore.codecs.registry import codec_label, only_copies
+from kvstore.codecs.registry import only_copies
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Workers
@@ -28,8 +28,9 @@ from kvstore.read.ahead import AheadReader, Batch, Batches
 from kvstore.read.block_read import BlockRead
 from kvstore.read.copies import Copies
 from kvstore.read.decode import BlockDecoder, check_record
+from kvstore.read.decode_times import DecodeTimes
 from kvstore.read.layerwise import HeldBlock, LayerDecode
-from kvstore.read.place import place_in, place_of
+from kvstore.read.place import place_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource, Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -124,11 +125,11 @@ class Fetcher:
         begun = self.begin(reads, keep_all=out is None) if begun is None else begun
         spans = self.residency.metrics.spans
         alone = all(self._is_brief(read, begun.ahead) for read in reads)
-        within = None if spans is None else spans.here()
+        times = DecodeTimes(self.residency.metrics, self.gate, None if spans is None else spans.here())
         copies = None
         if alone and later is None and out is not None and out.on_cpu and not out.layout.is_grouped:
-            copies = Copies(out, origin, self.gate, self.residency.metrics, within)
-        task = ReadTask(self, reads, out, origin, within, later, begun.ahead, alone, copies)
+            copies = Copies(out, origin, times)
+        task = ReadTask(self, reads, out, origin, times, later, begun.ahead, alone, copies)
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
@@ -194,16 +195,16 @@ class Fetcher:
 class ReadTask:
     """Reads and decodes a range of the blocks of one fetch. Thread-safe for ranges that do not overlap.
 
-    Calling it with a range of indexes returns the indexes of the blocks that failed. within: see `Spans.here`; later:
-    see `Fetcher.fetch`; alone: whether one thread works on all ranges, which then releases all sources at once: each
-    time it may wait for a lock; copies: takes what is only copied, for the end.
+    Calling it with a range of indexes returns the indexes of the blocks that failed. later: see `Fetcher.fetch`; alone:
+    whether one thread works on all ranges, which then releases all sources at once: each time it may wait for a lock;
+    copies: takes what is only copied, for the end.
     """
 
     fetcher: Fetcher
     reads: Sequence[BlockRead]
     out: KVView | None
     origin: int
-    within: object = None
+    times: DecodeTimes
     later: LayerDecode | None = None
     ahead: Mapping[str, AheadReader] = field(default_factory=dict)  # see `Begun`; not of what is looked up again
     alone: bool = False
@@ -275,12 +276,7 @@ class ReadTask:
             if first is not None:
                 return first
         good = decoder.decode(read, record.header, record.payload, self._target(read))
-        seconds, metrics = time.perf_counter() - begin, self.fetcher.residency.metrics
-        where = place_in(read.source.tier, read.source.codec_id)
-        metrics.timings.observe(Timing.DECODE, seconds, where)
-        if metrics.spans is not None:
-            metrics.spans.done("decode", seconds, len(read.tokens), where, self.within)
-        self.fetcher.gate.observe_decode(codec_label(record.header.codec), len(read.tokens), seconds)
+        self.times.add(read, record.header.codec, time.perf_counter() - begin)
         return good
 
     def _first_decoded(self, later: LayerDecode, read: BlockRead, record: SealedSource) -> bool | None:
