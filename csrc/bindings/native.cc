@@ -188,7 +188,8 @@ struct Call {
     if (heads.size() % 2 || row_bytes.size() != heads.size())
       throw py::value_error("heads and row_bytes: expected keys and values of every layer");
     // So that no sum of sizes overflows; the format's own limit is far below.
-    if (bytes_of(heads, row_bytes, tokens) >= 1e12) throw py::value_error("splitzip: a block has more values than can be coded at once");
+    if (bytes_of(heads, row_bytes, tokens) >= 1e12)
+      throw py::value_error("splitzip: a block has more values than can be coded at once");
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       bounds.push_back(splitzip::bound(shape, layer));
       if (!bounds.back()) throw py::value_error("splitzip: a layer has more values than can be coded at once");
