@@ -1,6 +1,7 @@
 // The memory that the trie is made of: growing arrays, the child table and the record table.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -19,7 +20,8 @@ namespace kvstore {
 // A growing array of plain values, aligned to a cache line. It grows by an eighth, not by doubling,
 // because the token arena is nearly all the memory of the index; on Linux large arrays move by
 // remapping pages, so growing copies nothing and untouched capacity is not resident. Large arrays ask
-// for huge pages: a look-up in gigabytes of tokens is otherwise bound by TLB misses.
+// for huge pages: a look-up in gigabytes of tokens is otherwise bound by TLB misses. One that is made at
+// once ends with a small page: it may never grow, and a huge page is resident even if little of it is used.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable<T>::value, "moved with memcpy");
@@ -65,6 +67,7 @@ class Buffer {
  private:
   static constexpr size_t kLarge = size_t{4} << 20;
   static constexpr size_t kHuge = size_t{2} << 20;
+  static constexpr size_t kPage = 4096;
 
   static bool mapped(size_t bytes) {
 #if defined(__linux__)
@@ -87,16 +90,16 @@ class Buffer {
   }
 
   void grow(size_t wanted) {
-    size_t next = capacity_ + capacity_ / 8 + 64;
-    if (next < wanted) next = wanted;
+    const size_t step = capacity_ + capacity_ / 8 + 64, next = std::max(step, wanted);
     if (next > (SIZE_MAX >> 1) / sizeof(T)) throw std::bad_alloc();
     size_t room = next * sizeof(T);
     T* fresh;
 #if defined(__linux__)
     if (mapped(room)) {
-      room = (room + kHuge - 1) & ~(kHuge - 1);
+      const size_t unit = wanted > step ? kPage : kHuge;
       // If T does not divide `room`, bytes() is a little less, which munmap and mremap round up to whole pages. It is
-      // at least kLarge all the same: `next` values cannot take exactly kLarge then, so `room` is 2 MiB more.
+      // at least kLarge all the same: it is what `next` values take, or more.
+      room = (room + unit - 1) & ~(unit - 1);
       fresh = static_cast<T*>(map_aligned(room));
       if (mapped(bytes()) && data_) {
         // The huge-page alignment of both ends lets the kernel move whole page tables.

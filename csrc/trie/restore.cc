@@ -68,6 +68,7 @@ class Trie::Rebuild {
 
   void run() {
     link_rows();
+    find_widths();
     for (uint32_t root = 0; root < first_of_root_.size(); ++root)
       if (first_of_root_[root] != kNone) build_group(trie_.roots_[root], 0, first_of_root_[root]);
     while (!open_.empty()) {
@@ -214,6 +215,22 @@ class Trie::Rebuild {
     return only ? child : kNone;
   }
 
+  // A chain of only children becomes one edge, which is wide if one of them is. Makes room for all of them at once.
+  void find_widths() {
+    wide_.assign(rows_.count, 0);
+    for (size_t i = kept_.size(); i > 0; --i) {  // what is behind a row stands after it
+      const uint32_t row = kept_[i - 1], child = only_child(row);
+      wide_[row] = TokenArena::is_wide(tokens(row), rows_.counts[row]) || (child != kNone && wide_[child]);
+    }
+    size_t counts[2] = {0, 0}, slots = 1;  // room is made for one more before it is known that a row needs none
+    for (const uint32_t row : kept_) {
+      if (const uint32_t child = only_child(row); child != kNone) wide_[child] = wide_[row];
+      counts[wide_[row]] += rows_.counts[row];
+      slots += rows_.counts[row] == trie_.block_;
+    }
+    for (const bool wide : {false, true}) trie_.room(counts[wide], wide, slots, 0);
+  }
+
   void build_group(uint32_t node, uint32_t depth, uint32_t first) {
     group_.clear();
     for (uint32_t row = first; row != kNone; row = next_[row]) group_.push_back(row);
@@ -228,9 +245,7 @@ class Trie::Rebuild {
 
   void insert_row(uint32_t node, uint32_t depth, uint32_t row) {
     const uint32_t count = rows_.counts[row], end = depth + count;
-    bool wide = TokenArena::is_wide(tokens(row), count);
-    for (uint32_t r = row, child; !wide && (child = only_child(r)) != kNone; r = child)
-      wide = TokenArena::is_wide(tokens(child), rows_.counts[child]);
+    const bool wide = wide_[row];
     trie_.room(count, wide, 1, 2);
     trie_.records_.prepare(row + 1);
     const Cursor at = trie_.walk(node, depth, tokens(row), count);
@@ -282,10 +297,10 @@ class Trie::Rebuild {
     const uint32_t count = rows_.counts[row];
     const bool full = count == trie_.block_;
     const bool wide = TokenArena::is_wide(trie_.nodes_[leaf].offset) || TokenArena::is_wide(tokens(row), count);
-    trie_.room(trie_.nodes_[leaf].length + count, wide, trie_.slot_count(trie_.nodes_[leaf]) + 1, 0);
     trie_.records_.prepare(row + 1);
     Node& x = trie_.nodes_[leaf];
     if (placed_[row] != x.offset + x.length) {  // only after duplicates: move the edge to where it can grow
+      trie_.room(x.length + count, wide, trie_.slot_count(x) + 1, 0);
       const uint64_t offset = trie_.arena_.append(trie_.arena_, x.offset, x.length, wide);
       const uint32_t slots = static_cast<uint32_t>(trie_.slots_.size());
       trie_.slots_.append(trie_.slots_.data() + x.slots, trie_.slot_count(x));
@@ -378,6 +393,7 @@ class Trie::Rebuild {
   const TrieRows& rows_;
   std::vector<uint64_t> at_;      // row -> its first token
   std::vector<uint64_t> placed_;  // row -> where the arena already holds it
+  std::vector<uint8_t> wide_;     // row -> whether its edge takes 4 bytes a token
   std::vector<uint32_t> first_, next_, first_of_root_;  // children of a row, siblings
   std::vector<uint32_t> parents_, kept_;  // the row before each; the rows that are trusted, the first one first
   uint32_t last_tagged_ = kNone;          // of the rows that are found by their tags, the one that was kept last

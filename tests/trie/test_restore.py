@@ -255,6 +255,25 @@ def test_a_restored_trie_equals_the_one_it_was_saved_from() -> None:
     assert second.stats()["nodes"] == first.stats()["nodes"] + len(prompts)
 
 
+def test_a_restored_trie_takes_what_its_tokens_need_and_grows_from_there() -> None:
+    blocks, paths = 64, 1100  # 9 MB of tokens: memory that is mapped, and ends within a huge page
+    ids = np.arange(1, blocks * paths + 1, dtype=np.uint64)
+    starts = np.tile(np.arange(blocks, dtype=np.uint32) * 64, paths)
+    tokens = np.random.default_rng(2).integers(0, 50_000, 64 * len(ids), dtype=np.uint32)
+    trie = Trie(64)
+    trie.new_root()
+    roots, counts, marks = np.zeros(len(ids), np.uint32), np.full(len(ids), 64, np.uint32), np.zeros(len(ids), np.uint8)
+    parents, bits = np.where(starts > 0, ids - 1, 0).astype(np.uint64), np.full(len(ids), 8.0, np.float32)
+    assert trie.restore(roots, ids, starts, counts, ids, parents, bits, tokens, marks).size == 0
+    assert 2 * len(tokens) < trie.stats()["bytes"] < 2 * len(tokens) + 24 * len(ids)
+    ends = np.arange(64, 64 * blocks + 1, 64, dtype=np.uint32)
+    for number in range(paths, paths + 300):  # it grows twice
+        more = np.random.default_rng(number).integers(0, 50_000, 64 * blocks, dtype=np.uint32)
+        assert trie.insert(0, more, 8.0, ends, ids[-1] + np.uint64(number * blocks) + ends // 64).size == 0
+    for number, path in enumerate(tokens.reshape(paths, -1)):
+        assert trie.match(0, path, False)[2].tolist() == ids[number * blocks :][:blocks].tolist()
+
+
 def grown(rng: np.random.Generator, wrong: int) -> list[Row]:
     """Sequences of blocks as a catalog gives them, ids rising: some part from others, and blocks come twice. Of `wrong`
     rows one field is another row's."""
