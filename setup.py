@@ -14,6 +14,7 @@ from setuptools import find_packages, setup
 from setuptools.errors import CompileError, ExecError
 
 SANITIZE = os.environ.get("KVSTORE_SANITIZE") == "1"
+COMPILED_APART = os.environ.get("KVSTORE_COMPILED_APART") == "1"  # `make setup` compiles while packages are installed
 # Sums of floating point numbers are part of formats: a product must not be fused into them.
 # pybind11 hides symbols and leaves debug symbols out.
 COMPILE = ["-Wextra", "-ffp-contract=off"]
@@ -92,7 +93,9 @@ setup(
     packages=packages(),
     package_dir={"kvstore": "kvstore", "kvstore.trie": "trie", "kvstore.codecs": "codecs"},
     package_data={"": ["py.typed", "*.pyi", "*.bin", "*.css", "*.js"]},
-    ext_modules=[
+    ext_modules=[]
+    if COMPILED_APART
+    else [
         extension("kvstore.trie._trie", "bindings/trie.cc", *TRIE, *CPU),
         extension("kvstore.trie._content", "bindings/content.cc", "content/content.cc", "content/find.cc", *TRIE, *CPU),
         extension("kvstore.core._sums", "bindings/sums.cc", *XXH3, *CPU),

@@ -21,7 +21,7 @@ from kvstore import KVStore
 from kvstore.core.guard import Guard
 
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
-TRIALS = 5_000 if FULL else 150
+TRIALS = 5_000 if FULL else 80
 A_LIFE = 25  # trials of one store
 
 Call = Callable[[], Any]

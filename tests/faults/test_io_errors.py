@@ -53,9 +53,9 @@ def _is_quick(script: str, call: str, name: str, sticky: bool) -> bool:
 
 @pytest.mark.parametrize(("script", "call", "code", "sticky"), list(_cases()))
 def test_the_nth_call_fails(script: str, call: str, code: int | str, sticky: bool) -> None:
-    stride = 1 if FULL else 23 if script == "plain" else 83  # of the calls after the first few: others with each seed
+    stride = 1 if FULL else 47 if script == "plain" else 83  # of the calls after the first few: others with each seed
     for nth in range(1, _MOST):
-        if nth > (4 if script == "plain" or FULL else 1) and nth % stride != seeds.nth(len(call) + sticky) % stride:
+        if nth > (2 if script == "plain" or FULL else 1) and nth % stride != seeds.nth(len(call) + sticky) % stride:
             continue
         fault = Fault(call, nth, code, sticky)
         with small_stores.scratch() as folder:
@@ -225,7 +225,7 @@ def test_a_sector_that_stays_bad_under_a_pinned_block_does_not_stop_the_store(tm
         small_stores.all_is_well(store)
 
 
-@pytest.mark.parametrize("seed", range(30 if FULL else 12))
+@pytest.mark.parametrize("seed", range(30 if FULL else 6))
 def test_flushed_puts_survive_a_power_cut(seed: int) -> None:
     rng = random.Random(seeds.nth(seed))
     with small_stores.scratch() as folder:

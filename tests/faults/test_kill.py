@@ -19,7 +19,7 @@ from teller import MOMENTS
 
 CASES = Path(__file__).with_name("kill_trials.py")
 FULL = os.environ.get("KVSTORE_FAULTS") == "full"
-KILLS = 5 if FULL else 4  # of one store
+KILLS = 5 if FULL else 3  # of one store
 LIVES = int(os.environ.get("KVSTORE_LIVES") or (8 if FULL else 1))  # of each phase
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -67,7 +67,7 @@ def test_what_was_acknowledged_survives_a_kill(phase: str, record_property: Note
 
 
 def test_two_processes_that_die_in_turn_leave_what_they_flushed(record_property: Note) -> None:
-    cases = [{"seed": seed, "kills": 20 if FULL else 4} for seed in range(LIVES if FULL else 1)]
+    cases = [{"seed": seed, "kills": 20 if FULL else 3} for seed in range(LIVES if FULL else 1)]
     rows = trials.run(CASES, "turns", cases)
     assert trials.failures(rows) == []
     assert all(row["result"]["durable"] > 0 for row in rows)
@@ -84,7 +84,7 @@ def test_what_was_flushed_survives_a_kill_during_the_adoption_of_a_profile(recor
 
 
 def test_a_kill_while_a_store_learns_loses_nothing(record_property: Note) -> None:
-    cases = [{"seed": seed, "kills": 25 if FULL else 6} for seed in range(max(4, LIVES) if FULL else 1)]
+    cases = [{"seed": seed, "kills": 25 if FULL else 4} for seed in range(max(4, LIVES) if FULL else 1)]
     rows = trials.run(CASES.with_name("learn_trials.py"), "life", cases)
     assert trials.failures(rows) == []
     states = sum((Counter(row["result"]["states"]) for row in rows), Counter())

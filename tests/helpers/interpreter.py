@@ -82,12 +82,12 @@ def _share_shapes() -> None:
     """Tensors of one shape have one list of its constants."""
     make, known = tl.tensor.__init__, dict[Any, dict[str, Any]]()
 
-    def init(self: Any, handle: Any, type: Any) -> None:
-        key = tuple(type.shape.values) if type.is_block() else ()
+    def init(self: Any, handle: Any, dtype: Any) -> None:
+        key = tuple(dtype.shape.values) if dtype.is_block() else ()
         if key not in known:
-            make(self, handle, type)
+            make(self, handle, dtype)
             known[key] = {name: self.__dict__[name] for name in ("shape", "numel")}
         self.__dict__.update(known[key])
-        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.handle, self.type, self.dtype = handle, dtype, dtype.scalar
 
     tl.tensor.__init__ = init
