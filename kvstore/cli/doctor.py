@@ -126,7 +126,7 @@ def _codecs() -> list[dict[str, str]]:
 
 def _layout(folder: Path | None) -> KVLayout:
     try:
-        from transformers import AutoConfig
+        from transformers import AutoConfig  # type: ignore[attr-defined]
     except ModuleNotFoundError:
         raise ValueError("--model: needs transformers; pip install 'kvstore-lm[transformers]'") from None
     import torch

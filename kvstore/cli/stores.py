@@ -111,7 +111,7 @@ def text_of(path: Path) -> str:
 def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
     """Return the tokenizer in a folder. Raises `ValueError`."""
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # type: ignore[attr-defined]
     except ModuleNotFoundError:
         raise ValueError("a tokenizer needs transformers; pip install 'kvstore-lm[transformers]'") from None
     try:
