@@ -139,20 +139,25 @@ def _imports_of(module: str) -> frozenset[tuple[str, bool]]:
 
 def _imports(tree: ast.Module, module: str = "") -> Iterator[tuple[str, bool]]:
     """(imported module, whether it is imported as soon as this one is)."""
-    inside: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if typing_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside.update(child for child in ast.walk(node) if child is not node)
-    for node in ast.walk(tree):
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, inside = waiting.pop()
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node not in inside) for alias in node.names)
+            yield from ((alias.name, not inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: relative import in line {node.lineno}"
             base = str(node.module)
             for alias in node.names:
                 name = f"{base}.{alias.name}"
-                yield (name if name in MODULES else base), node not in inside
+                yield (name if name in MODULES else base), not inside
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        later = inside or typing_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        waiting += [(child, later) for child in _parts(node)]
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    """What stands in a node, without expressions: no statement stands in one."""
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
 def _below(module: str, name: str) -> bool:
@@ -456,9 +461,12 @@ def _long(name: str) -> Iterator[str]:
     text = (ROOT / name).read_text()
     if len(text.splitlines()) > 500:
         yield "the file"
-    for node in ast.walk(ast.parse(text)):
+    waiting: list[ast.AST] = [ast.parse(text)]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
             yield node.name
+        waiting += _parts(node)
 
 
 def test_files_and_functions_are_small() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from kernelruns import needs_triton, run_script
+from kernelruns import FULL, needs_triton, run_script
 
 pytestmark = needs_triton
 
 # A script is imported once a row; rows are what two workers can share. The longest first.
 RUNS = [
     ("interpreted_predict.py", "shapes"),
-    ("interpreted_predict.py", "wide prefixes views arguments"),
-    ("interpreted_predict.py", "long refusals hostile"),
+    ("interpreted_predict.py", "wide prefixes arguments"),
+    ("interpreted_predict.py", "long hostile"),
     ("interpreted_predict_codec.py", "counting"),
     ("interpreted_predict_codec.py", "coding sample refusing"),
-    ("interpreted_predict_codec.py", "once trial waits failures stored"),
+    ("interpreted_predict_codec.py", "once trial waits stored"),
     ("interpreted_levels.py", "shapes long prefixes limits"),
     ("interpreted_levels.py", "hostile trial golden"),
     ("interpreted_groups_store.py", "counting"),
@@ -29,6 +29,9 @@ RUNS = [
     ("interpreted_copies.py", "strides dtypes by_kernel"),
     ("interpreted_store.py", "control encoding joined decoding hostile tier store"),
 ]
+# Only at full length: what the others come by, too, in another place.
+if FULL:
+    RUNS += [("interpreted_predict.py", "refusals views"), ("interpreted_predict_codec.py", "failures")]
 
 
 @pytest.mark.slow
