@@ -249,6 +249,7 @@ test-wheel: wheel
 # the standard library's module.
 style: setup
 	$(PY) -m ruff check .
+	! grep -rnE '.{121,}' csrc
 	mkdir -p build/typecheck && ln -sfn ../../kvstore build/typecheck/kvstore
 	cd build/typecheck && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p kvstore
 
