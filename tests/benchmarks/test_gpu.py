@@ -32,11 +32,13 @@ METRICS = {
 CEILINGS = {"device copy", "pinned copy", "recompute", "CPU, as many threads"}
 # The benchmark, without what triton's interpreter does for nothing.
 DRY = """
-import interpreter, runpy
+import runpy
+from benchmarks.common import use_helpers_of_tests
+use_helpers_of_tests()
+import interpreter
 interpreter.replace_once()
 runpy.run_module("benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
-HELPERS = ROOT / "tests" / "helpers"
 
 
 def test_every_section_is_tried() -> None:
@@ -48,7 +50,7 @@ def test_every_section_is_tried() -> None:
 def test_every_section_runs_dry(section: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     command = [sys.executable, "-c", DRY, "--dry-run", "--section", section, "--json", str(path)]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HELPERS)}
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(path.read_text())

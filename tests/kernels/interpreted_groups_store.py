@@ -23,6 +23,7 @@ import predictcases
 import torch
 from family_stores import BLOCK, IDENTITY, LAYOUT, behind, config, counter, kv_of, members, passage
 from kvcases import random_kv, same_kv
+from length import FULL
 
 from kvstore import KVStore
 from kvstore.codecs import KVView
@@ -36,7 +37,6 @@ CPU = torch.device("cpu")
 TEXT = passage(1, 64)
 OTHER = behind(10, TEXT)
 FALLBACK = "fallback_device_codec"
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
