@@ -377,6 +377,7 @@ class TrieIndex:
         traffic: U32 | None = None,
         holes: U8 | None = None,
         keep_tails: bool = False,
+        token_at: U64 | None = None,
     ) -> U64:
         """Rebuild an empty index from m catalog entries.
 
@@ -400,28 +401,23 @@ class TrieIndex:
             tags: uint64 `[m]`, the tag of its key.
             parent_tags: uint64 `[m]`, the tag of its parent's key, 0 for a first block.
             bits: float32 `[m]`, of all its tokens.
-            tokens: the tokens of all entries, one after the other.
+            tokens: the tokens of all entries.
             pinned: uint8 `[m]`, not 0 for an entry that is pinned.
             traffic: uint32 `[m]`, what `counts()` or `holes()` returned for it; default is none.
             holes: uint8 `[m]`, not 0 for an entry that is a hole; default is none.
             keep_tails: tails inside of a longer record stay.
+            token_at: uint64 `[m]`, where in `tokens` those of each begin; default is one after the other.
 
         Returns:
             The ids dropped (uint64, rising).
 
         Raises:
-            ValueError: the columns differ in length, or the index is not empty.
+            ValueError: the columns differ in length, tokens are missing, or the index is not empty.
         """
-        for namespace in namespaces:
-            self._check_namespace(namespace)
-        most = int(which.max()) if which.size else -1
-        if most >= len(namespaces):
-            raise ValueError(f"which: expected indices below {len(namespaces)}, the namespaces, found {most}")
         with self._lock:
-            roots = np.array([self._root(namespace) for namespace in namespaces], np.uint32)
-            mapped = roots[which] if which.size else np.zeros(0, np.uint32)
+            mapped = self._roots_of(namespaces, which)
             columns = mapped, ids, starts, counts, tags, parent_tags, bits, tokens, pinned, traffic, holes
-            return self._trie.restore(*columns, keep_tails)
+            return self._trie.restore(*columns, keep_tails, token_at)
 
     def compact(self) -> None:
         """Rebuild the token arena without garbage. Happens by itself when more than half is garbage."""
@@ -430,6 +426,15 @@ class TrieIndex:
     def stats(self) -> dict[str, int]:
         """Return nodes, tokens, records, holes, bytes (of memory), arena_tokens, garbage_tokens and namespaces."""
         return {**self._trie.stats(), "namespaces": len(self._names)}
+
+    def _roots_of(self, namespaces: Sequence[bytes], which: U32) -> U32:
+        for namespace in namespaces:
+            self._check_namespace(namespace)
+        most = int(which.max()) if which.size else -1
+        if most >= len(namespaces):
+            raise ValueError(f"which: expected indices below {len(namespaces)}, the namespaces, found {most}")
+        roots = np.array([self._root(namespace) for namespace in namespaces], np.uint32)
+        return roots[which] if which.size else np.zeros(0, np.uint32)
 
     def _root(self, namespace: bytes) -> int:
         root = self._roots.get(namespace)

@@ -5,7 +5,6 @@
 #include "bindings/arrays.h"
 #include "catalog/catalog.h"
 #include "catalog/parents.h"
-#include "common/threads.h"
 #include "xxh3/xxh3.h"
 
 namespace py = pybind11;
@@ -17,41 +16,22 @@ namespace {
 constexpr std::size_t kHead = kEntryBytes;
 
 py::object read_file(py::handle file, unsigned threads) {
-  const auto bytes = view<uint8_t>(file, "file");
+  const auto bytes = writable_view<uint8_t>(file, "file");
+  if (reinterpret_cast<std::uintptr_t>(bytes.data) % alignof(uint32_t)) throw py::value_error("file: it is unaligned");
   if (threads < 1 || threads > 64) throw py::value_error("threads: expected 1 to 64");
   const CatalogRead found = unlocked([&] { return read_catalog(bytes.data, bytes.size, threads); });
   if (!found.problem.empty()) return py::str(found.problem);
-  py::array_t<uint8_t> heads(static_cast<py::ssize_t>(kHead * found.entries.size()));
-  py::array_t<uint32_t> tokens(static_cast<py::ssize_t>(found.tokens));
+  const std::size_t count = found.entries.size();
+  py::array_t<uint8_t> heads(static_cast<py::ssize_t>(kHead * count));
+  py::array_t<uint64_t> token_at(static_cast<py::ssize_t>(count));
   uint8_t* const to_heads = heads.mutable_data();
-  uint32_t* const to_tokens = tokens.mutable_data();
-  unlocked([&] {
-    const std::size_t count = found.entries.size();
-    std::vector<uint64_t> firsts;  // the first token of each part
-    uint64_t total = 0;
-    std::size_t at = 0;
-    for (unsigned i = 0; i < threads; ++i) {
-      firsts.push_back(total);
-      for (; at < count * (i + 1) / threads; ++at) total += (found.entries[at].head_and_tokens - kHead) / 4;
-    }
-    in_parts(count, threads, [&](unsigned thread, std::size_t begin, std::size_t end) {
-      uint8_t* to_head = to_heads + begin * kHead;
-      uint32_t* to = to_tokens + firsts[thread];
-      for (std::size_t i = begin; i < end; ++i) {
-        const auto& entry = found.entries[i];
-        const std::size_t size = entry.head_and_tokens - kHead;
-        std::memcpy(to_head, bytes.data + entry.at, kHead);
-        if (size) std::memcpy(to, bytes.data + entry.at + kHead, size);
-        to_head += kHead;
-        to += size / 4;
-      }
-    });
-  });
+  uint64_t* const to_token_at = token_at.mutable_data();
   py::list longer;
   for (const auto& entry : found.entries)
     if (entry.size > entry.head_and_tokens)
       longer.append(py::bytes(reinterpret_cast<const char*>(bytes.data) + entry.at, entry.size));
-  return py::make_tuple(found.commit, heads, tokens, longer);
+  unlocked([&] { gather(bytes.data, found.entries, to_heads, to_token_at); });
+  return py::make_tuple(found.commit, heads, found.tokens, token_at, longer);
 }
 
 py::array_t<uint64_t> parents(py::handle entries) {
@@ -76,7 +56,7 @@ PYBIND11_MODULE(_catalog, m) {
         [](py::handle data) {
           const auto bytes = view<uint8_t>(data, "data");
           if (bytes.size < 17) throw py::value_error("data: expected at least 17 bytes");
-          return xxh3_64(bytes.data, bytes.size);
+          return xxh3_64(bytes.data, bytes.size, level());
         },
         py::arg("data"));
 }

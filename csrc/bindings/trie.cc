@@ -65,7 +65,8 @@ py::array_t<uint64_t> insert(Trie& trie, uint32_t root, py::handle tokens, py::h
 
 py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::handle starts, py::handle counts,
                               py::handle tags, py::handle parent_tags, py::handle bits, py::handle tokens,
-                              py::handle pinned, py::handle traffic, py::handle holes, bool keep_tails) {
+                              py::handle pinned, py::handle traffic, py::handle holes, bool keep_tails,
+                              py::handle token_at) {
   const auto i = view<uint64_t>(ids, "ids");
   const auto t = view<uint32_t>(tokens, "tokens");
   TrieRows rows{};
@@ -83,6 +84,7 @@ py::array_t<uint64_t> restore(Trie& trie, py::handle roots, py::handle ids, py::
   rows.holes = holes.is_none() ? nullptr : column<uint8_t>(holes, i.size, "holes");
   rows.traffic = traffic.is_none() ? nullptr : column<uint32_t>(traffic, i.size, "traffic");
   rows.keep_tails = keep_tails;
+  rows.token_at = token_at.is_none() ? nullptr : column<uint64_t>(token_at, i.size, "token_at");
   return to_numpy(at_length([&] { return trie.restore(rows); }));
 }
 
@@ -221,7 +223,8 @@ void def_changes(py::class_<Trie>& trie) {
            py::arg("root"), py::arg("max_bits"))
       .def("restore", &restore, py::arg("roots"), py::arg("ids"), py::arg("starts"), py::arg("counts"), py::arg("tags"),
            py::arg("parent_tags"), py::arg("bits"), py::arg("tokens"), py::arg("pinned"),
-           py::arg("traffic") = py::none(), py::arg("holes") = py::none(), py::arg("keep_tails") = false)
+           py::arg("traffic") = py::none(), py::arg("holes") = py::none(), py::arg("keep_tails") = false,
+           py::arg("token_at") = py::none())
       .def("take_released", [](Trie& trie) { return to_numpy(briefly([&] { return trie.take_released(); })); })
       .def("compact", [](Trie& trie) { at_length([&] { trie.compact(); }); });
 }

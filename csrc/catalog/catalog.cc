@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -71,6 +72,7 @@ struct File {
   size_t pages;                                  // up to the last that is in use
   std::unique_ptr<std::atomic<uint8_t>[]> used;  // by page: in a tree, or free
   uint64_t commit;
+  Level level;
 };
 
 // Walks one tree, or a part of it.
@@ -130,7 +132,7 @@ class Walk {
   }
 
   Tree counts;  // of what was walked
-  std::vector<CatalogRead::Value> entries;
+  CatalogEntries entries;
   uint64_t tokens = 0;
   std::vector<std::pair<Tree, Kind>> named;
 
@@ -236,7 +238,8 @@ class Walk {
     for (size_t i = 0; i < 8; ++i) number = number << 8 | key.data[i];
     require(number && number < kMostRecords && number == load<uint64_t>(value.data + kRecordAt),
             "an entry has another number than its key");
-    require(load<uint64_t>(value.data) == xxh3_64(value.data + kSum, value.size - kSum), "an entry is damaged");
+    require(load<uint64_t>(value.data) == xxh3_64(value.data + kSum, value.size - kSum, file_.level),
+            "an entry is damaged");
     entries.push_back({static_cast<uint64_t>(value.data - file_.data), static_cast<uint32_t>(value.size),
                              static_cast<uint32_t>(end)});
     tokens += (end - kEntryHead) / 4;
@@ -266,7 +269,7 @@ class Reader {
     out_->commit = std::max(even, odd);
     const uint64_t last = load<uint64_t>(meta + 120);
     require(last >= kMetas - 1 && last < size_ / kPage, "pages are missing at the end of the file");
-    shared_ = File{file_, last + 1, std::make_unique<std::atomic<uint8_t>[]>(last + 1), out_->commit};
+    shared_ = File{file_, last + 1, std::make_unique<std::atomic<uint8_t>[]>(last + 1), out_->commit, level()};
     const Tree free(meta + 24), main(meta + 24 + kTreeBytes);
     require(!(free.flags & ~kIntegerKey) && !main.flags && !main.pad, "a database has unknown flags");
     walk(free, Kind::free);
@@ -338,6 +341,22 @@ CatalogRead read_catalog(const uint8_t* file, size_t size, unsigned threads) {
     out.problem = refused.what();
   }
   return out;
+}
+
+void gather(uint8_t* file, const CatalogEntries& entries, uint8_t* heads, uint64_t* token_at) {
+  const auto stands_before = [&](size_t a, size_t b) { return entries[a].at < entries[b].at; };
+  HugeVector<size_t> order(entries.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (!std::is_sorted(order.begin(), order.end(), stands_before)) std::sort(order.begin(), order.end(), stands_before);
+  // Never beyond what is still to be moved: the entries of a page take no more than it has, and the first pages none.
+  uint64_t end = 0;
+  for (const size_t i : order) {
+    const uint64_t bytes = entries[i].head_and_tokens - kEntryHead;
+    token_at[i] = end / 4;
+    std::memcpy(heads + i * kEntryHead, file + entries[i].at, kEntryHead);
+    std::memmove(file + end, file + entries[i].at + kEntryHead, bytes);
+    end += bytes;
+  }
 }
 
 }  // namespace kvstore

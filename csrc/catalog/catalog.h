@@ -11,7 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
+
+#include "common/huge_pages.h"
 
 namespace kvstore {
 
@@ -22,11 +23,18 @@ struct CatalogRead {
   };
   std::string problem;  // why the file was refused; empty if it was not
   uint64_t commit = 0;
-  std::vector<Value> entries;  // by rising record number
+  HugeVector<Value> entries;  // by rising record number
   uint64_t tokens = 0;         // of all entries
 };
 
+using CatalogEntries = decltype(CatalogRead::entries);
+
 // threads: how many may walk a large tree at once.
 CatalogRead read_catalog(const uint8_t* file, size_t size, unsigned threads);
+
+// Copies what stands before the tokens of each entry (80 bytes), and moves the tokens to the front of the file's bytes,
+// in the order in which they stand there: they take no memory beside the file. Nothing else of the file is left.
+// token_at: for each entry, where its tokens begin then, counted in tokens.
+void gather(uint8_t* file, const CatalogEntries& entries, uint8_t* heads, uint64_t* token_at);
 
 }  // namespace kvstore

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "common/huge_pages.h"
 #include "trie/trie.h"
 
 namespace kvstore {
@@ -56,14 +57,18 @@ class RowTable {
 
 class Trie::Rebuild {
  public:
-  Rebuild(Trie& trie, const TrieRows& rows) : trie_(trie), rows_(rows), at_(rows.count), placed_(rows.count, kNowhere) {
+  Rebuild(Trie& trie, const TrieRows& rows) : trie_(trie), rows_(rows), placed_(rows.count, kNowhere) {
     if (rows.count >= kNone) throw std::invalid_argument("ids: more records than a trie can hold");
-    uint64_t total = 0;
-    for (size_t i = 0; i < rows.count; ++i) {
-      at_[i] = total;
-      total += rows.counts[i];
+    if (!rows.token_at) {
+      uint64_t total = 0;
+      at_.reserve(rows.count);
+      for (size_t i = 0; i < rows.count; total += rows.counts[i++]) at_.push_back(total);
+      if (total != rows.token_count) throw std::invalid_argument("tokens: expected as many as counts add up to");
     }
-    if (total != rows.token_count) throw std::invalid_argument("tokens: expected as many as counts add up to");
+    token_at_ = rows.token_at ? rows.token_at : at_.data();
+    for (size_t i = 0; i < rows.count; ++i)
+      if (token_at_[i] > rows.token_count || rows.counts[i] > rows.token_count - token_at_[i])
+        throw std::invalid_argument("token_at: expected places of tokens that are there");
   }
 
   void run() {
@@ -85,7 +90,7 @@ class Trie::Rebuild {
   static constexpr uint64_t kNowhere = ~uint64_t{0};
   static constexpr size_t kAhead = 16;  // rows whose cells are asked for before they are needed
 
-  const uint32_t* tokens(uint32_t row) const { return rows_.tokens + at_[row]; }
+  const uint32_t* tokens(uint32_t row) const { return rows_.tokens + token_at_[row]; }
 
   bool hole(uint32_t row) const { return rows_.holes && rows_.holes[row]; }
   bool pinned(uint32_t row) const { return rows_.pinned[row] && !hole(row); }
@@ -391,11 +396,12 @@ class Trie::Rebuild {
 
   Trie& trie_;
   const TrieRows& rows_;
-  std::vector<uint64_t> at_;      // row -> its first token
-  std::vector<uint64_t> placed_;  // row -> where the arena already holds it
-  std::vector<uint8_t> wide_;     // row -> whether its edge takes 4 bytes a token
-  std::vector<uint32_t> first_, next_, first_of_root_;  // children of a row, siblings
-  std::vector<uint32_t> parents_, kept_;  // the row before each; the rows that are trusted, the first one first
+  HugeVector<uint64_t> at_;       // row -> its first token, where the caller does not say it
+  const uint64_t* token_at_;      // the same, in any case
+  HugeVector<uint64_t> placed_;   // row -> where the arena already holds it
+  HugeVector<uint8_t> wide_;      // row -> whether its edge takes 4 bytes a token
+  HugeVector<uint32_t> first_, next_, first_of_root_;  // children of a row, siblings
+  HugeVector<uint32_t> parents_, kept_;  // the row before each; the rows that are trusted, the first one first
   uint32_t last_tagged_ = kNone;          // of the rows that are found by their tags, the one that was kept last
   std::vector<uint32_t> group_, open_;
 };

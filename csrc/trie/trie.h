@@ -56,13 +56,14 @@ struct TrieStats {
   uint64_t nodes, tokens, records, holes, bytes, arena_tokens, garbage_tokens;
 };
 
-// Columns of `count` records for restore(); `tokens` holds sum(counts) tokens, record after record.
+// Columns of `count` records for restore().
 struct TrieRows {
   size_t count, token_count;
   const uint32_t *roots, *starts, *counts, *tokens;
   const uint64_t *ids, *tags, *parent_tags;
   const float* bits;
   const uint8_t* pinned;
+  const uint64_t* token_at;  // where in `tokens` those of each begin; nullptr: one after the other, and no others
   const uint8_t* holes;     // nullptr: none
   const uint32_t* traffic;  // nullptr: none
   bool keep_tails;          // tails inside of longer records stay

@@ -65,10 +65,10 @@ constexpr size_t kFirst = 11;  // where the sums' part of the secret begins
 
 }  // namespace
 
-uint64_t xxh3_64(const uint8_t* data, size_t size) {
+uint64_t xxh3_64(const uint8_t* data, size_t size, Level level) {
   if (size <= 128) return to_128(data, size);
   if (size <= 240) return to_240(data, size);
-  return Sums(data, size, Level::scalar).merged(size * kPrime64_1, kFirst);  // such values are short
+  return Sums(data, size, level).merged(size * kPrime64_1, kFirst);
 }
 
 std::array<uint8_t, 16> xxh3_128(const uint8_t* data, size_t size, Level level) {

@@ -10,7 +10,7 @@
 
 namespace kvstore {
 
-uint64_t xxh3_64(const uint8_t* data, size_t size);  // size >= 17
+uint64_t xxh3_64(const uint8_t* data, size_t size, Level level);  // size >= 17
 
 constexpr size_t kLeast128 = 241;  // bytes that xxh3_128 takes at least
 

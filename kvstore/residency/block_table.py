@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore.codecs.registry import codec_label
 from kvstore.config import PAGE_BYTES
+from kvstore.core.distinct import distinct
 from kvstore.core.keys import NamespaceDigest
 from kvstore.core.tokens import Tokens
 from kvstore.residency.residency import Residency
@@ -59,12 +60,12 @@ class BlockTable:
     @property
     def labels(self) -> npt.NDArray[np.str_]:
         """The name of each row's codec."""
-        numbers, which = np.unique(self.rows["codec"], return_inverse=True)
+        numbers, which = distinct(self.rows["codec"])
         return np.array([codec_label(number) for number in numbers.tolist()], np.str_)[which]
 
     def segment_bytes(self) -> dict[int, int]:
         """Return the bytes of the blocks in each segment that has any, by its number."""
-        numbers, which = np.unique(self.rows["segment"], return_inverse=True)
+        numbers, which = distinct(self.rows["segment"])
         sums = np.bincount(which, weights=self.rows["bytes"], minlength=len(numbers))
         return dict(zip(numbers.tolist(), map(int, sums.tolist()), strict=True))
 
@@ -85,7 +86,7 @@ def block_table_of(residency: Residency) -> BlockTable:
     rows["uses"] = _uses(residency, entries["record"])
     rows["is_member"] = np.isin(entries["record"], np.fromiter(scan.donors, np.uint64, len(scan.donors)))
     names, rows["namespace"] = _namespaces(disk.catalog.namespaces(), entries)
-    return BlockTable(rows, scan.tokens, names, scan.donors)
+    return BlockTable(rows, scan.tokens_in_order(), names, scan.donors)
 
 
 def _uses(residency: Residency, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
@@ -102,6 +103,6 @@ def _namespaces(
 ) -> tuple[tuple[NamespaceDigest, ...], npt.NDArray[np.uint32]]:
     """(digests, the place of each entry's among them); those that the catalog does not know have a digest of zeros."""
     digests = {number: digest for digest, number in numbers.items()}
-    found, which = np.unique(entries["namespace"], return_inverse=True)
+    found, which = distinct(entries["namespace"])
     names = tuple(NamespaceDigest(digests.get(number, bytes(32))) for number in found.tolist())
     return names, which.astype(np.uint32)

@@ -73,16 +73,15 @@ class Follower:
         """
         residency, rows = self.residency, scan.entries
         names = {number: digest for digest, number in disk.namespaces.items()}
-        ends = np.cumsum(rows["count"])
         by_tag = dict(zip(rows["tag"].tolist(), rows["record"].tolist(), strict=True))
         everything: _Paths | None = None
         for i in np.lexsort((rows["record"], rows["start"])).tolist():
-            row, end = rows[i], int(ends[i])
+            row = rows[i]
             record, parent, start, count = (int(row[name]) for name in ("record", "parent", "start", "count"))
             namespace = names.get(int(row["namespace"]))
             if namespace is None or record in residency.index:
                 continue
-            tokens = np.ascontiguousarray(scan.tokens[end - count : end])
+            tokens = np.ascontiguousarray(scan.tokens_of(i))
             before = self._tokens_before((parent, by_tag.get(int(row["parent_tag"]), 0)), namespace, start)
             if before is None:  # what stood before it left before it was seen here: the catalog may know it still
                 everything = everything or _Paths(disk.catalog.scan())
@@ -119,8 +118,8 @@ class _Paths:
 
     def __init__(self, scan: Scan) -> None:
         self._rows = np.concatenate([scan.holes, scan.entries])
-        self._tokens = np.concatenate([scan.hole_tokens, scan.tokens])
-        self._ends = np.cumsum(self._rows["count"])
+        self._tokens = scan.tokens
+        self._token_at = np.concatenate([scan.hole_token_at, scan.token_at])
         self._by_tag = {tag: i for i, tag in enumerate(self._rows["tag"].tolist())}
 
     def before(self, row: np.void) -> Tokens | None:
@@ -133,6 +132,7 @@ class _Paths:
                 return None
             if int(above["start"]) + int(above["count"]) != int(row["start"]):
                 return None
-            blocks.append(self._tokens[int(self._ends[i]) - int(above["count"]) : int(self._ends[i])])
+            at = int(self._token_at[i])
+            blocks.append(self._tokens[at : at + int(above["count"])])
             row = above
         return np.concatenate(blocks[::-1]) if blocks else np.zeros(0, np.uint32)

@@ -58,7 +58,7 @@ def _load_all(residency: Residency, disk: DiskTier, keep_tails: bool, codec: int
     scan = disk.take_scan()
     last_record = scan.last_record
     names, scan, which, unknown = _by_namespace(disk, scan)
-    dropped = _restore(residency, disk, scan, names, keep_tails)
+    dropped = _restore(residency, disk, scan, names, which, keep_tails)
     _load_lives(residency, scan, dropped)
     lost, gone = _load_families(residency, scan)
     holes = set(scan.holes["record"].tolist())
@@ -128,16 +128,24 @@ def _which(
     return which, known
 
 
-def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes], keep_tails: bool) -> list[int]:
+def _restore(
+    residency: Residency,
+    disk: DiskTier,
+    scan: Scan,
+    names: list[bytes],
+    which: npt.NDArray[np.intp],
+    keep_tails: bool,
+) -> list[int]:
     """Fills the trie; returns the records that have no place in it, for what comes before them is gone, and the holes
     that nothing is behind."""
-    rows, tokens = scan.entries, scan.tokens
+    rows, token_at = scan.entries, scan.token_at
+    unknown: list[int] = []
     if len(scan.holes):
-        rows, tokens = np.concatenate([rows, scan.holes]), np.concatenate([tokens, scan.hole_tokens])
-    which, known = _which(disk, names, rows)
-    unknown: list[int] = rows["record"][~known].tolist()  # holes; the records are of these namespaces
-    if unknown:
-        which, rows, tokens = which[known], rows[known], tokens[np.repeat(known, rows["count"])]
+        of_holes, known = _which(disk, names, scan.holes)  # the records are of these namespaces
+        unknown = scan.holes["record"][~known].tolist()
+        rows = np.concatenate([rows, scan.holes[known]])
+        token_at = np.concatenate([token_at, scan.hole_token_at[known]])
+        which = np.concatenate([which, of_holes[known]])
     try:
         traffic = disk.traffic(np.ascontiguousarray(rows["record"]))
     except CatalogError as error:
@@ -152,11 +160,12 @@ def _restore(residency: Residency, disk: DiskTier, scan: Scan, names: list[bytes
         np.ascontiguousarray(rows["tag"]),
         np.ascontiguousarray(rows["parent_tag"]),
         np.ascontiguousarray(rows["bits"]),
-        tokens,
+        scan.tokens,
         _pinned(rows).astype(np.uint8),
         traffic,
         (rows["flags"] & FLAG_HOLE).astype(np.uint8),
         keep_tails,
+        token_at,
     ).tolist()
     return dropped + unknown
 

@@ -57,7 +57,7 @@ def whole_file(data: bytes) -> None:
     from kvstore.tiers.disk.whole_file import WholeFile, read_whole
 
     file = damaged(data)
-    if isinstance(read(np.frombuffer(bytes(file), np.uint8)), str):
+    if isinstance(read(np.frombuffer(bytearray(file), np.uint8)), str):
         assert len(data) > 2, "a sound catalog is refused"
         return
     with small_stores.scratch() as folder:

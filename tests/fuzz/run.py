@@ -68,7 +68,7 @@ NATIVE = {
         ("donor/groups.cc", "donor/rows.cc", "levels/tiles.cc", "levels/model.cc", "predictive/sections.cc", *MODEL),
     ),
     "steps": Native("donor.cc", ("donor/rows.cc", *STEPS, *MODEL), "-DSTEPS"),
-    "catalog_file": Native("catalog_file.cc", ("catalog/catalog.cc", "xxh3/xxh3.cc")),
+    "catalog_file": Native("catalog_file.cc", ("catalog/catalog.cc", "xxh3/xxh3.cc", "common/cpu.cc")),
     "lossy": Native("lossy.cc", ("lossy/lossy.cc", "lossy/model.cc", *MODEL)),
     "trie": Native("trie.cc", (*(f"trie/{name}.cc" for name in ("trie", "read", "bits", "restore")), "common/cpu.cc")),
 }

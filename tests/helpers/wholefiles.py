@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.tiers.disk import environment
 from kvstore.tiers.disk.catalog import Catalog
@@ -37,7 +41,17 @@ def step_by_step(file: Path, beside: bool = True) -> Scan | None:
 
 
 def is_same(a: Scan, b: Scan) -> bool:
-    arrays = ("entries", "tokens", "holes", "hole_tokens")
-    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in arrays) and (
-        (a.donors, a.cuts, a.damaged) == (b.donors, b.cuts, b.damaged)
-    )
+    if (a.donors, a.cuts, a.damaged) != (b.donors, b.cuts, b.damaged):
+        return False
+    for name in ("entries", "holes"):
+        if getattr(a, name).tobytes() != getattr(b, name).tobytes():
+            return False
+    pairs = zip([*_tokens_by_entry(a)], [*_tokens_by_entry(b)], strict=True)
+    return all(found.tobytes() == wanted.tobytes() for found, wanted in pairs)
+
+
+def _tokens_by_entry(scan: Scan) -> Iterator[npt.NDArray[np.uint32]]:
+    for rows, token_at in ((scan.entries, scan.token_at), (scan.holes, scan.hole_token_at)):
+        for at, count in zip(token_at.tolist(), rows["count"].tolist(), strict=True):
+            assert at + count <= len(scan.tokens)
+            yield scan.tokens[at : at + count]

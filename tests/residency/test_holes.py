@@ -139,7 +139,7 @@ def test_no_tokens_of_a_deleted_sequence_stay_in_a_hole(path: Path) -> None:
         store._residency.quarantine(2)
         store.delete(OLD)
         scan = store._residency.disk.catalog.scan()
-        assert (len(scan.entries), len(scan.holes), len(scan.hole_tokens)) == (0, 0, 0)
+        assert (len(scan.entries), len(scan.holes), len(scan.tokens)) == (0, 0, 0)
 
 
 def test_a_hole_stays_on_disk_until_the_block_that_fills_it_is_there(path: Path, tmp_path: Path) -> None:

@@ -150,6 +150,37 @@ def test_columns_of_unequal_length_are_refused() -> None:
             trie.restore(*wrong)
 
 
+def test_tokens_may_lie_anywhere() -> None:
+    rows, rng = [A, B, C, (4, 0, [70_000, 2, 3], 400, 0)], np.random.default_rng(0)
+    plain = columns(rows)
+    ends = np.cumsum(plain[3])
+    tokens, at = np.full(100, 9, np.uint32), np.array([50, 20, 97, 3], np.uint64)
+    for place, begin, end in zip(at.tolist(), ends - plain[3], ends, strict=True):
+        tokens[place : place + end - begin] = plain[7][begin:end]
+    for _ in range(5):
+        order = rng.permutation(len(rows))
+        moved, usual = Trie(BLOCK), Trie(BLOCK)
+        for trie in (moved, usual):
+            trie.new_root()
+        shuffled = [column[order] if i != 7 else tokens for i, column in enumerate(plain)]
+        assert moved.restore(*shuffled, None, None, False, at[order]).size == 0
+        assert usual.restore(*plain).size == 0
+        for record in (1, 2, 3, 4):
+            assert moved.path(record)[1].tolist() == usual.path(record)[1].tolist()
+        assert moved.stats() == usual.stats()
+
+
+@pytest.mark.parametrize("at", [[97, 0], [2**64 - 1, 0], [101, 0], [0]])
+def test_places_beyond_the_tokens_are_refused(at: list[int]) -> None:
+    trie = Trie(BLOCK)
+    trie.new_root()
+    data = columns([A, B])
+    data[7] = np.zeros(100, np.uint32)
+    with pytest.raises(ValueError, match="token_at"):
+        trie.restore(*data, None, None, False, np.array(at, np.uint64))
+    assert trie.stats()["records"] == 0
+
+
 small = st.integers(0, 12)
 wild = st.one_of(small, st.integers(0, 2**32 - 1))
 wilder = st.one_of(small, st.integers(0, 2**64 - 1))

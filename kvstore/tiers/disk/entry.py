@@ -191,42 +191,64 @@ class Scan:
 
     Attributes:
         entries: columns of `ENTRY`, of the records.
-        tokens: the tokens of these entries, one after the other.
+        tokens: the tokens of all entries, those of each together.
+        token_at: uint64 `[entries]`, where in `tokens` those of each record begin.
         damaged: keys of the entries that are not intact.
         donors: donors by record, for the records that have any.
         cuts: cuts by record, for the records that have one.
         holes: columns of `ENTRY`, of the holes.
-        hole_tokens: the tokens of the holes, one after the other.
+        hole_token_at: the same as `token_at`, of the holes.
 
     Example:
-        >>> scan = Scan(np.zeros(0, ENTRY), np.zeros(0, np.uint32), damaged=[])
-        >>> len(scan.entries)
-        0
+        >>> scan = Scan.of(np.zeros(0, ENTRY), np.zeros(0, np.uint32))
+        >>> len(scan.entries), scan.token_count
+        (0, 0)
     """
 
     entries: npt.NDArray[np.void]
     tokens: Tokens
+    token_at: npt.NDArray[np.uint64]
     damaged: list[bytes]
-    donors: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    holes: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ENTRY))
-    hole_tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.uint32))
-    cuts: dict[int, int] = field(default_factory=dict)
+    donors: dict[int, tuple[int, ...]]
+    cuts: dict[int, int]
+    holes: npt.NDArray[np.void]
+    hole_token_at: npt.NDArray[np.uint64]
 
     @classmethod
     def of(
         cls,
         entries: npt.NDArray[np.void],
         tokens: Tokens,
-        damaged: list[bytes],
-        donors: dict[int, tuple[int, ...]],
-        cuts: dict[int, int],
+        damaged: list[bytes] | None = None,
+        donors: dict[int, tuple[int, ...]] | None = None,
+        cuts: dict[int, int] | None = None,
+        token_at: npt.NDArray[np.uint64] | None = None,
     ) -> Scan:
-        """Return the scan of entries among which there may be holes."""
+        """Return the scan of entries among which there may be holes; token_at: default is one after the other."""
+        at = token_at if token_at is not None else _one_after_the_other(entries["count"])
         is_hole = (entries["flags"] & FLAG_HOLE) != 0
-        if not is_hole.any():
-            return cls(entries, tokens, damaged, donors, cuts=cuts)
-        of_hole = np.repeat(is_hole, entries["count"])
-        return cls(entries[~is_hole], tokens[~of_hole], damaged, donors, entries[is_hole], tokens[of_hole], cuts)
+        holes, hole_at = entries[is_hole], at[is_hole]
+        if len(holes):
+            entries, at = entries[~is_hole], at[~is_hole]
+        return cls(entries, tokens, at, damaged or [], donors or {}, cuts or {}, holes, hole_at)
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens the records have."""
+        return int(self.entries["count"].sum(dtype=np.int64))
+
+    def tokens_of(self, i: int) -> Tokens:
+        """Return the tokens of record `i` of `entries`."""
+        at = int(self.token_at[i])
+        return self.tokens[at : at + int(self.entries["count"][i])]
+
+    def tokens_in_order(self) -> Tokens:
+        """Return the tokens of all records, in the order of `entries`."""
+        if len(self.tokens) == self.token_count and np.array_equal(
+            self.token_at, _one_after_the_other(self.entries["count"])
+        ):
+            return self.tokens
+        return np.concatenate([np.zeros(0, np.uint32), *map(self.tokens_of, range(len(self.entries)))])
 
     @property
     def last_record(self) -> int:
@@ -236,12 +258,18 @@ class Scan:
     @property
     def hole_bytes(self) -> int:
         """How many bytes the entries of the holes take."""
-        return ENTRY.itemsize * len(self.holes) + 4 * len(self.hole_tokens)
+        return ENTRY.itemsize * len(self.holes) + 4 * int(self.holes["count"].sum(dtype=np.int64))
 
     def with_holes(self, more: Sequence[Entry]) -> Scan:
         """Return the same with more holes, which come last."""
-        tokens = [self.hole_tokens, *(entry.tokens for entry in more)]
-        return replace(self, holes=np.concatenate([self.holes, _columns(more)]), hole_tokens=np.concatenate(tokens))
+        holes = _columns(more)
+        at = _one_after_the_other(holes["count"]) + np.uint64(len(self.tokens))
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, *(entry.tokens for entry in more)]),
+            holes=np.concatenate([self.holes, holes]),
+            hole_token_at=np.concatenate([self.hole_token_at, at]),
+        )
 
     def subset(self, keep: npt.NDArray[np.bool_]) -> Scan:
         """Return the records for which `keep`, bool `[entries]`, is true, and all holes."""
@@ -251,8 +279,12 @@ class Scan:
         left = set(entries["record"].tolist()) if self.donors or self.cuts else set()
         donors = {record: donors for record, donors in self.donors.items() if record in left}
         cuts = {record: cut for record, cut in self.cuts.items() if record in left}
-        tokens = self.tokens[np.repeat(keep, self.entries["count"])]
-        return replace(self, entries=entries, tokens=tokens, donors=donors, cuts=cuts)
+        return replace(self, entries=entries, token_at=self.token_at[keep], donors=donors, cuts=cuts)
+
+
+def _one_after_the_other(counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Where each of so many begins."""
+    return np.cumsum(counts, dtype=np.uint64) - counts
 
 
 def _columns(entries: Sequence[Entry]) -> npt.NDArray[np.void]:

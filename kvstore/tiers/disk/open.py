@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvstore.config import GIB, MIB, PAGE_BYTES, StoreConfig
+from kvstore.core.distinct import distinct
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError, CorruptStore, DiskError, StoreNotFound
@@ -413,7 +414,7 @@ class Opening:
 
     def _open_segments(self, scan: Scan, segments: Segments) -> None:
         rows = scan.entries
-        numbers, where = np.unique(rows["segment"], return_inverse=True)
+        numbers, where = distinct(rows["segment"])
         ends = np.zeros(len(numbers), np.int64)
         np.maximum.at(ends, where, (rows["page"].astype(np.int64) + rows["pages"]) * PAGE_BYTES)
         live = np.bincount(where, rows["pages"], len(numbers)).astype(np.int64) * PAGE_BYTES

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core.distinct import distinct
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.segment_file import segment_numbers
 from kvstore.tiers.disk.segments import Segments
@@ -42,7 +43,7 @@ def segment_problems(segments: Segments, scan: Scan) -> list[str]:
     found += [f"segment {number}: the store does not know its file" for number in unknown]
     found += [f"segment {number}: its file is missing" for number in sorted(known - files)]
     rows = scan.entries
-    numbers, where = np.unique(rows["segment"], return_inverse=True)
+    numbers, where = distinct(rows["segment"])
     pages = np.bincount(where, rows["pages"], len(numbers)).astype(np.int64)
     live = dict(zip(numbers.tolist(), (pages * PAGE_BYTES).tolist(), strict=True))
     found += [

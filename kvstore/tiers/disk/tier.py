@@ -105,7 +105,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
             scan = self._open(self._opening, identity)
         self._at_open: Scan | None = scan
         self._last_record = scan.last_record
-        self._records, self._tokens, self._usage = len(scan.entries), len(scan.tokens), Usage(scan)
+        self._records, self._tokens, self._usage = len(scan.entries), scan.token_count, Usage(scan)
         self._holes, self._hole_bytes = len(scan.holes), scan.hole_bytes
         self._live_at_open = self.segments.live_bytes
         if not read_only:
@@ -332,7 +332,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
                 self.segments.available()  # what was read when it became empty may be free by now
                 if not self.read_only:  # what a writer process did since is not in a reader's books
                     problems += segment_problems(self.segments, scan)
-                    counted, there = (self._records, self._tokens), (len(scan.entries), len(scan.tokens))
+                    counted, there = (self._records, self._tokens), (len(scan.entries), scan.token_count)
                     if counted != there:
                         problems.append(f"the disk tier counts (records, tokens) {counted}, the catalog {there}")
                     if self._usage.snapshot() != Usage(scan).snapshot():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core.distinct import distinct
 from kvstore.tiers.disk.entry import Entry, Scan
 
 
@@ -23,7 +24,7 @@ class Usage:
 
     Example:
         >>> from kvstore.tiers.disk.entry import ENTRY
-        >>> usage = Usage(Scan(np.zeros(0, ENTRY), np.zeros(0, np.uint32), damaged=[]))
+        >>> usage = Usage(Scan.of(np.zeros(0, ENTRY), np.zeros(0, np.uint32)))
         >>> usage.snapshot()
         {}
     """
@@ -31,7 +32,7 @@ class Usage:
     def __init__(self, scan: Scan) -> None:
         """Count what the catalog has."""
         rows = scan.entries
-        numbers, which = np.unique(rows["namespace"], return_inverse=True)
+        numbers, which = distinct(rows["namespace"])
         columns = (
             np.bincount(which, minlength=len(numbers)),
             np.bincount(which, rows["count"], len(numbers)).astype(np.int64),

@@ -108,7 +108,7 @@ void sum(fuzz::Bytes& file) {
         end = file.size();
       }
       if (size < kHead || size > end - at) continue;
-      const std::uint64_t right = kvstore::xxh3_64(&file[at + 8], size - 8);
+      const std::uint64_t right = kvstore::xxh3_64(&file[at + 8], size - 8, kvstore::level());
       std::memcpy(&file[at], &right, 8);
     }
   }
@@ -126,13 +126,28 @@ void agree(const fuzz::Bytes& file, const kvstore::CatalogRead& found) {
     const std::uint8_t* const value = &file[entry.at];
     const auto number = load<std::uint64_t>(value + 8);
     fuzz::require(number > before, "entries are out of order");
-    fuzz::require(load<std::uint64_t>(value) == kvstore::xxh3_64(value + 8, entry.size - 8), "a checksum is wrong");
+    const auto sum = kvstore::xxh3_64(value + 8, entry.size - 8, kvstore::level());
+    fuzz::require(load<std::uint64_t>(value) == sum, "a checksum is wrong");
     before = number;
     tokens += (entry.head_and_tokens - kHead) / 4;
     bytes += entry.size;
   }
   fuzz::require(tokens == found.tokens, "tokens are counted wrong");
   fuzz::require(bytes <= file.size(), "entries lie over each other");
+}
+
+// What is gathered is what stood in the file.
+void gather(const fuzz::Bytes& file, const kvstore::CatalogRead& found) {
+  fuzz::Bytes gathered = file, heads(kHead * found.entries.size());
+  std::vector<std::uint64_t> token_at(found.entries.size());
+  kvstore::gather(gathered.data(), found.entries, heads.data(), token_at.data());
+  for (std::size_t i = 0; i < found.entries.size(); ++i) {
+    const auto& entry = found.entries[i];
+    const std::uint8_t* const value = &file[entry.at];
+    fuzz::require(!std::memcmp(&heads[i * kHead], value, kHead), "a head is another");
+    const std::size_t bytes = entry.head_and_tokens - kHead;
+    fuzz::require(!bytes || !std::memcmp(&gathered[4 * token_at[i]], value + kHead, bytes), "tokens are others");
+  }
 }
 
 }  // namespace
@@ -144,8 +159,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   while (input.more()) damage(file, input);
   if (right_sums && file.size() >= kPage) sum(file);
   file.shrink_to_fit();  // so that whoever reads beyond it is caught
-  const kvstore::CatalogRead found = kvstore::read_catalog(file.data(), file.size());
+  const kvstore::CatalogRead found = kvstore::read_catalog(file.data(), file.size(), 1);
   if (!is_damaged) fuzz::require(found.problem.empty(), "a sound catalog is refused");
   agree(file, found);
+  gather(file, found);
   return 0;
 }

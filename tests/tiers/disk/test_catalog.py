@@ -248,14 +248,15 @@ def test_a_scan_can_start_after_a_number(catalog: Catalog) -> None:
 
 def test_an_empty_catalog_scans_to_nothing(catalog: Catalog) -> None:
     scan = catalog.scan()
-    assert (len(scan.entries), len(scan.tokens), scan.damaged) == (0, 0, [])
+    assert (len(scan.entries), scan.token_count, scan.damaged) == (0, 0, [])
 
 
 def test_a_subset_keeps_rows_and_their_tokens_together(catalog: Catalog) -> None:
     catalog.commit([entry(1), entry(2, tokens=np.array([9], np.uint32)), entry(3)])
     scan = catalog.scan().subset(np.array([True, False, True]))
     assert scan.entries["record"].tolist() == [1, 3]
-    assert scan.tokens.tolist() == [1, 2, 3, 4, 3, 4, 5, 6]
+    assert scan.tokens_in_order().tolist() == [1, 2, 3, 4, 3, 4, 5, 6]
+    assert (scan.token_count, scan.tokens_of(1).tolist()) == (8, [3, 4, 5, 6])
 
 
 def test_a_damaged_value_is_left_out_and_its_key_reported(tmp_path: Path) -> None:

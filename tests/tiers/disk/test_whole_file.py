@@ -145,20 +145,20 @@ def test_any_bytes_of_any_length_are_refused_or_read(tmp_path: Path) -> None:
     sound, rng = made(tmp_path / "catalog", 60).read_bytes(), random.Random(3)
     assert isinstance(read(np.zeros(0, np.uint8)), str)
     for size in (1, PAGE, 2 * PAGE, 2 * PAGE + 1, len(sound) - PAGE, len(sound) - 1):
-        assert isinstance(read(np.frombuffer(sound[:size], np.uint8)), str)
+        assert isinstance(read(np.frombuffer(bytearray(sound[:size]), np.uint8)), str)
     for _ in range(300):
         damaged = bytearray(sound)
         for _ in range(rng.randrange(1, 40)):
             at = rng.randrange(len(damaged) - 8)
             damaged[at : at + rng.choice([1, 2, 4, 8])] = rng.choice([os.urandom(8), b"\xff" * 8, bytes(8)])[:8]
-        read(np.frombuffer(bytes(damaged), np.uint8))
+        read(np.frombuffer(bytearray(damaged), np.uint8))
 
 
 def test_a_tree_that_says_it_has_no_levels_does_not_lead_anywhere(tmp_path: Path) -> None:
     damaged = bytearray(made(tmp_path / "catalog").read_bytes())
     for meta in (0, PAGE):
         damaged[meta + 16 + 24 + 48 + 6 : meta + 16 + 24 + 48 + 8] = b"\0\0"  # depth of the main tree
-    assert isinstance(read(np.frombuffer(bytes(damaged), np.uint8)), str)
+    assert isinstance(read(np.frombuffer(bytearray(damaged), np.uint8)), str)
 
 
 def test_the_checksum_is_the_one_of_the_package() -> None:
@@ -202,14 +202,14 @@ def test_entries_within_entries_are_refused(tmp_path: Path) -> None:
     catalog.commit([entry(1, tokens=400), entry(2, tokens=8)])
     catalog.close()
     file = bytearray((folder / DATA_FILE).read_bytes())
-    assert not isinstance(read(np.frombuffer(bytes(file), np.uint8)), str)
+    assert not isinstance(read(np.frombuffer(bytearray(file), np.uint8)), str)
     page, at = node_of(file, 1)
     value = page + at + 16  # behind the node's head and the key
     within, inner = value + 200, entry(2, tokens=300).pack()
     file[within : within + 16 + len(inner)] = struct.pack("<IHH", len(inner), 0, 8) + (2).to_bytes(8, "big") + inner
     file[page + 16 + 2 : page + 16 + 4] = (within - page).to_bytes(2, "little")
     file[value : value + 8] = xxhash.xxh3_64_intdigest(bytes(file[value + 8 : value + 80 + 1600])).to_bytes(8, "little")
-    assert read(np.frombuffer(bytes(file), np.uint8)) == "nodes lie over each other"
+    assert read(np.frombuffer(bytearray(file), np.uint8)) == "nodes lie over each other"
 
 
 def node_of(file: bytearray, record: int) -> tuple[int, int]:
