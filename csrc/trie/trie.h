@@ -63,10 +63,11 @@ struct TrieRows {
   const uint64_t *ids, *tags, *parent_tags;
   const float* bits;
   const uint8_t* pinned;
-  const uint64_t* token_at;  // where in `tokens` those of each begin; nullptr: one after the other, and no others
   const uint8_t* holes;     // nullptr: none
   const uint32_t* traffic;  // nullptr: none
   bool keep_tails;          // tails inside of longer records stay
+  // Where in `tokens` those of each begin; nullptr: one after the other, and there are no others.
+  const uint64_t* token_at;
 };
 
 // The end of a stored sequence: -log2 P of its path, and the records above it, the deepest first.
