@@ -89,6 +89,15 @@ class HeldReads {
     return number;
   }
 
+  // Waits until a read has ended; how it ended, `wait` says.
+  void settle(std::size_t number) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (number >= held_.size()) throw py::index_error("number: no such read was begun");
+    }
+    if (!reads_->has_ended(number)) unlocked([&] { reads_->wait(number); });
+  }
+
   void wait(std::size_t number) {
     std::unique_ptr<Held> held;  // it is let go behind the lock
     {
@@ -121,5 +130,6 @@ PYBIND11_MODULE(_files, m) {
   py::class_<HeldReads>(m, "Reads")
       .def(py::init<std::size_t, std::size_t>(), py::arg("most_requests"), py::arg("most_bytes"))
       .def("begin", &HeldReads::begin, py::arg("fd"), py::arg("buffers"), py::arg("offset"), py::arg("keep"))
+      .def("settle", &HeldReads::settle, py::arg("number"))
       .def("wait", &HeldReads::wait, py::arg("number"));
 }

@@ -144,11 +144,16 @@ class Workers:
         belong together is done here: an interrupt hits the program's threads only. On a thread of a store's own
         `function` is called at once; so it is if there are no threads.
         """
-        if _here.is_own or not self._threads:
-            return function(*arguments)
+        return function(*arguments) if _here.is_own or not self._threads else self.begin(function, *arguments).result()
+
+    def begin(self, function: Callable[..., T], *arguments: Any) -> Task[T]:
+        """What `run` does, but for the wait: `Task.result` of what is returned waits."""
         task = Task(function, *arguments)
-        self.start(task)
-        return task.result()
+        if _here.is_own or not self._threads:
+            task()
+        else:
+            self.start(task)
+        return task
 
     def map(self, function: Callable[..., T], *columns: Iterable[Any]) -> list[T]:
         """Call `function` for every row of the columns, and return the results in order.

@@ -107,6 +107,16 @@ class AheadReader:
             self._nbytes -= batch.nbytes
         return batch
 
+    def settle(self, most_bytes: int) -> None:
+        """Wait for all that was begun at once, if that is everything and no more than so many bytes: whoever waits for
+        each has to get Python's lock back as often."""
+        with self._lock:
+            if self._next < len(self._ranges) or self._nbytes > most_bytes or not self._begun:
+                return
+            last = next(reversed(self._begun.values()))
+        if last.reads is not None:
+            last.reads.settle(last.number)
+
     def _begin(self, wanted: int, nbytes: int) -> None:
         """Begin ranges until the one is under way that begins with the block `wanted`, and so many bytes."""
         while self._next < len(self._ranges) and (wanted not in self._begun or self._nbytes < nbytes):

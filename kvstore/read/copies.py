@@ -15,7 +15,7 @@ from kvstore.read.block_read import BlockRead
 from kvstore.read.decode_times import DecodeTimes
 from kvstore.tiers.base import SealedSource
 
-_ENOUGH_BYTES = 4 * MIB  # to let go of Python's lock for; more would keep more memory
+ENOUGH_BYTES = 4 * MIB  # to let go of Python's lock for; more would keep more memory
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Copies:
         piece = Packed(record.payload, count, read.start - self.origin, wanted)
         self._noted.append((read, record, piece))
         self._nbytes += len(piece.memory)
-        if self._nbytes >= _ENOUGH_BYTES:
+        if self._nbytes >= ENOUGH_BYTES:
             self.make()
         return True
 

@@ -26,7 +26,7 @@ from kvstore.gate.load import TENSORS
 from kvstore.metrics import Metric
 from kvstore.read.ahead import AheadReader, Batch, Batches
 from kvstore.read.block_read import BlockRead
-from kvstore.read.copies import Copies
+from kvstore.read.copies import ENOUGH_BYTES, Copies
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.read.decode_times import DecodeTimes
 from kvstore.read.layerwise import HeldBlock, LayerDecode
@@ -129,19 +129,22 @@ class Fetcher:
         copies = None
         if alone and later is None and out is not None and out.on_cpu and not out.layout.is_grouped:
             copies = Copies(out, origin, times)
+            for reader in begun.ahead.values():
+                reader.settle(ENOUGH_BYTES)
         task = ReadTask(self, reads, out, origin, times, later, begun.ahead, alone, copies)
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
         try:
             outcomes = [task(indexes) for indexes in ranges] if alone else share(task, ranges, most)
+            promoted = self.residency.own.begin(task.promote) if task.kept else None
             if copies is not None:
-                copies.make()
+                copies.make()  # without Python's lock, so that the other thread has it
         finally:
             task.release()
         task.tell(self.gate)
-        if task.kept:
-            self.residency.own.run(task.promote)
+        if promoted is not None:
+            promoted.result()
         bad = {index for outcome in outcomes for index in outcome}
         good = min(bad, default=len(reads))
         # What was promoted came in any order: put the beginning of the prefix before its end again.

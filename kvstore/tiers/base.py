@@ -130,6 +130,9 @@ class ReadsAhead(Protocol[R_contra]):
     def begin(self, sources: Sequence[R_contra], buffers: Sequence[Buffer]) -> int:
         """Begin what `StorageTier.read` does; return a number to wait for it with. Raises: OSError."""
 
+    def settle(self, number: int) -> None:
+        """Wait until a read has ended, and with it, mostly, those that were begun before; `wait` says how it ended."""
+
     def wait(self, number: int) -> None:
         """Wait until a read has ended, once for each. Raises: OSError, as `StorageTier.read`."""
 

@@ -75,6 +75,32 @@ def test_every_read_of_a_get_is_begun_and_waited_for(
         all_is_well(store)
 
 
+@pytest.mark.parametrize(("most", "times"), [(1 << 20, 3), (4096, 0)])
+def test_what_is_only_copied_is_waited_for_at_once_if_it_is_little(
+    most: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, settled = Seen(monkeypatch), []
+    settle = SegmentReads.settle
+    monkeypatch.setattr(SegmentReads, "settle", lambda reads, n: (settled.append(n), settle(reads, n)))
+    monkeypatch.setattr(fetch, "ENOUGH_BYTES", most)
+    with opened(tmp_path) as store:
+        for _ in range(3):
+            assert stored(store, TOKENS) == 40
+        assert len(settled) == times
+        assert seen.begun == seen.waited == 30
+
+
+def test_what_is_kept_is_in_memory_when_the_get_returns(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        pass
+    with KVStore(tmp_path, IDENTITY, config(host=1 << 20)) as store:
+        for tier in ("disk", "disk", "host"):  # the second read says that it is worth keeping
+            hit = store.get(TOKENS)
+            assert hit is not None
+            assert hit.tiers == {tier: 40}
+        all_is_well(store)
+
+
 def test_no_more_is_under_way_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     monkeypatch.setattr(ahead, "_FIRST_BYTES", 4096)

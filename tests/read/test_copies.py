@@ -52,7 +52,7 @@ def test_all_blocks_of_a_get_are_copied_by_one_call(tier: str, tmp_path: Path, c
 def test_what_is_a_lot_is_copied_while_the_rest_is_read(
     tmp_path: Path, calls: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "_ENOUGH_BYTES", 4 * BLOCK * LAYOUT.bytes_per_token)
+    monkeypatch.setattr(copies, "ENOUGH_BYTES", 4 * BLOCK * LAYOUT.bytes_per_token)
     with KVStore(tmp_path / "store", identity(), config(host=0)) as store:
         put(store, TOKENS)
         store.flush()

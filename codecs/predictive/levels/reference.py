@@ -110,17 +110,17 @@ class Walk:
             self.rotation = base.angles(model.rope_fine, model.rope_coarse, positions)
         self._inputs: list[list[Tensor]] = []  # of every layer so far
 
-    def sums(self, layer: int, which: int) -> Tensor:
-        """Without groups, int64 [n, C]."""
+    def sums(self, layer: int, which: int, rows: slice = slice(None)) -> Tensor:
+        """Without groups, int64 [n, C], of these rows."""
         part = self.model.parts[layer][which]
-        bias = base.tensor(part.bias).long().expand(len(self.tokens), -1)
+        bias = base.tensor(part.bias).long().expand(len(self.tokens[rows]), -1)
         if part.row is not None:
-            return bias + self._token_rows(which) * base.tensor(part.row).long()
+            return bias + self._token_rows(which)[rows] * base.tensor(part.row).long()
         if part.weight is None:
             return bias
         before = [x for i in range(layer - 1, layer - 1 - self.model.reach, -1) if i >= 0 for x in self._inputs[i]]
         own = self._inputs[layer] if which else []
-        inputs = torch.cat([*before, *own], 1)
+        inputs = torch.cat([x[rows] for x in (*before, *own)], 1)
         return bias + (inputs.double() @ base.tensor(part.weight).double()).long()
 
     def take(self, layer: int, which: int, values: Tensor) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from kvstore.calibration.dump import KVDump, Progress
+from kvstore.calibration.predictive.strips import coded_in_strips, in_strips
 from kvstore.calibration.predictive.tables import SAMPLE, adaptation, smoothed, spread
 from kvstore.codecs.predictive import reference as base
 from kvstore.codecs.predictive.levels import reference
@@ -78,18 +79,17 @@ def _part(
         pause()
         return values[:, columns]
 
-    pause()
-    total = walk.sums(number, which)
+    total = in_strips(partial(walk.sums, number, which), bits, pause)
     mu = reference.walk_groups(part, total, walk.rotation, of_group)
     pause()
     walk.take(number, which, values)
-    scale = spread(bits, mu)
+    scale = spread(bits, mu, pause)
     still = CodingTables(scale, np.zeros(3, np.int32))
-    pause()
-    alone = base.residuals(still, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
-    pause()
+    alone = coded_in_strips(
+        partial(base.residuals, still, which), bits, mu, torch.zeros(len(bits), dtype=torch.long), pause
+    )
     tables = CodingTables(scale, adaptation(alone.fits, fits))
     arrays[own + "scale"] = reference.as_cached(torch.from_numpy(scale)[None], part, walk.rotation)[0].numpy()
     arrays[own + "adapt"] = tables.adapt
-    pause()
-    return base.residuals(tables, which, bits, mu, base.offsets(tables, fits, len(bits)))
+    offset = base.offsets(tables, fits, len(bits))
+    return coded_in_strips(partial(base.residuals, tables, which), bits, mu, offset, pause)

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 Columns = tuple[int, slice]
 """A layer, and which of its inputs."""
 DAMP = 1e-3  # of the mean diagonal of the Gram matrix, as in AQUA-KV
-_STEP = 1 << 27  # multiply-adds of a step of a product, about
+_STEP = 1 << 25  # multiply-adds of a step of a product, about
 
 
 class ProductSums:

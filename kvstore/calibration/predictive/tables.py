@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from kvstore.calibration.dump import KVDump, Progress
 from kvstore.calibration.predictive.inputs import Wiring, inputs_of
+from kvstore.calibration.predictive.strips import coded_in_strips, in_strips
 from kvstore.codecs.predictive import float8_reference, reference
 from kvstore.codecs.predictive.model import CLASSES, MAX_ADAPT, MAX_SCALE, SYMBOLS, Part
 from kvstore.codecs.rans.coder import quantise
@@ -50,24 +52,27 @@ def fit_tables(dump: KVDump, arrays: Arrays, progress: Progress, wiring: Wiring)
                 split = inputs[0][0].shape[1]
                 table = arrays["token_kv"][:, split:] if which else arrays["token_kv"][:, :split]
                 total = reference.first_sums(part, table, tokens)
-            pause()
-            mu = reference.predict(part, total, turn)
-            arrays[prefix + "scale"] = spread(bits, mu)
+            mu = in_strips(partial(_predicted, part, total, turn), bits, pause)
+            arrays[prefix + "scale"] = spread(bits, mu, pause)
             part = _part(prefix, arrays)
-            pause()
-            still = _residuals(dump.dtype, part, which, bits, mu, torch.zeros(len(bits), dtype=torch.long))
-            pause()
+            still = coded_in_strips(
+                partial(_residuals, dump.dtype, part, which), bits, mu, torch.zeros(len(bits), dtype=torch.long), pause
+            )
             adapt = adaptation(still.fits, fits)
             arrays[prefix + "adapt"] = adapt if wiring.adapt else np.zeros_like(adapt)
             part = _part(prefix, arrays)
-            pause()
-            coded = _residuals(dump.dtype, part, which, bits, mu, reference.offsets(part, fits, len(bits)))
+            offset = reference.offsets(part, fits, len(bits))
+            coded = coded_in_strips(partial(_residuals, dump.dtype, part, which), bits, mu, offset, pause)
             fits.append(coded.fits)
             pause()
             index = coded.classes * SYMBOLS + coded.symbols
             counts += torch.bincount(index.flatten(), minlength=counts.size).numpy().reshape(counts.shape)
     progress("lossless: tables", layers, layers)
     arrays["freqs"] = quantise(smoothed(counts), 12, floor=True)
+
+
+def _predicted(part: Part, total: Tensor, turn: reference.Angles | None, rows: slice) -> Tensor:
+    return reference.predict(part, total[rows], None if turn is None else (turn[0][rows], turn[1][rows]))
 
 
 def _residuals(dtype: str, part: Part, which: int, bits: Tensor, mu: Tensor, offset: Tensor) -> reference.Coded:
@@ -97,11 +102,15 @@ def _sums(part: Part, inputs: Tensor) -> Tensor:
     return torch.from_numpy(part.bias).long() + product.long()
 
 
-def spread(bits: Tensor, mu: Tensor) -> np.ndarray[Any, Any]:
-    """`scale`: quarter octaves of the residuals' standard deviation."""
-    # The prediction was cut to 16 bits: half of its last place is put back.
-    residual = _numbers(bits) - _numbers(mu, 0x8000)
-    size = residual.abs().double().mean(0) * 1.2533  # of a normal distribution
+def spread(bits: Tensor, mu: Tensor, pause: Callable[[], None]) -> np.ndarray[Any, Any]:
+    """`scale`: quarter octaves of the residuals' standard deviation. `pause` is called before every step."""
+
+    def sizes(rows: slice) -> Tensor:
+        # The prediction was cut to 16 bits: half of its last place is put back.
+        residual = _numbers(bits[rows]) - _numbers(mu[rows], 0x8000)
+        return residual.abs().double().sum(0, keepdim=True)
+
+    size = in_strips(sizes, bits, pause).sum(0) / len(bits) * 1.2533  # of a normal distribution
     log = torch.log2(size.clamp(min=1e-30)) * 4
     return log.round().clamp(-MAX_SCALE, MAX_SCALE).to(torch.int16).numpy()
 

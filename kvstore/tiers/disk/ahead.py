@@ -29,5 +29,8 @@ class SegmentReads:
         # Neither is the file closed nor does the memory go to others before the system has written into it.
         return self._reads.begin(file.fd, [buffer.view for buffer in buffers], first.offset, (file, tuple(buffers)))
 
+    def settle(self, number: int) -> None:
+        self._reads.settle(number)
+
     def wait(self, number: int) -> None:
         self._reads.wait(number)

@@ -107,6 +107,21 @@ def test_what_the_system_refuses_is_an_error_of_that_read(descriptor: int) -> No
     reads.wait(reads.begin(descriptor, [memory(PAGE_BYTES)], 0, None))
 
 
+def test_settling_waits_and_leaves_the_outcome_to_whoever_takes_it(descriptor: int, data: bytes) -> None:
+    reads, buffer = _files.Reads(2, 1 << 20), memory(40 * PAGE_BYTES)
+    good = reads.begin(descriptor, [buffer], PAGE_BYTES, None)
+    short = reads.begin(descriptor, [memory(2 << 20)], SIZE - (1 << 20), None)
+    for _ in range(2):
+        for number in (short, good):
+            reads.settle(number)
+    assert bytes(buffer) == data[PAGE_BYTES : 41 * PAGE_BYTES]
+    reads.wait(good)
+    with pytest.raises(OSError):
+        reads.wait(short)
+    with pytest.raises(IndexError):
+        reads.settle(2)
+
+
 def test_each_read_is_waited_for_once(descriptor: int) -> None:
     reads = _files.Reads(2, 1 << 20)
     number = reads.begin(descriptor, [memory(PAGE_BYTES)], 0, None)
