@@ -352,6 +352,15 @@ def read_file(fs: FileSystem, path: str, limit: int) -> bytes:
         close_quietly(fs, fd)
 
 
+def fresh_memory(nbytes: int) -> mmap.mmap:
+    """Return memory of pages of its own, of large ones if the system has them; any part of it can be given back."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults: half of the time, otherwise
+    return memory
+
+
 def read_large(fs: FileSystem, path: str, limit: int) -> memoryview:
     """Return the contents of a file of many megabytes, read-only, in fresh memory that they were read into directly.
 
@@ -360,10 +369,7 @@ def read_large(fs: FileSystem, path: str, limit: int) -> memoryview:
     size = fs.size(path)
     if not 0 < size <= limit:
         raise ValueError(f"{path}: expected 1 to {limit} bytes, found {size}")
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults: half of the time, otherwise
+    memory = fresh_memory(size)
     fd = fs.open(path, os.O_RDONLY)
     try:
         read_all(fs, fd, [memoryview(memory)], 0)

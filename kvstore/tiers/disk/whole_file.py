@@ -6,10 +6,9 @@ unusual is left to those who look step by step: `environment.check`, `Catalog.is
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from mmap import MADV_DONTNEED, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from mmap import MADV_DONTNEED, mmap
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from kvstore.core.workers import Workers
 from kvstore.tiers.disk._catalog import read
 from kvstore.tiers.disk.catalog_file import Metas
 from kvstore.tiers.disk.entry import ENTRY, Scan, cut_of, donors_of
-from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, read_all
+from kvstore.tiers.disk.fs import O_DIRECT, FileSystem, close_quietly, fresh_memory, read_all
 
 _TRIES = 3  # a writer may commit while its file is read
 _PART = 1 << 24  # bytes of one read
@@ -73,19 +72,11 @@ def _bytes_of(fs: FileSystem, path: str) -> mmap | None:
         before = Metas.read(fs, path)
         # What lies behind the last page is nobody's, and may be a hole of any size.
         size = min(fs.size(path), before.end)
-        memory = _memory_for(size)
+        memory = fresh_memory(size)
         _read(fs, path, memory)
         if before.pages == Metas.read(fs, path).pages:
             return memory
     return None
-
-
-def _memory_for(size: int) -> mmap:
-    """Memory of pages; of large ones, if the system has them."""
-    memory = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # what is shared is not given back in parts
-    with contextlib.suppress(OSError):
-        memory.madvise(MADV_HUGEPAGE)
-    return memory
 
 
 def _give_back(memory: mmap, used: int) -> None:
@@ -111,10 +102,12 @@ def _read(fs: FileSystem, path: str, memory: mmap) -> None:
 def _fill(fs: FileSystem, path: str, flags: int, memory: mmap) -> None:
     begins = range(0, len(memory), _PART)
     view, fd = memoryview(memory), fs.open(path, flags)
-    # While one waits for the disk, another waits for memory.
-    workers = Workers(min(_READERS, len(begins)) - 1, "kvstore-open")
     try:
-        workers.share(lambda begin: read_all(fs, fd, [view[begin : begin + _PART]], begin), begins)
+        # While one waits for the disk, another waits for memory.
+        workers = Workers(min(_READERS, len(begins)) - 1, "kvstore-open")
+        try:
+            workers.share(lambda begin: read_all(fs, fd, [view[begin : begin + _PART]], begin), begins)
+        finally:
+            workers.close()
     finally:
-        workers.close()
         close_quietly(fs, fd)
