@@ -59,16 +59,17 @@ class Trie::Rebuild {
  public:
   Rebuild(Trie& trie, const TrieRows& rows) : trie_(trie), rows_(rows), placed_(rows.count, kNowhere) {
     if (rows.count >= kNone) throw std::invalid_argument("ids: more records than a trie can hold");
-    if (!rows.token_at) {
+    if (rows.token_at) {
+      for (size_t i = 0; i < rows.count; ++i)
+        if (rows.token_at[i] > rows.token_count || rows.counts[i] > rows.token_count - rows.token_at[i])
+          throw std::invalid_argument("token_at: expected places of tokens that are there");
+    } else {
       uint64_t total = 0;
       at_.reserve(rows.count);
       for (size_t i = 0; i < rows.count; total += rows.counts[i++]) at_.push_back(total);
       if (total != rows.token_count) throw std::invalid_argument("tokens: expected as many as counts add up to");
     }
     token_at_ = rows.token_at ? rows.token_at : at_.data();
-    for (size_t i = 0; i < rows.count; ++i)
-      if (token_at_[i] > rows.token_count || rows.counts[i] > rows.token_count - token_at_[i])
-        throw std::invalid_argument("token_at: expected places of tokens that are there");
   }
 
   void run() {
