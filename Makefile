@@ -16,7 +16,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup packages modules demo examples test test-long test-repeat test-asan test-faults test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup packages modules demo examples test test-long test-repeat test-asan test-faults test-kernels test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -76,6 +76,11 @@ test-faults: setup
 	@SEED=$(NEW_SEED); echo "KVSTORE_SEED=$$SEED makes this run again"; \
 	  KVSTORE_FAULTS=full KVSTORE_CUTS=$(CUTS) PYTHONHASHSEED=0 KVSTORE_SEED=$$SEED \
 	  $(PYTEST) -q -n $(JOBS) --dist worksteal -m faults
+
+# The GPU kernels at full length on a machine without a GPU: all in Triton's interpreter, and all compiled for sm_80,
+# sm_90 and sm_100; and every section of their benchmark, dry. `make test` runs the largest; `make gpu` needs a GPU.
+test-kernels: setup
+	KVSTORE_FAULTS=full $(RUN) tests/kernels tests/benchmarks/test_gpu.py
 
 # Fuzzes whatever reads bytes, SECONDS for each target: the C++ under sanitizers, guided by what it reaches, and the
 # parsers. TARGETS="trie record" runs these alone; KEEP=1 keeps the inputs that reach something new. See docs/faults.md.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from benchmodules import ROOT, load
+from length import FULL
 
 gpu, machines = load("gpu"), load("device.machine")
 
@@ -46,7 +47,7 @@ def test_every_section_is_tried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", sorted(METRICS))
+@pytest.mark.parametrize("section", sorted(METRICS) if FULL else ["stores"])
 def test_every_section_runs_dry(section: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     command = [sys.executable, "-c", DRY, "--dry-run", "--section", section, "--json", str(path)]

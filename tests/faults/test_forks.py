@@ -11,7 +11,7 @@ import pytest
 import trials
 
 PROGRAM = Path(__file__).with_name("fork_trials.py")
-FORKS = 200 if os.environ.get("KVSTORE_FAULTS") == "full" else 12
+FORKS = 200 if os.environ.get("KVSTORE_FAULTS") == "full" else 5
 
 
 @pytest.mark.faults

@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("script", sorted(failing.SCRIPTS) if FULL else ["plain"])
 def test_the_nth_call_of_lmdb_fails(script: str) -> None:
-    steps = {"step": 1, "firsts": 8} if FULL else {"step": 97, "firsts": 1}
+    steps = {"step": 1, "firsts": 8} if FULL else {"step": 193, "firsts": 1}
     cases = [
         {"script": script, "call": call, "code": code, "sticky": sticky, "offset": len(call), **steps}
         for call, codes in _module.CALLS.items()

@@ -12,7 +12,7 @@ import small_stores
 import trials
 
 CASES = Path(__file__).with_name("damage_trials.py")
-FLIPS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 2
+FLIPS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 1
 FAMILY_CASES = Path(__file__).with_name("family_trials.py")
 _module = trials.load(CASES)
 _families = trials.load(FAMILY_CASES)
@@ -44,7 +44,7 @@ def test_a_flipped_bit_of_the_catalog_costs_nothing_that_the_segments_hold() -> 
 
 
 def test_damaged_files_cost_only_what_lay_in_them() -> None:
-    seeds = max(2, FLIPS // 2)
+    seeds = max(1, FLIPS // 2)
     found = _run(_module.SHAPES, seeds)
     assert {kind for kind, outcomes in found.items() if "refused" in outcomes} == set(_module.REFUSED)
     assert not any("opened" in outcomes for outcomes in found.values())
@@ -55,7 +55,7 @@ def test_damaged_files_cost_only_what_lay_in_them() -> None:
 
 
 def test_a_flipped_bit_of_a_member_costs_it_and_one_of_a_donor_its_members_too() -> None:
-    flips = max(2, FLIPS // 2)
+    flips = max(1, FLIPS // 2)
     found = _run(_families.KINDS, flips, FAMILY_CASES)
     records = {kind: {"quarantined_records": flips} for kind in _families.KINDS if kind != "catalog_donors"}
     assert found == {**records, "catalog_donors": {"mended_entries": flips}}

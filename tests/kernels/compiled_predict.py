@@ -74,6 +74,8 @@ OTHERS: dict[str, dict[str, str]] = {
 }
 OTHERS["donor/measure_rows"]["unit"] = "fp32"
 OTHERS["lossy/take"] |= {"escapes": "*i16", "tile": "*fp32", "step": "fp32"}
+# The first is the product of all layers.
+LARGEST = ("dense", "join", "donor/join", "lossy/finish")
 # Others have OPTIONS.
 OF_KERNELS = {
     "dense": DENSE_OPTIONS,
@@ -132,29 +134,32 @@ PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|k
 def cases(few: bool) -> list[tuple[str, dict[str, Any], int]]:
     """(kernel, constants, architecture): heads of 128 and 64, K that is rotated and whatever is not.
 
-    few: all of them for one architecture, and for the others the product that matters most."""
+    few: the largest kernels for one architecture, and for the others the product that matters most."""
     product = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K}
-    small = {**product, "BLOCK_N": 32}
-    chosen: list[tuple[str, dict[str, Any]]] = [
-        ("dense", {"FIRST": False, "ROTATE": True, "DIM": 128, **product}),
-        ("dense", {"FIRST": True, "ROTATE": True, "DIM": 128, **product}),
-        ("dense", {"FIRST": False, "ROTATE": True, "DIM": 64, **small}),
-    ]
-    if not few:
-        chosen += [("dense", {"FIRST": first, "ROTATE": False, "DIM": 0, **product}) for first in (False, True)]
-        chosen += [("dense", {"FIRST": False, "ROTATE": True, "DIM": 32, **product, "BLOCK_N": 16})]
-    dims = (128,) if few else (128, 80)
-    for kernel in ("finish", "split"):
-        chosen += [(kernel, {"DIM": dim, "ROTATE": rotate, "TILE": TILE}) for dim in dims for rotate in (True, False)]
-    chosen += [("pack", {"DIM": dim, "TILE": TILE}) for dim in dims]
-    chosen += [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
-    chosen += of_levels(few, product) + of_donors(few) + of_loss(few)
+    chosen = of_layers(product) + of_levels(product) + of_donors() + of_loss()
+    if few:
+        kernels = [kernel for kernel, _ in chosen]
+        chosen = [chosen[kernels.index(kernel)] for kernel in LARGEST]
     others = chosen[:1] if few else chosen
     return [(*case, arch) for arch in ARCHITECTURES for case in (chosen if arch == 90 else others)]
 
 
-def of_levels(few: bool, product: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """(kernel, constants) of the levels; few: of a K that is rotated, above layer 0."""
+def of_layers(product: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the mode that foretells whole layers."""
+    chosen: list[tuple[str, dict[str, Any]]] = []
+    for dim, width in ((128, BLOCK_N), (64, 32), (32, 16)):
+        chosen += [("dense", {"FIRST": False, "ROTATE": True, "DIM": dim, **product, "BLOCK_N": width})]
+    chosen += [("dense", {"FIRST": True, "ROTATE": True, "DIM": 128, **product})]
+    chosen += [("dense", {"FIRST": first, "ROTATE": False, "DIM": 0, **product}) for first in (False, True)]
+    for dim in (128, 80):
+        for rotate in (True, False):
+            chosen += [(kernel, {"DIM": dim, "ROTATE": rotate, "TILE": TILE}) for kernel in ("finish", "split")]
+        chosen += [("pack", {"DIM": dim, "TILE": TILE})]
+    return chosen + [(kernel, {"TILE": TILE}) for kernel in ("measure", "read", "copy")]
+
+
+def of_levels(product: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the levels."""
     chosen: list[tuple[str, dict[str, Any]]] = []
     group = {"BLOCK_M": BLOCK_M, "BLOCK_K": GROUP_K}
     for dim, rotate, first in ((128, True, False), (128, False, False), (80, True, True), (80, False, True)):
@@ -162,11 +167,11 @@ def of_levels(few: bool, product: dict[str, Any]) -> list[tuple[str, dict[str, A
         chosen += [("join", {**of_part, "TILE": TILE, "BITS": 12}), ("split_groups", of_part)]
         chosen += [("pack_groups", {"DIM": dim, "ROTATE": rotate, "TILE": TILE})]
         chosen += [("sums", {"FIRST": first, **product})] * rotate
-    return chosen[:4] if few else chosen
+    return chosen
 
 
-def of_donors(few: bool) -> list[tuple[str, dict[str, Any]]]:
-    """(kernel, constants) of the donor codec's mode in groups; few: of a K that is rotated, above layer 0."""
+def of_donors() -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the donor codec's mode in groups."""
     chosen: list[tuple[str, dict[str, Any]]] = []
     group = {"BLOCK_M": BLOCK_M, "BLOCK_K": GROUP_K}
     for dim, rotate, first in ((128, True, False), (128, False, False), (80, True, True), (80, False, True)):
@@ -177,16 +182,16 @@ def of_donors(few: bool) -> list[tuple[str, dict[str, Any]]]:
         chosen += [("donor/measure_columns", {"DIM": dim, "ROTATE": rotate, "TILE": COLUMNS})]
         chosen += [("donor/measure_rows", {"DIM": dim, "BLOCK_M": BLOCK_M})] * rotate
     once = [("donor/correct", {"TILE": CORRECTED}), ("donor/choose_shifts", {"TILE": TILE})]
-    return chosen[:6] + once if few else chosen + once
+    return chosen + once
 
 
-def of_loss(few: bool) -> list[tuple[str, dict[str, Any]]]:
-    """(kernel, constants) of the lossy mode's decoder; few: of a K that is rotated."""
+def of_loss() -> list[tuple[str, dict[str, Any]]]:
+    """(kernel, constants) of the lossy mode's decoder."""
     of_rows = ("count", "classify", "count_escapes", "take")
     chosen: list[tuple[str, dict[str, Any]]] = [(f"lossy/{kernel}", {"TILE": TILE}) for kernel in of_rows]
     chosen += [("lossy/sums", {"BLOCK_M": BLOCK_M, "BLOCK_N": LOSSY_BLOCK_N, "BLOCK_K": BLOCK_K})]
     chosen += [("lossy/values", {"BLOCK_M": lossy_launch.ROWS, "BLOCK_N": LOSSY_BLOCK_N})]
-    for dim, rotate in ((128, True), (128, False), (80, True))[: 1 if few else 3]:
+    for dim, rotate in ((128, True), (128, False), (80, True)):
         chosen += [("lossy/finish", {"DIM": dim, "ROTATE": rotate, "TILE": TILE})]
     return chosen
 

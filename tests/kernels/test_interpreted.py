@@ -7,14 +7,28 @@ from kernelruns import FULL, needs_triton, run_script
 
 pytestmark = needs_triton
 
-# A script is imported once a row; rows are what two workers can share. The longest first.
+# A script is imported once a row; rows are what two workers can share. The longest first. Each codec's kernels against
+# its reference, what damages them, and a store.
 RUNS = [
+    ("interpreted_predict.py", "shapes"),
+    ("interpreted_levels.py", "hostile golden"),
+    ("interpreted.py", "lengths strides dtypes hostile"),
+    ("interpreted_groups.py", "codec"),
+    ("interpreted_store.py", "joined store"),
+    ("interpreted_rans.py", "lengths hostile"),
+    ("interpreted_lossy.py", "mode"),
+    ("interpreted_copies.py", "strides by_kernel"),
+]
+# `make test-kernels` runs all.
+ALL = [
     ("interpreted_predict.py", "shapes"),
     ("interpreted_predict.py", "wide prefixes arguments"),
     ("interpreted_predict.py", "long hostile"),
+    ("interpreted_predict.py", "refusals views"),
     ("interpreted_predict_codec.py", "counting"),
     ("interpreted_predict_codec.py", "coding sample refusing"),
     ("interpreted_predict_codec.py", "once trial waits stored"),
+    ("interpreted_predict_codec.py", "failures"),
     ("interpreted_levels.py", "shapes long prefixes limits"),
     ("interpreted_levels.py", "hostile trial golden"),
     ("interpreted_groups_store.py", "counting"),
@@ -29,9 +43,8 @@ RUNS = [
     ("interpreted_copies.py", "strides dtypes by_kernel"),
     ("interpreted_store.py", "control encoding joined decoding hostile tier store"),
 ]
-# Only at full length: what the others come by, too, in another place.
 if FULL:
-    RUNS += [("interpreted_predict.py", "refusals views"), ("interpreted_predict_codec.py", "failures")]
+    RUNS = ALL
 
 
 @pytest.mark.slow

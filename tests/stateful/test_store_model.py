@@ -198,7 +198,7 @@ class StoreMachine(HistoryMachine):
 
 TestStoreModel = pytest.mark.slow(StoreMachine.TestCase)
 TestStoreModel.settings = settings(
-    max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 50,
+    max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 30,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

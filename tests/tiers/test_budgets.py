@@ -93,7 +93,7 @@ def test_finding_13_the_disk_budget_holds_to_the_byte_at_every_call(tmp_path: Pa
 
     with KVStore(tmp_path, small_stores.IDENTITY, config, fs=FaultFS(before=measure)) as store:
         pin_some(store)
-        times = 10 if FULL or segments == 8 else 4  # how often the budget is filled
+        times = 10 if FULL else 5 if segments == 8 else 3  # how often the budget is filled
         flood(store, times * segments * small_stores.SEGMENT // RECORD)
         store.flush()
         pins_hold(store)
