@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
@@ -13,6 +14,7 @@ from kvstore.core.record import FLAG_STATES
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 from kvstore.residency.block import StoredBlock
+from kvstore.residency.ledger import Bits
 from kvstore.residency.residency import Residency
 from kvstore.residency.sparing import stored_end
 from kvstore.tiers.disk.entry import Scan
@@ -33,7 +35,10 @@ class Follower:
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
 
     def follow(self) -> None:
-        """Makes everything findable that the writer committed before this call. A failing catalog is counted."""
+        """Makes everything findable that the writer committed before this call, also what another thread is taking in.
+
+        Blocks of one sequence become findable at once. A failing catalog is counted.
+        """
         disk = self.residency.disk
         if disk is not None and disk.has_news():
             self.residency.own.run(self._follow, disk)
@@ -57,50 +62,46 @@ class Follower:
         residency = self.residency
         with self._lock:
             try:
-                scan = disk.scan_new()
-                if scan is None:
-                    return
-                for block, tokens, bits in self._new_blocks(disk, scan):
-                    residency.arrive(tokens, [block], bits, keep_tails=self.keep_tails)
+                with disk.scan_new() as scan:
+                    for blocks, tokens, bits in self._new_blocks(disk, scan) if scan is not None else ():
+                        residency.arrive(tokens, blocks, bits, keep_tails=self.keep_tails)
             except CatalogError as error:
                 residency.metrics.add(Metric.CATALOG_ERRORS, because=error)
 
-    def _new_blocks(self, disk: DiskTier, scan: Scan) -> Iterator[tuple[StoredBlock, Tokens, float]]:
-        """(block, all tokens of its sequence to its end, bits a token) of what has a place and is not known yet.
+    def _new_blocks(self, disk: DiskTier, scan: Scan) -> Iterator[tuple[list[StoredBlock], Tokens, Bits]]:
+        """(blocks that stand behind each other, all tokens of their sequence to the end of the last, bits of each) of
+        what has a place and is not known yet.
 
-        A block's place is behind the one before it, which must have arrived by then; that may have a higher number, for
-        it filled a hole. Raises `CatalogError`.
+        Their place is behind the block before the first, which must have arrived by then; that may have a higher
+        number, for it filled a hole. Raises `CatalogError`.
         """
         residency, rows = self.residency, scan.entries
         names = {number: digest for digest, number in disk.namespaces.items()}
         by_tag = dict(zip(rows["tag"].tolist(), rows["record"].tolist(), strict=True))
         everything: _Paths | None = None
-        for i in np.lexsort((rows["record"], rows["start"])).tolist():
-            row = rows[i]
-            record, parent, start, count = (int(row[name]) for name in ("record", "parent", "start", "count"))
-            namespace = names.get(int(row["namespace"]))
-            if namespace is None or record in residency.index:
-                continue
-            tokens = np.ascontiguousarray(scan.tokens_of(i))
-            before = self._tokens_before((parent, by_tag.get(int(row["parent_tag"]), 0)), namespace, start)
+        for run in _runs(rows, [i for i in range(len(rows)) if self._is_new(rows[i], names)]):
+            first = rows[run[0]]
+            namespace, start = names[int(first["namespace"])], int(first["start"])
+            before = self._tokens_before(
+                (int(first["parent"]), by_tag.get(int(first["parent_tag"]), 0)), namespace, start
+            )
             if before is None:  # what stood before it left before it was seen here: the catalog may know it still
                 everything = everything or _Paths(disk.catalog.scan())
-                before = everything.before(row)
+                before = everything.before(first)
             if before is None:
-                residency.metrics.add(Metric.UNREACHABLE_RECORDS)
+                residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(run))
                 continue
-            block = StoredBlock(
-                record=record,
-                parent=parent if start else 0,
-                namespace=namespace,
-                start=start,
-                tokens=tokens,
-                expiry=float(row["expiry"]),
-                donors=scan.donors.get(record, ()),
-                cut=scan.cuts.get(record, 0),
-                has_states=bool(int(row["flags"]) & FLAG_STATES),
-            )
-            yield block, np.concatenate([before, tokens]), float(row["bits"]) / max(1, count)
+            blocks = [_block(scan, i, namespace) for i in run]
+            # What is here already keeps its bits.
+            bits = [np.zeros(start, np.float32)]
+            bits += [
+                np.full(count, spent / max(1, count), np.float32)
+                for spent, count in rows[["bits", "count"]][run].tolist()
+            ]
+            yield blocks, np.concatenate([before, *(block.tokens for block in blocks)]), np.concatenate(bits)
+
+    def _is_new(self, row: np.void, names: dict[int, bytes]) -> bool:
+        return int(row["namespace"]) in names and int(row["record"]) not in self.residency.index
 
     def _tokens_before(self, parents: tuple[int, ...], namespace: bytes, start: int) -> Tokens | None:
         """The `start` tokens up to the end of one of `parents`; None if none is known here, or they end elsewhere."""
@@ -111,6 +112,37 @@ class Follower:
             if known is not None and known[0] == namespace and len(known[1]) == start:
                 return known[1]
         return None
+
+
+def _runs(rows: npt.NDArray[np.void], chosen: Sequence[int]) -> list[list[int]]:
+    """The chosen rows, in runs of blocks that stand behind each other; a run comes after the one it branches off."""
+    runs: list[list[int]] = []
+    ends: dict[tuple[int, int, int], list[int]] = {}
+    order = np.lexsort((rows["record"][chosen], rows["start"][chosen]))
+    for i in np.asarray(chosen, np.intp)[order].tolist():
+        namespace, start, count = (int(rows[i][name]) for name in ("namespace", "start", "count"))
+        run = ends.pop((namespace, int(rows[i]["parent_tag"]), start), None) if start else None
+        if run is None:
+            runs.append(run := [])
+        run.append(i)
+        ends[namespace, int(rows[i]["tag"]), start + count] = run
+    return runs
+
+
+def _block(scan: Scan, i: int, namespace: bytes) -> StoredBlock:
+    row = scan.entries[i]
+    record, parent, start = (int(row[name]) for name in ("record", "parent", "start"))
+    return StoredBlock(
+        record=record,
+        parent=parent if start else 0,
+        namespace=namespace,
+        start=start,
+        tokens=np.ascontiguousarray(scan.tokens_of(i)),
+        expiry=float(row["expiry"]),
+        donors=scan.donors.get(record, ()),
+        cut=scan.cuts.get(record, 0),
+        has_states=bool(int(row["flags"]) & FLAG_STATES),
+    )
 
 
 class _Paths:

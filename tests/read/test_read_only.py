@@ -7,14 +7,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from child_writer import PUTS, Writer, environment
-from kvcases import kv_of, open_store, quick_directory, same_kv, tokens
+from kvcases import BLOCK, kv_of, open_store, quick_directory, same_kv, tokens
 from threadruns import HANGS_S
 
 from kvstore import TierConfig
 from kvstore.errors import ConfigError, ReadOnlyStore, StoreNotFound
+from kvstore.residency.residency import Residency
 
 
 @pytest.fixture
@@ -57,6 +59,65 @@ def test_a_reader_that_looks_while_the_writer_commits_misses_nothing_afterwards(
                 reader.contains(wanted)
             writing.join(HANGS_S)
             assert stored(reader, wanted) == 20
+
+
+def test_a_get_finds_what_was_committed_before_it_while_another_thread_takes_it_in(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive, half, goes_on = Residency.arrive, threading.Event(), threading.Event()
+
+    def arriving(*arguments: Any, **options: Any) -> Any:
+        if half.is_set():
+            goes_on.wait(HANGS_S)
+        half.set()
+        return arrive(*arguments, **options)
+
+    with open_store(tmp_path, read_only=True) as reader:
+        writer.do("put(20); put(20, 1); store.flush()")
+        monkeypatch.setattr(Residency, "arrive", arriving)
+        first = threading.Thread(target=reader.contains, args=(tokens(20),))
+        first.start()
+        assert half.wait(HANGS_S)  # one of the two sequences is known, and the other is not
+        threading.Timer(0.1, goes_on.set).start()
+        assert [stored(reader, tokens(20, seed=seed)) for seed in (0, 1)] == [20, 20]
+        first.join(HANGS_S)
+
+
+def test_what_could_not_be_taken_in_is_taken_in_by_the_next_get(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError
+
+    with open_store(tmp_path, read_only=True) as reader:
+        writer.do("put(20); store.flush()")
+        with monkeypatch.context() as patch:
+            patch.setattr(Residency, "arrive", fail)
+            with pytest.raises(MemoryError):
+                reader.get(tokens(20))
+        assert stored(reader, tokens(20)) == 20
+
+
+def test_the_blocks_of_a_sequence_arrive_at_once(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive, seen = Residency.arrive, list[list[int]]()
+
+    def arriving(self: Any, of: Any, blocks: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append([block.end for block in blocks])
+        return arrive(self, of, blocks, *arguments, **options)
+
+    monkeypatch.setattr(Residency, "arrive", arriving)
+    with open_store(tmp_path, read_only=True) as reader:
+        writer.do("put(20)")
+        writer.do("ids = tokens(40); ids[9:] += 1; store.put(ids, kv_of(ids)); store.flush()")
+        assert reader.contains(tokens(20)) == 20
+        fork = tokens(40)
+        fork[9:] += 1
+        assert stored(reader, fork) == 40
+    whole, branch = sorted(seen)
+    assert whole == [*range(BLOCK, 20, BLOCK), 20]
+    assert branch == [*range(9 // BLOCK * BLOCK + BLOCK, 40, BLOCK), 40]
 
 
 def test_a_reader_sees_growth_and_forks(tmp_path: Path, writer: Writer) -> None:

@@ -7,7 +7,7 @@ in the reverse: catalog committed, then the segment is reused. Nothing is ever o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -180,25 +180,28 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         return scan
 
     def has_news(self) -> bool:
-        """Whether `scan_new` would find something, or fail."""
+        """Whether `scan_new` would find something, or fail: until all of it was taken in."""
         try:
             return self.catalog.environment.version() != self._seen_version
         except CatalogError:
             return True
 
-    def scan_new(self) -> Scan | None:
-        """What a writer process committed since the store was opened, or since the last call; None for nothing.
+    @contextlib.contextmanager
+    def scan_new(self) -> Iterator[Scan | None]:
+        """What a writer process committed since the store was opened, or since the last time; None for nothing.
 
-        For a reader, from one thread at a time. Raises `CatalogError`; the next call gives it then.
+        It counts as taken in when the context ends without an error; the next call gives it again otherwise. For a
+        reader, from one thread at a time. Raises `CatalogError`.
         """
         version = self.catalog.environment.version()
         if version == self._seen_version:
-            return None
+            yield None
+            return
         scan = self.catalog.scan(after=self._last_record)
         self.namespaces = self.catalog.namespaces()
-        self._seen_version = version
+        yield scan
         self._last_record = max(self._last_record, scan.last_record)
-        return scan
+        self._seen_version = version
 
     def traffic(self, records: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
         """See `Catalog.traffic`. Raises `CatalogError`."""
