@@ -1,14 +1,18 @@
 """Puts, gets, resumes and evictions at once: ours and others under the same load, `python -m benchmarks.mixed`.
 
-`[--quick] [--threads 1 4 16] [--working 0.5 2 10] [--only NAME ...] [--lmcache PYTHON] [--slices N] [--seconds S]`
+`[--quick] [--threads 1 4 16] [--working 0.5 2 10] [--only NAME ...] [--lmcache PYTHON] [--memory MIB] [--slices N]
+[--seconds S]`
 
 Sessions chosen by Zipf's law hold conversations of 1 to 8 blocks of 512 KiB; a fifth of the calls put the next block,
 a tenth resume a session by name, the others get. The sessions hold 0.5, 2 and 10 times what the host tier may (`--host`
 MiB). Each subject is a process of its own; slices of a few seconds run in turns. Percentiles are of all slices.
 
-Ours has the host tier and reads past the page cache; the others have the page cache of the whole machine, whatever the
-working set is, give bytes unchecked into memory that is there, and no tensors. A put is not durable when it returns,
-for any of them but LMDB, which knows no other way that survives a power cut. What is written is counted by the system,
+Every subject may take the same memory, the page cache of its files included: --memory MiB (4 times the host tier) more
+than it has when it is open, held by a control group (`memory` in the rows: 0 where this machine allows none, and
+everybody then has the page cache of the whole machine). Ours has the host tier and reads past the page cache; others
+give bytes unchecked into memory that is there, and no tensors: a good part of the tail of ours is torch, which lets go of
+Python's lock at every tensor that is freed, and waits for it again. A put is not durable when it returns, for any of
+them but LMDB, which knows no other way that survives a power cut. What is written is counted by the system,
 for the process; with `--device` also for the whole device, which must have nothing else to do then. Where the file
 system has large folios (here ext4 of Linux 6.18), a page that is written to a cached file counts as its whole folio for
 the process, up to 256 pages: the others are counted too high by that, and so is the catalog of ours.
@@ -27,6 +31,7 @@ from typing import Any
 
 from benchmarks.common import MIB, Rows, arguments, percentile, scratch
 from benchmarks.peers.stores.keyed import KEYED
+from benchmarks.workloads.memory import remove_group
 
 TAILS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
@@ -36,6 +41,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=(1, 4, 16))
     parser.add_argument("--working", nargs="+", type=float, default=(0.5, 2, 10), help="times the host tier")
     parser.add_argument("--host", type=int, default=64, metavar="MIB", help="host memory of ours (64)")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="of each subject (4 times --host; 0: no limit)")
     parser.add_argument("--only", nargs="+", choices=["store", *KEYED], help="subjects (all that are installed)")
     parser.add_argument("--slices", type=int, default=4, help="of each subject and number of threads (4)")
     parser.add_argument("--seconds", type=float, default=1.5, help="of a slice (1.5)")
@@ -43,6 +49,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where values are kept (default: build/scratch)")
     parser.add_argument("--lmcache", type=Path, metavar="PYTHON", help="to run fs_native with")
     args = parser.parse_args()
+    args.memory = 4 * args.host if args.memory is None else args.memory
     if args.quick:
         args.threads, args.working, args.slices, args.seconds = (4,), (2,), 2, 0.7
     names = args.only or [
@@ -62,7 +69,9 @@ def measure(rows: Rows, folder: Path, names: list[str], working: float, args: An
     try:
         for name in names:  # filled one after the other
             python = str(args.lmcache) if name == "fs_native" and args.lmcache else sys.executable
-            served[name] = Served(python, name, folder / name, args.host * MIB, int(working * args.host * MIB))
+            sizes = args.host * MIB, int(working * args.host * MIB), args.memory * MIB
+            served[name] = Served(python, name, folder / name, sizes)
+            rows.add(f"{name}/{working:g}x-host", "memory", served[name].memory / MIB, "MiB")
         for threads in args.threads:
             slices: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
             for number in range(args.slices):
@@ -102,13 +111,14 @@ def add_rows(
 
 
 class Served:
-    """A process that keeps one subject."""
+    """A process that keeps one subject. `memory`: bytes that it may take, 0 for no limit."""
 
-    def __init__(self, python: str, name: str, folder: Path, host: int, working: int) -> None:
+    def __init__(self, python: str, name: str, folder: Path, sizes: tuple[int, int, int]) -> None:
+        """sizes: bytes of the host tier, of the working set and of the memory that it may take."""
         self._folder = folder
-        command = [python, "-m", "benchmarks.workloads.mixed", name, str(folder), str(host), str(working)]
+        command = [python, "-m", "benchmarks.workloads.mixed", name, str(folder), *map(str, sizes)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
+        self.memory: int = self._answer()["memory"]
 
     def run(self, threads: int, seconds: float, seed: int, device: bool) -> dict[str, Any]:
         """One slice; with `device` also what the device wrote meanwhile."""
@@ -132,6 +142,7 @@ class Served:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        remove_group(self._process.pid)
 
 
 def device_written(folder: Path) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.common import MIB, together
 from benchmarks.peers.stores.keyed import KEYED, Keyed, file_bytes
+from benchmarks.workloads.memory import limit_memory
 
 RECORD = MIB // 2
 BLOCK = 64  # tokens
@@ -254,13 +255,14 @@ def subject_of(kind: str, folder: Path, host: int, budget: int) -> Subject:
 
 def main() -> None:
     """Serve one subject: a line of JSON in, one out, until the end of the input."""
-    kind, folder, host, working = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    kind, folder, host, working, memory = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     budget = max(LEAST_BUDGET, int(ROOM * working))
     load = Load(subject_of(kind, folder, host, budget), max(2, working // MEAN))
+    limited = memory if memory and limit_memory(memory) else 0  # from here on: what was imported does not count
     load.fill(int(1.25 * budget) if kind == "store" else 1)  # ours evicts from then on, and uses segments again
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps({"memory": limited}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(load.run(asked["threads"], asked["seconds"], asked["seed"])), file=answers, flush=True)
