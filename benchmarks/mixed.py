@@ -9,10 +9,10 @@ MiB). Each subject is a process of its own; slices of a few seconds run in turns
 
 Every subject may take the same memory, the page cache of its files included: --memory MiB (4 times the host tier) more
 than it has when it is open, held by a control group (`memory` in the rows: 0 where this machine allows none, and
-everybody then has the page cache of the whole machine). Ours has the host tier and reads past the page cache; others
-give bytes unchecked into memory that is there, and no tensors: a good part of the tail of ours is torch, which lets go of
-Python's lock at every tensor that is freed, and waits for it again. A put is not durable when it returns, for any of
-them but LMDB, which knows no other way that survives a power cut. What is written is counted by the system,
+everybody then has the page cache of the whole machine). Ours has the host tier and reads past the page cache. All end
+with a tensor of each layer's K and V; those of the others are views of bytes that nobody checked, in memory that was
+there, in pieces that a model could not use as they are. A put is not durable when it returns, for any of them but LMDB,
+which knows no other way that survives a power cut. What is written is counted by the system,
 for the process; with `--device` also for the whole device, which must have nothing else to do then. Where the file
 system has large folios (here ext4 of Linux 6.18), a page that is written to a cached file counts as its whole folio for
 the process, up to 256 pages: the others are counted too high by that, and so is the catalog of ours.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from benchmarks.common import MIB, together
 from benchmarks.peers.stores.keyed import KEYED, Keyed, file_bytes
@@ -28,6 +29,7 @@ from benchmarks.workloads.memory import limit_memory
 RECORD = MIB // 2
 BLOCK = 64  # tokens
 TURNS = 8
+TENSORS = 32  # K and V of 16 layers
 MEAN = RECORD * (TURNS + 1) // 2  # bytes of a session
 PUTS, RESUMES = 0.2, 0.1  # of all calls; the others are gets
 SKEW = 1.0
@@ -99,7 +101,11 @@ class OurStore:
 
 class PeerStore:
     """A peer, a value for each block and one for what a session stands for; the oldest conversations go when the budget
-    is full, in the put that needs their room, as a program would do it."""
+    is full, in the put that needs their room, as a program would do it.
+
+    A get ends with a tensor of each layer's K and V, as ours does: views of what was read, made by one call. They lie
+    in pieces, one for each block, which a model could not use as they are.
+    """
 
     def __init__(self, folder: Path, kind: str, budget: int) -> None:
         self._peer: Keyed = KEYED[kind][1](folder, RECORD, budget // RECORD)
@@ -139,7 +145,8 @@ class PeerStore:
         target = self._target()
         views = [target[block * RECORD : (block + 1) * RECORD] for block in range(turns)]
         found = [self._peer.get(f"{session}-{conversation}-{block}", out) for block, out in enumerate(views)]
-        return all(found)
+        values = torch.frombuffer(target, dtype=torch.bfloat16, count=turns * RECORD // 2)
+        return all(found) and len(values.view(turns, TENSORS, -1).unbind(1)) == TENSORS
 
     def resume(self, session: int, conversation: int, turns: int) -> bool:
         if not self._peer.get(f"s{session}", self._target()[:4096]):
