@@ -6,7 +6,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
-JOBS ?= $(shell nproc)
+# One more than there are cores: tests wait for disks and for other processes.
+JOBS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(PY) -m pytest
 BENCHMARKS := published $(filter-out __init__ common conversations demo gpu lmcache_l2 profile vllm,$(notdir $(basename $(wildcard benchmarks/*.py))))
 
