@@ -134,7 +134,9 @@ class Served:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended with status {self._process.wait()}")
+            status = self._process.wait()
+            remove_group(self._process.pid)
+            raise RuntimeError(f"{self._process.args} ended with status {status}")
         found: dict[str, Any] = json.loads(line)
         return found
 

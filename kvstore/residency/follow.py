@@ -92,13 +92,10 @@ class Follower:
                 residency.metrics.add(Metric.UNREACHABLE_RECORDS, len(run))
                 continue
             blocks = [_block(scan, i, namespace) for i in run]
-            # What is here already keeps its bits.
-            bits = [np.zeros(start, np.float32)]
-            bits += [
-                np.full(count, spent / max(1, count), np.float32)
-                for spent, count in rows[["bits", "count"]][run].tolist()
-            ]
-            yield blocks, np.concatenate([before, *(block.tokens for block in blocks)]), np.concatenate(bits)
+            counts = rows["count"][run]
+            a_token = (rows["bits"][run] / np.maximum(1, counts)).astype(np.float32)
+            counts[0] += start  # what is here already keeps its bits
+            yield blocks, np.concatenate([before, *(block.tokens for block in blocks)]), np.repeat(a_token, counts)
 
     def _is_new(self, row: np.void, names: dict[int, bytes]) -> bool:
         return int(row["namespace"]) in names and int(row["record"]) not in self.residency.index
