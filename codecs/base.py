@@ -16,6 +16,8 @@ from kvstore.errors import CodecError
 if TYPE_CHECKING:
     import torch
 
+    from kvstore.codecs.in_order import InOrder
+
 
 @dataclass(frozen=True)
 class BlockInfo:
@@ -75,20 +77,6 @@ class CodedBlock:
     layer_sizes: Sequence[int]
     at: int
     wanted: int
-
-
-class InOrder(Protocol):
-    """The layers of one block, some of which are decoded. Thread-safe.
-
-    It keeps whatever it reads and the memory that it writes into.
-    """
-
-    def until(self, end: int) -> None:
-        """Decode the layers below number `end` that are still to come.
-
-        Raises:
-            CodecError: the block is damaged, as every later call says, too.
-        """
 
 
 LayersOfBlocks = Callable[[range, range], list[int]]

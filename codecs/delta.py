@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kvstore.codecs.base import BlockInfo, CodedBlock, InOrder
+from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.donor.spans import Span
+from kvstore.codecs.in_order import InOrder
 from kvstore.codecs.view import KVView
 
 if TYPE_CHECKING:

@@ -43,6 +43,7 @@ class Family:
         make: makes a codec from the profile and the quality; the quality None makes one that decodes all of them.
         qualities: what may follow the name, for error messages.
         is_quality: whether a text behind the @ is a quality; "" if there is none. A level is with its colon, ":2".
+        together: whether several blocks are decoded sooner together than one after the other.
 
     Example:
         >>> family = REGISTRY.families["aqua"]
@@ -55,6 +56,7 @@ class Family:
     make: Callable[[Profile, str | None], Codec]
     qualities: str
     is_quality: Callable[[str], bool]
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class Registry:
         self._by_id = {codec.id: codec for codec in codecs}
         self._by_name = {codec.name: codec for codec in codecs}
         self.copying = frozenset(codec.id for codec in codecs if codec.copies)
+        self.together = frozenset([family.id for family in families if family.together] + [one.id for one in deltas])
         self.families = {family.name: family for family in families}
         self.deltas = {delta.id: delta for delta in deltas}
         self.archives = {archive.id: archive for archive in archives}
@@ -302,6 +305,16 @@ def only_copies(number: int) -> bool:
     return number in REGISTRY.copying
 
 
+def gains_together(number: int | None) -> bool:
+    """Return whether several blocks of this codec number are decoded sooner together than one after the other.
+
+    Example:
+        >>> gains_together(2), gains_together(1), gains_together(None)
+        (True, False, False)
+    """
+    return number is not None and number in REGISTRY.together
+
+
 def is_delta(number: int) -> bool:
     """Return whether records with this codec number are coded against other blocks (see `DeltaCodec`).
 
@@ -436,7 +449,7 @@ def _plain_delta(number: int) -> DeltaCodec:
 REGISTRY = Registry(
     [RawCodec(), SplitZipCodec(), EntropyCodec(), ZstdCodec()],
     [
-        Family(2, "predictive", _predictive, "[:1|:2|:3|@bits|@klNATS]", _is_predictive_quality),
+        Family(2, "predictive", _predictive, "[:1|:2|:3|@bits|@klNATS]", _is_predictive_quality, True),
         Family(5, "aqua", _aqua, "@2|3|4", lambda text: text in ("2", "3", "4")),
     ],
     [DeltaKind(3, "donor", _donor)],

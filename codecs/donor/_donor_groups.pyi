@@ -29,7 +29,8 @@ def decode(
 ) -> str | None: ...
 
 class InOrder:
-    def until(self, end: int) -> str | None: ...
+    @staticmethod
+    def until(blocks: Sequence[InOrder], end: int) -> list[str | None]: ...
 
 def in_order(
     coder: Coder, start: int, count: int, rows: _Longs, spans: _Longs, donors: list[_Longs],

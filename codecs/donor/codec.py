@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs.donor._donor as _donor
-from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, InOrder, check_payload
+from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, check_payload
+from kvstore.codecs.by_layers import Apart
 from kvstore.codecs.delta import DeltaCodec, DonorRows
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
 from kvstore.codecs.donor import steps as donor_steps
@@ -28,7 +29,7 @@ from kvstore.codecs.donor.groups.model import groups_model
 from kvstore.codecs.donor.model import DonorModel
 from kvstore.codecs.donor.spans import EXACT, GROUPS, MAX_SPANS, PROPAGATED, STEPS, Span, SpanTable
 from kvstore.codecs.donor.tables import frequencies
-from kvstore.codecs.in_order import Apart, Native, NativeInOrder, Several
+from kvstore.codecs.in_order import InOrder, Native, NativeInOrder, Several
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.profile import NO_PROFILE, Profile

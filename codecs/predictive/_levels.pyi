@@ -46,7 +46,8 @@ def decode(
 ) -> str | None: ...
 
 class InOrder:
-    def until(self, end: int) -> str | None: ...
+    @staticmethod
+    def until(blocks: Sequence[InOrder], end: int) -> list[str | None]: ...
 
 def in_order(
     model: Model,

@@ -31,7 +31,8 @@ def decode(
 ) -> str | None: ...
 
 class InOrder:
-    def until(self, end: int) -> str | None: ...
+    @staticmethod
+    def until(blocks: Sequence[InOrder], end: int) -> list[str | None]: ...
 
 def in_order(
     model: Model, tokens: _Array, start: int, payload: Buffer, sizes: Sequence[int], rows: _Longs, wanted: int,

@@ -19,9 +19,10 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import kvstore.codecs.predictive._predict as _predict
-from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, InOrder, check_payload
+from kvstore.codecs.base import BlockInfo, Codec, CodedBlock, check_payload
+from kvstore.codecs.by_layers import Apart
 from kvstore.codecs.entropy.codec import EntropyCodec
-from kvstore.codecs.in_order import Apart
+from kvstore.codecs.in_order import InOrder
 from kvstore.codecs.pairs import buffer, from_pairs, in_pairs, order_of
 from kvstore.codecs.predictive.exact import ExactMode
 from kvstore.codecs.predictive.levels.model import SECTION as LEVELS_SECTION

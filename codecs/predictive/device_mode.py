@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvstore.codecs.base import BlockInfo, InOrder
+from kvstore.codecs.base import BlockInfo
 from kvstore.codecs.device import buffer_on_cpu, copy_on_cpu, wait_for
+from kvstore.codecs.in_order import InOrder
 from kvstore.codecs.predictive.on_device import Devices
 from kvstore.codecs.view import KVView
 from kvstore.core.layout import KVLayout

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvstore.codecs.predictive._predict as _predict
-from kvstore.codecs.base import BlockInfo, InOrder
-from kvstore.codecs.in_order import Native
+from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.in_order import InOrder, Native
 from kvstore.codecs.predictive.device_mode import DeviceMode
 from kvstore.codecs.predictive.model import PredictiveModel
 from kvstore.codecs.view import KVView

@@ -13,7 +13,7 @@
 
 namespace kvstore::bindings {
 
-// The layers of one block, with all that they are decoded from. One thread at a time may call it.
+// The layers of one block, with all that they are decoded from. One thread at a time may decode some of them.
 class HeldInOrder {
  public:
   using Kept = std::vector<std::shared_ptr<const void>>;
@@ -21,9 +21,18 @@ class HeldInOrder {
   HeldInOrder(const char* codec, std::size_t layers, Kept kept, std::unique_ptr<InOrder> block)
       : codec_(codec), layers_(layers), kept_(std::move(kept)), block_(std::move(block)) {}
 
-  std::optional<std::string> until(std::size_t end) {
-    if (end > layers_) throw py::value_error("end: there are no such layers");
-    return damage(codec_, unlocked([&] { return block_->until(end); }));
+  // Decodes the layers below `end` of several blocks; what is damaged of each.
+  static std::vector<std::optional<std::string>> until(const std::vector<HeldInOrder*>& blocks, std::size_t end) {
+    std::vector<InOrder*> each;
+    for (const HeldInOrder* const held : blocks) {
+      if (held == nullptr) throw py::value_error("blocks: expected blocks, found None");
+      if (end > held->layers_) throw py::value_error("end: there are no such layers");
+      each.push_back(held->block_.get());
+    }
+    unlocked([&] { InOrder::until(each.data(), each.size(), end); });
+    std::vector<std::optional<std::string>> found;
+    for (const HeldInOrder* const held : blocks) found.push_back(damage(held->codec_, held->block_->wrong(end)));
+    return found;
   }
 
  private:
@@ -47,7 +56,8 @@ std::unique_ptr<HeldInOrder> held(const char* codec, std::size_t layers, std::sh
 
 // Every module has the class for itself.
 inline void add_in_order(py::module_& m) {
-  py::class_<HeldInOrder>(m, "InOrder", py::module_local()).def("until", &HeldInOrder::until, py::arg("end"));
+  py::class_<HeldInOrder>(m, "InOrder", py::module_local())
+      .def_static("until", &HeldInOrder::until, py::arg("blocks"), py::arg("end"));
 }
 
 }  // namespace kvstore::bindings

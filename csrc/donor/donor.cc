@@ -180,7 +180,7 @@ std::size_t scale_bytes(const Model& model) {
   return sum;
 }
 
-class Reading final : public InOrder {
+class Reading final : public AloneInOrder {
  public:
   Reading(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
           const std::uint64_t* sizes, std::size_t wanted, Level level)

@@ -199,7 +199,7 @@ class Reading final : public InOrder {
  public:
   Reading(const levels::Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
           const std::uint64_t* sizes, std::size_t wanted, Level level)
-      : model_(model), block_(block) {
+      : model_(model), level_(level), block_(block) {
     const std::size_t before = bytes_before(model, covered(block));
     std::vector<levels::Section> layers;
     wrong_ = levels::cut(model, covered(block), 0, before, payload, nbytes, sizes, layers);
@@ -215,14 +215,23 @@ class Reading final : public InOrder {
   }
 
  private:
-  const char* part(std::size_t number) override {
+  const void* model() const override { return &model_; }
+  void part(std::size_t number, InOrder* const* blocks, std::size_t count) override {
     const Part& part = model_.parts()[number];
-    if (const char* const wrong = decoder_->part(part)) return wrong;
+    levels::Decoder<Step>* decoders[kTogether];
+    for (std::size_t i = 0; i < count; ++i) decoders[i] = &*static_cast<Reading*>(blocks[i])->decoder_;
+    levels::code(model_, part, levels::kernels(level_), decoders, count);
+    for (std::size_t i = 0; i < count; ++i) static_cast<Reading*>(blocks[i])->end(part);
+  }
+  void end(const Part& part) {
+    wrong_ = decoder_->end(part);
+    if (wrong_ != nullptr) return;
     step_->scatter(part);
-    return number + 1 == model_.parts().size() ? decoder_->finish() : nullptr;
+    if (part.number + 1 == model_.parts().size()) wrong_ = decoder_->finish();
   }
 
   const levels::Model& model_;
+  const Level level_;
   const Block block_;
   std::vector<std::uint8_t> given_;  // what stands before the first layer
   std::optional<Step> step_;
@@ -239,7 +248,11 @@ bool encode(const levels::Model& model, const Block& block, std::uint8_t* out, s
   step.measure_shifts(before.data());
   step.take_shifts(before.data());
   levels::Encoder<Step> encoder(model, step, 0, before.size(), level);
-  for (const Part& part : model.parts()) encoder.part(part);
+  levels::Encoder<Step>* const encoders[] = {&encoder};
+  for (const Part& part : model.parts()) {
+    levels::code(model, part, levels::kernels(level), encoders, 1);
+    encoder.end(part);
+  }
   std::copy(before.begin(), before.end(), encoder.before());
   return encoder.finish(out, capacity, SIZE_MAX, sizes) == 0;
 }

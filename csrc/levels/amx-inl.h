@@ -54,15 +54,18 @@ KVSTORE_AMX_INLINE void begin_tiles(const Shapes& shapes) {
   _tile_loadconfig(&shapes);
 }
 
-// Inputs in tiles: [depth / kQuad][rows][kTileBytes]. Memory of a thread, which it keeps.
+// Inputs of a block in tiles: [depth / kQuad][rows][kTileBytes].
 struct Packed {
+  std::size_t rows = 0;  // whole tiles of them
   predict::Lines lines;
   std::vector<const std::uint8_t*> groups;  // of inputs, as they came
 
-  KVSTORE_VNNI void pack(const Part& part, const std::uint8_t* const* inputs, std::size_t rows, std::size_t padded) {
+  KVSTORE_VNNI void pack(const Part& part, const Summed& block) {
+    rows = block.rows.padded / kTileRows * kTileRows;
     groups.clear();
     for (std::size_t i = 0; i < part.inputs.size(); ++i)
-      for (std::size_t g = 0; g < part.depths[i]; ++g) groups.push_back(inputs[i] + g * padded * kColumns);
+      for (std::size_t g = 0; g < part.depths[i]; ++g)
+        groups.push_back(block.inputs[i] + g * block.rows.padded * kColumns);
     const std::size_t quads = groups.size() / kQuad;
     if (lines.size() < quads * rows) lines.resize(quads * rows);
     for (std::size_t n = 0; n < quads * kQuad; ++n) {
@@ -73,13 +76,12 @@ struct Packed {
     }
   }
 
-  const std::int8_t* tile(std::size_t quad, std::size_t rows, std::size_t row) const {
-    return lines[quad * rows + row].bytes;
-  }
+  const std::int8_t* tile(std::size_t quad, std::size_t row) const { return lines[quad * rows + row].bytes; }
 };
 
-inline Packed& packed() {
-  static thread_local Packed memory;
+// Memory of a thread, which it keeps.
+inline std::vector<Packed>& packed() {
+  static thread_local std::vector<Packed> memory;
   return memory;
 }
 
@@ -87,22 +89,21 @@ inline Packed& packed() {
 // from the weights of four inputs to those of the next four; ahead: what is brought nearer meanwhile, or 0.
 template <int BLOCKS, int COLUMNS>
 KVSTORE_AMX_INLINE void sum_tiles(const Group* groups, const std::int8_t* w, std::size_t stride, const Packed& in,
-                                  std::size_t quads, std::size_t rows, std::size_t row, std::uintptr_t ahead,
-                                  std::int32_t* sums, std::size_t group_bytes) {
+                                  std::size_t row, std::uintptr_t ahead, std::int32_t* sums, std::size_t group_bytes) {
   _tile_loadd(0, groups[0].bias, 0);
   if constexpr (COLUMNS == 2) _tile_loadd(1, groups[1].bias, 0);
   if constexpr (BLOCKS == 2) _tile_loadd(2, groups[0].bias, 0);
   if constexpr (BLOCKS == 2 && COLUMNS == 2) _tile_loadd(3, groups[1].bias, 0);
-  const std::size_t quad_bytes = kQuad * kSteps * stride;
+  const std::size_t quad_bytes = kQuad * kSteps * stride, quads = in.groups.size() / kQuad;
   for (std::size_t q = 0; q < quads; ++q, w += quad_bytes) {
     if (ahead != 0)
       for (const std::uintptr_t end = ahead + quad_bytes; ahead < end; ahead += kLine)
         _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-    _tile_loadd(4, in.tile(q, rows, row), kTileBytes);
+    _tile_loadd(4, in.tile(q, row), kTileBytes);
     _tile_loadd(6, w, stride);
     _tile_dpbusd(0, 4, 6);
     if constexpr (BLOCKS == 2) {
-      _tile_loadd(5, in.tile(q, rows, row + kTileRows), kTileBytes);
+      _tile_loadd(5, in.tile(q, row + kTileRows), kTileBytes);
       _tile_dpbusd(2, 5, 6);
     }
     if constexpr (COLUMNS == 2) {
@@ -121,11 +122,11 @@ KVSTORE_AMX_INLINE void sum_tiles(const Group* groups, const std::int8_t* w, std
 
 // Adds what the inputs from group `first` on bring, which do not fill a tile.
 template <int WIDE>
-KVSTORE_VNNI_INLINE void add_rest(const std::int8_t* w, const Packed& in, std::size_t first, std::size_t rows,
-                                  std::int32_t* sums, std::size_t group_bytes) {
+KVSTORE_VNNI_INLINE void add_rest(const std::int8_t* w, const Packed& in, std::size_t first, std::int32_t* sums,
+                                  std::size_t group_bytes) {
   for (int c = 0; c < WIDE; ++c) {
     auto* to = reinterpret_cast<std::uint8_t*>(sums) + static_cast<std::size_t>(c) * group_bytes;
-    for (std::size_t t = 0; t < rows; ++t, to += kTileBytes) {
+    for (std::size_t t = 0; t < in.rows; ++t, to += kTileBytes) {
       __m512i total = _mm512_loadu_si512(to);
       for (std::size_t n = first; n < in.groups.size(); ++n) {
         const std::int8_t* const weights = w + n * kWeights * WIDE + kLine * c;
@@ -138,57 +139,68 @@ KVSTORE_VNNI_INLINE void add_rest(const std::int8_t* w, const Packed& in, std::s
   }
 }
 
-// What a panel is summed from: its groups, their weights, and where its sums go.
+// What a panel of a block is summed from: its groups, their weights, and where its sums go.
 struct Panel {
   const Group* groups;
   const std::int8_t* w;
   std::int32_t* sums;
+  std::size_t group_bytes;  // from a group's sums to the next one's
 };
 
 // COLUMNS groups of a panel of WIDE, from group `first` on.
 template <int WIDE, int COLUMNS>
-KVSTORE_AMX_INLINE void sum_columns(const Panel& panel, std::size_t first, const Packed& in, std::size_t rows,
-                                    std::size_t row, std::uintptr_t ahead, std::size_t group_bytes) {
-  const std::size_t quads = in.groups.size() / kQuad, stride = WIDE * kLine;
+KVSTORE_AMX_INLINE void sum_columns(const Panel& panel, std::size_t first, const Packed& in, std::size_t row,
+                                    std::uintptr_t ahead) {
+  constexpr std::size_t kStride = WIDE * kLine;
   const Group* const groups = panel.groups + first;
   const std::int8_t* const w = panel.w + first * kLine;
-  std::int32_t* const to = panel.sums + first * group_bytes / sizeof(std::int32_t);
-  if (row + 2 * kTileRows <= rows)
-    sum_tiles<2, COLUMNS>(groups, w, stride, in, quads, rows, row, ahead, to, group_bytes);
+  std::int32_t* const to = panel.sums + first * panel.group_bytes / sizeof(std::int32_t);
+  if (row + 2 * kTileRows <= in.rows)
+    sum_tiles<2, COLUMNS>(groups, w, kStride, in, row, ahead, to, panel.group_bytes);
   else
-    sum_tiles<1, COLUMNS>(groups, w, stride, in, quads, rows, row, ahead, to, group_bytes);
+    sum_tiles<1, COLUMNS>(groups, w, kStride, in, row, ahead, to, panel.group_bytes);
+}
+
+// The panel of one block. first: whether of the first one, which brings the weights.
+template <int WIDE>
+KVSTORE_AMX_INLINE void sum_block(const Part& part, const Panel& panel, const Packed& in, const Summed& block,
+                                  bool first) {
+  const std::size_t tiled = in.groups.size() / kQuad * kQuad;
+  for (std::size_t row = 0; row < in.rows; row += 2 * kTileRows) {
+    const std::uintptr_t here = reinterpret_cast<std::uintptr_t>(panel.w);
+    const std::uintptr_t ahead = first && row == 0 ? here + kAhead * kQuad * kWeights * WIDE : 0;
+    sum_columns<WIDE, WIDE == 1 ? 1 : 2>(panel, 0, in, row, ahead);
+    if constexpr (WIDE == 3) sum_columns<WIDE, 1>(panel, 2, in, row, 0);
+  }
+  if (tiled < in.groups.size()) add_rest<WIDE>(panel.w, in, tiled, panel.sums, panel.group_bytes);
+  for (std::size_t t = in.rows; t < block.rows.padded; t += kRows)
+    avx512::sum_tile<kRows, WIDE>(part, panel.groups, panel.w, block, t, WIDE, panel.sums);
 }
 
 template <int WIDE>
-KVSTORE_AMX void sum_panel(const Part& part, const Panel& panel, const Packed& in, const std::uint8_t* const* inputs,
-                           std::size_t whole, std::size_t padded) {
-  const std::size_t group_bytes = padded * kTileBytes, tiled = in.groups.size() / kQuad * kQuad;
-  for (std::size_t row = 0; row < whole; row += 2 * kTileRows) {
-    const std::uintptr_t here = reinterpret_cast<std::uintptr_t>(panel.w);
-    const std::uintptr_t ahead = row == 0 ? here + kAhead * kQuad * kWeights * WIDE : 0;
-    sum_columns<WIDE, WIDE == 1 ? 1 : 2>(panel, 0, in, whole, row, ahead, group_bytes);
-    if constexpr (WIDE == 3) sum_columns<WIDE, 1>(panel, 2, in, whole, row, 0, group_bytes);
+KVSTORE_AMX void sum_panel(const Part& part, std::size_t number, const std::int8_t* w, const Packed* in,
+                           const Summed* blocks, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t group_bytes = blocks[i].rows.padded * kTileBytes;
+    const Panel panel{part.groups.data() + number, w, blocks[i].sums + number * blocks[i].rows.padded * kColumns,
+                      group_bytes};
+    sum_block<WIDE>(part, panel, in[i], blocks[i], i == 0);
   }
-  if (tiled < in.groups.size()) add_rest<WIDE>(panel.w, in, tiled, whole, panel.sums, group_bytes);
-  for (std::size_t t = whole; t < padded; t += kRows)
-    avx512::sum_tile<kRows, WIDE>(part, panel.groups, panel.w, inputs, t, padded, panel.sums);
 }
 
-KVSTORE_AMX inline void sums(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs,
-                             RowCount rows, std::int32_t* sums) {
-  const std::size_t whole = rows.padded / kTileRows * kTileRows, columns = part.groups.size();
-  if (whole == 0) return avx512::sums(part, weight, inputs, rows, sums);
-  Packed& in = packed();
-  in.pack(part, inputs, whole, rows.padded);
+KVSTORE_AMX inline void sums(const Part& part, const std::int8_t* weight, const Summed* blocks, std::size_t count) {
+  const std::size_t columns = part.groups.size();
+  std::vector<Packed>& in = packed();
+  if (in.size() < count) in.resize(count);
+  for (std::size_t i = 0; i < count; ++i) in[i].pack(part, blocks[i]);
   const Shapes shapes(kTileBytes);
   begin_tiles(shapes);
   for (std::size_t panel = 0; panel < columns; panel += kMostPanel) {
-    const Panel here{part.groups.data() + panel, weight + panel * part.depth * kWeights,
-                     sums + panel * rows.padded * kColumns};
+    const std::int8_t* const w = weight + panel * part.depth * kWeights;
     switch (columns - panel) {
-      case 1: sum_panel<1>(part, here, in, inputs, whole, rows.padded); break;
-      case 2: sum_panel<2>(part, here, in, inputs, whole, rows.padded); break;
-      default: sum_panel<3>(part, here, in, inputs, whole, rows.padded);
+      case 1: sum_panel<1>(part, panel, w, in.data(), blocks, count); break;
+      case 2: sum_panel<2>(part, panel, w, in.data(), blocks, count); break;
+      default: sum_panel<3>(part, panel, w, in.data(), blocks, count);
     }
   }
   _tile_release();

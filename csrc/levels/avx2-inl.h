@@ -110,14 +110,13 @@ KVSTORE_AVX2 inline void add_products(const Inputs& inputs, std::size_t rows, co
   if (t < rows) add_rows<1>(inputs, t, weights, ahead, from, stride, to);
 }
 
-KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs,
-                              RowCount rows, std::int32_t* sums) {
-  const std::size_t columns = part.groups.size(), tile = rows.padded * kColumns;
+KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const Summed* blocks, std::size_t count) {
+  const std::size_t columns = part.groups.size();
   Weights weights;
   std::size_t before = 0;  // groups of inputs
   for (std::size_t i = 0; i < part.inputs.size(); ++i) {
-    const Input* from = reinterpret_cast<const Input*>(inputs[i]);
-    for (std::size_t left = part.depths[i], deep; left != 0; left -= deep, from += deep * tile, before += deep) {
+    for (std::size_t done = 0, deep; done != part.depths[i]; done += deep, before += deep) {
+      const std::size_t left = part.depths[i] - done;
       deep = left < kDeep ? left : kDeep;
       for (std::size_t g = 0; g < columns; ++g) {
         const std::size_t panel = g / kMostPanel * kMostPanel;
@@ -126,10 +125,15 @@ KVSTORE_AVX2 inline void sums(const Part& part, const std::int8_t* weight, const
         const std::int8_t* const w = weight + line * predict::kColumnsBytes;
         const std::size_t step = wide * predict::kColumnsBytes;
         widen(w, step, deep, weights);
-        const Ahead ahead{reinterpret_cast<std::uintptr_t>(w) + part.depth * kSteps * step, step};  // the next panel
-        std::int32_t* const to = sums + g * tile;
-        add_products({from, tile, deep}, rows.n, weights, ahead, before == 0 ? part.groups[g].bias : to,
-                     before == 0 ? 0 : kColumns, to);
+        Ahead ahead{reinterpret_cast<std::uintptr_t>(w) + part.depth * kSteps * step, step};  // the next panel
+        for (const Summed* block = blocks; block != blocks + count; ++block) {
+          const std::size_t tile = block->rows.padded * kColumns;
+          const Input* const from = reinterpret_cast<const Input*>(block->inputs[i]) + done * tile;
+          std::int32_t* const to = block->sums + g * tile;
+          add_products({from, tile, deep}, block->rows.n, weights, ahead, before == 0 ? part.groups[g].bias : to,
+                       before == 0 ? 0 : kColumns, to);
+          ahead.step = 0;
+        }
       }
     }
   }

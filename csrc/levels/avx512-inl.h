@@ -20,20 +20,20 @@ KVSTORE_VNNI_INLINE __m512i four_of(const std::uint8_t* q) {
   return _mm512_set1_epi32(four);
 }
 
-// ROWS rows of a panel of WIDE groups: all sums stay in registers.
+// ROWS rows of a panel of WIDE groups: all sums stay in registers. sums: of the panel; turn: how many were made of it.
 template <int ROWS, int WIDE>
-KVSTORE_VNNI_INLINE void sum_tile(const Part& part, const Group* groups, const std::int8_t* w,
-                                  const std::uint8_t* const* inputs, std::size_t row, std::size_t padded,
-                                  std::int32_t* sums) {
+KVSTORE_VNNI_INLINE void sum_tile(const Part& part, const Group* groups, const std::int8_t* w, const Summed& block,
+                                  std::size_t row, std::size_t turn, std::int32_t* sums) {
+  const std::size_t padded = block.rows.padded;
   // The first tiles bring the next panel nearer, be it the next part's or nobody's; the others what is there already.
-  const std::size_t turn = row / ROWS, ahead_lines = turn < WIDE ? part.depth * kSteps * (WIDE + turn) : 0;
+  const std::size_t ahead_lines = turn < WIDE ? part.depth * kSteps * (WIDE + turn) : 0;
   auto ahead = reinterpret_cast<std::uintptr_t>(w) + ahead_lines * predict::kColumnsBytes;
   __m512i total[ROWS][WIDE];
   for (int r = 0; r < ROWS; ++r)
     for (int c = 0; c < WIDE; ++c) total[r][c] = _mm512_load_si512(groups[c].bias);
   const std::size_t parts = part.inputs.size();
   for (std::size_t i = 0; i < parts; ++i) {
-    const std::uint8_t* q = inputs[i] + row * kColumns;
+    const std::uint8_t* q = block.inputs[i] + row * kColumns;
     for (std::size_t group = part.depths[i]; group != 0; --group, q += padded * kColumns) {
       for (std::size_t k = 0; k < kSteps; ++k, w += predict::kColumnsBytes * WIDE) {
         __m512i weights[WIDE];
@@ -53,24 +53,26 @@ KVSTORE_VNNI_INLINE void sum_tile(const Part& part, const Group* groups, const s
                           total[r][c]);
 }
 
+// A panel of all blocks, from group `panel` on.
 template <int WIDE>
-KVSTORE_VNNI void sum_panel(const Part& part, const Group* groups, const std::int8_t* w,
-                            const std::uint8_t* const* inputs, RowCount rows, std::int32_t* sums) {
-  for (std::size_t t = 0; t < rows.padded; t += kRows)
-    sum_tile<kRows, WIDE>(part, groups, w, inputs, t, rows.padded, sums);
+KVSTORE_VNNI void sum_panel(const Part& part, std::size_t panel, const std::int8_t* w, const Summed* blocks,
+                            std::size_t count) {
+  std::size_t turn = 0;
+  for (const Summed* block = blocks; block != blocks + count; ++block) {
+    std::int32_t* const to = block->sums + panel * block->rows.padded * kColumns;
+    for (std::size_t t = 0; t < block->rows.padded; t += kRows)
+      sum_tile<kRows, WIDE>(part, part.groups.data() + panel, w, *block, t, turn++, to);
+  }
 }
 
-inline void sums(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs, RowCount rows,
-                 std::int32_t* sums) {
+inline void sums(const Part& part, const std::int8_t* weight, const Summed* blocks, std::size_t count) {
   const std::size_t columns = part.groups.size();
   for (std::size_t panel = 0; panel < columns; panel += kMostPanel) {
     const std::int8_t* const w = weight + panel * part.depth * kSteps * predict::kColumnsBytes;
-    const Group* const groups = part.groups.data() + panel;
-    std::int32_t* const to = sums + panel * rows.padded * kColumns;
     switch (columns - panel) {
-      case 1: sum_panel<1>(part, groups, w, inputs, rows, to); break;
-      case 2: sum_panel<2>(part, groups, w, inputs, rows, to); break;
-      default: sum_panel<3>(part, groups, w, inputs, rows, to);
+      case 1: sum_panel<1>(part, panel, w, blocks, count); break;
+      case 2: sum_panel<2>(part, panel, w, blocks, count); break;
+      default: sum_panel<3>(part, panel, w, blocks, count);
     }
   }
 }

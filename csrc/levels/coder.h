@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/in_order.h"
 #include "levels/dispatch.h"
 #include "levels/tiles.h"
 #include "predictive/dispatch.h"
@@ -74,16 +75,35 @@ class Encoder {
   // To be filled in with what the first layer begins with.
   std::uint8_t* before() { return side_.data(); }
 
-  void part(const Part& part) {
-    const std::size_t which = part.number % 2;
-    BitsOut bits{left_[which].raw.get()};
-    std::uint16_t* whole = left_[which].escapes.get();
+  // A part comes in these steps; see `code`.
+  void begin(const Part& part) {
+    const Leftovers& left = left_[part.number % 2];
+    bits_ = BitsOut{left.raw.get()};
+    whole_ = left.escapes.get();
     step_.begin(part);
-    for (std::size_t g = 0; g < part.groups.size(); ++g) group(part, g, bits, whole);
+  }
+  Summed summed(const Part& part) const { return step_.summed(part); }
+  void group(const Part& part, std::size_t g) {
+    const Group& group = part.groups[g];
+    std::uint8_t *const symbols = symbols_.get() + done_, *const classes = classes_.get() + done_;
+    step_.predict(part, g, mu_.get());
+    step_.read(part, g, values_.get());
+    const Group& scaled = step_.measured(part, g, values_.get(), mu_.get());
+    const Coded coded = step_.coded(symbols, classes);
+    run_.split(scaled, part.value, values_.get(), mu_.get(), step_.rows(), coded, bits_, whole_);
+    squeeze(group, count_, symbols);
+    squeeze(group, count_, classes);
+    add_sums(out_.sums, check_, group, count_, values_.get());
+    step_.take(part, g, values_.get());
+    parts_.push_back({symbols, count_ * group.width, classes, count_ * group.width});
+    done_ += count_ * group.width;
+  }
+  void end(const Part& part) {
+    const std::size_t which = part.number % 2;
     step_.end(part);
-    out_.raw_bytes[which] = static_cast<std::size_t>(bits.at - left_[which].raw.get()) + (bits.fill != 0);
-    out_.escaped[which] = static_cast<std::size_t>(whole - left_[which].escapes.get());
-    if (bits.fill != 0) *bits.at = static_cast<std::uint8_t>(bits.left);
+    out_.raw_bytes[which] = static_cast<std::size_t>(bits_.at - left_[which].raw.get()) + (bits_.fill != 0);
+    out_.escaped[which] = static_cast<std::size_t>(whole_ - left_[which].escapes.get());
+    if (bits_.fill != 0) *bits_.at = static_cast<std::uint8_t>(bits_.left);
     if (which == 0) return;
     out_.append(side_, mode_, left_);
     ends_of_side_.push_back(side_.size());
@@ -107,21 +127,6 @@ class Encoder {
   }
 
  private:
-  void group(const Part& part, std::size_t g, BitsOut& bits, std::uint16_t*& whole) {
-    const Group& group = part.groups[g];
-    std::uint8_t *const symbols = symbols_.get() + done_, *const classes = classes_.get() + done_;
-    step_.predict(part, g, mu_.get());
-    step_.read(part, g, values_.get());
-    const Group& scaled = step_.measured(part, g, values_.get(), mu_.get());
-    run_.split(scaled, part.value, values_.get(), mu_.get(), step_.rows(), step_.coded(symbols, classes), bits, whole);
-    squeeze(group, count_, symbols);
-    squeeze(group, count_, classes);
-    add_sums(out_.sums, check_, group, count_, values_.get());
-    step_.take(part, g, values_.get());
-    parts_.push_back({symbols, count_ * group.width, classes, count_ * group.width});
-    done_ += count_ * group.width;
-  }
-
   const Model& model_;
   Step& step_;
   std::uint32_t mode_;
@@ -132,7 +137,9 @@ class Encoder {
   Tiles<std::uint16_t> values_, mu_;
   predict::Buffer<std::uint8_t> symbols_, classes_;
   Leftovers left_[2];
-  std::size_t done_ = 0;  // symbols
+  BitsOut bits_{nullptr};           // of the part that was begun
+  std::uint16_t* whole_ = nullptr;  // its escapes
+  std::size_t done_ = 0;            // symbols
   predict::SideOut out_{};
   std::vector<std::uint8_t> side_;
   std::vector<std::size_t> ends_of_side_, last_;  // of each layer: its last group
@@ -164,21 +171,33 @@ class Decoder {
     decoder_.emplace(model.tables(), stream_.get(), end);
   }
 
-  const char* part(const Part& part) {
+  // A part comes in these steps; see `code`. What is damaged is told by `end`.
+  void begin(const Part& part) {
     const std::size_t which = part.number % 2;
-    Section& section = layers_[part.number / 2];
+    const Section& section = layers_[part.number / 2];
     if (which == 0) sums_ = {};
     if (section.raw_bytes[which] != 0) std::memcpy(raw_.get(), section.raw[which], section.raw_bytes[which]);
     // A damaged stream may ask for more bits than there are; it finds zeros until this is noticed, a group later.
     std::memset(raw_.get() + section.raw_bytes[which], 0, (kColumns * count_ * kMostRaw + 7) / 8 + kSlack);
-    BitsIn bits{raw_.get(), 0};
+    bits_ = BitsIn{raw_.get(), 0};
+    wrong_ = nullptr;
     step_.begin(part);
-    for (std::size_t g = 0; g < part.groups.size(); ++g) {
-      if (const char* const wrong = group(part, g, bits, section.escapes[which])) return wrong;
-      if (bits.at > 8 * section.raw_bytes[which]) return "there are too few raw bits";
-    }
+  }
+  Summed summed(const Part& part) const { return step_.summed(part); }
+  void group(const Part& part, std::size_t g) {
+    if (wrong_ != nullptr) return;
+    const std::size_t which = part.number % 2;
+    Section& section = layers_[part.number / 2];
+    wrong_ = group(part, g, section.escapes[which]);
+    if (wrong_ == nullptr && bits_.at > 8 * section.raw_bytes[which]) wrong_ = "there are too few raw bits";
+  }
+  // Returns what is damaged, or null.
+  const char* end(const Part& part) {
+    if (wrong_ != nullptr) return wrong_;
+    const std::size_t which = part.number % 2;
+    const Section& section = layers_[part.number / 2];
     step_.end(part);
-    if ((bits.at + 7) / 8 != section.raw_bytes[which] || section.escapes[which].at != section.escapes[which].end)
+    if ((bits_.at + 7) / 8 != section.raw_bytes[which] || section.escapes[which].at != section.escapes[which].end)
       return kLeftOver;
     if (which == 1 && (sums_.a != section.a || sums_.b != section.b))
       return "the decoded values are not those that were encoded";
@@ -194,7 +213,7 @@ class Decoder {
     return found;
   }
 
-  const char* group(const Part& part, std::size_t g, BitsIn& bits, EscapesIn& escapes) {
+  const char* group(const Part& part, std::size_t g, EscapesIn& escapes) {
     const Group& group = part.groups[g];
     const Coded coded = step_.coded(symbols_.get(), classes_.get());
     step_.predict(part, g, mu_.get());
@@ -202,9 +221,9 @@ class Decoder {
     std::size_t done = 0;
     if (run_.decode != nullptr)
       done = run_.decode(scaled, part.value, mu_.get(), step_.rows(), decoder_->steps(2 * predict::kClasses), coded,
-                         bits, escapes, values_.get());
+                         bits_, escapes, values_.get());
     if (done < count_) {
-      const char* const wrong = rows(scaled, part.value, done, coded, bits, escapes);
+      const char* const wrong = rows(scaled, part.value, done, coded, escapes);
       if (wrong) return wrong;
     }
     add_sums(sums_, check_, group, count_, values_.get());
@@ -214,7 +233,7 @@ class Decoder {
   }
 
   // Decodes the rows of a group from `first` on, an even number, step by step.
-  const char* rows(const Group& group, bool value, std::size_t first, Coded coded, BitsIn& bits, EscapesIn& escapes) {
+  const char* rows(const Group& group, bool value, std::size_t first, Coded coded, EscapesIn& escapes) {
     const RowCount left = {count_ - first, step_.rows().padded - first};
     const std::size_t at = first * kColumns, all = left.n * group.width;
     coded.offsets += at;
@@ -223,7 +242,7 @@ class Decoder {
     squeeze(group, left.n, coded.classes);
     if (decoder_->part(coded.classes, all, coded.symbols, all, level_) != 0) return kDamagedStream;
     spread(group, left.n, coded.symbols);
-    if (!run_.join(group, mu_.get() + at, left, coded, bits, escapes, values_.get() + at))
+    if (!run_.join(group, mu_.get() + at, left, coded, bits_, escapes, values_.get() + at))
       return "a symbol stands for no value, or there are too few escapes";
     return nullptr;
   }
@@ -240,7 +259,23 @@ class Decoder {
   predict::Buffer<std::uint8_t> raw_, stream_;
   std::optional<rans::Decoder> decoder_;
   predict::Sums sums_;
+  BitsIn bits_{nullptr, 0};       // of the part that was begun
+  const char* wrong_ = nullptr;  // with it
 };
+
+// Codes a part of `count` blocks of one model, at most kTogether: the sums of all, and then group after group. What
+// follows is `end` of each.
+template <class Coder>
+void code(const Model& model, const Part& part, const Kernels& run, Coder* const* blocks, std::size_t count) {
+  Summed summed[kTogether];
+  for (std::size_t i = 0; i < count; ++i) {
+    blocks[i]->begin(part);
+    summed[i] = blocks[i]->summed(part);
+  }
+  if (!part.inputs.empty()) run.sums(part, model.weight(part), summed, count);
+  for (std::size_t g = 0; g < part.groups.size(); ++g)
+    for (std::size_t i = 0; i < count; ++i) blocks[i]->group(part, g);
+}
 
 // Cuts the layers up. before: bytes that the first one begins with. Returns what is damaged, or null.
 inline const char* cut(const Model& model, std::size_t count, std::uint32_t mode, std::size_t before,

@@ -37,11 +37,17 @@ struct Coded {
   std::uint64_t* distances;     // [padded / 2][kDistances]: is added to
 };
 
+// The rows of a block whose sums are made.
+struct Summed {
+  const std::uint8_t* inputs[kMostSlots];  // of each of the part's inputs, its tiles
+  RowCount rows;
+  std::int32_t* sums;  // where they go: [groups][padded][16]
+};
+
 struct Kernels {
   std::size_t input_bytes;  // of one input, and one residual: it is 128 too large, 0..255
-  // Sums of a part without groups, bias included: [groups][padded][16]. inputs: of each of part.inputs, its tiles.
-  void (*sums)(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs, RowCount rows,
-               std::int32_t* sums);
+  // Sums of a part without groups, bias included, of `count` blocks: what is read of the weights serves all of them.
+  void (*sums)(const Part& part, const std::int8_t* weight, const Summed* blocks, std::size_t count);
   // Predictions of group `number` in fixed point. sums: rows `stride` apart. residuals: tiles of the groups before.
   void (*group)(const Group& group, const std::int8_t* weight, std::size_t number, const std::int32_t* sums,
                 std::size_t stride, const std::uint8_t* residuals, RowCount rows, std::int16_t* p);

@@ -48,7 +48,7 @@ class Reading final : public InOrder {
  public:
   Reading(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
           const std::uint64_t* sizes, std::size_t wanted, Level level)
-      : model_(model), block_(block) {
+      : model_(model), level_(level), block_(block) {
     if (!predictable(model, block)) {
       wrong_ = "the profile does not know these positions";
       return;
@@ -62,12 +62,21 @@ class Reading final : public InOrder {
   }
 
  private:
-  const char* part(std::size_t number) override {
-    if (const char* const wrong = decoder_->part(model_.parts()[number])) return wrong;
-    return number + 1 == model_.parts().size() ? decoder_->finish() : nullptr;
+  const void* model() const override { return &model_; }
+  void part(std::size_t number, InOrder* const* blocks, std::size_t count) override {
+    const Part& part = model_.parts()[number];
+    Decoder<Step>* decoders[kTogether];
+    for (std::size_t i = 0; i < count; ++i) decoders[i] = &*static_cast<Reading*>(blocks[i])->decoder_;
+    code(model_, part, kernels(level_), decoders, count);
+    for (std::size_t i = 0; i < count; ++i) static_cast<Reading*>(blocks[i])->end(part);
+  }
+  void end(const Part& part) {
+    wrong_ = decoder_->end(part);
+    if (wrong_ == nullptr && part.number + 1 == model_.parts().size()) wrong_ = decoder_->finish();
   }
 
   const Model& model_;
+  const Level level_;
   const Block block_;
   std::optional<Step> step_;
   std::optional<Decoder<Step>> decoder_;
@@ -88,7 +97,11 @@ int encode(const Model& model, const Block& block, std::uint8_t* out, std::size_
   const PlainFloats floats;
   Step step(model, block, block.count, level);
   Encoder<Step> encoder(model, step, mode_of(model.level()), 0, level);
-  for (const Part& part : model.parts()) encoder.part(part);
+  Encoder<Step>* const encoders[] = {&encoder};
+  for (const Part& part : model.parts()) {
+    code(model, part, kernels(level), encoders, 1);
+    encoder.end(part);
+  }
   return encoder.finish(out, capacity, limit, sizes);
 }
 

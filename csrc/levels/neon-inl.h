@@ -16,8 +16,7 @@ constexpr std::size_t kWide = 4 * kVectors;  // columns at once: half of a group
 
 #define KVSTORE_NEON_LEVELS_SUMS(NAME, TARGET, SUMS, ROWS)                                                             \
   namespace NAME {                                                                                                     \
-  TARGET inline void sums(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs,              \
-                          RowCount rows, std::int32_t* sums) {                                                         \
+  TARGET inline void sums(const Part& part, const std::int8_t* weight, const Summed* blocks, std::size_t count) {      \
     const std::size_t columns = part.groups.size();                                                                    \
     for (std::size_t half = 0; half < columns * kColumns; half += kWide) {                                             \
       const std::size_t g = half / kColumns, panel = g / kMostPanel * kMostPanel;                                      \
@@ -25,16 +24,20 @@ constexpr std::size_t kWide = 4 * kVectors;  // columns at once: half of a group
       const std::size_t step = wide * predict::kColumnsBytes;                                                          \
       const std::int8_t* const first =                                                                                 \
           weight + panel * part.depth * kSteps * predict::kColumnsBytes + 4 * (half - panel * kColumns);               \
-      for (std::size_t t = 0; t < rows.padded; t += ROWS) {                                                            \
-        predict::neon::SUMS<ROWS> found;                                                                               \
-        const std::int8_t* w = first;                                                                                  \
-        for (std::size_t i = 0; i < part.inputs.size(); ++i)                                                           \
-          for (std::size_t d = 0; d < part.depths[i]; ++d, w += kSteps * step)                                         \
-            found.add(inputs[i] + (d * rows.padded + t) * kColumns, kColumns, w, step, kSteps);                        \
-        for (int r = 0; r < ROWS; ++r)                                                                                 \
-          for (int v = 0; v < kVectors; ++v)                                                                           \
-            vst1q_s32(sums + (g * rows.padded + t + static_cast<std::size_t>(r)) * kColumns + half % kColumns + 4 * v, \
-                      added(vld1q_s32(part.groups[g].bias + half % kColumns + 4 * v), found.sum(r, v)));               \
+      const std::int32_t* const bias = part.groups[g].bias + half % kColumns;                                          \
+      for (const Summed* block = blocks; block != blocks + count; ++block) {                                           \
+        const std::size_t padded = block->rows.padded;                                                                 \
+        for (std::size_t t = 0; t < padded; t += ROWS) {                                                               \
+          predict::neon::SUMS<ROWS> found;                                                                             \
+          const std::int8_t* w = first;                                                                                \
+          for (std::size_t i = 0; i < part.inputs.size(); ++i)                                                         \
+            for (std::size_t d = 0; d < part.depths[i]; ++d, w += kSteps * step)                                       \
+              found.add(block->inputs[i] + (d * padded + t) * kColumns, kColumns, w, step, kSteps);                    \
+          std::int32_t* to = block->sums + (g * padded + t) * kColumns + half % kColumns;                              \
+          for (int r = 0; r < ROWS; ++r, to += kColumns)                                                               \
+            for (int v = 0; v < kVectors; ++v)                                                                         \
+              vst1q_s32(to + 4 * v, added(vld1q_s32(bias + 4 * v), found.sum(r, v)));                                  \
+        }                                                                                                              \
       }                                                                                                                \
     }                                                                                                                  \
   }                                                                                                                    \

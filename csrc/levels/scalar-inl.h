@@ -17,9 +17,9 @@ KVSTORE_INLINE std::uint8_t narrowed(int v, int factor) {
   return static_cast<std::uint8_t>(predict::clamped((v * factor + (1 << 14)) >> 15, -128, 127) + 128);
 }
 
-inline void sums_scalar(const Part& part, const std::int8_t* weight, const std::uint8_t* const* inputs, RowCount rows,
-                        std::int32_t* sums) {
+inline void sums_of_block(const Part& part, const std::int8_t* weight, const Summed& block) {
   const std::size_t columns = part.groups.size();
+  const RowCount rows = block.rows;
   for (std::size_t panel = 0; panel < columns; panel += kMostPanel) {
     const std::size_t wide = columns - panel < kMostPanel ? columns - panel : kMostPanel;
     for (std::size_t c = 0; c < wide; ++c) {
@@ -30,19 +30,23 @@ inline void sums_scalar(const Part& part, const std::int8_t* weight, const std::
         const std::int8_t* w = weight + c * predict::kColumnsBytes;
         for (std::size_t i = 0; i < part.inputs.size(); ++i) {
           for (std::size_t g = 0; g < part.depths[i]; ++g) {
-            const std::uint8_t* q = inputs[i] + (g * rows.padded + t) * kColumns;
+            const std::uint8_t* q = block.inputs[i] + (g * rows.padded + t) * kColumns;
             for (std::size_t k = 0; k < kSteps; ++k, q += 4, w += wide * predict::kColumnsBytes)
               for (std::size_t j = 0; j < kColumns; ++j)
                 total[j] += static_cast<std::uint32_t>(q[0] * w[4 * j] + q[1] * w[4 * j + 1] + q[2] * w[4 * j + 2] +
                                                        q[3] * w[4 * j + 3]);
           }
         }
-        std::int32_t* const to = sums + ((panel + c) * rows.padded + t) * kColumns;
+        std::int32_t* const to = block.sums + ((panel + c) * rows.padded + t) * kColumns;
         for (std::size_t j = 0; j < kColumns; ++j) to[j] = static_cast<std::int32_t>(total[j]);
       }
     }
     weight += wide * part.depth * kSteps * predict::kColumnsBytes;
   }
+}
+
+inline void sums_scalar(const Part& part, const std::int8_t* weight, const Summed* blocks, std::size_t count) {
+  for (const Summed* block = blocks; block != blocks + count; ++block) sums_of_block(part, weight, *block);
 }
 
 KVSTORE_INLINE void group_body(const Group& group, const std::int8_t* weight, std::size_t number,

@@ -37,7 +37,7 @@ class Walk {
 
   RowCount rows() const { return rows_; }
 
-  // Offsets and sums of the next part. shifts: what else each row is scaled by, in octaves; null: nothing.
+  // Offsets of the next part. shifts: what else each row is scaled by, in octaves; null: nothing.
   void begin(const Part& part, const std::int8_t* shifts = nullptr) {
     offsets_.predict(part.adapt);
     for (std::size_t t = 0; t < rows_.n; ++t) {
@@ -45,11 +45,14 @@ class Walk {
       std::fill_n(offset_tile_.get() + t * kColumns, kColumns, static_cast<std::int16_t>(offsets_.get()[t] - more));
     }
     std::fill_n(distances_.get(), rows_.padded / 2 * kDistances, 0);
-    if (part.number < 2) return look_up(part);
-    if (part.inputs.empty()) return;
-    const std::uint8_t* inputs[kMostSlots];
-    for (std::size_t i = 0; i < part.inputs.size(); ++i) inputs[i] = tiles(part.inputs[i]).get();
-    run_.sums(part, model_.weight(part), inputs, rows_, sums_.get());
+    if (part.number < 2) look_up(part);
+  }
+
+  // What its sums are made of, see `add_up`.
+  Summed summed(const Part& part) const {
+    Summed found{{}, rows_, sums_.get()};
+    for (std::size_t i = 0; i < part.inputs.size(); ++i) found.inputs[i] = tiles(part.inputs[i]).get();
+    return found;
   }
 
   // Predictions of a group.

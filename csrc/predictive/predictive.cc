@@ -105,7 +105,7 @@ Kernels kernels_of(const Axis& axis, Level level) {
   return run;
 }
 
-class Reading final : public InOrder {
+class Reading final : public AloneInOrder {
  public:
   Reading(const Model& model, const Block& block, const std::uint8_t* payload, std::size_t nbytes,
           const std::uint64_t* sizes, std::size_t wanted, Level level, const Axis& axis)

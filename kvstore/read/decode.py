@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from kvstore.codecs import Codec, KVView, is_delta
-from kvstore.codecs.base import BlockInfo, CodedBlock, InOrder, decode_layers
+from kvstore.codecs.base import BlockInfo, CodedBlock, decode_layers
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import buffer_on_cpu, decodes_on_device, move
+from kvstore.codecs.in_order import InOrder
 from kvstore.core.keys import chain_key
 from kvstore.core.record import Damage, DamagedRecord, RecordHeader, check_payload, parse
 from kvstore.dedup.donor_cache import DonorLost, DonorReader, DonorUnreadable

@@ -16,8 +16,8 @@ from itertools import count
 from typing import Any
 
 from kvstore.codecs import KVView
-from kvstore.codecs.base import BlockInfo, CodedBlock
-from kvstore.codecs.registry import only_copies
+from kvstore.codecs.in_order import TOGETHER
+from kvstore.codecs.registry import gains_together, only_copies
 from kvstore.config import MIB
 from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Workers
@@ -29,10 +29,11 @@ from kvstore.read.block_read import BlockRead
 from kvstore.read.copies import ENOUGH_BYTES, Copies
 from kvstore.read.decode import BlockDecoder, check_record
 from kvstore.read.decode_times import DecodeTimes
-from kvstore.read.layerwise import HeldBlock, LayerDecode
+from kvstore.read.layerwise import LayerDecode
 from kvstore.read.place import place_of
+from kvstore.read.records import Found, RecordDecode
 from kvstore.residency.residency import Residency
-from kvstore.tiers.base import SealedSource, Source, StorageTier
+from kvstore.tiers.base import SealedSource, Source, StorageTier, TensorSource
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.fs import is_passing
 from kvstore.tiers.host import HostRecord
@@ -40,6 +41,8 @@ from kvstore.timing import Timing
 
 # Larger reads are no faster; smaller ones leave more to overlap, and need less memory for what is being decoded.
 _READ_BYTES = 2 * MIB
+# But for blocks that are decoded sooner together.
+_TOGETHER_BYTES = 12 * MIB
 # A copy within memory of a block that is no larger keeps the GIL (`KVView.copy_to`): other threads cannot help then,
 # and one that takes part only makes the get wait for it. Checking a record first changes little in that.
 _BRIEF_COPY_BYTES = 1 * MIB
@@ -131,7 +134,8 @@ class Fetcher:
             copies = Copies(out, origin, times)
             for reader in begun.ahead.values():
                 reader.settle(ENOUGH_BYTES)
-        task = ReadTask(self, reads, out, origin, times, later, begun.ahead, alone, copies)
+        decode = None if out is None else RecordDecode(self.decoder, out, origin, times, later, copies)
+        task = ReadTask(self, reads, decode, begun.ahead, alone)
         # Where reading takes no threads, those are enough that decode.
         most = max(2, self.threads) if begun.ahead else None
         share, ranges = self.executor.share, begun.ranges
@@ -184,9 +188,9 @@ class Fetcher:
         ranges: list[range] = []
         first = size = 0
         for i, read in enumerate(reads):
-            if i > first and (
-                not _together(storage, reads[i - 1].source, read.source) or size >= _READ_BYTES or i - first >= share
-            ):
+            few = i - first < TOGETHER and gains_together(read.source.codec_id)
+            enough = size >= (_TOGETHER_BYTES if few else _READ_BYTES) or i - first >= share
+            if i > first and (enough or not _neighbours(storage, reads[i - 1].source, read.source)):
                 ranges.append(range(first, i))
                 first, size = i, 0
             size += read.source.nbytes if read.source.tier in storage else 0
@@ -198,20 +202,16 @@ class Fetcher:
 class ReadTask:
     """Reads and decodes a range of the blocks of one fetch. Thread-safe for ranges that do not overlap.
 
-    Calling it with a range of indexes returns the indexes of the blocks that failed. later: see `Fetcher.fetch`; alone:
-    whether one thread works on all ranges, which then releases all sources at once: each time it may wait for a lock;
-    copies: takes what is only copied, for the end.
+    Calling it with a range of indexes returns the indexes of the blocks that failed. decode: None if they are only
+    read; alone: whether one thread works on all ranges, which then releases all sources at once: each time it may wait
+    for a lock.
     """
 
     fetcher: Fetcher
     reads: Sequence[BlockRead]
-    out: KVView | None
-    origin: int
-    times: DecodeTimes
-    later: LayerDecode | None = None
+    decode: RecordDecode | None
     ahead: Mapping[str, AheadReader] = field(default_factory=dict)  # see `Begun`; not of what is looked up again
     alone: bool = False
-    copies: Copies | None = None
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
@@ -252,53 +252,38 @@ class ReadTask:
         tier = self.fetcher.residency.storage.get(self.reads[indexes.start].source.tier) if indexes else None
         if tier is not None:
             return self._from_storage(tier, indexes)
-        if self.out is None:
-            return []
-        return [i for i in indexes if not self._from_memory(self.reads[i])]
+        return [] if self.decode is None else self._from_memory(self.decode, indexes)
 
-    def _target(self, read: BlockRead) -> KVView:
-        assert self.out is not None
-        return self.out.narrow(read.start - self.origin, len(read.tokens))
+    def _from_memory(self, decode: RecordDecode, indexes: range) -> list[int]:
+        bad, sealed = [], list[int]()
+        for i in indexes:
+            tensors = self.reads[i].source.tensors
+            if tensors is None:
+                sealed.append(i)
+            elif not self._copied(decode, self.reads[i], tensors):
+                bad.append(i)
+        return bad + self._decoded(decode, sealed, [self.reads[i].source.sealed for i in sealed])
 
-    def _from_memory(self, read: BlockRead) -> bool:
-        tensors, sealed = read.source.tensors, read.source.sealed
-        if tensors is not None:
-            begin, target = time.perf_counter(), self._target(read)
-            good = self.fetcher.decoder.copy(read, tensors, target)
-            self.fetcher.gate.observe_decode(TENSORS, len(read.tokens), time.perf_counter() - begin)
-            return good
-        assert sealed is not None
-        return self._decoded(read, sealed)
-
-    def _decoded(self, read: BlockRead, record: SealedSource) -> bool:
-        if self.copies is not None and self.copies.note(read, record):
-            return True
-        begin, decoder = time.perf_counter(), self.fetcher.decoder
-        if self.later is not None:
-            first = self._first_decoded(self.later, read, record)
-            if first is not None:
-                return first
-        good = decoder.decode(read, record.header, record.payload, self._target(read))
-        self.times.add(read, record.header.codec, time.perf_counter() - begin)
+    def _copied(self, decode: RecordDecode, read: BlockRead, tensors: TensorSource) -> bool:
+        begin, target = time.perf_counter(), decode.target(read)
+        good = self.fetcher.decoder.copy(read, tensors, target)
+        self.fetcher.gate.observe_decode(TENSORS, len(read.tokens), time.perf_counter() - begin)
         return good
 
-    def _first_decoded(self, later: LayerDecode, read: BlockRead, record: SealedSource) -> bool | None:
-        """Decodes the first layers of a record, and keeps it for the others; None if all are decoded together."""
-        assert self.out is not None
-        begin, header, decoder = time.thread_time(), record.header, self.fetcher.decoder
-        info = BlockInfo(self.out.layout, header.tokens, header.start, header.cut)
-        block = CodedBlock(info, record.payload, header.layer_sizes, read.start - self.origin, len(read.tokens))
-        by = decoder.by_layers(read, header, block, self.out)
-        if by is None:
-            return None
-        if not decoder.decode_first(read, by, block, self.out, later.first):
-            return False
-        later.hold(HeldBlock(read, record, by, block, time.thread_time() - begin))
-        return True
+    def _decoded(
+        self, decode: RecordDecode, indexes: Sequence[int], records: Sequence[SealedSource | None]
+    ) -> list[int]:
+        """Decodes records; which of them are bad."""
+        found: list[Found] = []
+        for i, record in zip(indexes, records, strict=True):
+            assert record is not None
+            found.append((self.reads[i], record))
+        return [i for i, good in zip(indexes, decode.decode(found), strict=True) if not good]
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
         metrics, ahead = self.fetcher.residency.metrics, self.ahead.get(tier.name)
-        batch = self.fetcher.batches(self.reads, self.out is None).of(indexes) if ahead is None else ahead.take(indexes)
+        own = self.fetcher.batches(self.reads, keep_all=self.decode is None)
+        batch = own.of(indexes) if ahead is None else ahead.take(indexes)
         sources, buffers = batch.sources, batch.buffers
         errors: list[OSError | None] = [None] * len(sources)
         try:
@@ -312,14 +297,21 @@ class ReadTask:
                 self._read_from.setdefault(tier.name, []).extend(sources)
             else:
                 tier.release(sources)
-        bad = []
-        for i, buffer, failed, keep in zip(indexes, buffers, errors, batch.kept, strict=True):
+        whole, bad = dict[int, HostRecord](), list[int]()
+        for i, buffer, failed in zip(indexes, buffers, errors, strict=True):
             if failed is not None and not is_passing(failed):
                 self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
-            good = failed is None and self._accept(self.reads[i], buffer, keep)
-            if not good and not self._read_where_it_moved(tier, self.reads[i]):
+            record = self._checked(self.reads[i], buffer) if failed is None else None
+            if record is None:
                 bad.append(i)
-        return bad
+            else:
+                whole[i] = record
+        if self.decode is not None:
+            bad += self._decoded(self.decode, list(whole), list(whole.values()))
+        for i, keep in zip(indexes, batch.kept, strict=True):
+            if keep and i in whole and i not in bad:
+                self._keep(self.reads[i], whole[i])
+        return [i for i in bad if not self._read_where_it_moved(tier, self.reads[i])]
 
     def _read(self, tier: StorageTier[Any], batch: Batch) -> None:
         nbytes, begin = batch.nbytes, batch.begin
@@ -345,20 +337,19 @@ class ReadTask:
         again = replace(self, reads=[replace(read, source=source)], ahead={}, alone=False, turns=self.turns - 1)
         return not again(range(1))
 
-    def _accept(self, read: BlockRead, buffer: Buffer, keep: bool) -> bool:
-        """Checks a record that was read, decodes it, and notes it for the host tier if that is to have its buffer."""
+    def _checked(self, read: BlockRead, buffer: Buffer) -> HostRecord | None:
+        """The record that was read, if it is whole and the right one."""
         try:
-            record = HostRecord(check_record(read, buffer.view), buffer)
+            return HostRecord(check_record(read, buffer.view), buffer)
         except DamagedRecord as damage:
             self._reject(read, damage.metric)
-            return False
-        if self.out is not None and not self._decoded(read, record):
-            return False
-        if keep:
-            self.kept.append((read.record, record))
-            if len(self.kept) >= _KEPT_AT_ONCE:
-                self.fetcher.residency.own.run(self.promote)
-        return True
+            return None
+
+    def _keep(self, read: BlockRead, record: HostRecord) -> None:
+        """Note a record for the host tier, which is to have its buffer."""
+        self.kept.append((read.record, record))
+        if len(self.kept) >= _KEPT_AT_ONCE:
+            self.fetcher.residency.own.run(self.promote)
 
     def _reject(self, read: BlockRead, why: Metric) -> None:
         self.fetcher.residency.reject(read.record, read.source, why)
@@ -372,7 +363,7 @@ def _read_one(tier: StorageTier[Any], source: Source, buffer: Buffer) -> OSError
     return None
 
 
-def _together(storage: dict[str, StorageTier[Any]], before: Source, source: Source) -> bool:
+def _neighbours(storage: dict[str, StorageTier[Any]], before: Source, source: Source) -> bool:
     tier = storage.get(source.tier)
     if tier is None:
         return before.tier not in storage

@@ -18,7 +18,7 @@ import torch
 
 from kvstore.codecs import KVView
 from kvstore.codecs.base import CodedBlock, LayersOfBlocks
-from kvstore.codecs.in_order import by_turns
+from kvstore.codecs.by_layers import by_turns
 from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core import late_work

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import donorcases
@@ -17,6 +18,7 @@ from kvstore.codecs import KVView
 from kvstore.codecs.donor import _donor_groups
 from kvstore.codecs.donor.groups import reference
 from kvstore.codecs.donor.groups.model import model_of_section
+from kvstore.codecs.in_order import Native
 from kvstore.codecs.predictive.levels.model import LEVELS, LevelModel
 from kvstore.errors import CodecError
 
@@ -61,17 +63,36 @@ def decoded(
 ) -> Block:
     """What a twin makes of them, [wanted, C], 7.0 in rows that are not covered. Raises `CodecError`."""
     wanted = case.count if wanted is None else wanted
-    seven = int(as_bits(torch.tensor([7.0]))[0])
-    block: Any = [tuple(np.full((wanted, bits.shape[1]), seven, np.uint16) for bits in pair) for pair in case.block]
-    tensors: Any = [
-        tuple(torch.full((x.heads, wanted, dim), 7.0).bfloat16() for dim in (x.key_dim, x.value_dim))
-        for x in case.layout.layers
-    ]
+    tensors = _sevens(case, wanted)
     (*given, _), views = donorcases.arguments(case, KVView.of_layers(case.layout, tensors).rows)
     wrong = _donor_groups.decode(coder, *given, b"".join(layers), list(map(len, layers)), wanted, level)
     del views
     if wrong is not None:
         raise CodecError(wrong)
+    return _bits_of(case, wanted, tensors)
+
+
+def begun(
+    coder: _donor_groups.Coder, case: Case, layers: list[bytes], level: str
+) -> tuple[Native, Callable[[], Block]]:
+    """What decodes them layer by layer, and what tells what was decoded, as `decoded` does."""
+    tensors, payload = _sevens(case, case.count), b"".join(layers)
+    view = KVView.of_layers(case.layout, tensors)
+    (*given, _), views = donorcases.arguments(case, view.rows)
+    block = _donor_groups.in_order(coder, *given, payload, list(map(len, layers)), case.count, level)
+    return Native(block, payload, view, views), lambda: _bits_of(case, case.count, tensors)
+
+
+def _sevens(case: Case, wanted: int) -> Any:
+    return [
+        tuple(torch.full((x.heads, wanted, dim), 7.0).bfloat16() for dim in (x.key_dim, x.value_dim))
+        for x in case.layout.layers
+    ]
+
+
+def _bits_of(case: Case, wanted: int, tensors: Any) -> Block:
+    seven = int(as_bits(torch.tensor([7.0]))[0])
+    block: Any = [tuple(np.full((wanted, bits.shape[1]), seven, np.uint16) for bits in pair) for pair in case.block]
     predictcases.fill(block, tensors)
     found: Block = block
     return found

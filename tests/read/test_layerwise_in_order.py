@@ -15,9 +15,10 @@ from family_stores import LAYOUT as ALIKE
 from family_stores import behind, config, members, passage
 from kvcases import same_kv
 from lazyhits import interrupts_lose_nothing, lazily
-from profilecases import ROPE, identity_of, level_kv, predicted_kv, profile_of
+from predicted_stores import COUNT, LAYOUT, SECTIONS, TOKENS, contents, predicted_store
+from profilecases import identity_of
 
-from kvstore import Hit, KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore import Hit, KVStore, StoreConfig, TierConfig
 from kvstore.codecs.predictive.levels.mode import LevelMode
 from kvstore.config import MIB
 from kvstore.core.lazy_layers import LazyLayers
@@ -26,37 +27,11 @@ from kvstore.metrics import Metric
 from kvstore.read import get
 from kvstore.read.layerwise import steps_of
 
-LAYOUT = KVLayout.uniform(9, 2, 16, rope=ROPE)
-COUNT = 50
-TOKENS = np.arange(COUNT, dtype=np.uint32)
-SECTIONS = {"predictive": ("lossless",), "predictive:1": ("lossless", "levels"), "predictive:3": ("lossless", "levels")}
-
 
 @pytest.fixture(autouse=True)
 def one_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model leaves a processor, whatever machine this is."""
     monkeypatch.setattr(get, "free_processors", lambda: 1)
-
-
-def contents(codec: str) -> Any:
-    profile = profile_of(LAYOUT, *SECTIONS[codec])
-    if codec == "predictive":
-        return predicted_kv(profile, TOKENS, 0)
-    return level_kv(profile, int(codec[-1]), TOKENS, 0)
-
-
-def predicted_store(path: Path, codec: str) -> KVStore:
-    """A store whose records are all on disk, and predicted."""
-    file = path / "profile"
-    if not file.exists():
-        path.mkdir(exist_ok=True)
-        profile_of(LAYOUT, *SECTIONS[codec]).save(file)
-    made = StoreConfig(host=TierConfig(0), disk=TierConfig(16 * MIB, codec), profile=file, block_tokens=16, threads=2)
-    with KVStore(path / "store", identity_of(LAYOUT), made) as store:
-        store.put(TOKENS, contents(codec))
-        store.flush()
-        assert not store.stats()["counters"].get(Metric.FALLBACK_RAW_CHUNKS.value)  # all are predicted
-    return KVStore(path / "store", identity_of(LAYOUT), made)
 
 
 def waiting(store: KVStore, ids: Any) -> Hit:

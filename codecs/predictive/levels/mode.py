@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvstore.codecs.predictive._levels as _levels
-from kvstore.codecs.base import BlockInfo, InOrder
-from kvstore.codecs.in_order import Native
+from kvstore.codecs.base import BlockInfo
+from kvstore.codecs.in_order import InOrder, Native
 from kvstore.codecs.predictive.device_mode import DeviceMode
 from kvstore.codecs.predictive.levels.model import LevelModel
 from kvstore.codecs.view import KVView
