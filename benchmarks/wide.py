@@ -2,10 +2,11 @@
 
 Levels 1 to 3 at KV widths of 192, 512 and 1,024 columns of K and as many of V, blocks of 64 tokens, one thread. Models
 and blocks are made up: random weights, and values that are the prediction plus noise, so that all work is done that a
-real cache would need; `ratio` says no more than that. `int8_peak` is what this core multiplies and adds in 8-bit
-integers, in registers, with the instructions that the codec uses; it and the levels are measured in turns.
-`*_share_of_peak` is the multiply-adds that a level makes, divided by the time of all that it does, over the peak. Times
-are processor time of the thread, so that other work beside it tells less.
+real cache would need; `ratio` says no more than that. `decode` is of one block, `decode_run` of as many as a get
+decodes together where a prefix is long. `int8_peak` is what this core multiplies and adds in 8-bit integers, in
+registers, with the instructions that the codec uses; it and the levels are measured in turns. `*_share_of_peak` is the
+multiply-adds that a level makes, divided by the time of all that it does, over the peak. Times are processor time of
+the thread, so that other work beside it tells less.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from benchmarks.common import Rows, arguments, interleave
 from kvstore import KVLayout
 from kvstore.codecs import KVView
+from kvstore.codecs.in_order import TOGETHER
 from kvstore.codecs.predictive import _levels
 from kvstore.codecs.predictive.levels import reference
 from kvstore.codecs.predictive.levels.mode import native_model
@@ -32,6 +34,7 @@ from kvstore.core.rope import fixed_point
 Arrays = dict[str, npt.NDArray[Any]]
 WIDTHS = (192, 512, 1024)
 DIM, TOKENS, VOCABULARY = 64, 64, 256
+TIMED = ("encode", "decode", "decode_run")
 ROUNDS, PRODUCTS = 1 << 21, 1 << 32  # the most of the peak's loop; what follows must not find a hot processor
 ROPE = '{"rope_theta": 10000.0, "rope_type": "default"}'
 
@@ -42,7 +45,7 @@ class Case:
 
     model: _levels.Model
     view: KVView
-    found: KVView  # to decode to, memory that was written before, as what is coded to
+    found: list[KVView]  # to decode to, memory that was written before, as what is coded to
     room: bytearray
     payload: bytes
     sizes: tuple[int, ...]
@@ -59,8 +62,10 @@ class Case:
         assert isinstance(sizes, tuple)
         parts = [part for pair in model.parts[1:] for part in pair]
         made = sum((0 if p.weight is None else p.weight.size) + packed_size(p.width) for p in parts)
-        tensors = [torch.zeros_like(tensor) for tensor in view.tensors()]
-        found = KVView.of_layers(layout, list(zip(tensors[::2], tensors[1::2], strict=True)))
+        found = []
+        for _ in range(TOGETHER):
+            tensors = [torch.zeros_like(tensor) for tensor in view.tensors()]
+            found.append(KVView.of_layers(layout, list(zip(tensors[::2], tensors[1::2], strict=True))))
         return cls(native, view, found, out, bytes(out[: sum(sizes)]), sizes, made / (2 * width * layers))
 
     def encode(self) -> float:
@@ -70,14 +75,25 @@ class Case:
         return time.thread_time() - begin
 
     def decode(self) -> float:
-        for tensor in self.found.tensors():
+        return self._decode(self.found[:1])
+
+    def decode_run(self) -> float:
+        """Seconds for one of the blocks."""
+        return self._decode(self.found) / len(self.found)
+
+    def _decode(self, targets: list[KVView]) -> float:
+        for tensor in (tensor for target in targets for tensor in target.tensors()):
             tensor.zero_()
-        begin = time.thread_time()
-        wrong = _levels.decode(self.model, np.arange(TOKENS), 0, self.payload, self.sizes, self.found.rows, TOKENS)
+        begin, tokens, layers = time.thread_time(), np.arange(TOKENS), len(self.sizes)
+        blocks = [
+            _levels.in_order(self.model, tokens, 0, self.payload, self.sizes, target.rows, TOKENS) for target in targets
+        ]
+        wrong = _levels.InOrder.until(blocks, layers)
         seconds = time.thread_time() - begin
-        same = zip(self.found.tensors(), self.view.tensors(), strict=True)
-        assert wrong is None
-        assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in same)
+        assert wrong == [None] * len(targets)
+        for target in targets:
+            same = zip(target.tensors(), self.view.tensors(), strict=True)
+            assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in same)
         return seconds
 
 
@@ -154,9 +170,7 @@ def main() -> None:
     rounds = min(ROUNDS, PRODUCTS // per_round)
     for width in args.widths:
         cases = {level: Case.of(level, width, layers) for level in LEVELS}
-        timed = {
-            f"{what} {level}": getattr(case, what) for level, case in cases.items() for what in ("encode", "decode")
-        }
+        timed = {f"{what} {level}": getattr(case, what) for level, case in cases.items() for what in TIMED}
         seconds = interleave({"peak": lambda: peak(rounds), **timed}, repeats)
         most = per_round * rounds / seconds["peak"]
         rows.add(f"int8/{width}", "int8_peak", most / 1e9, "G multiply-adds/s")
@@ -164,7 +178,7 @@ def main() -> None:
             name, raw = f"predictive:{level}/{width}", case.view.nbytes
             rows.add(name, "ratio", raw / len(case.payload), "x")
             rows.add(name, "multiply_adds", case.multiply_adds, "a value")
-            for what in ("encode", "decode"):
+            for what in TIMED:
                 speed = raw / seconds[f"{what} {level}"]
                 rows.add(name, f"{what}_GBps", speed / 1e9, "GB/s")
                 rows.add(name, f"{what}_share_of_peak", case.multiply_adds * speed / 2 / most, "share")
