@@ -66,6 +66,7 @@ struct Packed {
     for (std::size_t i = 0; i < part.inputs.size(); ++i)
       for (std::size_t g = 0; g < part.depths[i]; ++g)
         groups.push_back(block.inputs[i] + g * block.rows.padded * kColumns);
+    if (rows == 0) return;
     const std::size_t quads = groups.size() / kQuad;
     if (lines.size() < quads * rows) lines.resize(quads * rows);
     for (std::size_t n = 0; n < quads * kQuad; ++n) {
