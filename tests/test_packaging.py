@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from length import FULL
 from once import once
 from threadruns import HANGS_S
 
@@ -106,7 +107,7 @@ esac
 
 def _quickly(folder: Path) -> dict[str, str]:
     """An environment in which nothing is compiled again, but in `make test-long`."""
-    if os.environ.get("KVSTORE_FAULTS") == "full":
+    if FULL:
         return dict(os.environ)
     compiler = folder / "compiler"
     compiler.write_text(_COMPILED.format(package=ROOT / "kvstore"))

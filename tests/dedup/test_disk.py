@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import threading
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ import small_stores
 from awaiting import calls_of
 from family_stores import BLOCK, IDENTITY, LAYOUT, behind, config, counter, join, members, passage, stored
 from faultfs import Fault, FaultFS
+from length import FULL
 from threadruns import HANGS_S
 
 from kvstore import KVStore
@@ -29,7 +29,7 @@ from kvstore.metrics import Metric, Metrics
 
 TEXT = passage(1)
 MEMBER = behind(10, TEXT)
-ROUNDS = 400 if os.environ.get("KVSTORE_FAULTS") == "full" else 60
+ROUNDS = 400 if FULL else 60
 
 
 # ---- a small budget ----------------------------------------------------------------------------------------------

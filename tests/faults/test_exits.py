@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +10,10 @@ from pathlib import Path
 import exit_stores
 import pytest
 import trials
+from length import FULL
 
 PROGRAMS = Path(__file__).with_name("exit_programs.py")
 WAYS = trials.load(PROGRAMS).WAYS
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 TIMES = 20 if FULL else 1
 SLOW = {"multiprocessing_spawn"}  # imports everything anew
 

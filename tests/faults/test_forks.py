@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import trials
+from length import FULL
 
 PROGRAM = Path(__file__).with_name("fork_trials.py")
-FORKS = 200 if os.environ.get("KVSTORE_FAULTS") == "full" else 5
+FORKS = 200 if FULL else 5
 
 
 @pytest.mark.faults

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import seeds
 from interrupts import Boom, Interrupt
+from length import FULL
 from small_stores import config, identity, kv_of, put, scratch, stored, tokens_of
 from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.guard import Guard
 
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 TRIALS = 5_000 if FULL else 80
 A_LIFE = 25  # trials of one store
 

@@ -15,6 +15,7 @@ import pytest
 import seeds
 import small_stores
 from faultfs import CALLS, Fault, FaultFS, PowerCutFS
+from length import FULL
 from threadruns import HANGS_S
 
 from kvstore import FlushResult, KVStore
@@ -32,7 +33,6 @@ _CODES = (
     ("short", "short", _HALF),
 )
 _MOST = 600  # more calls of one kind than a script makes
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 
 
 def _cases() -> Iterator[Any]:

@@ -15,10 +15,10 @@ from typing import Any
 import lives
 import pytest
 import trials
+from length import FULL
 from teller import MOMENTS
 
 CASES = Path(__file__).with_name("kill_trials.py")
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 KILLS = 5 if FULL else 3  # of one store
 LIVES = int(os.environ.get("KVSTORE_LIVES") or (8 if FULL else 1))  # of each phase
 

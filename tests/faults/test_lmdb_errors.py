@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import failing
 import pytest
 import shim
 import trials
+from length import FULL
 
 CASES = Path(__file__).with_name("nth_trials.py")
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 _module = trials.load(CASES)
 
 pytestmark = [

@@ -10,10 +10,10 @@ import lives
 import pytest
 import shim
 import trials
+from length import FULL
 
 CASES = Path(__file__).with_name("cut_trials.py")
 CUTS = 100  # of one recording
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 TOTAL = int(os.environ.get("KVSTORE_CUTS") or (2400 if FULL else 30))  # in all
 GROUPS = [[phase] for phase in lives.PHASES] if FULL else [list(lives.PHASES)]  # each in a process of its own
 

@@ -3,19 +3,18 @@ and changes of them by chance."""
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from pathlib import Path
 
 import pytest
 import seeds
+from length import FULL
 
 sys.path.append(str(Path(__file__).parent))
 import parsers
 
 CORPUS = Path(__file__).with_name("corpus")
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 MOST_BYTES = 200 << 10  # of all corpora
 
 

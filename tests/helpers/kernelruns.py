@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from length import FULL
 from once import once
 
 from kvstore.codecs import KVView
 
 FOLDER = Path(__file__).parents[1] / "kernels"
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 HANGS_S = 3000.0  # what no machine takes, however loaded
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

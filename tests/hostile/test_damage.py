@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 import small_stores
 import trials
+from length import FULL
 
 CASES = Path(__file__).with_name("damage_trials.py")
-FLIPS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 1
+FLIPS = 50 if FULL else 1
 FAMILY_CASES = Path(__file__).with_name("family_trials.py")
 _module = trials.load(CASES)
 _families = trials.load(FAMILY_CASES)

@@ -13,6 +13,7 @@ import seeds
 import small_stores
 import trials
 from faultfs import FaultFS
+from length import FULL
 from lmdb import verify
 
 from kvstore import KVStore
@@ -26,7 +27,6 @@ from kvstore.tiers.disk.fs import FileSystem
 
 FS = FileSystem()
 PAGE = 4096
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 WHO = ("writer", "reader", "reader-beside-a-writer", "reader-beside-another")
 PAGES = (*range(1, 7), 9) if FULL else (1, 2, 4, 9)
 

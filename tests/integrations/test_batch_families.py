@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import transformers
 from causal_models import looked_at, quiet
 from causal_sizes import TEXT
+from length import FULL
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import UnsupportedModel
@@ -19,7 +19,6 @@ from kvstore.integrations.transformers import generate
 
 SPREAD = ("Bloom", "GPT2", "GPTNeoX", "Mpt", "OPT", "Qwen2", "RoFormer", "StableLm")
 MOVED = {"CpmAntConfig", "RoFormerConfig", "TrOCRConfig"}
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 CLASSES = causal_models.config_classes() if FULL else [getattr(transformers, f"{name}Config") for name in SPREAD]
 MEMORY = StoreConfig(host=TierConfig(16 << 20), disk=TierConfig(0), block_tokens=16)
 STEPS: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 import transformers
 from causal_models import build, keys_and_values, looked_at, quiet, tiny_config, turned
+from length import FULL
 from lora_layers import activate, with_adapters
 from tiny_models import tiny
 
@@ -25,7 +25,6 @@ from kvstore.integrations.transformers.config_facts import HARMLESS, IN_LAYOUT, 
 
 SPREAD = ("Bloom", "Dots1", "Falcon", "GPTNeoX", "Gemma3", "HYV3", "Llama")
 ODD = ("Blt", "DeepseekV4", "Gemma3nText", "Rwkv", "xLSTM")  # whose configs lack what others have
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 CLASSES = causal_models.config_classes() if FULL else [getattr(transformers, f"{name}Config") for name in SPREAD]
 FOUND = [
     ("Glm4Moe", "n_group"),

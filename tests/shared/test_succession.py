@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from pathlib import Path
 
 import pytest
 import seeds
+from length import FULL
 from shared_child import Child, children, owner_of
 from small_stores import IDENTITY, config, kv_of, stored, tokens_of
 from threadruns import HANGS_S
@@ -16,7 +16,7 @@ from threadruns import HANGS_S
 from kvstore import SharedKVStore, WriterSilent
 from kvstore.shared.promised import Promised
 
-KILLS = 50 if os.environ.get("KVSTORE_FAULTS") == "full" else 4
+KILLS = 50 if FULL else 4
 
 
 @pytest.mark.faults

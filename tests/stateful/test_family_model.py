@@ -7,7 +7,6 @@ as long as what may be there. After each history no member has outlived its dono
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, rule
+from length import FULL
 from small_stores import SEGMENT
 from store_histories import HistoryMachine, Tokens, array
 
@@ -27,7 +27,6 @@ PIECES = st.sampled_from([text[a:b] for text in _TEXTS for a, b in ((0, 96), (0,
 SEQUENCES = st.tuples(BEGINNINGS, PIECES, st.just(()) | PIECES).map(lambda parts: sum(parts, ()))
 NAMESPACES = st.sampled_from([b"", b"", b"other"])
 ROOMY, TIGHT = 64 * SEGMENT, 4 * SEGMENT
-_FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 
 
 @lru_cache(maxsize=256)
@@ -97,8 +96,8 @@ class FamilyMachine(HistoryMachine):
 
 class TestFamilyModel(FamilyMachine.TestCase):  # type: ignore[misc, name-defined]
     settings = settings(
-        max_examples=2000 if _FULL else 30,
-        stateful_step_count=40 if _FULL else 25,
+        max_examples=2000 if FULL else 30,
+        stateful_step_count=40 if FULL else 25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )

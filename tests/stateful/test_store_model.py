@@ -6,12 +6,11 @@ be, the model of helpers/store_histories.py says.
 
 from __future__ import annotations
 
-import os
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, rule
+from length import FULL
 from small_stores import IDENTITY, SEGMENT, config, disk_order_agrees, disk_use, is_exact, is_quiet, kv_of, put
 from store_histories import HistoryMachine, Tokens, array, shared
 
@@ -198,7 +197,7 @@ class StoreMachine(HistoryMachine):
 
 TestStoreModel = pytest.mark.slow(StoreMachine.TestCase)
 TestStoreModel.settings = settings(
-    max_examples=2000 if os.environ.get("KVSTORE_FAULTS") == "full" else 30,
+    max_examples=2000 if FULL else 30,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

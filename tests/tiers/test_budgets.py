@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 import seeds
 import small_stores
 from faultfs import FaultFS
+from length import FULL
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
 from kvstore.config import MIN_SEGMENT_BYTES, PAGE_BYTES
@@ -23,7 +23,6 @@ from kvstore.errors import ConfigError
 from kvstore.residency.block import most_bytes
 from kvstore.tiers.disk.budget import BESIDE_BYTES, fitted
 
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 PINNED = range(1, 9)
 RECORD = 4096  # what a record of these tiny blocks takes, in a buffer and on disk
 

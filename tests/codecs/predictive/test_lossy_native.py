@@ -3,7 +3,6 @@ and what damage does."""
 
 from __future__ import annotations
 
-import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from cpulevels import cpu_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from length import part
+from length import FULL, part
 from lossycases import SHAPES, VOCABULARY, Case, Shapes, assert_close, case_of, decoded, model_of, reference, target_of
 
 from kvstore.codecs.predictive import _lossy
@@ -27,7 +26,7 @@ from kvstore.errors import CodecError
 
 pytestmark = pytest.mark.native
 LEVELS = cpu_levels()
-DAMAGED = 50_000 if os.environ.get("KVSTORE_FAULTS") == "full" else 1200
+DAMAGED = 50_000 if FULL else 1200
 
 
 @settings(max_examples=part(40), deadline=None)

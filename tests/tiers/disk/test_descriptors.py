@@ -14,6 +14,7 @@ import pytest
 import small_stores
 import trials
 from faultfs import Fault, FaultFS
+from length import FULL
 
 from kvstore import KVStore
 from kvstore.codecs import Profile
@@ -25,7 +26,6 @@ from kvstore.tiers.disk.files import SegmentFiles, most_open, segment_path
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.profiles import Profiles
 
-FULL = os.environ.get("KVSTORE_FAULTS") == "full"
 PASSING = {name: getattr(errno, name) for name in ("EMFILE", "EACCES", *(("ENFILE", "EINTR") if FULL else ()))}
 COUNT = 40  # sequences that fill some twenty segments
 DAMAGE = ("damaged", "rebuilt", "mended", "lost", "quarantined", "unreachable_records", "compacted")
