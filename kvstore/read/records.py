@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.in_order import TOGETHER, decode_together
 from kvstore.read.block_read import BlockRead
 from kvstore.read.copies import Copies
-from kvstore.read.decode import BlockDecoder, ByLayers
+from kvstore.read.decode import BlockDecoder
 from kvstore.read.decode_times import DecodeTimes
 from kvstore.read.layerwise import HeldBlock, LayerDecode
 from kvstore.tiers.base import SealedSource
 
 Found = tuple[BlockRead, SealedSource]
 """A record in memory, checked, and what was looked for."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A record of which some layers are to be decoded, those that come first."""
-
-    read: BlockRead
-    record: SealedSource
-    by: ByLayers
-    coded: CodedBlock
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,7 @@ class RecordDecode:
         self.times.add(read, header.codec, time.perf_counter() - begin)
         return good
 
-    def _begin(self, read: BlockRead, record: SealedSource) -> Begun | None:
+    def _begin(self, read: BlockRead, record: SealedSource) -> HeldBlock | None:
         """None for a record that is decoded whole."""
         header = record.header
         info = BlockInfo(self.out.layout, header.tokens, header.start, header.cut)
@@ -98,9 +88,9 @@ class RecordDecode:
         by = self.decoder.by_layers(read, header, coded, self.out)
         if by is None or (self.later is None and by.in_order is None):
             return None
-        return Begun(read, record, by, coded)
+        return HeldBlock(read, record, by, coded, seconds=0.0)
 
-    def _decode_layers(self, block: Begun, shared: Shared) -> bool:
+    def _decode_layers(self, block: HeldBlock, shared: Shared) -> bool:
         """Decodes what was not decoded together; keeps the record for the layers that come later."""
         elapsed, cpu = time.perf_counter(), time.thread_time()
         good = self.decoder.decode_first(block.read, block.by, block.coded, self.out, shared.layers)
@@ -109,5 +99,5 @@ class RecordDecode:
             self.times.add(block.read, block.record.header.codec, begun.seconds + time.perf_counter() - elapsed)
         elif good:
             seconds = begun.cpu_seconds + time.thread_time() - cpu
-            self.later.hold(HeldBlock(block.read, block.record, block.by, block.coded, seconds))
+            self.later.hold(replace(block, seconds=seconds))
         return good
