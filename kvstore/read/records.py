@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from kvstore.codecs import KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.in_order import TOGETHER, decode_together
+from kvstore.codecs.registry import gains_together
 from kvstore.read.block_read import BlockRead
 from kvstore.read.copies import Copies
 from kvstore.read.decode import BlockDecoder
@@ -83,6 +84,8 @@ class RecordDecode:
     def _begin(self, read: BlockRead, record: SealedSource) -> HeldBlock | None:
         """None for a record that is decoded whole."""
         header = record.header
+        if self.later is None and not gains_together(header.codec):
+            return None
         info = BlockInfo(self.out.layout, header.tokens, header.start, header.cut)
         coded = CodedBlock(info, record.payload, header.layer_sizes, read.start - self.origin, len(read.tokens))
         by = self.decoder.by_layers(read, header, coded, self.out)
