@@ -15,6 +15,7 @@ import seeds
 from cpulevels import cpu_levels
 from damaged_layers import damaged
 from donorcases import case_of
+from length import part
 from levelcases import block_of, model_of
 from predictcases import SHAPES, Shapes, view_of
 from threadruns import run_together
@@ -35,17 +36,17 @@ WIDE: Shapes = [(5, 64, 68)] * 3
 class Blocks:
     """Blocks of one level that were coded, of two models in turns, and what they are decoded to."""
 
-    def __init__(self, shapes: Shapes, level: int, rope: bool, cpu: str, seed: int) -> None:
-        self.cpu = cpu
-        self.models = [model_of(shapes, rope, level, seed + which) for which in range(2)]
+    def __init__(self, shapes: Shapes, level: int, seed: int) -> None:
+        self.cpu = CPUS[0]
+        self.models = [model_of(shapes, True, level, seed + which) for which in range(2)]
         self.coders = [native_model(model) for model in self.models]
         self.of = [(0, 0, 1, 0, 0, 0, 0, 0, 1, 1)[number] for number in range(len(ROWS))]
-        self.blocks, self.layers = [], list[list[bytes]]()
+        self.blocks, self.layers = [], list[list[bytes]]()  # all twins write the same
         for number, (which, n) in enumerate(zip(self.of, ROWS, strict=True)):
             model = self.models[which]
             self.blocks.append(block_of(model, "predicted", np.arange(n), 3 * number, seed))
             view = view_of(model, self.blocks[-1])
-            self.layers.append(levelcases.encoded(self.coders[which], np.arange(n), 3 * number, view, cpu))
+            self.layers.append(levelcases.encoded(self.coders[which], np.arange(n), 3 * number, view, self.cpu))
 
     def target(self, number: int) -> KVView:
         return view_of(self.models[self.of[number]], [(0 * k, 0 * v) for k, v in self.blocks[number]])
@@ -57,34 +58,36 @@ class Blocks:
         found = _levels.in_order(coder, np.arange(n), 3 * number, payload, sizes, target.rows, n, self.cpu)
         return Native(found, payload, target)
 
+    def all_begun(self, layers: Sequence[Sequence[bytes]], cpu: str) -> tuple[list[KVView], list[Native]]:
+        self.cpu = cpu
+        targets = [self.target(number) for number in range(len(ROWS))]
+        return targets, [self.begun(number, target, layers[number]) for number, target in enumerate(targets)]
+
     def right(self, number: int, target: KVView) -> bool:
         return levelcases.same(target, self.models[self.of[number]], self.blocks[number])
 
 
-@pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("shapes", [SHAPES[0], SHAPES[2], WIDE], ids=["narrow", "mixed", "wide"])
-def test_blocks_of_any_length_and_progress_have_their_bits(shapes: Shapes, level: int, cpu: str) -> None:
-    cases = Blocks(shapes, level, True, cpu, 7)
-    targets = [cases.target(number) for number in range(len(ROWS))]
-    blocks = [cases.begun(number, target, cases.layers[number]) for number, target in enumerate(targets)]
-    for number, block in enumerate(blocks):
-        block.until(number % (len(shapes) + 1))
-    for end in range(1, len(shapes) + 1):
-        decode_together(blocks, end)
-    assert all(cases.right(number, target) for number, target in enumerate(targets))
-    for block in blocks:
-        block.until(len(shapes))  # nothing is left to do, or wrong
+def test_blocks_of_any_length_and_progress_have_their_bits(shapes: Shapes, level: int) -> None:
+    cases = Blocks(shapes, level, 7)
+    for cpu in CPUS:
+        targets, blocks = cases.all_begun(cases.layers, cpu)
+        for number, block in enumerate(blocks):
+            block.until(number % (len(shapes) + 1))
+        for end in range(1, len(shapes) + 1):
+            decode_together(blocks, end)
+        assert all(cases.right(number, target) for number, target in enumerate(targets))
+        for block in blocks:
+            block.until(len(shapes))  # nothing is left to do, or wrong
 
 
-@pytest.mark.parametrize("cpu", CPUS)
-def test_one_that_is_damaged_harms_no_other(cpu: str) -> None:
-    cases, rng, found = Blocks(SHAPES[1], 2, True, cpu, 3), np.random.default_rng(seeds.nth(0)), 0
-    for turn in range(30):
+def test_one_that_is_damaged_harms_no_other() -> None:
+    cases, rng, found = Blocks(SHAPES[1], 2, 3), np.random.default_rng(seeds.nth(0)), 0
+    for turn in range(part(90)):
         hurt = turn % len(ROWS)
         layers = [damaged(coded, turn, rng, 6) if at == hurt else coded for at, coded in enumerate(cases.layers)]
-        targets = [cases.target(number) for number in range(len(ROWS))]
-        blocks = [cases.begun(number, target, layers[number]) for number, target in enumerate(targets)]
+        targets, blocks = cases.all_begun(layers, CPUS[turn // len(ROWS) % len(CPUS)])
         decode_together(blocks, len(SHAPES[1]))
         wrong = [error_of(lambda block=block: block.until(len(SHAPES[1]))) for block in blocks]
         alone = error_of(lambda at=hurt, bad=layers[hurt]: cases.begun(at, cases.target(at), bad).until(len(SHAPES[1])))
@@ -103,10 +106,9 @@ def error_of(call: Callable[[], object]) -> str | None:
 
 
 def test_threads_that_have_some_of_the_same_blocks_wait_for_each_other() -> None:
-    cases = Blocks(SHAPES[0], 3, True, CPUS[-1], 5)
+    cases = Blocks(SHAPES[0], 3, 5)
     for _ in range(20):
-        targets = [cases.target(number) for number in range(len(ROWS))]
-        blocks = [cases.begun(number, target, cases.layers[number]) for number, target in enumerate(targets)]
+        targets, blocks = cases.all_begun(cases.layers, CPUS[-1])
         some: Sequence[tuple[slice, int]] = [(slice(0, 6), 1), (slice(3, 10), 3), (slice(0, 10), 2), (slice(5, 8), 3)]
         run_together(*[partial(decode_together, blocks[at], end) for at, end in some])
         for block in blocks:
