@@ -156,6 +156,7 @@ class Registry:
             names.add(one.name)
         self._by_id = {codec.id: codec for codec in codecs}
         self._by_name = {codec.name: codec for codec in codecs}
+        self.apart = frozenset(codec.id for codec in codecs if codec.layers_apart)
         self.copying = frozenset(codec.id for codec in codecs if codec.copies)
         self.together = frozenset([family.id for family in families if family.together] + [one.id for one in deltas])
         self.families = {family.name: family for family in families}
@@ -303,6 +304,16 @@ def is_known(number: int) -> bool:
 def only_copies(number: int) -> bool:
     """Whether coding with this codec number is no more than copying."""
     return number in REGISTRY.copying
+
+
+def has_layers_apart(number: int | None) -> bool:
+    """Return whether each layer of this codec number is decoded without the others, and without a profile.
+
+    Example:
+        >>> has_layers_apart(1), has_layers_apart(2), has_layers_apart(None)
+        (True, False, False)
+    """
+    return number is not None and number in REGISTRY.apart
 
 
 def gains_together(number: int | None) -> bool:

@@ -395,6 +395,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base, fs: FileSystem) -> 
     worth.look(base.next_record, base.codecs.disk_name)
     lookup = Lookup(residency, digest, config.block_tokens, follower, layout)
     fetcher = Fetcher(residency, base.pool, base.results, executor, config.threads, decoder, base.gate)
+    opened.callback(fetcher.finishing.finish)
     remote = open_remote(opened, config, base.identity, lookup, fetcher, base.codecs, base.profiles, base.read_only, fs)
     placement = Placement(layout, base.codecs, base.profiles, base.metrics)
     reader, resumer = (None, None) if remote is None else (remote.reader, remote.resumer)

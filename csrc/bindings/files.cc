@@ -36,14 +36,18 @@ class Pieces {
         release();
         throw py::error_already_set();
       }
-      pieces_.push_back({held_.back().buf, static_cast<std::size_t>(held_.back().len)});
+      pieces_.emplace_back();
+      pieces_.back().data = held_.back().buf;
+      pieces_.back().size = static_cast<std::size_t>(held_.back().len);
     }
   }
   Pieces(const Pieces&) = delete;
   Pieces& operator=(const Pieces&) = delete;
   ~Pieces() { release(); }
 
-  const Part* data() const { return pieces_.data(); }
+  Part* data() { return pieces_.data(); }
+  auto begin() { return pieces_.begin(); }
+  auto end() { return pieces_.end(); }
   std::size_t size() const { return pieces_.size(); }
 
  private:
@@ -59,7 +63,7 @@ class Pieces {
 std::uint64_t write_all(int fd, const py::sequence& buffers, std::uint64_t offset, std::size_t most_bytes,
                         std::size_t most_pieces) {
   if (!most_pieces) throw py::value_error("most_pieces: expected at least 1");
-  const Pieces<Piece, PyBUF_SIMPLE> pieces(buffers);
+  Pieces<Piece, PyBUF_SIMPLE> pieces(buffers);
   const Written written =
       unlocked([&] { return write_pieces(fd, pieces.data(), pieces.size(), offset, most_bytes, most_pieces); });
   if (written.error) raise(written.error);
@@ -80,13 +84,23 @@ class HeldReads {
     unlocked([&] { reads_.reset(); });
   }
 
-  std::size_t begin(int fd, const py::sequence& buffers, std::uint64_t offset, py::object keep) {
+  // Buffers that follow each other in the file, from `offset` on.
+  std::size_t begin_run(int fd, const py::sequence& buffers, std::uint64_t offset, py::object keep) {
     auto held = std::make_unique<Held>(buffers, std::move(keep));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    held_.push_back(nullptr);  // what can fail comes before the read is under way
-    const std::size_t number = reads_->begin(fd, held->pieces.data(), held->pieces.size(), offset);
-    held_[number] = std::move(held);
-    return number;
+    for (Target& piece : held->pieces) {
+      piece.offset = offset;
+      offset += piece.size;
+    }
+    return begin(fd, std::move(held));
+  }
+
+  std::size_t begin_apart(int fd, const py::sequence& buffers, const std::vector<std::uint64_t>& offsets,
+                          py::object keep) {
+    auto held = std::make_unique<Held>(buffers, std::move(keep));
+    same_size(offsets.size(), held->pieces.size(), "offsets");
+    auto offset = offsets.begin();
+    for (Target& piece : held->pieces) piece.offset = *offset++;
+    return begin(fd, std::move(held));
   }
 
   // Waits until a read has ended; how it ended, `wait` says.
@@ -116,6 +130,14 @@ class HeldReads {
     Pieces<Target, PyBUF_WRITABLE> pieces;
   };
 
+  std::size_t begin(int fd, std::unique_ptr<Held> held) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    held_.push_back(nullptr);  // what can fail comes before the read is under way
+    const std::size_t number = reads_->begin(fd, held->pieces.data(), held->pieces.size());
+    held_[number] = std::move(held);
+    return number;
+  }
+
   std::mutex mutex_;  // guards held_
   std::deque<std::unique_ptr<Held>> held_;
   std::unique_ptr<Reads> reads_;
@@ -129,7 +151,9 @@ PYBIND11_MODULE(_files, m) {
         py::arg("most_pieces"));
   py::class_<HeldReads>(m, "Reads")
       .def(py::init<std::size_t, std::size_t>(), py::arg("most_requests"), py::arg("most_bytes"))
-      .def("begin", &HeldReads::begin, py::arg("fd"), py::arg("buffers"), py::arg("offset"), py::arg("keep"))
+      .def("begin", &HeldReads::begin_run, py::arg("fd"), py::arg("buffers"), py::arg("offset"), py::arg("keep"))
+      .def("begin_apart", &HeldReads::begin_apart, py::arg("fd"), py::arg("buffers"), py::arg("offsets"),
+           py::arg("keep"))
       .def("settle", &HeldReads::settle, py::arg("number"))
       .def("wait", &HeldReads::wait, py::arg("number"));
 }

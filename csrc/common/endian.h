@@ -19,4 +19,9 @@ inline void store32(std::uint8_t* to, std::uint32_t value) {
   store16(to + 2, value >> 16);
 }
 
+inline void store64(std::uint8_t* to, std::uint64_t value) {
+  store32(to, static_cast<std::uint32_t>(value));
+  store32(to + 4, static_cast<std::uint32_t>(value >> 32));
+}
+
 }  // namespace kvstore

@@ -18,7 +18,7 @@ namespace kvstore {
 namespace {
 
 constexpr size_t kMostPieces = 512;  // of a request; below IOV_MAX, which is 1,024
-constexpr unsigned kEvents = 16;     // that a context has room for, and so the most requests under way
+constexpr unsigned kEvents = 64;     // that a context has room for, and so the most requests under way
 
 // Contexts that nobody uses: to end one takes the system milliseconds, so they stay. A forked child cannot use them.
 struct Spare {
@@ -80,11 +80,12 @@ Reads::~Reads() {
   if (!broken_) give_context(context_);
 }
 
-size_t Reads::begin(int fd, const Target* pieces, size_t count, uint64_t offset) {
+size_t Reads::begin(int fd, const Target* pieces, size_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const size_t number = reads_.size();
   reads_.emplace_back();
   std::unique_ptr<Request> request;
+  uint64_t offset = 0;  // of the request
   const auto finish = [&] {
     iocb& call = request->call;
     call.aio_data = reinterpret_cast<std::uintptr_t>(request.get());
@@ -93,15 +94,16 @@ size_t Reads::begin(int fd, const Target* pieces, size_t count, uint64_t offset)
     call.aio_buf = reinterpret_cast<std::uintptr_t>(request->pieces.data());
     call.aio_nbytes = request->pieces.size();
     call.aio_offset = static_cast<std::int64_t>(offset);
-    offset += request->bytes;
     ++reads_[number].left;
     waiting_.push_back(std::move(request));
   };
   for (size_t i = 0; i < count; ++i) {
+    if (request && pieces[i].offset != offset + request->bytes) finish();
     for (size_t at = 0; at < pieces[i].size;) {
       if (!request) {
         request = std::make_unique<Request>();
         request->read = number;
+        offset = pieces[i].offset + at;
       }
       const size_t room = most_bytes_ - request->bytes, part = std::min(pieces[i].size - at, room);
       request->pieces.push_back({static_cast<char*>(pieces[i].data) + at, part});
@@ -212,7 +214,7 @@ Reads::Reads(size_t most_requests, size_t most_bytes)
   throw std::system_error(ENOSYS, std::generic_category(), "asynchronous I/O");
 }
 Reads::~Reads() = default;
-size_t Reads::begin(int, const Target*, size_t, uint64_t) { return 0; }
+size_t Reads::begin(int, const Target*, size_t) { return 0; }
 bool Reads::has_ended(size_t) { return true; }
 int Reads::wait(size_t) { return ENOSYS; }
 

@@ -13,9 +13,11 @@ struct io_event;
 
 namespace kvstore {
 
+// Memory, and where in the file is what it takes.
 struct Target {
   void* data;
   size_t size;
+  uint64_t offset;
 };
 
 // Files that were opened with O_DIRECT are read side by side, a few requests at a time, and in the order in which that
@@ -31,9 +33,9 @@ class Reads {
   // Waits for the requests that are under way; those that are not yet are never made.
   ~Reads();
 
-  // Begins to fill the pieces one after the other from `offset` of the file on. File and memory must stay until `wait`
-  // has returned, or this object is gone. Returns the number of the read, from 0 on.
-  size_t begin(int fd, const Target* pieces, size_t count, uint64_t offset);
+  // Begins to fill the pieces in order; those that follow each other in the file share requests. File and memory must
+  // stay until `wait` has returned, or this object is gone. Returns the number of the read, from 0 on.
+  size_t begin(int fd, const Target* pieces, size_t count);
 
   // Whether a read has ended, so that `wait` returns at once. Waits for nothing, and may say no too long.
   bool has_ended(size_t number);

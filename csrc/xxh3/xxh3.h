@@ -10,9 +10,9 @@
 
 namespace kvstore {
 
-uint64_t xxh3_64(const uint8_t* data, size_t size, Level level);  // size >= 17
+constexpr size_t kLeast64 = 17, kLeast128 = 241;  // bytes that each takes at least
 
-constexpr size_t kLeast128 = 241;  // bytes that xxh3_128 takes at least
+uint64_t xxh3_64(const uint8_t* data, size_t size, Level level);
 
 // The bytes of the hash in the order in which xxhash writes them.
 std::array<uint8_t, 16> xxh3_128(const uint8_t* data, size_t size, Level level);

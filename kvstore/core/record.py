@@ -1,9 +1,11 @@
 """A record: one block of one sequence, all layers, as bytes that describe themselves (FORMAT.md, "Record").
 
-    header (256) | layer sizes (4 each) | tokens (4 each) | donors (40 each) | zeros to a multiple of 64 | payload
+    header (256) | layer sizes (4 each) | tokens (4 each) | donors (40 each) | layer sums (8 each, in some records)
+    | zeros to a multiple of 64 | payload
 
-The payload is the layers' coded bytes one after the other. Everything before the payload is covered by
-`header_sum`, the payload by `payload_sum` (both xxh3-128). Pure: bytes in, bytes out.
+The payload is the layers' coded bytes one after the other. Everything before the payload is covered by `header_sum`,
+the payload by `payload_sum` (both xxh3-128). Where there are layer sums (xxh3-64), each covers the bytes of its layer,
+so that one can be read and checked without the others, and `payload_sum` covers the sums. Pure: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.core._sums import LEAST_BYTES, xxh3_128
+from kvstore.core._sums import LEAST_BYTES, LEAST_BYTES_64, xxh3_64_each, xxh3_128
 from kvstore.core.tokens import Tokens
 from kvstore.metrics import Metric
 
@@ -27,7 +30,8 @@ VERSION = 1
 FLAG_PINNED = 1
 FLAG_CUT = 4  # 2 is a flag of catalog entries alone
 FLAG_STATES = 8
-KNOWN_FLAGS = FLAG_PINNED | FLAG_CUT | FLAG_STATES
+FLAG_SUMS = 16
+KNOWN_FLAGS = FLAG_PINNED | FLAG_CUT | FLAG_STATES | FLAG_SUMS
 NO_KEY = bytes(32)
 ALIGNMENT = 64
 
@@ -36,6 +40,7 @@ _HEADER = struct.Struct(_BEGINNING.format + "32s32s32s32s16sQQQIIIffIdH2xI16s16s
 _DONOR = struct.Struct("<Q32s")
 HEADER_BYTES = _HEADER.size
 _SUM_BYTES = 16
+_LAYER_SUM_BYTES = 8
 _BRIEF_BYTES = 1 << 20  # the most that is summed with Python's lock
 assert HEADER_BYTES == 256
 
@@ -139,7 +144,8 @@ class RecordHeader:
         raw_bytes: bytes of the block before coding.
         bits: -log2 P of its tokens.
         expiry: unix seconds, 0 for never.
-        flags: FLAG_PINNED, if it is; FLAG_CUT, if `cut` is not 0; FLAG_STATES, if it has the states at its end.
+        flags: FLAG_PINNED, if it is; FLAG_CUT, if `cut` is not 0; FLAG_STATES, if it has the states at its end;
+            FLAG_SUMS, if each layer has a checksum.
         profile: id of the profile it needs, 16 bytes, zeros for none.
         error_bound: the largest error of a value; 0 for exact codecs.
         donors: the records it is coded against.
@@ -186,7 +192,12 @@ class RecordHeader:
     @cached_property
     def payload_offset(self) -> int:
         """Where the payload starts in the record."""
-        return payload_offset(len(self.layer_sizes), self.count, len(self.donors))
+        return payload_offset(len(self.layer_sizes), self.count, len(self.donors), self.has_sums)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether each layer has a checksum of its own."""
+        return bool(self.flags & FLAG_SUMS)
 
     @property
     def record_bytes(self) -> int:
@@ -194,9 +205,18 @@ class RecordHeader:
         return self.payload_offset + self.payload_bytes
 
 
-def payload_offset(layers: int, tokens: int, donors: int = 0) -> int:
-    """Return where the payload of a record starts, by its numbers of layers, tokens and donors."""
-    return -(-(HEADER_BYTES + 4 * layers + 4 * tokens + _DONOR.size * donors) // ALIGNMENT) * ALIGNMENT
+def payload_offset(layers: int, tokens: int, donors: int = 0, has_sums: bool = False) -> int:
+    """Return where the payload of a record starts, by its numbers of layers, tokens and donors.
+
+    has_sums: whether each layer has a checksum; with them it is never less than without.
+    """
+    end = _sums_offset(layers, tokens, donors) + _LAYER_SUM_BYTES * layers * has_sums
+    return -(-end // ALIGNMENT) * ALIGNMENT
+
+
+def _sums_offset(layers: int, tokens: int, donors: int) -> int:
+    """Where the checksums of the layers start, if there are any."""
+    return HEADER_BYTES + 4 * layers + 4 * tokens + _DONOR.size * donors
 
 
 def padded(nbytes: int) -> int:
@@ -230,7 +250,7 @@ def seal(header: RecordHeader, record: memoryview, payload_sum: bytes | None = N
     Args:
         header: of the record.
         record: writable memory of at least `header.record_bytes`, which is mutated; what is longer is zeroed.
-        payload_sum: checksum of the payload, xxh3-128, if it is known.
+        payload_sum: checksum of the payload, xxh3-128, if it is known; of a record without checksums of its layers.
     """
     start, payload_bytes = header.payload_offset, header.payload_bytes
     end = start + payload_bytes
@@ -239,6 +259,9 @@ def seal(header: RecordHeader, record: memoryview, payload_sum: bytes | None = N
     sizes = header.layer_sizes
     table = _sizes(len(sizes)).pack(*sizes) + header.tokens.astype("<u4", copy=False).tobytes()
     table += b"".join([_DONOR.pack(donor.record, donor.key) for donor in header.donors])
+    if header.has_sums:
+        sums = _layer_sums(record[start:end], sizes)
+        table, payload_sum = table + sums, _sum(sums)
     fixed = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -281,7 +304,8 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
     """
     fixed, tables = _checked(data, max_record_bytes)
     sizes = _sizes(fixed.layers).unpack_from(tables)
-    donors = tuple([Donor(*row) for row in _DONOR.iter_unpack(tables[4 * (fixed.layers + fixed.tokens) :])])
+    first, end = 4 * (fixed.layers + fixed.tokens), _sums_offset(fixed.layers, fixed.tokens, fixed.donors)
+    donors = tuple([Donor(*row) for row in _DONOR.iter_unpack(tables[first : end - HEADER_BYTES])])
     first_donor = donors[0].key if donors else NO_KEY
     fits = sum(sizes) == fixed.payload_bytes and fixed.first_donor == first_donor
     fits = fits and bool(fixed.flags & FLAG_CUT) == bool(fixed.cut)
@@ -317,12 +341,14 @@ def _checked(data: memoryview, max_record_bytes: int) -> tuple[_Fixed, bytes]:
     if fixed.version != VERSION:
         raise DamagedRecord(Damage.VERSION, f"expected a record of version {VERSION}, found version {fixed.version}")
     # Bounds first: `layers` and `count` are below 2^32 each, so the sums below cannot run away.
-    begin = payload_offset(fixed.layers, fixed.tokens, fixed.donors)
+    has_sums = bool(fixed.flags & FLAG_SUMS)
+    begin = payload_offset(fixed.layers, fixed.tokens, fixed.donors, has_sums)
     if fixed.payload_offset != begin or begin + fixed.payload_bytes > max_record_bytes:
         raise DamagedRecord(Damage.LENGTH, "the sizes in the header are out of bounds")
     if len(data) < begin:
         raise DamagedRecord(Damage.LENGTH, "the header is cut short")
-    tables = bytes(data[HEADER_BYTES : HEADER_BYTES + 4 * (fixed.layers + fixed.tokens) + _DONOR.size * fixed.donors])
+    end = _sums_offset(fixed.layers, fixed.tokens, fixed.donors) + _LAYER_SUM_BYTES * fixed.layers * has_sums
+    tables = bytes(data[HEADER_BYTES:end])
     if fixed.header_sum != _header_sum(bytes(data[: HEADER_BYTES - _SUM_BYTES]), tables):
         raise DamagedRecord(Damage.HEADER_SUM, "the header's checksum differs")
     return fixed, tables
@@ -337,8 +363,41 @@ def check_payload(header: RecordHeader, data: memoryview) -> None:
     if len(data) < header.record_bytes:
         raise DamagedRecord(Damage.LENGTH, "the payload is cut short")
     stored = bytes(data[HEADER_BYTES - 2 * _SUM_BYTES : HEADER_BYTES - _SUM_BYTES])
-    if _sum(data[header.payload_offset : header.record_bytes]) != stored:
+    covered = payload_of(header, data)
+    if header.has_sums:
+        sums = layer_sums(header, data)
+        check_layers(header, sums, range(len(header.layer_sizes)), covered)
+        covered = memoryview(sums)
+    if _sum(covered) != stored:
         raise DamagedRecord(Damage.PAYLOAD_SUM, "the payload's checksum differs")
+
+
+def layer_sums(header: RecordHeader, data: memoryview) -> bytes:
+    """Return the checksums of the layers, 8 bytes each; nothing if there are none.
+
+    Args:
+        header: of the record, checked.
+        data: the record from its beginning; what stands before the payload is enough.
+    """
+    if not header.has_sums:
+        return b""
+    begin = _sums_offset(len(header.layer_sizes), header.count, len(header.donors))
+    return bytes(data[begin : begin + _LAYER_SUM_BYTES * len(header.layer_sizes)])
+
+
+def check_layers(header: RecordHeader, sums: bytes, layers: range, coded: memoryview) -> None:
+    """Compare the coded bytes of consecutive layers with their checksums.
+
+    Args:
+        sums: what `layer_sums` returned.
+        coded: the bytes of these layers, one after the other.
+
+    Raises:
+        DamagedRecord: one of them differs.
+    """
+    wanted = sums[_LAYER_SUM_BYTES * layers.start : _LAYER_SUM_BYTES * layers.stop]
+    if _layer_sums(coded, header.layer_sizes[layers.start : layers.stop]) != wanted:
+        raise DamagedRecord(Damage.PAYLOAD_SUM, "the checksum of a layer differs")
 
 
 def payload_of(header: RecordHeader, data: memoryview) -> memoryview:
@@ -352,7 +411,16 @@ def _sizes(layers: int) -> struct.Struct:
     return struct.Struct(f"<{layers}I")
 
 
-def _sum(payload: memoryview) -> bytes:
+def _layer_sums(coded: memoryview, sizes: tuple[int, ...]) -> bytes:
+    """xxh3-64 of each layer, one after the other."""
+    if min(sizes, default=0) >= LEAST_BYTES_64:
+        return xxh3_64_each(coded, sizes)
+    ends = accumulate(sizes)
+    sums = [xxhash.xxh3_64_intdigest(coded[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    return b"".join([number.to_bytes(_LAYER_SUM_BYTES, "little") for number in sums])
+
+
+def _sum(payload: memoryview | bytes) -> bytes:
     """xxh3-128. The package lets go of Python's lock, which pays for what takes long: whoever has let go of it waits up
     to 5 ms (sys.getswitchinterval) where another thread computes."""
     brief = LEAST_BYTES <= len(payload) <= _BRIEF_BYTES

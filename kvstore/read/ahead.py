@@ -11,7 +11,8 @@ from typing import Any
 
 from kvstore.config import MIB
 from kvstore.read.block_read import BlockRead
-from kvstore.tiers.base import ReadsAhead, Source
+from kvstore.read.stripes import first_bytes
+from kvstore.tiers.base import Part, ReadsAhead, Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 
 # What may be under way, or wait to be decoded: enough for a disk to go on where a range takes long to decode. The
@@ -28,7 +29,7 @@ class Batch:
         kept: for each, whether the host tier is to have its record.
         buffers: for each, memory for its record.
         reads: what the read is under way with; None if none is.
-        number: of that read, see `ReadsAhead`.
+        numbers: of the reads, see `ReadsAhead`.
         begin: when it began, by `time.perf_counter`.
     """
 
@@ -36,20 +37,29 @@ class Batch:
     kept: Sequence[bool]
     buffers: Sequence[Buffer]
     reads: ReadsAhead[Any] | None = None
-    number: int = 0
+    numbers: Sequence[int] = ()
     begin: float = 0.0
 
     @property
     def nbytes(self) -> int:
         """Bytes to read."""
-        return sum(source.nbytes for source in self.sources)
+        return sum(len(buffer.view) for buffer in self.buffers)
 
     def wait(self) -> bool:
         """Wait until the blocks are read; return whether a read was under way. Raises: OSError."""
         if self.reads is None:
             return False
-        self.reads.wait(self.number)
+        for number in self.numbers:
+            self.reads.wait(number)
         return True
+
+    def read(self, tier: StorageTier[Any]) -> None:
+        """Read the blocks now. Raises: OSError."""
+        if self.nbytes == sum(source.nbytes for source in self.sources):
+            tier.read(self.sources, self.buffers)
+            return
+        for source, buffer in zip(self.sources, self.buffers, strict=True):  # of each its beginning
+            tier.read([source], [buffer])
 
 
 @dataclass(frozen=True)
@@ -60,22 +70,32 @@ class Batches:
         reads: all blocks of the fetch.
         pool: where the memory is from.
         is_kept: whether the host tier is to have the record of a block.
+        parts: in how many a record is read, of which only the first is read here; see `first_bytes`.
     """
 
     reads: Sequence[BlockRead]
     pool: BufferPool
     is_kept: Callable[[BlockRead], bool]
+    parts: int = 1
 
     def of(self, indexes: range, begin: ReadsAhead[Any] | None = None) -> Batch:
         """Return the blocks of a range; begin to read them, if there is something to begin with."""
         sources = [self.reads[i].source for i in indexes]
         kept = [self.is_kept(self.reads[i]) for i in indexes]
-        buffers = [self.pool.take(source.nbytes, keep) for source, keep in zip(sources, kept, strict=True)]
+        buffers = [
+            self.pool.take(first_bytes(source, self.parts), keep) for source, keep in zip(sources, kept, strict=True)
+        ]
         if begin is not None:
             now = time.perf_counter()
             with contextlib.suppress(OSError):  # it is read when it is wanted, and fails then
-                return Batch(sources, kept, buffers, begin, begin.begin(sources, buffers), now)
+                return Batch(sources, kept, buffers, begin, self._begun(begin, sources, buffers), now)
         return Batch(sources, kept, buffers)
+
+    def _begun(self, begin: ReadsAhead[Any], sources: Sequence[Source], buffers: Sequence[Buffer]) -> Sequence[int]:
+        if self.parts == 1:
+            return [begin.begin(sources, buffers)]
+        firsts = [Part(source, 0, buffer.view) for source, buffer in zip(sources, buffers, strict=True)]
+        return begin.begin_parts(firsts, tuple(buffers))
 
 
 class AheadReader:
@@ -115,7 +135,7 @@ class AheadReader:
                 return
             last = next(reversed(self._begun.values()))
         if last.reads is not None:
-            last.reads.settle(last.number)
+            last.reads.settle(last.numbers[-1])
 
     def _begin(self, wanted: int, nbytes: int) -> None:
         """Begin ranges until the one is under way that begins with the block `wanted`, and so many bytes."""

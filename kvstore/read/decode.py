@@ -190,6 +190,12 @@ def check_record(read: BlockRead, data: memoryview) -> RecordHeader:
     """
     header = parse(data, len(data))
     check_payload(header, data)
+    check_identity(read, header)
+    return header
+
+
+def check_identity(read: BlockRead, header: RecordHeader) -> None:
+    """Check that a header is that of the block that was asked for; see `check_record`. Raises `DamagedRecord`."""
     count = len(read.tokens)
     known = read.key if header.count == count else None
     if (
@@ -199,4 +205,3 @@ def check_record(read: BlockRead, data: memoryview) -> RecordHeader:
         or header.key != (known or chain_key(header.parent, header.tokens))
     ):
         raise DamagedRecord(Damage.KEY, "another block's record")
-    return header

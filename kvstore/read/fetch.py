@@ -32,6 +32,7 @@ from kvstore.read.decode_times import DecodeTimes
 from kvstore.read.layerwise import LayerDecode
 from kvstore.read.place import place_of
 from kvstore.read.records import Found, RecordDecode
+from kvstore.read.stripes import Finishing, StripedBlock, Striping, decode_first, parts_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource, Source, StorageTier, TensorSource
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -59,15 +60,17 @@ class Begun:
     Attributes:
         ranges: of their indexes, what is worked on together.
         ahead: what reads those of a tier, by its name; those of other tiers are read when they are wanted.
+        striping: how their later layers are read; None if the records are read whole.
     """
 
     ranges: Sequence[range]
     ahead: Mapping[str, AheadReader]
+    striping: Striping | None = None
 
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Reads and decodes the blocks of a prefix. Thread-safe: has no state of its own.
+    """Reads and decodes the blocks of a prefix. Thread-safe.
 
     Records that are read a second time (see `SecondRead`) are kept in the host tier as they are, coded as in storage: a
     record names its codec, and decoding it again costs less than coding it anew.
@@ -79,6 +82,7 @@ class Fetcher:
             them than `threads` let reads overlap.
         threads: how many may decode at once.
         gate: is told what reading and decoding took.
+        finishing: who still reads layers of what was fetched; to be finished before the tiers are closed.
     """
 
     residency: Residency
@@ -88,21 +92,41 @@ class Fetcher:
     threads: int
     decoder: BlockDecoder
     gate: Gate
+    finishing: Finishing = field(default_factory=Finishing)
 
-    def begin(self, reads: Sequence[BlockRead], keep_all: bool = False) -> Begun:
+    def begin(self, reads: Sequence[BlockRead], keep_all: bool = False, by_layers: int = 0) -> Begun:
         """Begin to read blocks, for `fetch`, while the memory is made that they are decoded into.
 
         Args:
             reads: as for `fetch`.
             keep_all: whether the host tier is to have every record.
+            by_layers: how many layers are wanted one after another. Then only the beginnings may be read, if that pays;
+                0 if all are wanted at once.
         """
         ranges, ahead = self._ranges(reads), dict[str, AheadReader]()
+        batches = self.batches(reads, keep_all)
+        if by_layers:
+            kept = {read.record: batches.is_kept(read) for read in reads}  # asked once: it counts
+            batches = replace(batches, is_kept=lambda read: kept[read.record])
+        how = None if not by_layers or any(kept.values()) else self._striping(reads, by_layers)
         for name, tier in self.residency.storage.items():
             here = [indexes for indexes in ranges if reads[indexes.start].source.tier == name]
+            if how is not None and how.tier is tier:
+                ahead[name] = AheadReader(replace(batches, parts=how.parts), here, how.reads)
+                continue
             begins = tier.reads_ahead() if here else None
             if begins is not None:
-                ahead[name] = AheadReader(self.batches(reads, keep_all), here, begins)
-        return Begun(ranges, ahead)
+                ahead[name] = AheadReader(batches, here, begins)
+        return Begun(ranges, ahead, how)
+
+    def _striping(self, reads: Sequence[BlockRead], layers: int) -> Striping | None:
+        """How records are read of which the first layers are wanted first; None if they are read whole."""
+        for name, tier in self.residency.storage.items():
+            parts = parts_of([read for read in reads if read.source.tier == name], layers)
+            begins = tier.reads_parts() if parts > 1 else None
+            if begins is not None:
+                return Striping(parts, tier, begins, self.pool, self.residency.metrics, self.finishing)
+        return None
 
     def fetch(
         self,
@@ -281,37 +305,89 @@ class ReadTask:
         return [i for i, good in zip(indexes, decode.decode(found), strict=True) if not good]
 
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
-        metrics, ahead = self.fetcher.residency.metrics, self.ahead.get(tier.name)
+        ahead = self.ahead.get(tier.name)
         own = self.fetcher.batches(self.reads, keep_all=self.decode is None)
         batch = own.of(indexes) if ahead is None else ahead.take(indexes)
-        sources, buffers = batch.sources, batch.buffers
-        errors: list[OSError | None] = [None] * len(sources)
+        held = {i for i, buffer in zip(indexes, batch.buffers, strict=True) if self._is_beginning(i, buffer)}
         try:
-            self._read(tier, batch)
-        except OSError as error:
-            # One bad sector fails the whole read: find out whose it is.
-            metrics.add(Metric.DISK_READ_ERRORS, because=error)
-            errors = [_read_one(tier, source, buffer) for source, buffer in zip(sources, buffers, strict=True)]
+            errors = self._tried(tier, indexes, batch)
         finally:
-            if self.alone:
-                self._read_from.setdefault(tier.name, []).extend(sources)
-            else:
-                tier.release(sources)
-        whole, bad = dict[int, HostRecord](), list[int]()
-        for i, buffer, failed in zip(indexes, buffers, errors, strict=True):
-            if failed is not None and not is_passing(failed):
-                self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
-            record = self._checked(self.reads[i], buffer) if failed is None else None
-            if record is None:
-                bad.append(i)
-            else:
+            self._release(tier, [self.reads[i].source for i in indexes if i not in held])
+        whole, bad, beginnings = dict[int, HostRecord](), list[int](), dict[int, memoryview]()
+        for i, buffer, failed in zip(indexes, batch.buffers, errors, strict=True):
+            record = self._checked(self.reads[i], buffer) if failed is None and i not in held else None
+            if record is not None:
                 whole[i] = record
+            elif failed is None and i in held:
+                beginnings[i] = buffer.view
+            else:
+                bad.append(i)
         if self.decode is not None:
             bad += self._decoded(self.decode, list(whole), list(whole.values()))
+            bad += self._begun(tier, beginnings, self.decode, self.decode.later) if beginnings else []
         for i, keep in zip(indexes, batch.kept, strict=True):
             if keep and i in whole and i not in bad:
                 self._keep(self.reads[i], whole[i])
         return [i for i in bad if not self._read_where_it_moved(tier, self.reads[i])]
+
+    def _is_beginning(self, i: int, buffer: Buffer) -> bool:
+        return len(buffer.view) < self.reads[i].source.nbytes
+
+    def _release(self, tier: StorageTier[Any], sources: Sequence[Source]) -> None:
+        if self.alone:
+            self._read_from.setdefault(tier.name, []).extend(sources)
+        else:
+            tier.release(sources)
+
+    def _begun(
+        self, tier: StorageTier[Any], found: Mapping[int, memoryview], decode: RecordDecode, later: LayerDecode | None
+    ) -> list[int]:
+        """Decodes the first layers of records of which only the beginnings were read; which of them are bad. The
+        sources of the others are held until nobody has them any more."""
+        assert later is not None
+        cpu, opened = time.thread_time(), list[tuple[StripedBlock, memoryview]]()
+        bad, again = set[int](), list[int]()
+        for i, data in found.items():
+            try:
+                block = StripedBlock.of(
+                    self.reads[i], i, data, self.fetcher.decoder.profiles, decode.out, decode.origin
+                )
+                if block is None or not block.begins_with(later.first, data):
+                    again.append(i)
+                else:
+                    opened.append((block, data))
+            except DamagedRecord as damage:
+                self._reject(self.reads[i], damage.metric)
+                bad.add(i)
+        for block, why in decode_first(opened, later.first, decode.out):
+            self._reject(block.read, why)
+            bad.add(block.number)
+        seconds = (time.thread_time() - cpu) / max(1, len(opened))
+        for block, _ in opened:
+            if block.number not in bad:
+                later.hold_striped(replace(block, seconds=seconds))
+        tier.release([self.reads[i].source for i in bad])
+        once_more = replace(self, ahead={}, alone=False)
+        for i in again:
+            self.fetcher.residency.metrics.add(Metric.FALLBACK_READ_TWICE)
+            bad.update(once_more(range(i, i + 1)))
+        return sorted(bad)
+
+    def _tried(self, tier: StorageTier[Any], indexes: range, batch: Batch) -> list[OSError | None]:
+        """Reads a batch; which blocks of it cannot be read, and why."""
+        try:
+            self._read(tier, batch)
+        except OSError as error:
+            # One bad sector fails the whole read: find out whose it is.
+            self.fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
+            pairs = zip(batch.sources, batch.buffers, strict=True)
+            errors = [_read_one(tier, source, buffer) for source, buffer in pairs]
+        else:
+            return [None] * len(batch.sources)
+        for i, failed in zip(indexes, errors, strict=True):
+            if failed is not None and not is_passing(failed):
+                self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
+        return errors
 
     def _read(self, tier: StorageTier[Any], batch: Batch) -> None:
         nbytes, begin = batch.nbytes, batch.begin
@@ -320,7 +396,7 @@ class ReadTask:
             large = nbytes >= _READ_BYTES and tier.name == "disk"
             with self._turns[next(self._large) % len(self._turns)] if large else _NO_TURN:
                 begin = waiting = time.perf_counter()
-                tier.read(batch.sources, batch.buffers)
+                batch.read(tier)
         end = time.perf_counter()
         self.fetcher.residency.metrics.timings.observe(Timing.READ, end - waiting, place_of(batch.sources))
         self._done.append((tier.name, nbytes, begin, end))

@@ -16,7 +16,7 @@ from kvstore.core.rope import check_length
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.read.block_read import BlockRead
-from kvstore.read.fetch import Fetcher
+from kvstore.read.fetch import Begun, Fetcher
 from kvstore.read.layerwise import LayerDecode, first_share, free_processors
 from kvstore.read.lookup import Lookup
 from kvstore.read.place import place_of
@@ -207,13 +207,14 @@ class Getter:
             return None
         count = reads[-1].end
         try:
-            begun = self.fetcher.begin(reads)
+            is_lazy = self._is_lazy(request)
+            begun = self.fetcher.begin(reads, by_layers=len(self.layout.layers) if is_lazy else 0)
             where = self.placement.decode_device(reads, request.device)
             out = allocate(self.layout, count, request.reserve_behind(count), self.fetcher.results, where)
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise
-        later = self._later(request, reads)
+        later = self._later(reads, begun) if is_lazy else None
         fetching = time.perf_counter()
         good, tiers = self.fetcher.fetch(reads, out.view, later=later, begun=begun)
         fetched = time.perf_counter() - fetching
@@ -233,22 +234,28 @@ class Getter:
         self.worth.gate.observe_rest(request.device, end, hit.seconds - fetched)
         return self._count_saved(request, hit)
 
-    def _later(self, request: GetRequest, reads: Sequence[BlockRead]) -> LayerDecode | None:
-        """What is to decode the last layers, if that is asked for and possible."""
+    def _is_lazy(self, request: GetRequest) -> bool:
+        """Whether the last layers are to be decoded later: if that is asked for and possible."""
         if not request.lazy:
-            return None
+            return False
         if not request.on_cpu or self.layout.is_grouped:
             self.count_not_lazy("it is for another device" if not request.on_cpu else "layers have windows or states")
-            return None
-        free = free_processors()
-        if not free:
+            return False
+        if not free_processors():
             self.count_not_lazy("torch computes on all processors, so that layers that come later take longer")
-            return None
-        fetcher = self.fetcher
-        reading, decoding = fetcher.gate.loading(self.worth.parts(reads))
-        share = first_share(reading, decoding, fetcher.threads, free)
+            return False
+        return True
+
+    def _later(self, reads: Sequence[BlockRead], begun: Begun) -> LayerDecode:
+        """What is to decode the last layers."""
+        fetcher, striping = self.fetcher, begun.striping
+        if striping is None:
+            reading, decoding = fetcher.gate.loading(self.worth.parts(reads))
+            share = first_share(reading, decoding, fetcher.threads, free_processors())
+        else:
+            share = striping.share
         layers = len(self.layout.layers)
-        return LayerDecode(fetcher.residency, fetcher.executor, fetcher.threads, fetcher.gate, layers, share)
+        return LayerDecode(fetcher.residency, fetcher.executor, fetcher.threads, fetcher.gate, layers, share, striping)
 
     def count_not_lazy(self, why: str) -> None:
         """Count a get that decodes all layers at once, though its caller would take them one by one."""

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -28,6 +28,7 @@ from kvstore.gate.gate import Gate
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import ByLayers
+from kvstore.read.stripes import Lost, Stripe, StripedBlock, Striping
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource
 
@@ -55,33 +56,27 @@ class HeldBlock:
 class _Unit:
     """Some layers of some blocks. Whoever needs them decodes them; `lock` is held meanwhile, however that ends.
 
-    blocks: all of one codec, or all decoded in order. Those of these numbers are decoded; they keep what that reads.
+    work: decodes them, and returns which cannot be had. It keeps what it reads, and goes once it has returned, so that
+    memory goes back to the pool with the last unit that has it.
     """
 
-    __slots__ = ("blocks", "decode", "done", "layers", "lock", "lost", "numbers")
+    __slots__ = ("done", "layers", "lock", "lost", "work")
 
-    def __init__(
-        self, layers: range, decode: LayersOfBlocks | None, numbers: range, blocks: Sequence[HeldBlock]
-    ) -> None:
+    def __init__(self, layers: range, work: Callable[[], Sequence[Lost]]) -> None:
         self.layers = layers
-        self.decode = decode
-        self.numbers = numbers
-        self.blocks = blocks
+        self.work: Callable[[], Sequence[Lost]] | None = work
         self.done = False
         self.lost = False  # one of the blocks cannot be decoded
         self.lock = threading.Lock()
-
-    def release(self) -> None:
-        """What nobody needs any more goes back to the pool, with the last unit that has it."""
-        self.decode, self.blocks = None, ()
 
 
 class LayerDecode:
     """The layers of one hit that are still to be decoded. Thread-safe.
 
-    Nothing in storage is held: the records are in memory, whole and checked. The store's threads decode layer after
-    layer. Who waits for a layer decodes, too, so that it comes even if the store is closed meanwhile. Once nobody
-    refers to this any more, the threads leave off.
+    Records are in memory, whole and checked; or their other layers are still read (stripes.py), and their place in
+    storage is held until then. The store's threads decode layer after layer. Who waits for a layer decodes, too, so
+    that it comes even if the store is closed meanwhile, which reads the rest first (`finish`). Once nobody refers to
+    this any more, the threads leave off.
 
     Args:
         residency: is told of records that turn out to be damaged.
@@ -90,6 +85,7 @@ class LayerDecode:
         gate: is told what decoding took.
         layers: how many the layout has.
         share: of them, which the get decodes itself; see `first_share`.
+        stripes: makes what reads layers later, if some are; in how many parts a record is read then.
 
     Attributes:
         first: the layers that the get decodes itself.
@@ -103,9 +99,12 @@ class LayerDecode:
         gate: Gate,
         layers: int,
         share: float,
+        stripes: Striping | None = None,
     ) -> None:
-        first, *self._steps = steps_of(layers, share)
+        first, *self._steps = steps_of(layers, share, _STEPS if stripes is None else stripes.steps)
         self.first = first
+        self._striping = stripes
+        self._striped: deque[StripedBlock] = deque()  # until `begin`
         self._residency = residency
         self._executor = executor
         self._threads = max(1, min(threads, free_processors()))
@@ -123,17 +122,27 @@ class LayerDecode:
         """Decode the other layers of this block later."""
         self._held.append(block)
 
+    def hold_striped(self, block: StripedBlock) -> None:
+        """Read and decode the other layers of this block later."""
+        self._striped.append(block)
+
     def begin(self, out: KVView, tokens: int) -> bool:
         """Let the threads begin with the blocks among the first `tokens` tokens of `out`; False if there are none."""
-        blocks = sorted((b for b in self._held if b.read.start < tokens), key=lambda block: block.read.start)
+        held = sorted((b for b in self._held if b.read.start < tokens), key=lambda block: block.read.start)
+        striped = sorted((b for b in self._striped if b.read.start < tokens), key=lambda block: block.read.start)
         self._held.clear()
-        if not (blocks and self._steps):
+        self._striped.clear()
+        if not ((held or striped) and self._steps):
             return False
-        self._units = self._units_of(blocks, out)
-        for block in blocks:
-            name = codec_label(block.record.header.codec)
-            self._tokens[name] = self._tokens.get(name, 0) + len(block.read.tokens)
-        self._seconds.append(sum(block.seconds for block in blocks))
+        self._units = self._units_of(held, out) + self._units_of_stripes(striped, out)
+        self._units.sort(key=lambda unit: unit.layers.start)
+        for read, codec in [
+            *((block.read, block.record.header.codec) for block in held),
+            *((block.read, block.header.codec) for block in striped),
+        ]:
+            name = codec_label(codec)
+            self._tokens[name] = self._tokens.get(name, 0) + len(read.tokens)
+        self._seconds.append(sum(block.seconds for block in held) + sum(block.seconds for block in striped))
         self._queue.extend(self._units)
         for _ in range(self._threads):
             self._line_up()
@@ -145,14 +154,25 @@ class LayerDecode:
         for block in blocks:
             apart.setdefault(id(block.by.codec), []).append(block)
         groups = [(same, _layers_of(same, out)) for same in apart.values()]
-        units: list[_Unit] = []
-        for layers in self._steps:
-            part = sum(x.heads * (x.key_dim + x.value_dim) for x in out.layout.layers[layers.start : layers.stop])
-            each = max(1, _UNIT_BYTES // max(1, part * out.layout.item_bytes * len(blocks[0].read.tokens)))
-            for same, decode in groups:
-                ranges = [range(i, min(i + each, len(same))) for i in range(0, len(same), each)]
-                units += [_Unit(layers, decode, numbers, same) for numbers in ranges]
-        return units
+        return [
+            _Unit(layers, partial(_decode_held, same, decode, layers, numbers))
+            for layers in self._steps
+            for same, decode in groups
+            for numbers in _ranges(len(same), _blocks_of_unit(layers, same[0].read, out))
+        ]
+
+    def _units_of_stripes(self, blocks: Sequence[StripedBlock], out: KVView) -> list[_Unit]:
+        """The same, of blocks that are still to be read."""
+        if not blocks or self._striping is None:
+            return []
+        stripes = [
+            Stripe(layers, blocks[numbers.start : numbers.stop])
+            for layers in self._steps
+            for numbers in _ranges(len(blocks), _blocks_of_unit(layers, blocks[0].read, out))
+        ]
+        self._striping.finishing.add(self)
+        reader = self._striping.reader(stripes, out)
+        return [_Unit(stripe.layers, partial(reader.decode, number)) for number, stripe in enumerate(stripes)]
 
     def ready(self, number: int) -> None:
         """Return when layer `number` is decoded, for all blocks; helps with it.
@@ -196,26 +216,48 @@ class LayerDecode:
             self._finish(unit)
         self._line_up()
 
+    def finish(self) -> None:
+        """Decode everything that is left. What cannot be is told to whoever waits for it."""
+        if os.getpid() == self._pid:
+            for unit in self._units:
+                with contextlib.suppress(Exception):
+                    self._finish(unit)
+
     def _finish(self, unit: _Unit) -> None:
         if unit.done:
             return
         with unit.lock:
             if not unit.done:
-                if unit.decode is not None:  # else whoever decoded it was interrupted behind that
-                    self._decode(unit, unit.decode)
+                if unit.work is not None:  # else whoever decoded it was interrupted behind that
+                    self._decode(unit, unit.work)
                 unit.done = True
 
-    def _decode(self, unit: _Unit, decode: LayersOfBlocks) -> None:
+    def _decode(self, unit: _Unit, work: Callable[[], Sequence[Lost]]) -> None:
         begin = time.thread_time()  # the model computes on the same processors
-        for number in decode(unit.layers, unit.numbers):
+        for read, why in work():
             unit.lost = True
-            self._executor.start(partial(_reject, self._residency, unit.blocks[number].read))
-        unit.release()
+            if why is not None:
+                self._executor.start(partial(_reject, self._residency, read, why))
+        unit.work = None
         self._seconds.append(time.thread_time() - begin)
         if len(self._seconds) > len(self._units) and self._telling.acquire(blocking=False):
             for name, tokens in self._tokens.items():
                 share = tokens / sum(self._tokens.values())
                 self._gate.observe_decode(name, tokens, share * sum(self._seconds))
+
+
+def _blocks_of_unit(layers: range, read: BlockRead, out: KVView) -> int:
+    """How many blocks like this are decoded at a time."""
+    part = sum(x.heads * (x.key_dim + x.value_dim) for x in out.layout.layers[layers.start : layers.stop])
+    return max(1, _UNIT_BYTES // max(1, part * out.layout.item_bytes * len(read.tokens)))
+
+
+def _ranges(count: int, each: int) -> list[range]:
+    return [range(first, min(first + each, count)) for first in range(0, count, each)]
+
+
+def _decode_held(blocks: Sequence[HeldBlock], decode: LayersOfBlocks, layers: range, numbers: range) -> list[Lost]:
+    return [(blocks[number].read, Metric.DAMAGED_CODEC) for number in decode(layers, numbers)]
 
 
 def _layers_of(blocks: Sequence[HeldBlock], out: KVView) -> LayersOfBlocks:
@@ -232,9 +274,9 @@ def _drive(ref: weakref.ref[LayerDecode]) -> None:
         found.step()
 
 
-def _reject(residency: Residency, read: BlockRead) -> None:
+def _reject(residency: Residency, read: BlockRead, why: Metric) -> None:
     with contextlib.suppress(Exception):  # on a thread of the store, whose next get finds the same
-        residency.reject(read.record, read.source, Metric.DAMAGED_CODEC)
+        residency.reject(read.record, read.source, why)
 
 
 def free_processors() -> int:
@@ -261,8 +303,10 @@ def first_share(reading_s: float, decoding_s: float, threads: int, free: int) ->
     return min(1.0, max(_LEAST_SHARE, round(wanted / max(decoding_s, 1e-9), 2)))
 
 
-def steps_of(layers: int, share: float = _LEAST_SHARE) -> list[range]:
+def steps_of(layers: int, share: float = _LEAST_SHARE, steps: int = _STEPS) -> list[range]:
     """Return which layers are decoded together; the first of them, this share of all, by the get itself.
+
+    steps: in how many the others are decoded, at most.
 
     Example:
         >>> steps_of(30)  # doctest: +ELLIPSIS
@@ -270,5 +314,5 @@ def steps_of(layers: int, share: float = _LEAST_SHARE) -> list[range]:
     """
     first = math.ceil(layers * share)
     rest = layers - first
-    ends = [first + rest * number // _STEPS for number in range(_STEPS + 1)]
+    ends = [first + rest * number // steps for number in range(steps + 1)]
     return [range(first), *(range(a, b) for a, b in pairwise(ends) if a < b)]

@@ -11,7 +11,16 @@ import numpy as np
 from kvstore.codecs import is_delta
 from kvstore.core.keys import chain_key
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES, Damage, DamagedRecord, check_payload, parse
+from kvstore.core.record import (
+    FLAG_CUT,
+    FLAG_PINNED,
+    FLAG_STATES,
+    FLAG_SUMS,
+    Damage,
+    DamagedRecord,
+    check_payload,
+    parse,
+)
 from kvstore.core.tokens import Tokens
 from kvstore.core.windows import raw_bytes
 from kvstore.tiers.buffers import Buffer
@@ -76,7 +85,7 @@ class RemoteCheck:
         if (
             header.cut != self.cut
             or has_states != bool(self.state_bytes)
-            or header.flags & ~(FLAG_PINNED | FLAG_CUT | FLAG_STATES)
+            or header.flags & ~(FLAG_PINNED | FLAG_CUT | FLAG_STATES | FLAG_SUMS)
         ):
             raise DamagedRecord(Damage.FIELD, "the record has other tokens of windows than it should, or other states")
         states = header.raw_bytes - raw_bytes(self.layout, self.cut, self.start, len(self.tokens))

@@ -11,8 +11,19 @@ from kvstore.codecs.base import BlockInfo, Codec
 from kvstore.codecs.delta import DeltaCodec
 from kvstore.codecs.device import copy_on_cpu, move
 from kvstore.codecs.view import KVView
+from kvstore.config import KIB
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import FLAG_CUT, FLAG_PINNED, FLAG_STATES, Donor, RecordHeader, padded, payload_offset, seal
+from kvstore.core.record import (
+    FLAG_CUT,
+    FLAG_PINNED,
+    FLAG_STATES,
+    FLAG_SUMS,
+    Donor,
+    RecordHeader,
+    padded,
+    payload_offset,
+    seal,
+)
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import SealedSource, TensorSource
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -21,12 +32,15 @@ from kvstore.tiers.host import HostRecord
 if TYPE_CHECKING:
     import torch
 
+# The layers of a smaller block are not read one by one.
+_LEAST_FOR_SUMS = 512 * KIB
+
 
 def most_bytes(layout: KVLayout, tokens: int, paged: bool = True) -> int:
     """What a block of so many tokens takes in a tier if coding does not make it smaller. paged: it is a record, which
     takes whole pages; else it is its tensors alone."""
     raw = tokens * layout.bytes_per_token
-    return padded(payload_offset(layout.sections, tokens) + raw) if paged else raw
+    return padded(payload_offset(layout.sections, tokens, has_sums=True) + raw) if paged else raw
 
 
 @dataclass(frozen=True)
@@ -120,10 +134,11 @@ class Block(TensorSource):
             pool: gives the buffer.
             lasting: the record will be kept in memory.
         """
-        info = self.info()
+        info, error = self.info(), codec.error_bound
+        has_sums = codec.layers_apart and self.view.nbytes >= _LEAST_FOR_SUMS and not self.view.layout.is_grouped
         for limit in (codec.usual(info), codec.bound(info)):
             record = self.encode_by(
-                codec, lambda out: codec.encode(info, self.view, out), limit, pool, codec.error_bound, lasting
+                codec, lambda out: codec.encode(info, self.view, out), limit, pool, error, lasting, has_sums=has_sums
             )
             if record is not None:
                 return record
@@ -138,6 +153,7 @@ class Block(TensorSource):
         error: Callable[[memoryview, Sequence[int]], float],
         lasting: bool = False,
         donors: Sequence[Donor] = (),
+        has_sums: bool = False,
     ) -> HostRecord | None:
         """Return the block as a sealed record with a payload of at most `limit` bytes; None if that is too little.
 
@@ -146,8 +162,9 @@ class Block(TensorSource):
             write: writes the payload and returns the sizes of its layers, or None if it does not fit.
             error: gives the error bound of a payload.
             donors: what the payload is coded against.
+            has_sums: whether each layer gets a checksum of its own.
         """
-        begin = payload_offset(self.view.layout.sections, len(self.tokens), len(donors))
+        begin = payload_offset(self.view.layout.sections, len(self.tokens), len(donors), has_sums)
         buffer = pool.take(padded(begin + limit), lasting)
         sizes = write(buffer.view[begin:])
         if sizes is None:
@@ -155,7 +172,7 @@ class Block(TensorSource):
         bound = 0.0
         if not codec.exact:
             bound = error(buffer.view[begin : begin + sum(sizes)], sizes) or math.inf
-        return self._sealed(self._header(codec, sizes, bound, donors), buffer)
+        return self._sealed(self._header(codec, sizes, bound, donors, has_sums), buffer)
 
     @staticmethod
     def copy_all(blocks: Sequence[Block], codec: Codec, pool: BufferPool, lasting: bool = False) -> list[HostRecord]:
@@ -180,8 +197,14 @@ class Block(TensorSource):
         return records
 
     def _header(
-        self, codec: Codec | DeltaCodec, sizes: tuple[int, ...], bound: float = 0.0, donors: Sequence[Donor] = ()
+        self,
+        codec: Codec | DeltaCodec,
+        sizes: tuple[int, ...],
+        bound: float = 0.0,
+        donors: Sequence[Donor] = (),
+        has_sums: bool = False,
     ) -> RecordHeader:
+        marks = FLAG_PINNED * self.pinned | FLAG_CUT * bool(self.cut) | FLAG_STATES * self.has_states
         return RecordHeader(
             key=self.key,
             parent=self.parent_key,
@@ -194,7 +217,7 @@ class Block(TensorSource):
             raw_bytes=self.view.nbytes,
             bits=self.bits,
             expiry=self.expiry,
-            flags=FLAG_PINNED * self.pinned | FLAG_CUT * bool(self.cut) | FLAG_STATES * self.has_states,
+            flags=marks | FLAG_SUMS * has_sums,
             profile=codec.profile,
             error_bound=bound,
             donors=tuple(donors),

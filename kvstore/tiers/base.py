@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kvstore.codecs.view import KVView
 from kvstore.core.record import RecordHeader
@@ -49,6 +49,11 @@ class Source(Protocol):
     def donors(self) -> Sequence[int] | None:
         """Numbers of the records that it was coded against; None if the source does not know."""
         return None
+
+    @property
+    def has_layer_sums(self) -> bool:
+        """Whether each layer of the record is known to have a checksum of its own."""
+        return False
 
     @property
     def tensors(self) -> TensorSource | None:
@@ -123,12 +128,31 @@ class Tier(Protocol[S]):
         """Return plain numbers: "bytes", "budget", "records", and others of the tier's own."""
 
 
+class Part(NamedTuple):
+    """Whole pages of a record: those from byte `begin` on that `memory` takes."""
+
+    source: Any
+    begin: int
+    memory: memoryview
+
+
 class ReadsAhead(Protocol[R_contra]):
     """Reads of a tier that are under way while something else is done. Thread-safe. What is under way ends before the
     memory goes that it fills, also where nobody waits for it."""
 
     def begin(self, sources: Sequence[R_contra], buffers: Sequence[Buffer]) -> int:
         """Begin what `StorageTier.read` does; return a number to wait for it with. Raises: OSError."""
+
+    def begin_parts(self, parts: Sequence[Part], kept: object) -> Sequence[int]:
+        """Begin to read parts of records; return numbers to wait for all of them with.
+
+        Args:
+            parts: their memory is mutated.
+            kept: what owns that.
+
+        Raises:
+            OSError: they could not all be begun; the others go on.
+        """
 
     def settle(self, number: int) -> None:
         """Wait until a read has ended, and with it, mostly, those that were begun before; `wait` says how it ended."""
@@ -164,6 +188,12 @@ class StorageTier(Tier[R], Protocol[R]):
 
     def reads_ahead(self) -> ReadsAhead[R] | None:
         """Return what begins reads before their bytes are waited for; None if the tier cannot do that now."""
+
+    def reads_parts(self) -> ReadsAhead[R] | None:
+        """Return what begins reads of parts, of records that stay in their place until they are released.
+
+        None if the tier cannot do that now, or others may move its records.
+        """
 
     def is_current(self, source: R) -> bool:
         """Return whether the record still lies where `locate` found it. If not, another record may have been read."""

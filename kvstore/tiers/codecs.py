@@ -243,4 +243,4 @@ def max_record_bytes(layout: KVLayout, block_tokens: int, codec: Codec) -> int:
     import numpy as np
 
     info = BlockInfo(layout, np.zeros(block_tokens, np.uint32), 0)
-    return padded(payload_offset(layout.sections, block_tokens) + codec.bound(info))
+    return padded(payload_offset(layout.sections, block_tokens, has_sums=True) + codec.bound(info))

@@ -11,7 +11,7 @@ import numpy as np
 from kvstore.codecs import KVView
 from kvstore.codecs.groups import GroupedView
 from kvstore.core.layout import KVLayout
-from kvstore.core.record import FLAG_CUT, FLAG_STATES, RecordHeader, padded, seal
+from kvstore.core.record import FLAG_CUT, FLAG_STATES, FLAG_SUMS, RecordHeader, padded, seal
 from kvstore.core.workers import Task, Workers
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
@@ -153,7 +153,7 @@ class Keeper:
         return keeps_tails(request, blocks, self._residency.index, self._residency.coverage)
 
     def _block(self, arrived: RemoteRecord, number: int, parent: int) -> Block | None:
-        flags = arrived.header.flags & (FLAG_CUT | FLAG_STATES)
+        flags = arrived.header.flags & (FLAG_CUT | FLAG_STATES | FLAG_SUMS)
         header = replace(arrived.header, record_id=number, flags=flags)
         buffer = self._pool.take(padded(header.record_bytes))
         buffer.view[: len(arrived.buffer.view)] = arrived.buffer.view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.tiers.base import Part
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.disk import _files
 from kvstore.tiers.disk.entry import Entry
@@ -28,6 +29,22 @@ class SegmentReads:
         file = self._files.get(first.segment)
         # Neither is the file closed nor does the memory go to others before the system has written into it.
         return self._reads.begin(file.fd, [buffer.view for buffer in buffers], first.offset, (file, tuple(buffers)))
+
+    def begin_parts(self, parts: Sequence[Part], kept: object) -> Sequence[int]:
+        """See `ReadsAhead`; all parts in a segment are one read."""
+        apart: dict[int, list[Part]] = {}
+        for part in parts:
+            apart.setdefault(part.source.extent.segment, []).append(part)
+        files = {number: self._files.get(number) for number in apart}
+        return [
+            self._reads.begin_apart(
+                files[number].fd,
+                [part.memory for part in here],
+                [part.source.extent.offset + part.begin for part in here],
+                (files[number], kept),
+            )
+            for number, here in apart.items()
+        ]
 
     def settle(self, number: int) -> None:
         self._reads.settle(number)

@@ -53,7 +53,7 @@ def fitted(config: StoreConfig, layout: KVLayout) -> StoreConfig:
 def largest_record(config: StoreConfig, layout: KVLayout) -> int:
     """Return what a block takes on disk if coding does not make it smaller; without its states."""
     tokens = config.block_tokens
-    return padded(payload_offset(len(layout.layers), tokens) + tokens * layout.bytes_per_token)
+    return padded(payload_offset(len(layout.layers), tokens, has_sums=True) + tokens * layout.bytes_per_token)
 
 
 def checked(config: StoreConfig, why: str = "") -> StoreConfig:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvstore.config import PAGE_BYTES
-from kvstore.core.record import FLAG_CUT, RecordHeader, key_tag
+from kvstore.core.record import FLAG_CUT, FLAG_SUMS, RecordHeader, key_tag
 from kvstore.core.tokens import Tokens
 from kvstore.tiers.base import Source
 from kvstore.tiers.disk._catalog import parents
@@ -112,6 +112,10 @@ class Entry(Source):
     @property
     def codec_id(self) -> int | None:
         return self.codec
+
+    @property
+    def has_layer_sums(self) -> bool:
+        return bool(self.flags & FLAG_SUMS)
 
     @property
     def is_hole(self) -> bool:

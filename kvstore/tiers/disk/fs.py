@@ -23,7 +23,9 @@ _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
 _WRITE_BYTES = 4 << 20
 # A disk is asked for so much with each request, and for so many at once, while what came is decoded: one that has the
 # next request already does not wait for this program, and what came with a small one is decoded sooner.
-_REQUEST_BYTES, _MOST_REQUESTS = 1 << 20, 2
+_REQUEST_BYTES, LARGE_REQUESTS = 1 << 20, 2
+# Parts of records are smaller requests.
+PART_REQUESTS = 32
 # Errors that say nothing about the bytes on disk: of this process, its limits and rights, or of the moment.
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR, errno.EAGAIN, errno.ENOMEM, errno.EBUSY}
@@ -314,17 +316,20 @@ def read_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int
         offset += want
 
 
-def reads_ahead(fs: FileSystem) -> _files.Reads | None:
+def reads_ahead(fs: FileSystem, requests: int = LARGE_REQUESTS) -> _files.Reads | None:
     """Return what reads files that are open past the page cache while their reader does something else.
 
     None where the file system is one of tests, which sees every call.
+
+    Args:
+        requests: of at most 1 MiB that are under way at once.
 
     Raises:
         OSError: the system has no asynchronous I/O, or has given all that it has (/proc/sys/fs/aio-max-nr) away.
     """
     if type(fs).preadv is not _PREADV:
         return None
-    return _files.Reads(_MOST_REQUESTS, _REQUEST_BYTES)
+    return _files.Reads(requests, _REQUEST_BYTES)
 
 
 def close_quietly(fs: FileSystem, fd: int) -> None:

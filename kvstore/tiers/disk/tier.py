@@ -23,7 +23,7 @@ from kvstore.tiers.disk.budget import largest_record
 from kvstore.tiers.disk.entry import Entry, Scan
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.files import most_open
-from kvstore.tiers.disk.fs import FileSystem, reads_ahead
+from kvstore.tiers.disk.fs import LARGE_REQUESTS, PART_REQUESTS, FileSystem, reads_ahead
 from kvstore.tiers.disk.holes import HoleKeeper, NoHoles
 from kvstore.tiers.disk.lock import WriterLock
 from kvstore.tiers.disk.open import Opening, told
@@ -249,10 +249,17 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
 
     def reads_ahead(self) -> SegmentReads | None:
         """See `StorageTier.reads_ahead`; None without O_DIRECT, and where the system has no asynchronous reads."""
+        return self._begin_reads(LARGE_REQUESTS)
+
+    def reads_parts(self) -> SegmentReads | None:
+        """See `StorageTier.reads_parts`; None also for a reader, whose records a writer process moves."""
+        return None if self.read_only else self._begin_reads(PART_REQUESTS)
+
+    def _begin_reads(self, requests: int) -> SegmentReads | None:
         if not self.segments.files.direct:
             return None
         try:
-            reads = reads_ahead(self._fs)
+            reads = reads_ahead(self._fs, requests)
         except OSError as error:
             self.metrics.add(Metric.FALLBACK_READS_IN_TURN, because=error)
             return None
