@@ -183,13 +183,14 @@ class Engine:
         """Return what compares everything that the store says of itself, for one of its `calls`."""
 
         def is_idle() -> bool:
+            self.getter.fetcher.finishing.finish()  # layers that are read after their get
             if calls.inside > 1:
                 return False
             self.background.run(int)  # prefetches come one after the other: all before this one are done
             return calls.inside == 1 and not (self.remote is not None and self.remote.is_busy)
 
-        residency = self.residency
-        records = RecordCheck(self.pool, self.getter.lookup.root, residency.whole_path, residency.config.block_tokens)
+        residency, root = self.residency, self.getter.lookup.root
+        records = RecordCheck(self.pool, root, residency.whole_path, residency.config.block_tokens)
         paused = self.put_path.paused if self.put_path is not None else contextlib.nullcontext
         return Checker(residency, records, paused, is_idle)
 
@@ -383,8 +384,7 @@ def _open_reading(opened: contextlib.ExitStack, base: _Base, fs: FileSystem) -> 
     config, residency, layout = base.config, base.residency, base.identity.layout
     # A store on disk goes by the identity that it was made with: names in it may be others by now.
     digest = residency.disk.digest if residency.disk is not None else base.identity.digest
-    # One more than may compute, so that one can wait for the disk.
-    executor = Workers(config.threads + 1, "kvstore")
+    executor = Workers(config.threads + 1, "kvstore")  # one more than may compute, so that one can wait for the disk
     opened.callback(executor.close)
     donors = DonorReader(residency, base.pool, base.profiles, base.metrics, layout, base.is_exact)
     opened.callback(donors.clear)

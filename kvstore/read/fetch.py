@@ -125,7 +125,7 @@ class Fetcher:
             parts = parts_of([read for read in reads if read.source.tier == name], layers)
             begins = tier.reads_parts() if parts > 1 else None
             if begins is not None:
-                return Striping(parts, tier, begins, self.pool, self.residency.metrics, self.finishing)
+                return Striping(layers, parts, tier, begins, self.pool, self.residency.metrics, self.finishing)
         return None
 
     def fetch(

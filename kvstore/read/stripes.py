@@ -30,8 +30,8 @@ from kvstore.tiers.profiles import Profiles
 
 # Less of a record at a time would be read more slowly; of a smaller cache, a get has most as soon as it has the first.
 _PART_BYTES, _LEAST_BYTES, _MOST_PARTS = 160 * KIB, 6 * MIB, 8
-# The first layers may take more than their share of a record: so much of one is read for them, and at least so much.
-_MARGIN, _LEAST_MARGIN = 1.2, 1.05
+# The first layers may take so much more than their share of a record, and surely are read with its first part.
+_MARGIN = 1.2
 # What may be under way, or wait to be decoded.
 _AHEAD_BYTES = 12 * MIB
 
@@ -62,10 +62,7 @@ def parts_of(reads: Sequence[BlockRead], layers: int) -> int:
     sizes = [read.source.nbytes for read in reads if is_striped(read.source)]
     if sum(sizes) < max(_LEAST_BYTES, sum(read.source.nbytes for read in reads) / 2):
         return 1
-    parts = max(1, min(_MOST_PARTS, max(sizes) // _PART_BYTES))
-    while parts > 1 and parts * math.ceil(layers / (_MARGIN * parts)) * _LEAST_MARGIN > layers:
-        parts -= 1
-    return parts
+    return max(1, min(_MOST_PARTS, max(sizes) // _PART_BYTES, int(layers / _MARGIN)))
 
 
 def first_bytes(source: Source, parts: int) -> int:
@@ -217,6 +214,7 @@ class Striping:
     """How the records of one get are read.
 
     Attributes:
+        layers: of each record.
         parts: of a record that are read one after the other.
         tier: where the records are.
         reads: of that tier.
@@ -225,6 +223,7 @@ class Striping:
         finishing: where they are noted who read later.
     """
 
+    layers: int
     parts: int
     tier: StorageTier[Any]
     reads: ReadsAhead[Any]
@@ -234,8 +233,8 @@ class Striping:
 
     @property
     def share(self) -> float:
-        """Which share of the layers is read with the first part."""
-        return 1 / (_MARGIN * self.parts)
+        """Which share of the layers is surely read with the first part: the next lower number of them."""
+        return (int(self.layers / (_MARGIN * self.parts)) - 0.5) / self.layers
 
     @property
     def steps(self) -> int:
@@ -273,6 +272,7 @@ class StripeReader:
         self._begun: dict[int, _UnderWay] = {}
         self._next = 0
         self._nbytes = 0
+        self._done: set[int] = set()
         with self._lock:
             self._begin()
 
@@ -289,7 +289,18 @@ class StripeReader:
                 pieces.append((block, piece.memory, piece.begin))
             except OSError as error:
                 lost.append((block.read, None if is_passing(error) else Metric.DAMAGED_UNREADABLE))
-        return lost + [(block.read, why) for block, why in _decode(pieces, stripe.layers, self._out)]
+        lost += [(block.read, why) for block, why in _decode(pieces, stripe.layers, self._out)]
+        self._note(number)
+        return lost
+
+    def _note(self, number: int) -> None:
+        """Once all stripes are there, others may have the place of their records."""
+        with self._lock:
+            self._done.add(number)
+            if len(self._done) < len(self._stripes):
+                return
+        sources = {block.number: block.read.source for stripe in self._stripes for block in stripe.blocks}
+        self._how.tier.release(sources.values())
 
     def _take(self, number: int) -> _UnderWay:
         with self._lock:

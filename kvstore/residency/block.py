@@ -135,7 +135,7 @@ class Block(TensorSource):
             lasting: the record will be kept in memory.
         """
         info, error = self.info(), codec.error_bound
-        has_sums = codec.layers_apart and self.view.nbytes >= _LEAST_FOR_SUMS and not self.view.layout.is_grouped
+        has_sums = self._wants_sums(codec)
         for limit in (codec.usual(info), codec.bound(info)):
             record = self.encode_by(
                 codec, lambda out: codec.encode(info, self.view, out), limit, pool, error, lasting, has_sums=has_sums
@@ -143,6 +143,11 @@ class Block(TensorSource):
             if record is not None:
                 return record
         raise AssertionError(f"codec {codec.name}: a block takes more bytes than `bound` allows")
+
+    def _wants_sums(self, codec: Codec) -> bool:
+        """Whether layers of the record are worth reading one by one."""
+        large = self.view.nbytes >= _LEAST_FOR_SUMS and not self.view.layout.is_grouped
+        return large and codec.layers_apart and not codec.copies
 
     def encode_by(
         self,

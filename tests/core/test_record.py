@@ -16,16 +16,20 @@ from hypothesis import strategies as st
 from length import part
 
 from kvstore.config import PAGE_BYTES
+from kvstore.core import _sums
 from kvstore.core._sums import xxh3_128
 from kvstore.core.record import (
     FLAG_PINNED,
+    FLAG_SUMS,
     HEADER_BYTES,
     MAGIC,
     Damage,
     DamagedRecord,
     Donor,
     RecordHeader,
+    check_layers,
     check_payload,
+    layer_sums,
     padded,
     parse,
     payload_of,
@@ -49,7 +53,7 @@ headers = st.builds(
     raw_bytes=U64,
     bits=st.floats(width=32, allow_nan=False),
     expiry=st.floats(allow_nan=False),
-    flags=st.sampled_from([0, FLAG_PINNED]),
+    flags=st.sampled_from([0, FLAG_PINNED, FLAG_SUMS]),
     profile=st.binary(min_size=16, max_size=16),
     error_bound=st.floats(0, width=32, allow_nan=False, allow_infinity=False),
     donors=st.lists(st.builds(Donor, U64, HASH), max_size=5).map(tuple),
@@ -115,8 +119,9 @@ def equal(one: RecordHeader, other: RecordHeader) -> bool:
 
 
 def tables_end(header: RecordHeader) -> int:
-    """Where layer sizes, tokens and donors end."""
-    return HEADER_BYTES + 4 * (header.count + len(header.layer_sizes)) + 40 * len(header.donors)
+    """Where layer sizes, tokens, donors and checksums of layers end."""
+    sums = 8 * len(header.layer_sizes) * bool(header.flags & FLAG_SUMS)
+    return HEADER_BYTES + 4 * (header.count + len(header.layer_sizes)) + 40 * len(header.donors) + sums
 
 
 def read(data: bytes | bytearray) -> RecordHeader:
@@ -229,6 +234,77 @@ def test_without_donors_the_field_of_the_first_is_zeros() -> None:
     assert record[80:112] == bytes(32)
     assert record[216:224] == bytes(8)
     assert read(record).donors == ()
+
+
+# ---- checksums of layers ---------------------------------------------------------------------------------------------
+
+
+def with_sums(sizes: tuple[int, ...] = (100, 28), **changes: Any) -> RecordHeader:
+    return simple(layer_sizes=sizes, raw_bytes=sum(sizes), flags=FLAG_SUMS, **changes)
+
+
+@pytest.mark.parametrize("sizes", [(100, 28), (17,), (1000, 5000, 300), (0, 40), (16, 3)])
+@pytest.mark.parametrize("donors", [(), DONORS])
+def test_checksums_of_layers_stand_behind_the_donors(sizes: tuple[int, ...], donors: Any) -> None:
+    header = with_sums(sizes, donors=donors)
+    record = sealed(header)
+    assert equal(read(record), header)
+    begin, at, sums = tables_end(header) - 8 * len(sizes), header.payload_offset, b""
+    for size in sizes:
+        sums += struct.pack("<Q", xxhash.xxh3_64_intdigest(record[at : at + size]))
+        at += size
+    assert at == header.record_bytes
+    assert record[begin : begin + len(sums)] == sums == layer_sums(header, memoryview(record))
+    assert header.payload_offset == payload_offset(len(sizes), 5, len(donors), has_sums=True)
+    assert header.payload_offset == -(-(begin + len(sums)) // 64) * 64
+    assert record[224:240] == xxhash.xxh3_128_digest(sums)
+    assert record[240:256] == xxhash.xxh3_128_digest(bytes(record[:240] + record[256 : begin + len(sums)]))
+
+
+def test_layers_are_checked_one_by_one() -> None:
+    header = with_sums((1000, 5000, 300))
+    record, sums = sealed(header), layer_sums(header, memoryview(sealed(header)))
+    record[header.payload_offset + 1000] ^= 1  # in the second layer
+    payload = payload_of(header, memoryview(record))
+    check_layers(header, sums, range(1), payload[:1000])
+    check_layers(header, sums, range(2, 3), payload[6000:])
+    for layers, coded in ((range(1, 2), payload[1000:6000]), (range(3), payload)):
+        with pytest.raises(DamagedRecord) as error:
+            check_layers(header, sums, layers, coded)
+        assert error.value.damage is Damage.PAYLOAD_SUM
+    assert damage_of(record) is Damage.PAYLOAD_SUM
+
+
+def test_damage_anywhere_in_a_record_with_checksums_of_layers_is_found() -> None:
+    header = with_sums()
+    record = sealed(header)
+    for at in [*range(tables_end(header)), *range(header.payload_offset, header.record_bytes)]:
+        damaged = bytearray(record)
+        damaged[at] ^= 4
+        damage_of(damaged)
+
+
+def test_without_checksums_of_layers_there_are_none() -> None:
+    assert layer_sums(simple(), memoryview(sealed(simple()))) == b""
+
+
+@pytest.mark.parametrize("level", cpu_levels())
+def test_every_twin_sums_layers_as_the_library_does(level: str) -> None:
+    data, sizes = np.random.default_rng(1).bytes(3 << 20), [17, 128, 129, 240, 241, 1024, 2_000_000]
+    sizes.append(len(data) - sum(sizes))
+    expected, at = b"", 0
+    for size in sizes:
+        expected += struct.pack("<Q", xxhash.xxh3_64_intdigest(data[at : at + size]))
+        at += size
+    assert _sums.xxh3_64_each(data, sizes, level) == expected
+    part = sum(sizes[:3])
+    assert _sums.xxh3_64_each(data[:part], sizes[:3], level) == expected[:24]  # with Python's lock
+
+
+@pytest.mark.parametrize("sizes", [[16, 84], [50, 51], [50, 49], [], [1 << 40]])
+def test_sizes_that_do_not_fit_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="sizes: "):
+        _sums.xxh3_64_each(bytes(100), sizes)
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------

@@ -58,10 +58,11 @@ def record(data: bytes) -> None:
     body[:10] = module._BEGINNING.pack(module.MAGIC, module.VERSION, 0, 0)[:10]
     fixed = module._Fixed(*module._HEADER.unpack_from(body))
     layers, tokens, donors = fixed.layers % 5, fixed.tokens % 9, fixed.donors % 3
+    has_sums = bool(fixed.flags & module.FLAG_SUMS)
     if repaired:
         struct.pack_into("<III", body, 184, tokens, fixed.start, layers)
         struct.pack_into("<H", body, 216, donors)
-        begin = module.payload_offset(layers, tokens, donors)
+        begin = module.payload_offset(layers, tokens, donors, has_sums)
         body.extend(bytes(max(0, begin - len(body))))
         size = fixed.payload_bytes if fixed.payload_bytes % 4 == 1 else len(body) - begin
         struct.pack_into("<I", body, 12, begin)
@@ -72,8 +73,14 @@ def record(data: bytes) -> None:
         body[80:112] = body[module.HEADER_BYTES + 4 * (layers + tokens) + 8 :][:32] if donors else bytes(32)
         import xxhash
 
-        body[224:240] = xxhash.xxh3_128_digest(bytes(body[begin : begin + size]))
-        tables = bytes(body[module.HEADER_BYTES : module.HEADER_BYTES + 4 * (layers + tokens) + 40 * donors])
+        end = module.HEADER_BYTES + 4 * (layers + tokens) + 40 * donors
+        covered = bytes(body[begin : begin + size])
+        if has_sums and fixed.record_id % 8 and len(covered) == size and layers:  # right for the sizes above
+            parts = [covered] + [b""] * (layers - 1)
+            covered = b"".join(struct.pack("<Q", xxhash.xxh3_64_intdigest(part)) for part in parts)
+            body[end : end + len(covered)] = covered
+        body[224:240] = xxhash.xxh3_128_digest(covered)
+        tables = bytes(body[module.HEADER_BYTES : end + 8 * layers * has_sums])
         body[240:256] = module._header_sum(bytes(body[:240]), tables)
     with contextlib.suppress(module.DamagedRecord):
         header = module.parse(memoryview(body), MOST_BYTES)

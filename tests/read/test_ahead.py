@@ -120,7 +120,7 @@ def test_what_is_kept_in_memory_is_what_was_read(tmp_path: Path) -> None:
 def test_without_asynchronous_reads_of_the_system_a_get_reads_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(fs: object) -> None:
+    def refused(fs: object, requests: int) -> None:
         raise OSError(errno.EAGAIN, "no contexts left")
 
     monkeypatch.setattr(tier, "reads_ahead", refused)

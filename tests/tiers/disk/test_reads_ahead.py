@@ -63,6 +63,33 @@ def test_reads_are_those_of_preadv(descriptor: int, data: bytes, most_requests: 
         assert b"".join(got[number]) == expected[number]
 
 
+@pytest.mark.parametrize("most_bytes", [PAGE_BYTES, 5 * PAGE_BYTES, 1 << 20])
+def test_parts_that_lie_apart_are_one_read(descriptor: int, data: bytes, most_bytes: int) -> None:
+    rng, reads = np.random.default_rng(3), _files.Reads(4, most_bytes)
+    for _ in range(20):
+        pages = rng.integers(0, SIZE // PAGE_BYTES - 8, 10).tolist()
+        pages[4], pages[7] = pages[3] + 2, pages[6] + 8  # some follow each other
+        sizes = [PAGE_BYTES * int(n) for n in rng.integers(1, 9, 10)]
+        sizes[3] = 2 * PAGE_BYTES
+        offsets = [min(page * PAGE_BYTES, SIZE - size) for page, size in zip(pages, sizes, strict=True)]
+        buffers = [memory(size) for size in sizes]
+        reads.wait(reads.begin_apart(descriptor, buffers, offsets, None))
+        expected = [data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+        assert [bytes(buffer) for buffer in buffers] == expected
+
+
+def test_a_part_behind_the_end_of_the_file_fails_the_read(descriptor: int) -> None:
+    reads = _files.Reads(4, 1 << 20)
+    number = reads.begin_apart(descriptor, [memory(PAGE_BYTES), memory(PAGE_BYTES)], [0, SIZE], None)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        reads.wait(number)
+
+
+def test_parts_need_an_offset_each(descriptor: int) -> None:
+    with pytest.raises(ValueError, match="offsets: expected 2 values, found 1"):
+        _files.Reads(4, 1 << 20).begin_apart(descriptor, [memory(PAGE_BYTES), memory(PAGE_BYTES)], [0], None)
+
+
 def test_many_requests_of_more_pieces_than_one_takes(descriptor: int, data: bytes) -> None:
     reads, buffers = _files.Reads(2, 1 << 30), [memory(PAGE_BYTES) for _ in range(SIZE // PAGE_BYTES)]
     assert len(buffers) > 512

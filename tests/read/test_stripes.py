@@ -1,0 +1,441 @@
+"""Layers that are read after their get: the same bits as of whole records, whatever happens before the last one."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvcases import kv_of, open_store, same_kv, tokens
+from lazyhits import interrupts_lose_nothing, lazily
+from small_stores import catalog_entries
+from threadruns import run_together
+
+from kvstore import KVLayout, KVStore, TierConfig
+from kvstore.config import KIB, MIB
+from kvstore.core.lazy_layers import LazyLayers
+from kvstore.core.record import FLAG_SUMS, parse
+from kvstore.errors import LayerLost, StoreForked
+from kvstore.read import ahead, get, stripes
+from kvstore.read.layerwise import LayerDecode, steps_of
+from kvstore.read.stripes import StripeReader, Striping, first_bytes, parts_of
+from kvstore.residency import block
+from kvstore.tiers.disk.ahead import SegmentReads
+from kvstore.tiers.disk.tier import DiskTier
+
+LAYOUT = KVLayout.uniform(12, 2, 128, "bfloat16")  # a block of 8 tokens takes 96 KiB
+COUNT = 68  # eight blocks and a tail, which is read whole
+IDS = tokens(COUNT)
+KV = kv_of(IDS, LAYOUT)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small records are read in parts; the model leaves a processor, whatever machine this is."""
+    monkeypatch.setattr(get, "free_processors", lambda: 1)
+    monkeypatch.setattr(block, "_LEAST_FOR_SUMS", 64 * KIB)
+    monkeypatch.setattr(stripes, "_PART_BYTES", 16 * KIB)
+    monkeypatch.setattr(stripes, "_LEAST_BYTES", 64 * KIB)
+    monkeypatch.setattr(stripes, "_AHEAD_BYTES", 64 * KIB)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[StripeReader]:
+    """What reads layers later, as it is made."""
+    made: list[StripeReader] = []
+    init = StripeReader.__init__
+
+    def noted(self: StripeReader, *arguments: Any) -> None:
+        init(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(StripeReader, "__init__", noted)
+    return made
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's threads decode no layers: whoever waits for them does."""
+    monkeypatch.setattr(LayerDecode, "_line_up", lambda later: None)
+
+
+def opened(path: Path, codec: str = "entropy", **settings: Any) -> KVStore:
+    disk = TierConfig(16 * MIB, codec)
+    store = open_store(path, LAYOUT, disk=disk, segment_bytes=MIB, **settings)
+    if not store.stats()["disk"]["direct_io"]:
+        store.close()
+        pytest.skip("this file system has no O_DIRECT")
+    return store
+
+
+def filled(path: Path, codec: str = "entropy", **settings: Any) -> KVStore:
+    """A store whose records are all on disk."""
+    with opened(path, codec) as store:
+        store.put(IDS, KV)
+    return opened(path, codec, **settings)
+
+
+def counter(store: KVStore, name: str) -> int:
+    return int(store.stats()["counters"].get(name, 0))
+
+
+def flip(store: KVStore, path: Path, number: int, layer: int) -> None:
+    """Changes a byte of a layer of a record, on disk."""
+    extent = catalog_entries(store)[number].extent
+    with open(path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
+        file.seek(extent.offset)
+        header = parse(memoryview(file.read(extent.nbytes)), extent.nbytes)
+        assert header.has_sums
+        at = extent.offset + header.payload_offset + sum(header.layer_sizes[:layer]) + header.layer_sizes[layer] // 2
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+# ---- the same bits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["splitzip", "entropy", "zstd"])
+@pytest.mark.parametrize("count", [68, 64, 61, 30])
+def test_the_bits_are_those_of_whole_records(
+    tmp_path: Path, codec: str, count: int, made: list[StripeReader]
+) -> None:
+    with filled(tmp_path, codec) as store:
+        hit = lazily(store, tokens(COUNT)[:count])
+        assert hit.tokens == count
+        assert hit.tiers == {"disk": count}
+        assert same_kv(tuple(hit.layers), kv_of(IDS, LAYOUT), count)
+        assert len(made) == 1
+        assert counter(store, "fallback_read_twice") == 0
+        assert store.check(deep=True).problems == ()
+
+
+@pytest.mark.parametrize("order", [range(11, -1, -1), [4, 0, 8, 4]])
+def test_layers_may_be_taken_in_any_order(tmp_path: Path, order: Any, alone: None) -> None:
+    with filled(tmp_path) as store:
+        layers = lazily(store, IDS).layers
+        for number in order:
+            assert same_kv([layers[number]], [KV[number]])
+
+
+def test_only_the_beginnings_are_read_before_the_get_returns(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    begin = SegmentReads.begin_parts
+
+    def noted(self: SegmentReads, parts: Any, kept: object) -> Any:
+        read.extend(len(part.memory) for part in parts)
+        return begin(self, parts, kept)
+
+    monkeypatch.setattr(SegmentReads, "begin_parts", noted)
+    with filled(tmp_path) as store:
+        sizes = [entry.extent.nbytes for entry in catalog_entries(store)]
+        hit = lazily(store, IDS)
+        ahead = 2 * 64 * KIB  # and what is under way by then
+        assert sum(read) < sum(sizes) / 3 + ahead < sum(sizes)
+        assert same_kv(tuple(hit.layers), KV)
+        assert sum(read) < 1.6 * sum(sizes)  # here a page has the ends of two parts
+
+
+def test_what_is_under_way_is_bounded(tmp_path: Path, made: list[StripeReader], alone: None) -> None:
+    with filled(tmp_path) as store:
+        layers = lazily(store, IDS).layers
+        for number in range(12):
+            layers[number]
+            assert made[0]._nbytes == sum(len(one.buffer.view) for one in made[0]._begun.values())
+            assert made[0]._nbytes < 64 * KIB + max(
+                sum(map(len, stripe.spans())) for stripe in made[0]._stripes
+            )
+        assert not made[0]._begun
+
+
+def test_threads_may_wait_for_the_same_layers(tmp_path: Path) -> None:
+    with filled(tmp_path, threads=2) as store:
+        layers = lazily(store, IDS).layers
+        found: list[bool] = []
+        run_together(*[lambda: found.append(same_kv(tuple(layers), KV))] * 4)
+        assert found == [True] * 4
+
+
+def test_units_that_are_wanted_out_of_turn_are_read_then(tmp_path: Path, alone: None) -> None:
+    with filled(tmp_path) as store:
+        layers = lazily(store, IDS).layers
+        assert isinstance(layers, LazyLayers)
+        decode: LayerDecode = layers._ready.__self__  # type: ignore[attr-defined]
+        for unit in reversed(decode._units):
+            decode._finish(unit)
+        assert same_kv(tuple(layers), KV)
+
+
+# ---- what is read whole ---------------------------------------------------------------------------------------------
+
+
+def test_records_without_checksums_of_layers_are_read_whole(
+    tmp_path: Path, made: list[StripeReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(block, "_LEAST_FOR_SUMS", 1 << 40)
+        store = filled(tmp_path)
+    with store:
+        assert not any(entry.flags & FLAG_SUMS for entry in catalog_entries(store))
+        assert same_kv(tuple(lazily(store, IDS).layers), KV)
+        assert not made
+
+
+def test_raw_records_are_read_whole(tmp_path: Path, made: list[StripeReader]) -> None:
+    with filled(tmp_path, "raw") as store:
+        assert same_kv(tuple(lazily(store, IDS).layers), KV)
+        assert not made
+
+
+def test_what_the_host_tier_is_to_have_is_read_whole(tmp_path: Path, made: list[StripeReader]) -> None:
+    with filled(tmp_path, host=TierConfig(16 * MIB)) as store:
+        for tier in ("disk", "disk", "host"):
+            hit = lazily(store, IDS)
+            assert hit.tiers == {tier: COUNT}
+            assert same_kv(tuple(hit.layers), KV)
+        assert len(made) == 1
+
+
+def test_blocks_in_memory_and_blocks_in_parts_come_together(tmp_path: Path, made: list[StripeReader]) -> None:
+    with filled(tmp_path, host=TierConfig(16 * MIB)) as store:
+        assert store.prefetch(IDS[:16]).result() == 16
+        hit = lazily(store, IDS)
+        assert hit.tiers == {"host": 16, "disk": COUNT - 16}
+        assert same_kv(tuple(hit.layers), KV)
+        assert len(made) == 1
+
+
+def test_a_process_that_only_reads_reads_whole_records(tmp_path: Path, made: list[StripeReader]) -> None:
+    filled(tmp_path).close()
+    with opened(tmp_path, read_only=True) as reader:
+        assert same_kv(tuple(lazily(reader, IDS).layers), KV)
+        assert not made
+
+
+def test_first_layers_larger_than_their_share_are_counted(
+    tmp_path: Path, made: list[StripeReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(tmp_path) as store:
+        monkeypatch.setattr(ahead, "first_bytes", lambda source, parts: first_bytes(source, parts**2))
+        assert same_kv(tuple(lazily(store, IDS).layers), KV)
+        assert counter(store, "fallback_read_twice") == 8
+        assert not made
+
+
+def test_how_many_parts() -> None:
+    class Source:
+        tier, codec_id, has_layer_sums = "disk", 1, True
+
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes = nbytes
+
+    class Read:
+        def __init__(self, nbytes: int) -> None:
+            self.source = Source(nbytes)
+
+    def parts(layers: int, nbytes: int, count: int = 10) -> int:
+        return parts_of([Read(nbytes)] * count, layers)  # type: ignore[list-item]
+
+    assert parts(30, 64 * KIB, 1) == 4
+    assert parts(30, 60 * KIB, 1) == 1  # too little in all
+    assert parts(30, MIB) == 8
+    assert parts(4, MIB) == 3
+    assert parts(1, MIB) == parts(2, MIB) == 1
+    for layers in range(1, 200):
+        found = parts(layers, MIB)
+        share = Striping(layers, found, *[None] * 5).share  # type: ignore[arg-type]
+        first, *others = steps_of(layers, share, 8)
+        assert found == 1 or (len(first) / layers * 1.19 < 1 / found and others)
+    Source.has_layer_sums = False
+    assert parts(30, MIB) == 1
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [1, 7, 11])
+def test_a_damaged_layer_is_lost_and_those_before_it_are_not(tmp_path: Path, layer: int) -> None:
+    with filled(tmp_path) as store:
+        flip(store, tmp_path, 3, layer)
+        hit = lazily(store, IDS)
+        assert hit.tokens == COUNT
+        later = hit.layers._ready.__self__  # type: ignore[attr-defined]
+        step = next(step for step in later._steps if layer in step)
+        assert same_kv(hit.layers[: step.start], KV[: step.start])
+        with pytest.raises(LayerLost, match=f"layer {layer} cannot be decoded"):
+            hit.layers[layer]
+        store._engine.getter.fetcher.executor.submit(lambda: None).result()  # it is told of the record before
+        assert counter(store, "damaged_payload_sum") == 1
+        assert counter(store, "fallback_layer_lost") == 1
+        assert lazily(store, IDS).tokens == 24
+
+
+def test_damage_in_the_first_layers_makes_the_prefix_shorter(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        flip(store, tmp_path, 3, 0)
+        hit = lazily(store, IDS)
+        assert hit.tokens == 24
+        assert same_kv(tuple(hit.layers), KV, 24)
+        assert counter(store, "damaged_payload_sum") == 1
+
+
+def test_a_damaged_head_makes_the_prefix_shorter(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        extent = catalog_entries(store)[3].extent
+        with open(tmp_path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
+            file.seek(extent.offset + 300)
+            file.write(b"\xff\xff")
+        hit = lazily(store, IDS)
+        assert hit.tokens == 24
+        assert same_kv(tuple(hit.layers), KV, 24)
+        assert counter(store, "damaged_header_sum") == 1
+
+
+class Failing:
+    """Reads of the system that fail from a call on, so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = errno.EIO) -> None:
+        self.left = 0
+        wait = SegmentReads.wait
+
+        def failing(reads: SegmentReads, at: int) -> None:
+            wait(reads, at)
+            if self.left:
+                self.left -= 1
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(SegmentReads, "wait", failing)
+
+
+def test_a_read_that_fails_once_is_made_again(tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(monkeypatch)
+    with filled(tmp_path) as store:
+        hit = lazily(store, IDS)
+        failing.left = 3
+        assert same_kv(tuple(hit.layers), KV)
+        assert counter(store, "disk_read_errors") == 3
+        assert lazily(store, IDS).tokens == COUNT
+
+
+@pytest.mark.parametrize(("number", "left"), [(errno.EIO, 0), (errno.ENOMEM, COUNT)])
+def test_what_cannot_be_read_later_is_lost(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, number: int, left: int
+) -> None:
+    """For good, if the disk says so; what is for a moment costs this get alone."""
+    failing = Failing(monkeypatch, number)
+    with filled(tmp_path) as store:
+        hit = lazily(store, IDS)
+        failing.left = 1
+
+        def refuse(*_: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as broken:
+            broken.setattr(DiskTier, "read", refuse)
+            with pytest.raises(LayerLost):
+                tuple(hit.layers)
+        store._engine.getter.fetcher.executor.submit(lambda: None).result()
+        again = store.get(IDS)
+        assert (0 if again is None else again.tokens) == left
+
+
+def test_reads_that_cannot_begin_are_made_when_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StripeReader]
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    with filled(tmp_path) as store:
+        monkeypatch.setattr(SegmentReads, "begin_parts", refuse)
+        assert same_kv(tuple(lazily(store, IDS).layers), KV)
+        assert len(made) == 1
+
+
+# ---- ends in between ------------------------------------------------------------------------------------------------
+
+
+def test_layers_come_after_the_store_is_closed(tmp_path: Path, alone: None) -> None:
+    store = filled(tmp_path)
+    hit, dropped = lazily(store, IDS), lazily(store, IDS[:40])
+    del dropped
+    store.close()
+    for segment in (tmp_path / "segments").iterdir():
+        segment.write_bytes(bytes(segment.stat().st_size))  # nothing is read any more
+    assert same_kv(tuple(hit.layers), KV)
+
+
+def test_layers_come_after_the_records_are_deleted(tmp_path: Path, alone: None) -> None:
+    """Their place is not written to as long as somebody is to read it."""
+    with filled(tmp_path) as store:
+        hit = lazily(store, IDS)
+        assert store.delete(IDS) == 9
+        store.compact()
+        for seed in range(1, 40):
+            ids = tokens(64, seed)
+            store.put(ids, kv_of(ids, LAYOUT))
+        store.flush()
+        assert same_kv(tuple(hit.layers), KV)
+
+
+def test_who_has_all_layers_or_drops_them_holds_nothing(tmp_path: Path, alone: None) -> None:
+    def readers(store: KVStore) -> int:
+        disk = store._engine.residency.disk
+        assert disk is not None
+        gc.collect()
+        return sum(len([hold for hold in one.readers if hold() is not None]) for one in segments(disk))
+
+    def segments(disk: DiskTier) -> Iterator[Any]:
+        return iter(disk.segments.by_number.values())
+
+    with filled(tmp_path, host=TierConfig(0)) as store:
+        hit = lazily(store, IDS)
+        assert readers(store) > 0
+        tuple(hit.layers)
+        assert readers(store) == 0
+        hit = lazily(store, IDS)
+        assert readers(store) > 0
+        del hit
+        assert readers(store) == 0
+        hit = lazily(store, IDS)
+        assert store.check().problems == ()  # which reads what is left
+        assert readers(store) == 0
+        assert same_kv(tuple(hit.layers), KV)
+
+
+def test_an_interrupt_of_a_wait_loses_nothing(tmp_path: Path) -> None:
+    with filled(tmp_path, threads=1) as store:
+        interrupts_lose_nothing(store, lambda: lazily(store, IDS), KV)
+
+
+def test_a_forked_child_says_that_its_layers_are_not_there(tmp_path: Path, alone: None) -> None:
+    with filled(tmp_path) as store:
+        layers = lazily(store, IDS).layers
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                layers[11]
+            except StoreForked:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert same_kv(tuple(layers), KV)
+
+
+def test_a_session_whose_blocks_are_taken_apart_by_a_move_still_comes(tmp_path: Path, alone: None) -> None:
+    with filled(tmp_path) as store:
+        hit = lazily(store, IDS)
+        entries = catalog_entries(store)
+        assert all(replace(entry, hold=None) == entry for entry in entries)
+        store.delete(IDS[:64])
+        store.compact(move=True)
+        assert same_kv(tuple(hit.layers), KV)
