@@ -51,7 +51,7 @@ class InOrder {
 
   // Decodes part `number` of those of at most kTogether blocks whose next one it is.
   static void step(InOrder* const* blocks, std::size_t count, std::size_t number) {
-    InOrder* here[kTogether];
+    InOrder* here[kTogether] = {};
     std::size_t found = 0;
     for (std::size_t i = 0; i < count; ++i)
       if (blocks[i]->wrong_ == nullptr && blocks[i]->next_ == number) here[found++] = blocks[i];

@@ -218,7 +218,7 @@ class Reading final : public InOrder {
   const void* model() const override { return &model_; }
   void part(std::size_t number, InOrder* const* blocks, std::size_t count) override {
     const Part& part = model_.parts()[number];
-    levels::Decoder<Step>* decoders[kTogether];
+    levels::Decoder<Step>* decoders[kTogether] = {};
     for (std::size_t i = 0; i < count; ++i) decoders[i] = &*static_cast<Reading*>(blocks[i])->decoder_;
     levels::code(model_, part, levels::kernels(level_), decoders, count);
     for (std::size_t i = 0; i < count; ++i) static_cast<Reading*>(blocks[i])->end(part);

@@ -18,9 +18,11 @@ namespace kvstore {
 namespace {
 
 constexpr size_t kMostPieces = 512;  // of a request; below IOV_MAX, which is 1,024
-constexpr unsigned kEvents = 64;     // that a context has room for, and so the most requests under way
+constexpr unsigned kEvents = 32;     // that a context has room for, and so the most requests under way
 
-// Contexts that nobody uses: to end one takes the system milliseconds, so they stay. A forked child cannot use them.
+// Contexts that nobody uses: to end one takes the system milliseconds, so some stay. A forked child cannot use them.
+constexpr size_t kMostSpare = 32;
+
 struct Spare {
   std::mutex mutex;
   int owner = 0;
@@ -54,7 +56,10 @@ std::uint64_t take_context() {
 void give_context(std::uint64_t context) {
   Spare& all = spare();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.owner == ::getpid()) all.contexts.push_back(context);
+  if (all.owner == ::getpid() && all.contexts.size() < kMostSpare)
+    all.contexts.push_back(context);
+  else
+    ::syscall(SYS_io_destroy, context);
 }
 
 }  // namespace

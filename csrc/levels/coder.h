@@ -267,7 +267,7 @@ class Decoder {
 // follows is `end` of each.
 template <class Coder>
 void code(const Model& model, const Part& part, const Kernels& run, Coder* const* blocks, std::size_t count) {
-  Summed summed[kTogether];
+  Summed summed[kTogether] = {};
   for (std::size_t i = 0; i < count; ++i) {
     blocks[i]->begin(part);
     summed[i] = blocks[i]->summed(part);

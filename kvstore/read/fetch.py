@@ -32,7 +32,7 @@ from kvstore.read.decode_times import DecodeTimes
 from kvstore.read.layerwise import LayerDecode
 from kvstore.read.place import place_of
 from kvstore.read.records import Found, RecordDecode
-from kvstore.read.stripes import Finishing, StripedBlock, Striping, decode_first, parts_of
+from kvstore.read.stripes import Finishing, StripedBlock, Striping, decode_first, first_bytes, parts_of
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource, Source, StorageTier, TensorSource
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -103,12 +103,13 @@ class Fetcher:
             by_layers: how many layers are wanted one after another. Then only the beginnings may be read, if that pays;
                 0 if all are wanted at once.
         """
-        ranges, ahead = self._ranges(reads), dict[str, AheadReader]()
-        batches = self.batches(reads, keep_all)
+        batches, ahead = self.batches(reads, keep_all), dict[str, AheadReader]()
         if by_layers:
-            kept = {read.record: batches.is_kept(read) for read in reads}  # asked once: it counts
+            stored = [read for read in reads if read.source.tier in self.residency.storage]
+            kept = {read.record: batches.is_kept(read) for read in stored}  # asked once: it counts
             batches = replace(batches, is_kept=lambda read: kept[read.record])
         how = None if not by_layers or any(kept.values()) else self._striping(reads, by_layers)
+        ranges = self._ranges(reads, 1 if how is None else how.parts)
         for name, tier in self.residency.storage.items():
             here = [indexes for indexes in ranges if reads[indexes.start].source.tier == name]
             if how is not None and how.tier is tier:
@@ -205,8 +206,9 @@ class Fetcher:
         sealed = source.sealed
         return sealed is None or len(sealed.payload) == sealed.header.raw_bytes  # else it is decoded
 
-    def _ranges(self, reads: Sequence[BlockRead]) -> list[range]:
-        """What to work on together: neighbours in storage, and even shares of what is in memory."""
+    def _ranges(self, reads: Sequence[BlockRead], parts: int) -> list[range]:
+        """What to work on together: neighbours in storage, and even shares of what is in memory. parts: in how many
+        records are read, of which the first counts."""
         share = max(1, -(-len(reads) // (2 * self.threads)))
         storage = self.residency.storage
         ranges: list[range] = []
@@ -217,7 +219,7 @@ class Fetcher:
             if i > first and (enough or not _neighbours(storage, reads[i - 1].source, read.source)):
                 ranges.append(range(first, i))
                 first, size = i, 0
-            size += read.source.nbytes if read.source.tier in storage else 0
+            size += first_bytes(read.source, parts) if read.source.tier in storage else 0
         ranges.append(range(first, len(reads)))
         return ranges
 
@@ -236,6 +238,7 @@ class ReadTask:
     decode: RecordDecode | None
     ahead: Mapping[str, AheadReader] = field(default_factory=dict)  # see `Begun`; not of what is looked up again
     alone: bool = False
+    first: bool = True  # False where a record is read again, which is no second read for the host tier
     turns: int = 3  # how often a record is looked up again that a writer process moves while it is read
     kept: deque[tuple[int, HostRecord]] = field(default_factory=deque)  # records for the host tier; see `promote`
     _done: list[tuple[str, int, float, float]] = field(default_factory=list)  # reads: tier, bytes, begin and end
@@ -307,6 +310,7 @@ class ReadTask:
     def _from_storage(self, tier: StorageTier[Any], indexes: range) -> list[int]:
         ahead = self.ahead.get(tier.name)
         own = self.fetcher.batches(self.reads, keep_all=self.decode is None)
+        own = own if self.first else replace(own, is_kept=lambda read: self.decode is None)
         batch = own.of(indexes) if ahead is None else ahead.take(indexes)
         held = {i for i, buffer in zip(indexes, batch.buffers, strict=True) if self._is_beginning(i, buffer)}
         try:
@@ -367,7 +371,7 @@ class ReadTask:
             if block.number not in bad:
                 later.hold_striped(replace(block, seconds=seconds))
         tier.release([self.reads[i].source for i in bad])
-        once_more = replace(self, ahead={}, alone=False)
+        once_more = replace(self, ahead={}, alone=False, first=False)
         for i in again:
             self.fetcher.residency.metrics.add(Metric.FALLBACK_READ_TWICE)
             bad.update(once_more(range(i, i + 1)))
@@ -410,7 +414,8 @@ class ReadTask:
         source = residency.find([read.record])[0]
         if source is None:
             return False
-        again = replace(self, reads=[replace(read, source=source)], ahead={}, alone=False, turns=self.turns - 1)
+        reads, turns = [replace(read, source=source)], self.turns - 1
+        again = replace(self, reads=reads, ahead={}, alone=False, first=False, turns=turns)
         return not again(range(1))
 
     def _checked(self, read: BlockRead, buffer: Buffer) -> HostRecord | None:

@@ -172,6 +172,7 @@ class LayerDecode:
         ]
         self._striping.finishing.add(self)
         reader = self._striping.reader(stripes, out)
+        self._striping = None  # what reads goes with the last stripe
         return [_Unit(stripe.layers, partial(reader.decode, number)) for number, stripe in enumerate(stripes)]
 
     def ready(self, number: int) -> None:
@@ -193,9 +194,17 @@ class LayerDecode:
             if not unit.done:
                 late_work.run(self._finish, unit)
         if any(unit.lost for unit in units):
+            self._give_up()
             self._residency.metrics.add(Metric.FALLBACK_LAYER_LOST)
             raise LayerLost(f"layer {number} cannot be decoded: a record is damaged; get the cache again, without lazy")
         self._ready = max(self._ready, max(unit.layers.stop for unit in units))
+
+    def _give_up(self) -> None:
+        """Decode nothing more: whoever is told that a layer is lost may fill this and those behind it in another way."""
+        for unit in self._units:
+            with unit.lock:
+                if not unit.done:
+                    unit.work, unit.lost, unit.done = None, True, True
 
     def _line_up(self) -> None:
         self._executor.start(partial(_drive, weakref.ref(self)))

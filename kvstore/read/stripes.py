@@ -19,7 +19,7 @@ from kvstore.codecs import Codec, KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.registry import has_layers_apart
 from kvstore.config import KIB, MIB, PAGE_BYTES
-from kvstore.core.record import DamagedRecord, RecordHeader, check_layers, layer_sums, padded, parse
+from kvstore.core.record import DamagedRecord, RecordHeader, check_layers, header_bytes, layer_sums, padded, parse
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import check_identity
@@ -112,6 +112,8 @@ class StripedBlock:
         Raises:
             DamagedRecord: it does not begin the record that was wanted.
         """
+        if len(data) < header_bytes(data[:PAGE_BYTES].tobytes()) <= read.source.nbytes:
+            return None  # it is small, and has many tokens
         header = parse(data, read.source.nbytes)
         check_identity(read, header)
         fits = header.has_sums and len(header.layer_sizes) == len(out.layout.layers) and not header.donors
@@ -161,9 +163,11 @@ def _decode(
     alike: dict[int, list[tuple[StripedBlock, CodedBlock]]] = {}
     for block, memory, begin in pieces:
         try:
-            alike.setdefault(id(block.codec), []).append((block, block.coded(layers, memory, begin, part)))
+            coded = block.coded(layers, memory, begin, part)
         except DamagedRecord as damage:
             lost.append((block, damage.metric))
+        else:
+            alike.setdefault(id(block.codec), []).append((block, coded))
     for same in alike.values():
         decode = same[0][0].codec.by_layers([coded for _, coded in same], part)
         bad = decode(range(len(layers)), range(len(same)))
@@ -272,12 +276,14 @@ class StripeReader:
         self._begun: dict[int, _UnderWay] = {}
         self._next = 0
         self._nbytes = 0
-        self._done: set[int] = set()
+        self._done: dict[int, list[Lost]] = {}
         with self._lock:
             self._begin()
 
     def decode(self, number: int) -> list[Lost]:
-        """Decode a stripe; return of which blocks it is lost. Once for each, by one thread."""
+        """Decode a stripe; return of which blocks it is lost. By one thread; again if it was interrupted."""
+        if number in self._done:  # the place of its records may have been given away
+            return self._done[number]
         stripe, here = self._stripes[number], self._take(number)
         lost = list[Lost]()
         pieces = list[tuple[StripedBlock, memoryview, int]]()
@@ -290,13 +296,13 @@ class StripeReader:
             except OSError as error:
                 lost.append((block.read, None if is_passing(error) else Metric.DAMAGED_UNREADABLE))
         lost += [(block.read, why) for block, why in _decode(pieces, stripe.layers, self._out)]
-        self._note(number)
+        self._note(number, lost)
         return lost
 
-    def _note(self, number: int) -> None:
+    def _note(self, number: int, lost: list[Lost]) -> None:
         """Once all stripes are there, others may have the place of their records."""
         with self._lock:
-            self._done.add(number)
+            self._done[number] = lost
             if len(self._done) < len(self._stripes):
                 return
         sources = {block.number: block.read.source for stripe in self._stripes for block in stripe.blocks}

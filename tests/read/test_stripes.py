@@ -207,6 +207,8 @@ def test_what_the_host_tier_is_to_have_is_read_whole(tmp_path: Path, made: list[
 def test_blocks_in_memory_and_blocks_in_parts_come_together(tmp_path: Path, made: list[StripeReader]) -> None:
     with filled(tmp_path, host=TierConfig(16 * MIB)) as store:
         assert store.prefetch(IDS[:16]).result() == 16
+        for _ in range(3):
+            assert lazily(store, IDS[:16]).tiers == {"host": 16}  # read often, but not from disk
         hit = lazily(store, IDS)
         assert hit.tiers == {"host": 16, "disk": COUNT - 16}
         assert same_kv(tuple(hit.layers), KV)
@@ -228,6 +230,24 @@ def test_first_layers_larger_than_their_share_are_counted(
         assert same_kv(tuple(lazily(store, IDS).layers), KV)
         assert counter(store, "fallback_read_twice") == 8
         assert not made
+        assert store.stats()["host"]["records"] == 0  # that was no second read
+
+
+def test_a_small_record_among_large_ones_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of its parts would have less than its tokens take."""
+    monkeypatch.setattr(block, "_LEAST_FOR_SUMS", 0)
+    layout, ids = KVLayout.uniform(8, 1, 8, "bfloat16"), tokens(2 * 4096)
+    kv = [(k.clone(), v.clone()) for k, v in kv_of(ids, layout)]
+    for k, v in kv:
+        k[:, :4096] = v[:, :4096] = 1.0
+    disk = TierConfig(16 * MIB, "zstd")
+    with open_store(tmp_path, layout, disk=disk, segment_bytes=4 * MIB, block_tokens=4096) as store:
+        store.put(ids, kv)
+    with open_store(tmp_path, layout, disk=disk, segment_bytes=4 * MIB, block_tokens=4096) as store:
+        hit = lazily(store, ids)
+        assert hit.tokens == len(ids)
+        assert same_kv(tuple(hit.layers), kv)
+        assert counter(store, "fallback_read_twice") == 1
 
 
 def test_how_many_parts() -> None:
@@ -285,6 +305,44 @@ def test_damage_in_the_first_layers_makes_the_prefix_shorter(tmp_path: Path) -> 
         assert hit.tokens == 24
         assert same_kv(tuple(hit.layers), KV, 24)
         assert counter(store, "damaged_payload_sum") == 1
+
+
+def test_damage_of_all_that_is_decoded_together_is_a_miss(tmp_path: Path) -> None:
+    with filled(tmp_path) as store:
+        for number in range(8):
+            flip(store, tmp_path, number, 0)
+        assert store.get(IDS, lazy=True) is None
+        assert counter(store, "damaged_payload_sum") == 8
+
+
+def test_all_of_a_stripe_may_be_damaged(tmp_path: Path, alone: None) -> None:
+    with filled(tmp_path) as store:
+        for number in range(8):
+            flip(store, tmp_path, number, 11)
+        hit = lazily(store, IDS)
+        assert same_kv(hit.layers[:8], KV[:8])
+        with pytest.raises(LayerLost):
+            hit.layers[11]
+        assert store.check().problems == ()
+
+
+def test_nothing_is_decoded_once_a_layer_is_lost(tmp_path: Path, alone: None) -> None:
+    """Whoever was told so fills it in another way, and those behind it."""
+    with filled(tmp_path) as store:
+        flip(store, tmp_path, 3, 5)
+        hit = lazily(store, IDS)
+        with pytest.raises(LayerLost):
+            hit.layers[5]
+        tensors = hit.layers.tensors[11][0]  # type: ignore[attr-defined]
+        before = tensors.clone()
+        later = hit.layers._ready.__self__  # type: ignore[attr-defined]
+        later.finish()
+        for _ in later._units:
+            later.step()
+        assert same_kv([(tensors, tensors)], [(before, before)])
+        with pytest.raises(LayerLost):
+            hit.layers[11]
+        assert same_kv(hit.layers[:4], KV[:4])
 
 
 def test_a_damaged_head_makes_the_prefix_shorter(tmp_path: Path) -> None:
@@ -413,6 +471,32 @@ def test_who_has_all_layers_or_drops_them_holds_nothing(tmp_path: Path, alone: N
 def test_an_interrupt_of_a_wait_loses_nothing(tmp_path: Path) -> None:
     with filled(tmp_path, threads=1) as store:
         interrupts_lose_nothing(store, lambda: lazily(store, IDS), KV)
+
+
+def test_what_was_decoded_is_not_read_again_by_whoever_was_interrupted(
+    tmp_path: Path, made: list[StripeReader], alone: None
+) -> None:
+    """Others may have its place by then."""
+    with filled(tmp_path) as store:
+        hit = lazily(store, IDS)
+        tuple(hit.layers)
+        for segment in (tmp_path / "segments").iterdir():
+            with open(segment, "r+b") as file:
+                file.write(bytes(segment.stat().st_size))
+        assert made[0].decode(len(made[0]._stripes) - 1) == []
+        assert same_kv(tuple(hit.layers), KV)
+
+
+def test_hits_that_have_all_layers_keep_nothing_of_the_system(tmp_path: Path) -> None:
+    count = Path("/proc/sys/fs/aio-nr")
+    with filled(tmp_path, host=TierConfig(0)) as store:
+        hits = [lazily(store, IDS)]
+        tuple(hits[0].layers)
+        before = int(count.read_text())
+        for _ in range(40):
+            hits.append(lazily(store, IDS))
+            tuple(hits[-1].layers)
+        assert int(count.read_text()) - before < 20 * 32  # others may use some meanwhile
 
 
 def test_a_forked_child_says_that_its_layers_are_not_there(tmp_path: Path, alone: None) -> None:
