@@ -200,7 +200,7 @@ class LayerDecode:
         self._ready = max(self._ready, max(unit.layers.stop for unit in units))
 
     def _give_up(self) -> None:
-        """Decode nothing more: whoever is told that a layer is lost may fill this and those behind it in another way."""
+        """Decode nothing more: whoever hears that a layer is lost may fill it, and those behind it, in another way."""
         for unit in self._units:
             with unit.lock:
                 if not unit.done:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 from collections.abc import Iterator
@@ -14,88 +13,35 @@ import pytest
 from kvcases import kv_of, open_store, same_kv, tokens
 from lazyhits import interrupts_lose_nothing, lazily
 from small_stores import catalog_entries
+from striped_stores import COUNT, IDS, KV, LAYOUT, counter, filled, leave_alone, made_readers, make_small, opened
 from threadruns import run_together
 
 from kvstore import KVLayout, KVStore, TierConfig
 from kvstore.config import KIB, MIB
 from kvstore.core.lazy_layers import LazyLayers
-from kvstore.core.record import FLAG_SUMS, parse
-from kvstore.errors import LayerLost, StoreForked
-from kvstore.read import ahead, get, stripes
+from kvstore.core.record import FLAG_SUMS
+from kvstore.errors import StoreForked
+from kvstore.read import ahead
 from kvstore.read.layerwise import LayerDecode, steps_of
 from kvstore.read.stripes import StripeReader, Striping, first_bytes, parts_of
 from kvstore.residency import block
 from kvstore.tiers.disk.ahead import SegmentReads
 from kvstore.tiers.disk.tier import DiskTier
 
-LAYOUT = KVLayout.uniform(12, 2, 128, "bfloat16")  # a block of 8 tokens takes 96 KiB
-COUNT = 68  # eight blocks and a tail, which is read whole
-IDS = tokens(COUNT)
-KV = kv_of(IDS, LAYOUT)
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small records are read in parts; the model leaves a processor, whatever machine this is."""
-    monkeypatch.setattr(get, "free_processors", lambda: 1)
-    monkeypatch.setattr(block, "_LEAST_FOR_SUMS", 64 * KIB)
-    monkeypatch.setattr(stripes, "_PART_BYTES", 16 * KIB)
-    monkeypatch.setattr(stripes, "_LEAST_BYTES", 64 * KIB)
-    monkeypatch.setattr(stripes, "_AHEAD_BYTES", 64 * KIB)
+    make_small(monkeypatch)
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[StripeReader]:
-    """What reads layers later, as it is made."""
-    made: list[StripeReader] = []
-    init = StripeReader.__init__
-
-    def noted(self: StripeReader, *arguments: Any) -> None:
-        init(self, *arguments)
-        made.append(self)
-
-    monkeypatch.setattr(StripeReader, "__init__", noted)
-    return made
+    return made_readers(monkeypatch)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's threads decode no layers: whoever waits for them does."""
-    monkeypatch.setattr(LayerDecode, "_line_up", lambda later: None)
-
-
-def opened(path: Path, codec: str = "entropy", **settings: Any) -> KVStore:
-    disk = TierConfig(16 * MIB, codec)
-    store = open_store(path, LAYOUT, disk=disk, segment_bytes=MIB, **settings)
-    if not store.stats()["disk"]["direct_io"]:
-        store.close()
-        pytest.skip("this file system has no O_DIRECT")
-    return store
-
-
-def filled(path: Path, codec: str = "entropy", **settings: Any) -> KVStore:
-    """A store whose records are all on disk."""
-    with opened(path, codec) as store:
-        store.put(IDS, KV)
-    return opened(path, codec, **settings)
-
-
-def counter(store: KVStore, name: str) -> int:
-    return int(store.stats()["counters"].get(name, 0))
-
-
-def flip(store: KVStore, path: Path, number: int, layer: int) -> None:
-    """Changes a byte of a layer of a record, on disk."""
-    extent = catalog_entries(store)[number].extent
-    with open(path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
-        file.seek(extent.offset)
-        header = parse(memoryview(file.read(extent.nbytes)), extent.nbytes)
-        assert header.has_sums
-        at = extent.offset + header.payload_offset + sum(header.layer_sizes[:layer]) + header.layer_sizes[layer] // 2
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
+    leave_alone(monkeypatch)
 
 
 # ---- the same bits --------------------------------------------------------------------------------------------------
@@ -103,9 +49,7 @@ def flip(store: KVStore, path: Path, number: int, layer: int) -> None:
 
 @pytest.mark.parametrize("codec", ["splitzip", "entropy", "zstd"])
 @pytest.mark.parametrize("count", [68, 64, 61, 30])
-def test_the_bits_are_those_of_whole_records(
-    tmp_path: Path, codec: str, count: int, made: list[StripeReader]
-) -> None:
+def test_the_bits_are_those_of_whole_records(tmp_path: Path, codec: str, count: int, made: list[StripeReader]) -> None:
     with filled(tmp_path, codec) as store:
         hit = lazily(store, tokens(COUNT)[:count])
         assert hit.tokens == count
@@ -150,9 +94,7 @@ def test_what_is_under_way_is_bounded(tmp_path: Path, made: list[StripeReader], 
         for number in range(12):
             layers[number]
             assert made[0]._nbytes == sum(len(one.buffer.view) for one in made[0]._begun.values())
-            assert made[0]._nbytes < 64 * KIB + max(
-                sum(map(len, stripe.spans())) for stripe in made[0]._stripes
-            )
+            assert made[0]._nbytes < 64 * KIB + max(sum(map(len, stripe.spans())) for stripe in made[0]._stripes)
         assert not made[0]._begun
 
 
@@ -276,145 +218,6 @@ def test_how_many_parts() -> None:
         assert found == 1 or (len(first) / layers * 1.19 < 1 / found and others)
     Source.has_layer_sums = False
     assert parts(30, MIB) == 1
-
-
-# ---- damage ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layer", [1, 7, 11])
-def test_a_damaged_layer_is_lost_and_those_before_it_are_not(tmp_path: Path, layer: int) -> None:
-    with filled(tmp_path) as store:
-        flip(store, tmp_path, 3, layer)
-        hit = lazily(store, IDS)
-        assert hit.tokens == COUNT
-        later = hit.layers._ready.__self__  # type: ignore[attr-defined]
-        step = next(step for step in later._steps if layer in step)
-        assert same_kv(hit.layers[: step.start], KV[: step.start])
-        with pytest.raises(LayerLost, match=f"layer {layer} cannot be decoded"):
-            hit.layers[layer]
-        store._engine.getter.fetcher.executor.submit(lambda: None).result()  # it is told of the record before
-        assert counter(store, "damaged_payload_sum") == 1
-        assert counter(store, "fallback_layer_lost") == 1
-        assert lazily(store, IDS).tokens == 24
-
-
-def test_damage_in_the_first_layers_makes_the_prefix_shorter(tmp_path: Path) -> None:
-    with filled(tmp_path) as store:
-        flip(store, tmp_path, 3, 0)
-        hit = lazily(store, IDS)
-        assert hit.tokens == 24
-        assert same_kv(tuple(hit.layers), KV, 24)
-        assert counter(store, "damaged_payload_sum") == 1
-
-
-def test_damage_of_all_that_is_decoded_together_is_a_miss(tmp_path: Path) -> None:
-    with filled(tmp_path) as store:
-        for number in range(8):
-            flip(store, tmp_path, number, 0)
-        assert store.get(IDS, lazy=True) is None
-        assert counter(store, "damaged_payload_sum") == 8
-
-
-def test_all_of_a_stripe_may_be_damaged(tmp_path: Path, alone: None) -> None:
-    with filled(tmp_path) as store:
-        for number in range(8):
-            flip(store, tmp_path, number, 11)
-        hit = lazily(store, IDS)
-        assert same_kv(hit.layers[:8], KV[:8])
-        with pytest.raises(LayerLost):
-            hit.layers[11]
-        assert store.check().problems == ()
-
-
-def test_nothing_is_decoded_once_a_layer_is_lost(tmp_path: Path, alone: None) -> None:
-    """Whoever was told so fills it in another way, and those behind it."""
-    with filled(tmp_path) as store:
-        flip(store, tmp_path, 3, 5)
-        hit = lazily(store, IDS)
-        with pytest.raises(LayerLost):
-            hit.layers[5]
-        tensors = hit.layers.tensors[11][0]  # type: ignore[attr-defined]
-        before = tensors.clone()
-        later = hit.layers._ready.__self__  # type: ignore[attr-defined]
-        later.finish()
-        for _ in later._units:
-            later.step()
-        assert same_kv([(tensors, tensors)], [(before, before)])
-        with pytest.raises(LayerLost):
-            hit.layers[11]
-        assert same_kv(hit.layers[:4], KV[:4])
-
-
-def test_a_damaged_head_makes_the_prefix_shorter(tmp_path: Path) -> None:
-    with filled(tmp_path) as store:
-        extent = catalog_entries(store)[3].extent
-        with open(tmp_path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
-            file.seek(extent.offset + 300)
-            file.write(b"\xff\xff")
-        hit = lazily(store, IDS)
-        assert hit.tokens == 24
-        assert same_kv(tuple(hit.layers), KV, 24)
-        assert counter(store, "damaged_header_sum") == 1
-
-
-class Failing:
-    """Reads of the system that fail from a call on, so many times."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int = errno.EIO) -> None:
-        self.left = 0
-        wait = SegmentReads.wait
-
-        def failing(reads: SegmentReads, at: int) -> None:
-            wait(reads, at)
-            if self.left:
-                self.left -= 1
-                raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(SegmentReads, "wait", failing)
-
-
-def test_a_read_that_fails_once_is_made_again(tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = Failing(monkeypatch)
-    with filled(tmp_path) as store:
-        hit = lazily(store, IDS)
-        failing.left = 3
-        assert same_kv(tuple(hit.layers), KV)
-        assert counter(store, "disk_read_errors") == 3
-        assert lazily(store, IDS).tokens == COUNT
-
-
-@pytest.mark.parametrize(("number", "left"), [(errno.EIO, 0), (errno.ENOMEM, COUNT)])
-def test_what_cannot_be_read_later_is_lost(
-    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, number: int, left: int
-) -> None:
-    """For good, if the disk says so; what is for a moment costs this get alone."""
-    failing = Failing(monkeypatch, number)
-    with filled(tmp_path) as store:
-        hit = lazily(store, IDS)
-        failing.left = 1
-
-        def refuse(*_: Any) -> None:
-            raise OSError(number, os.strerror(number))
-
-        with monkeypatch.context() as broken:
-            broken.setattr(DiskTier, "read", refuse)
-            with pytest.raises(LayerLost):
-                tuple(hit.layers)
-        store._engine.getter.fetcher.executor.submit(lambda: None).result()
-        again = store.get(IDS)
-        assert (0 if again is None else again.tokens) == left
-
-
-def test_reads_that_cannot_begin_are_made_when_they_are_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StripeReader]
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, "no descriptors")
-
-    with filled(tmp_path) as store:
-        monkeypatch.setattr(SegmentReads, "begin_parts", refuse)
-        assert same_kv(tuple(lazily(store, IDS).layers), KV)
-        assert len(made) == 1
 
 
 # ---- ends in between ------------------------------------------------------------------------------------------------
