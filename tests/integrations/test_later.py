@@ -135,11 +135,11 @@ def test_a_layer_lost_after_the_store_was_closed_is_computed(spoilt: tuple[KVSto
     assert torch.equal(got, want)
 
 
-def test_layers_come_later_only_where_two_processors_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_come_later_only_where_a_processor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama")
     with KVStore(tmp_path, ModelIdentity.from_transformers(model), CONFIG) as store:
         enough = later.LEAST_BYTES // store.identity.layout.bytes_per_token + 1
-        for processors, threads, wanted in ((3, 1, True), (2, 1, False), (2, 2, False), (8, 4, True), (1, 1, False)):
+        for processors, threads, wanted in ((3, 1, True), (2, 1, True), (2, 2, False), (8, 4, True), (1, 1, False)):
             monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: set(range(count)))
             monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
             assert later.pays(model, store, enough) is wanted

@@ -20,18 +20,17 @@ from kvstore.store import KVStore
 
 # Less than this is decoded before a model has begun.
 LEAST_BYTES = 8 * MIB
-LEAST_FREE = 2  # processors that torch leaves: with one, the pass took as long as it took with all layers, or longer
 
 
 def pays(model: Any, store: KVStore, tokens: int) -> bool:
     """Return whether the layers of so many tokens had better come one after the other.
 
-    They had where threads can decode while the model computes: on the CPU, if torch leaves processors to them. Where it
-    leaves none or one, decoding slows it down by more than is gained (docs/lazy.md).
+    They had where threads can decode while the model computes: on the CPU, if torch leaves a processor to them
+    (docs/lazy.md).
     """
     layout = store.identity.layout
     return (
-        free_processors() >= LEAST_FREE
+        free_processors() > 0
         and model.device.type == "cpu"
         and not layout.is_grouped
         and tokens * layout.bytes_per_token >= LEAST_BYTES
