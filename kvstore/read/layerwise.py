@@ -179,7 +179,7 @@ class LayerDecode:
         """Return when layer `number` is decoded, for all blocks; helps with it.
 
         Raises:
-            LayerLost: a record is damaged, and no check of whole records saw it.
+            LayerLost: a record is damaged, or could not be read when its turn came.
             StoreForked: this is a child process, where the threads are missing that had begun with it.
         """
         if number < self._ready:
@@ -196,7 +196,10 @@ class LayerDecode:
         if any(unit.lost for unit in units):
             self._give_up()
             self._residency.metrics.add(Metric.FALLBACK_LAYER_LOST)
-            raise LayerLost(f"layer {number} cannot be decoded: a record is damaged; get the cache again, without lazy")
+            raise LayerLost(
+                f"layer {number} cannot be decoded: a record is damaged, or cannot be read; get the cache again, "
+                "without lazy"
+            )
         self._ready = max(self._ready, max(unit.layers.stop for unit in units))
 
     def _give_up(self) -> None:
