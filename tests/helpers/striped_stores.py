@@ -10,44 +10,13 @@ from kvcases import kv_of, open_store, tokens
 from small_stores import catalog_entries
 
 from kvstore import KVLayout, KVStore, TierConfig
-from kvstore.config import KIB, MIB
+from kvstore.config import MIB
 from kvstore.core.record import parse
-from kvstore.read import get, stripes
-from kvstore.read.layerwise import LayerDecode
-from kvstore.read.stripes import StripeReader
-from kvstore.residency import block
 
 LAYOUT = KVLayout.uniform(12, 2, 128, "bfloat16")  # a block of 8 tokens takes 96 KiB
 COUNT = 68  # eight blocks and a tail, which is read whole
 IDS = tokens(COUNT)
 KV = kv_of(IDS, LAYOUT)
-
-
-def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small records are read in parts; the model leaves a processor, whatever machine this is."""
-    monkeypatch.setattr(get, "free_processors", lambda: 1)
-    monkeypatch.setattr(block, "_LEAST_FOR_SUMS", 64 * KIB)
-    monkeypatch.setattr(stripes, "_PART_BYTES", 16 * KIB)
-    monkeypatch.setattr(stripes, "_LEAST_BYTES", 64 * KIB)
-    monkeypatch.setattr(stripes, "_AHEAD_BYTES", 64 * KIB)
-
-
-def made_readers(monkeypatch: pytest.MonkeyPatch) -> list[StripeReader]:
-    """What reads layers later, as it is made."""
-    made: list[StripeReader] = []
-    init = StripeReader.__init__
-
-    def noted(self: StripeReader, *arguments: Any) -> None:
-        init(self, *arguments)
-        made.append(self)
-
-    monkeypatch.setattr(StripeReader, "__init__", noted)
-    return made
-
-
-def leave_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's threads decode no layers: whoever waits for them does."""
-    monkeypatch.setattr(LayerDecode, "_line_up", lambda later: None)
 
 
 def opened(path: Path, codec: str = "entropy", **settings: Any) -> KVStore:

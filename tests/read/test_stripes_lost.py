@@ -11,27 +11,14 @@ import pytest
 from kvcases import same_kv
 from lazyhits import lazily
 from small_stores import catalog_entries
-from striped_stores import COUNT, IDS, KV, counter, filled, flip, leave_alone, made_readers, make_small
+from striped_stores import COUNT, IDS, KV, counter, filled, flip
 
 from kvstore.errors import LayerLost
 from kvstore.read.stripes import StripeReader
 from kvstore.tiers.disk.ahead import SegmentReads
 from kvstore.tiers.disk.tier import DiskTier
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_small(monkeypatch)
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[StripeReader]:
-    return made_readers(monkeypatch)
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_alone(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small_records")
 
 
 @pytest.mark.parametrize("layer", [1, 7, 11])
