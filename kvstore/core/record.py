@@ -210,13 +210,12 @@ def payload_offset(layers: int, tokens: int, donors: int = 0, has_sums: bool = F
 
     has_sums: whether each layer has a checksum; with them it is never less than without.
     """
-    end = _sums_offset(layers, tokens, donors) + _LAYER_SUM_BYTES * layers * has_sums
-    return -(-end // ALIGNMENT) * ALIGNMENT
+    return -(-_tables_end(layers, tokens, donors, has_sums) // ALIGNMENT) * ALIGNMENT
 
 
-def _sums_offset(layers: int, tokens: int, donors: int) -> int:
-    """Where the checksums of the layers start, if there are any."""
-    return HEADER_BYTES + 4 * layers + 4 * tokens + _DONOR.size * donors
+def _tables_end(layers: int, tokens: int, donors: int, has_sums: bool) -> int:
+    """Where the tables behind the header end: with the checksums of the layers, or before them."""
+    return HEADER_BYTES + (4 + _LAYER_SUM_BYTES * has_sums) * layers + 4 * tokens + _DONOR.size * donors
 
 
 def padded(nbytes: int) -> int:
@@ -304,7 +303,7 @@ def parse(data: memoryview, max_record_bytes: int) -> RecordHeader:
     """
     fixed, tables = _checked(data, max_record_bytes)
     sizes = _sizes(fixed.layers).unpack_from(tables)
-    first, end = 4 * (fixed.layers + fixed.tokens), _sums_offset(fixed.layers, fixed.tokens, fixed.donors)
+    first, end = 4 * (fixed.layers + fixed.tokens), _tables_end(fixed.layers, fixed.tokens, fixed.donors, False)
     donors = tuple([Donor(*row) for row in _DONOR.iter_unpack(tables[first : end - HEADER_BYTES])])
     first_donor = donors[0].key if donors else NO_KEY
     fits = sum(sizes) == fixed.payload_bytes and fixed.first_donor == first_donor
@@ -347,8 +346,7 @@ def _checked(data: memoryview, max_record_bytes: int) -> tuple[_Fixed, bytes]:
         raise DamagedRecord(Damage.LENGTH, "the sizes in the header are out of bounds")
     if len(data) < begin:
         raise DamagedRecord(Damage.LENGTH, "the header is cut short")
-    end = _sums_offset(fixed.layers, fixed.tokens, fixed.donors) + _LAYER_SUM_BYTES * fixed.layers * has_sums
-    tables = bytes(data[HEADER_BYTES:end])
+    tables = bytes(data[HEADER_BYTES : _tables_end(fixed.layers, fixed.tokens, fixed.donors, has_sums)])
     if fixed.header_sum != _header_sum(bytes(data[: HEADER_BYTES - _SUM_BYTES]), tables):
         raise DamagedRecord(Damage.HEADER_SUM, "the header's checksum differs")
     return fixed, tables
@@ -381,7 +379,7 @@ def layer_sums(header: RecordHeader, data: memoryview) -> bytes:
     """
     if not header.has_sums:
         return b""
-    begin = _sums_offset(len(header.layer_sizes), header.count, len(header.donors))
+    begin = _tables_end(len(header.layer_sizes), header.count, len(header.donors), has_sums=False)
     return bytes(data[begin : begin + _LAYER_SUM_BYTES * len(header.layer_sizes)])
 
 
