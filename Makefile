@@ -17,7 +17,7 @@ hash = $(shell cat $(1) 2>/dev/null | sha256sum | cut -c1-16)
 INSTALLED := $(VENV)/.installed-$(call hash,pyproject.toml setup.py ci/constraints.txt)
 BUILT := $(VENV)/.built-$(call hash,setup.py $(sort $(shell find csrc -type f)))
 
-.PHONY: setup packages modules demo examples test test-long test-repeat test-asan test-faults test-kernels test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
+.PHONY: setup packages modules demo examples test collected test-long test-repeat test-asan test-faults test-kernels test-report test-transformers test-ray test-lmcache test-remote test-sglang test-vllm test-aarch64 fuzz soak bench models frameworks gpu gpu-wheels wheel test-wheel style docs site clean
 .DEFAULT_GOAL := test
 
 # What everything else needs: $(VENV) with the package and its extension modules. Does nothing if nothing changed.
@@ -62,8 +62,14 @@ examples: setup
 # The project's own check: style, then every test. Chance follows from KVSTORE_SEED; it is 0 here, so that every run
 # does the same.
 RUN := PYTHONHASHSEED=0 KVSTORE_SEED=$(or $(KVSTORE_SEED),0) $(PYTEST) -q -n $(JOBS) --dist worksteal
-test: style
+test: setup
+	@$(MAKE) --no-print-directory -j2 style collected
 	$(RUN)
+
+# Collecting the tests compiles what they import, once; the workers of the run would all do it, each for itself. It takes
+# the core that the type checker leaves.
+collected: setup
+	@mkdir -p build && $(PYTEST) -q --collect-only >build/collected.txt 2>&1 || { cat build/collected.txt; exit 1; }
 
 # All tests at full length, with a new seed. It is printed, and `make test-long KVSTORE_SEED=...` repeats the run.
 NEW_SEED = $(or $(KVSTORE_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))

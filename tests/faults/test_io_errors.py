@@ -53,9 +53,9 @@ def _is_quick(script: str, call: str, name: str, sticky: bool) -> bool:
 
 @pytest.mark.parametrize(("script", "call", "code", "sticky"), list(_cases()))
 def test_the_nth_call_fails(script: str, call: str, code: int | str, sticky: bool) -> None:
-    stride = 1 if FULL else 97 if script == "plain" else 167  # of the calls after the first few: others with each seed
+    stride = 1 if FULL else 211  # of the calls after the first few: others with each seed
     for nth in range(1, _MOST):
-        if nth > (2 if script == "plain" or FULL else 1) and nth % stride != seeds.nth(len(call) + sticky) % stride:
+        if nth > (2 if FULL else 1) and nth % stride != seeds.nth(len(call) + sticky) % stride:
             continue
         fault = Fault(call, nth, code, sticky)
         with small_stores.scratch() as folder:

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
+import traceback
+from typing import Any
 
-HELPERS = Path(__file__).parent
+import forked
+from threadruns import HANGS_S
+
 PUTS = """
 import os, sys
 from kvcases import *
@@ -20,48 +21,47 @@ def put(count, seed=0, **settings):
     ids = tokens(count, seed)
     return store.put(ids, kv_of(ids), **settings)
 """
-_LOOP = """
-print("ready", flush=True)
-for line in sys.stdin:
-    exec(line)
-    print("done", flush=True)
-store.close()
-"""
-
-
-def environment() -> dict[str, str]:
-    """That of this process, with the helpers importable."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
 
 
 class Writer:
     """The process. arguments: `sys.argv[1:]` of its setup."""
 
     def __init__(self, setup: str, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", setup + _LOOP, *map(str, arguments)],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._expect("ready")
+        self._pipe, theirs = forked.pipe()
+        self._process = forked.process(_serve, theirs, setup, list(map(str, arguments)))
+        theirs.close()
+        self._wait()
 
     def do(self, line: str) -> None:
         """Runs one line there and returns when it has run."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        self._expect("done")
+        self._pipe.send(line)
+        self._wait()
 
     def end(self) -> None:
         """Lets it close the store and end."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-        assert self.process.wait(600) == 0
+        self._pipe.close()
+        self._process.join(HANGS_S)
+        assert self._process.exitcode == 0
 
-    def _expect(self, word: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == word
+    def _wait(self) -> None:
+        assert self._pipe.poll(HANGS_S), "the process does not answer"
+        error = self._pipe.recv()
+        assert not error, error
+
+
+def _serve(pipe: Any, setup: str, arguments: list[str]) -> None:
+    """Answers with what went wrong, or ""."""
+    sys.argv = ["-c", *arguments]
+    there: dict[str, Any] = {"__name__": "__main__"}
+    line = setup
+    while True:
+        error = ""
+        try:
+            exec(line, there)
+        except BaseException:
+            error = traceback.format_exc()
+        pipe.send(error)
+        try:
+            line = pipe.recv()
+        except EOFError:
+            return there["store"].close()

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import forked
 import small_stores
 from small_stores import tokens_of
 from threadruns import HANGS_S
 
 from kvstore import SharedKVStore
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["shared_child"])
-
-
-@cache
-def _start_server() -> None:
-    """It imports once what every child needs, and finds it where this process finds it."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-
 
 class Child:
     """A process with the store open. `ask` makes one call there."""
 
     def __init__(self, folder: Path, changes: dict[str, Any]) -> None:
-        _start_server()
-        self._pipe, theirs = _context.Pipe()
-        self.process = _context.Process(target=_serve, args=(theirs, str(folder), changes), daemon=True)
-        self.process.start()
+        self._pipe, theirs = forked.pipe()
+        self.process = forked.process(_serve, theirs, str(folder), changes)
         theirs.close()
 
     def ask(self, call: str, *arguments: Any) -> Any:

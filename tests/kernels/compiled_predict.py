@@ -75,7 +75,7 @@ OTHERS: dict[str, dict[str, str]] = {
 OTHERS["donor/measure_rows"]["unit"] = "fp32"
 OTHERS["lossy/take"] |= {"escapes": "*i16", "tile": "*fp32", "step": "fp32"}
 # The first is the product of all layers.
-LARGEST = ("dense", "join", "donor/join", "lossy/finish")
+LARGEST = ("dense", "donor/join", "lossy/finish")
 # Others have OPTIONS.
 OF_KERNELS = {
     "dense": DENSE_OPTIONS,
@@ -134,14 +134,15 @@ PRODUCT = re.compile(r"(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\S*\.(?:s8\.s8|k
 def cases(few: bool) -> list[tuple[str, dict[str, Any], int]]:
     """(kernel, constants, architecture): heads of 128 and 64, K that is rotated and whatever is not.
 
-    few: the largest kernels for one architecture, and for the others the product that matters most."""
+    few: the largest kernels for one architecture, and for the newest the product that matters most."""
     product = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K}
     chosen = of_layers(product) + of_levels(product) + of_donors() + of_loss()
     if few:
         kernels = [kernel for kernel, _ in chosen]
         chosen = [chosen[kernels.index(kernel)] for kernel in LARGEST]
-    others = chosen[:1] if few else chosen
-    return [(*case, arch) for arch in ARCHITECTURES for case in (chosen if arch == 90 else others)]
+    if few:
+        return [*((*case, 90) for case in chosen), (*chosen[0], ARCHITECTURES[-1])]
+    return [(*case, arch) for arch in ARCHITECTURES for case in chosen]
 
 
 def of_layers(product: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

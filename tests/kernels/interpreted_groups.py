@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from donorcases import Shapes, case_of
+from length import FULL as AT_LENGTH
 
 from kvstore.codecs import KVView
 from kvstore.codecs.delta import DonorRows
@@ -44,7 +45,6 @@ from kvstore.codecs.predictive.kernels import device as predict_device
 from kvstore.core.layout import KVLayout, LayerLayout
 from kvstore.errors import CodecError
 
-AT_LENGTH = os.environ.get("KVSTORE_FAULTS") == "full"
 PLENTY = 1 << 40
 CPU = torch.device("cpu")
 Layers = list[tuple[torch.Tensor, torch.Tensor]]

@@ -21,6 +21,7 @@ import torch
 from goldenmodels import GOLDEN, LAYOUTS, block_kept, opened, profile_kept
 from interpreted_predict import PLENTY, Case, Layers, check, decoded, places_of, refuse_damage, same, tensors_of
 from kvcases import random_kv, same_kv
+from length import FULL as AT_LENGTH
 from predictcases import longs, model_of
 
 from kvstore.codecs import KVView
@@ -35,8 +36,6 @@ from kvstore.codecs.predictive.levels.kernels import launch as level_launch
 from kvstore.codecs.predictive.levels.kernels.device import DeviceLevelModel
 from kvstore.codecs.predictive.levels.mode import LevelMode, native_model
 from kvstore.codecs.predictive.levels.model import LEVELS, LevelModel
-
-AT_LENGTH = os.environ.get("KVSTORE_FAULTS") == "full"
 
 
 class LevelCase(Case):

@@ -17,6 +17,7 @@ import lossycases
 import numpy as np
 import pytest
 import torch
+from length import FULL as AT_LENGTH
 from lossycases import SHAPES, Case, Shapes, case_of
 
 from kvstore.codecs import KVView
@@ -30,7 +31,6 @@ from kvstore.codecs.predictive.lossy_kernels import launch
 from kvstore.codecs.predictive.lossy_kernels.device import DeviceLossyModel
 from kvstore.errors import CodecError
 
-AT_LENGTH = os.environ.get("KVSTORE_FAULTS") == "full"
 CPU = torch.device("cpu")
 FINE, COARSE = (0.2, 0.1), (1.5, 3.0)
 

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from kvcases import Layers, identity, random_kv, same_kv
+from length import FULL as AT_LENGTH
 from predictcases import VOCABULARY, arrays_of, block_of, model_of, native, view_of
 from threadruns import HANGS_S
 
@@ -52,7 +53,6 @@ SHAPES = [(2, 8, 6)] * 2
 MODEL = model_of(SHAPES, True, 12)
 CPU = torch.device("cpu")
 Work = Callable[..., Any]
-AT_LENGTH = os.environ.get("KVSTORE_FAULTS") == "full"
 FULL, predict_blocks.TRIAL_TOKENS = predict_blocks.TRIAL_TOKENS, 4  # the interpreter takes its time
 
 

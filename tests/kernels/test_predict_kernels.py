@@ -22,7 +22,7 @@ WITH_FLOATS += [f"lossy/{kernel}" for kernel in ("take", "values", "finish")]
 
 @pytest.mark.slow
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
-    compiled.keep_everything_in_registers(198 if FULL else 6)
+    compiled.keep_everything_in_registers(198 if FULL else 4)
     for row in compiled.rows:
         # Of 64 Ki registers, two programs of a product, and four of any other, have their share; of groups, for which
         # there is a program a block, one.

@@ -14,7 +14,7 @@ SCRIPT = "compiled.py"
 
 @pytest.mark.slow
 def test_compiled_kernels_keep_everything_in_registers(compiled: Compiled) -> None:
-    compiled.keep_everything_in_registers(24 if FULL else 8)
+    compiled.keep_everything_in_registers(24 if FULL else 6)
 
 
 def test_compiled_kernels_of_aligned_bf16_let_four_programs_share_a_multiprocessor(compiled: Compiled) -> None:

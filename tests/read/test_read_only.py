@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
-from child_writer import PUTS, Writer, environment
+from child_writer import PUTS, Writer
 from kvcases import BLOCK, kv_of, open_store, quick_directory, same_kv, tokens
 from threadruns import HANGS_S
 
@@ -256,14 +255,6 @@ with open_store(sys.argv[1], read_only=True) as store:
 """
     with open_store(tmp_path, read_only=True) as reader:
         assert stored(reader, tokens(20)) == 20
-        second = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-            check=True,
-        )
-        assert second.stdout.strip() == "20"
+        assert forked.run(code, tmp_path.with_name("said-by-a-reader"), tmp_path) == (0, "20\n")
         writer.do("put(20, 1); store.flush()")
         assert stored(reader, tokens(20, seed=1)) == 20

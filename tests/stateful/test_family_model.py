@@ -96,7 +96,7 @@ class FamilyMachine(HistoryMachine):
 
 class TestFamilyModel(FamilyMachine.TestCase):  # type: ignore[misc, name-defined]
     settings = settings(
-        max_examples=2000 if FULL else 30,
+        max_examples=2000 if FULL else 20,
         stateful_step_count=40 if FULL else 25,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -197,7 +197,7 @@ class StoreMachine(HistoryMachine):
 
 TestStoreModel = pytest.mark.slow(StoreMachine.TestCase)
 TestStoreModel.settings = settings(
-    max_examples=2000 if FULL else 30,
+    max_examples=2000 if FULL else 20,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

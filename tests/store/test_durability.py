@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-from child_writer import PUTS, environment
+from child_writer import PUTS
 from kvcases import GatedFS, kv_of, open_store, same_kv, tokens
 from threadruns import HANGS_S
 
@@ -20,16 +19,9 @@ from kvstore.tiers.disk.fs import FileSystem
 def run_and_die(path: Path, code: str, settings: str = "{}") -> str:
     """Runs code in a process that then ends without closing anything."""
     script = PUTS + code + "\nsys.stdout.flush()\nos._exit(9)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path), settings],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert done.returncode == 9, done.stderr
-    return done.stdout.strip()
+    status, said = forked.run(script, path.with_name(f"{path.name}.said"), path, settings)
+    assert status == 9, said
+    return said.strip()
 
 
 def whole(store, seed: int, count: int = 20) -> bool:

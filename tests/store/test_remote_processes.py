@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import remotestores as rs
 import small_stores as small
-from child_writer import environment
-from threadruns import HANGS_S
 from valkeys import shared_valkey
 
 TOKENS = small.tokens_of(3, 8 * small.BLOCK)
@@ -27,9 +24,7 @@ print("put")
 @pytest.mark.parametrize("server", ["folder", "valkey"])
 def test_what_another_process_put_is_a_hit(tmp_path: Path, server: str) -> None:
     url = f"folder://{tmp_path}/shared" if server == "folder" else shared_valkey().url
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "a"), url]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANGS_S, check=False)
-    assert done.stdout.strip() == "put", done.stderr
+    assert forked.run(CHILD, tmp_path / "said", tmp_path / "a", url) == (0, "put\n")
     with rs.open_store(tmp_path / "b", rs.settings(url)) as store:
         assert rs.got(store, TOKENS).tiers == {"remote": len(TOKENS)}
     with rs.open_store(tmp_path / "c", rs.settings(url)) as store:  # an empty disk
