@@ -70,20 +70,20 @@ class Batches:
         reads: all blocks of the fetch.
         pool: where the memory is from.
         is_kept: whether the host tier is to have the record of a block.
-        parts: in how many a record is read, of which only the first is read here; see `first_bytes`.
+        layers: of a record of which only the first layer is read here; 0 if it is read whole. See `first_bytes`.
     """
 
     reads: Sequence[BlockRead]
     pool: BufferPool
     is_kept: Callable[[BlockRead], bool]
-    parts: int = 1
+    layers: int = 0
 
     def of(self, indexes: range, begin: ReadsAhead[Any] | None = None) -> Batch:
         """Return the blocks of a range; begin to read them, if there is something to begin with."""
         sources = [self.reads[i].source for i in indexes]
         kept = [self.is_kept(self.reads[i]) for i in indexes]
         buffers = [
-            self.pool.take(first_bytes(source, self.parts), keep) for source, keep in zip(sources, kept, strict=True)
+            self.pool.take(first_bytes(source, self.layers), keep) for source, keep in zip(sources, kept, strict=True)
         ]
         if begin is not None:
             now = time.perf_counter()
@@ -92,7 +92,7 @@ class Batches:
         return Batch(sources, kept, buffers)
 
     def _begun(self, begin: ReadsAhead[Any], sources: Sequence[Source], buffers: Sequence[Buffer]) -> Sequence[int]:
-        if self.parts == 1:
+        if not self.layers:
             return [begin.begin(sources, buffers)]
         firsts = [Part(source, 0, buffer.view) for source, buffer in zip(sources, buffers, strict=True)]
         return begin.begin_parts(firsts, tuple(buffers))

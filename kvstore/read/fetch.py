@@ -109,11 +109,11 @@ class Fetcher:
             kept = {read.record: batches.is_kept(read) for read in stored}  # asked once: it counts
             batches = replace(batches, is_kept=lambda read: kept[read.record])
         how = None if not by_layers or any(kept.values()) else self._striping(reads, by_layers)
-        ranges = self._ranges(reads, 1 if how is None else how.parts)
+        ranges = self._ranges(reads, 0 if how is None else how.layers)
         for name, tier in self.residency.storage.items():
             here = [indexes for indexes in ranges if reads[indexes.start].source.tier == name]
             if how is not None and how.tier is tier:
-                ahead[name] = AheadReader(replace(batches, parts=how.parts), here, how.reads)
+                ahead[name] = AheadReader(replace(batches, layers=how.layers), here, how.reads)
                 continue
             begins = tier.reads_ahead() if here else None
             if begins is not None:
@@ -206,9 +206,9 @@ class Fetcher:
         sealed = source.sealed
         return sealed is None or len(sealed.payload) == sealed.header.raw_bytes  # else it is decoded
 
-    def _ranges(self, reads: Sequence[BlockRead], parts: int) -> list[range]:
-        """What to work on together: neighbours in storage, and even shares of what is in memory. parts: in how many
-        records are read, of which the first counts."""
+    def _ranges(self, reads: Sequence[BlockRead], layers: int) -> list[range]:
+        """What to work on together: neighbours in storage, and even shares of what is in memory. layers: of records of
+        which only the first is read; 0 if they are read whole."""
         share = max(1, -(-len(reads) // (2 * self.threads)))
         storage = self.residency.storage
         ranges: list[range] = []
@@ -219,7 +219,7 @@ class Fetcher:
             if i > first and (enough or not _neighbours(storage, reads[i - 1].source, read.source)):
                 ranges.append(range(first, i))
                 first, size = i, 0
-            size += first_bytes(read.source, parts) if read.source.tier in storage else 0
+            size += first_bytes(read.source, layers) if read.source.tier in storage else 0
         ranges.append(range(first, len(reads)))
         return ranges
 

@@ -101,7 +101,7 @@ class LayerDecode:
         share: float,
         stripes: Striping | None = None,
     ) -> None:
-        first, *self._steps = steps_of(layers, share, _STEPS if stripes is None else stripes.steps)
+        first, *self._steps = steps_of(layers, share, _STEPS if stripes is None else stripes.parts)
         self.first = first
         self._striping = stripes
         self._striped: deque[StripedBlock] = deque()  # until `begin`

@@ -1,13 +1,12 @@
 """Layers that are read after the get: those of all blocks before the next ones of any, into memory that is used again.
 
-A get of many large records that wants one layer after another reads of each record the beginning, with the first layers
-of all. What is read later is a stripe: some layers of some blocks, each of which has a checksum of its own.
+A get of many large records that wants one layer after another reads of each record the beginning, with the first layer.
+What is read later is a stripe: some layers of some blocks, each of which has a checksum of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -30,8 +29,8 @@ from kvstore.tiers.profiles import Profiles
 
 # Less of a record at a time would be read more slowly; of a smaller cache, a get has most as soon as it has the first.
 _PART_BYTES, _LEAST_BYTES, _MOST_PARTS = 160 * KIB, 6 * MIB, 8
-# The first layers may take so much more than their share of a record, and surely are read with its first part.
-_MARGIN = 1.2
+# The first layer may take so many times its share of a record, and is read with the beginning of that.
+_MARGIN = 2
 # What may be under way, or wait to be decoded.
 _AHEAD_BYTES = 12 * MIB
 
@@ -53,23 +52,24 @@ def is_striped(source: Source) -> bool:
 
 
 def parts_of(reads: Sequence[BlockRead], layers: int) -> int:
-    """Return in how many parts records are worth reading whose layers are wanted one after another; 1 for whole.
+    """Return in how many parts behind the first layer records are worth reading whose layers are wanted one after
+    another; 1 for whole records.
 
     Args:
         reads: of one get, all of one tier.
-        layers: of each record; of few of them, the first part would not have the first ones.
+        layers: of each record.
     """
     sizes = [read.source.nbytes for read in reads if is_striped(read.source)]
     if sum(sizes) < max(_LEAST_BYTES, sum(read.source.nbytes for read in reads) / 2):
         return 1
-    return max(1, min(_MOST_PARTS, max(sizes) // _PART_BYTES, int(layers / _MARGIN)))
+    return max(1, min(_MOST_PARTS, max(sizes) // _PART_BYTES, layers // _MARGIN))
 
 
-def first_bytes(source: Source, parts: int) -> int:
-    """Return how much of a record is read first, whole pages: one of so many parts, or all of it."""
-    if parts == 1 or not is_striped(source):
+def first_bytes(source: Source, layers: int) -> int:
+    """Return how much of a record is read first, whole pages: what has the first of so many layers; 0 for all of it."""
+    if not layers or not is_striped(source):
         return source.nbytes
-    return min(source.nbytes, padded(-(-source.nbytes // parts)))
+    return min(source.nbytes, padded(-(-_MARGIN * source.nbytes // layers)))
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Striping:
 
     Attributes:
         layers: of each record.
-        parts: of a record that are read one after the other.
+        parts: of a record, behind its first layer, that are read one after the other.
         tier: where the records are.
         reads: of that tier.
         pool: memory for what is read.
@@ -237,13 +237,8 @@ class Striping:
 
     @property
     def share(self) -> float:
-        """Which share of the layers is surely read with the first part: the next lower number of them."""
-        return (int(self.layers / (_MARGIN * self.parts)) - 0.5) / self.layers
-
-    @property
-    def steps(self) -> int:
-        """In how many steps the other layers are read."""
-        return math.ceil(_MARGIN * self.parts) - 1
+        """Which share of the layers the get decodes: the first."""
+        return 0.5 / self.layers
 
     def reader(self, stripes: Sequence[Stripe], out: KVView) -> StripeReader:
         """Return what reads layers later, and decodes them into `out`; some reads have begun."""
