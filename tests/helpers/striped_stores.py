@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvcases import kv_of, open_store, tokens
 from small_stores import catalog_entries
+from threadruns import HANGS_S
 
 from kvstore import KVLayout, KVStore, TierConfig
 from kvstore.config import MIB
@@ -51,3 +53,11 @@ def flip(store: KVStore, path: Path, number: int, layer: int) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1]))
+
+
+def threads_are_done(store: KVStore) -> None:
+    """Returns when the threads that decode have done what was given to them so far: all are here at once."""
+    workers = store._engine.getter.fetcher.executor
+    together = threading.Barrier(len(workers._threads))
+    for here in [workers.submit(together.wait, HANGS_S) for _ in workers._threads]:
+        here.result()

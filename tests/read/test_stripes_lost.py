@@ -11,7 +11,7 @@ import pytest
 from kvcases import same_kv
 from lazyhits import lazily
 from small_stores import catalog_entries
-from striped_stores import COUNT, IDS, KV, counter, filled, flip
+from striped_stores import COUNT, IDS, KV, counter, filled, flip, threads_are_done
 
 from kvstore.errors import LayerLost
 from kvstore.read.stripes import StripeReader
@@ -32,7 +32,7 @@ def test_a_damaged_layer_is_lost_and_those_before_it_are_not(tmp_path: Path, lay
         assert same_kv(hit.layers[: step.start], KV[: step.start])
         with pytest.raises(LayerLost, match=f"layer {layer} cannot be decoded"):
             hit.layers[layer]
-        store._engine.getter.fetcher.executor.submit(lambda: None).result()  # it is told of the record before
+        threads_are_done(store)  # one of them tells of the record
         assert counter(store, "damaged_payload_sum") == 1
         assert counter(store, "fallback_layer_lost") == 1
         assert lazily(store, IDS).tokens == 24
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_later_is_lost(
             broken.setattr(DiskTier, "read", refuse)
             with pytest.raises(LayerLost):
                 tuple(hit.layers)
-        store._engine.getter.fetcher.executor.submit(lambda: None).result()
+        threads_are_done(store)
         again = store.get(IDS)
         assert (0 if again is None else again.tokens) == left
 
