@@ -27,7 +27,7 @@ else:
     COMPILE.append("-O3")
 # The bindings only hand on what they are given; but they are two thirds of what the compiler does, all templates. With
 # -O1 it takes three quarters of the time for them.
-BINDINGS = ("csrc/bindings/", ["-O1"])
+BINDINGS = ["-O1"]
 
 
 # What extensions share: every part with what it stands on.
@@ -79,9 +79,9 @@ class parallel_build_ext(build_ext):
             for source in sources:
                 with locks[source]:  # two modules would write the same object file at once
                     if source not in objects:
-                        folder, more = BINDINGS
-                        last = [*options.get("extra_postargs", ()), *(more if source.startswith(folder) else ())]
-                        objects[source] = compile_sources([source], **{**options, "extra_postargs": last})
+                        more = BINDINGS if source.startswith("csrc/bindings/") else []
+                        flags = {"extra_postargs": [*options["extra_postargs"], *more]}
+                        objects[source] = compile_sources([source], **options | flags)
             return [path for source in sources for path in objects[source]]
 
         self.compiler.compile = compile_once

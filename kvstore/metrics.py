@@ -271,7 +271,7 @@ class Metric(StrEnum):
     )
     FALLBACK_READ_TWICE = (
         "fallback_read_twice",
-        "records that a get with lazy=True read whole after their beginning, for it had too little of the first layers",
+        "records that a get with lazy=True read whole after their beginning, for it had not all of the first layer",
     )
     FALLBACK_NOT_LAZY = "fallback_not_lazy", "gets with lazy=True that decoded all layers before they returned"
     FALLBACK_LAYER_LOST = (
@@ -396,7 +396,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.FALLBACK_PROMPT_NOT_SCORED: Notice(
         INFO, "turn score_prompts off: the model's logits are made in another way"
     ),
-    Metric.FALLBACK_READ_TWICE: Notice(INFO, "nothing is lost but the time: the first layers take more than others"),
+    Metric.FALLBACK_READ_TWICE: Notice(INFO, "nothing is lost but the time: the first layer takes more than others"),
     Metric.FALLBACK_NOT_LAZY: Notice(INFO, "nothing is lost but the time; docs/lazy.md says when layers come later"),
     Metric.FALLBACK_LAYER_LOST: Notice(WARNING, "what is missing was computed anew, or LayerLost was raised"),
     Metric.FALLBACK_ENGINE_REFUSED: Notice(WARNING, "the engine's log says why; docs/llama_cpp.md lists its settings"),

@@ -249,11 +249,10 @@ class Getter:
     def _later(self, reads: Sequence[BlockRead], begun: Begun) -> LayerDecode:
         """What is to decode the last layers."""
         fetcher, striping = self.fetcher, begun.striping
+        share = 0.0  # the first layer alone: no other one was read
         if striping is None:
             reading, decoding = fetcher.gate.loading(self.worth.parts(reads))
             share = first_share(reading, decoding, fetcher.threads, free_processors())
-        else:
-            share = striping.share
         layers = len(self.layout.layers)
         return LayerDecode(fetcher.residency, fetcher.executor, fetcher.threads, fetcher.gate, layers, share, striping)
 

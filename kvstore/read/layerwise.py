@@ -316,7 +316,7 @@ def first_share(reading_s: float, decoding_s: float, threads: int, free: int) ->
 
 
 def steps_of(layers: int, share: float = _LEAST_SHARE, steps: int = _STEPS) -> list[range]:
-    """Return which layers are decoded together; the first of them, this share of all, by the get itself.
+    """Return which layers are decoded together; the first of them, this share of all or one, by the get itself.
 
     steps: in how many the others are decoded, at most.
 
@@ -324,7 +324,7 @@ def steps_of(layers: int, share: float = _LEAST_SHARE, steps: int = _STEPS) -> l
         >>> steps_of(30)  # doctest: +ELLIPSIS
         [range(0, 3), range(3, 6), range(6, 9), range(9, 13), ..., range(26, 30)]
     """
-    first = math.ceil(layers * share)
+    first = max(1, math.ceil(layers * share))
     rest = layers - first
     ends = [first + rest * number // steps for number in range(steps + 1)]
     return [range(first), *(range(a, b) for a, b in pairwise(ends) if a < b)]

@@ -235,11 +235,6 @@ class Striping:
     metrics: Metrics
     finishing: Finishing
 
-    @property
-    def share(self) -> float:
-        """Which share of the layers the get decodes: the first."""
-        return 0.5 / self.layers
-
     def reader(self, stripes: Sequence[Stripe], out: KVView) -> StripeReader:
         """Return what reads layers later, and decodes them into `out`; some reads have begun."""
         return StripeReader(self, stripes, out)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import traceback
 from typing import Any
@@ -27,7 +28,7 @@ class Writer:
     """The process. arguments: `sys.argv[1:]` of its setup."""
 
     def __init__(self, setup: str, *arguments: object) -> None:
-        self._pipe, theirs = forked.pipe()
+        self._pipe, theirs = multiprocessing.Pipe()
         self._process = forked.process(_serve, theirs, setup, list(map(str, arguments)))
         theirs.close()
         self._wait()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import forkserver
@@ -42,22 +44,20 @@ def process(target: Callable[..., object], *arguments: Any) -> ForkServerProcess
     return child
 
 
-def pipe() -> tuple[Any, Any]:
-    """Two ends, one of which a process may get among its arguments."""
-    _start_server()
-    return _context.Pipe()
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` returns of a program; raises `TimeoutError` if it hangs."""
+    words = list(map(str, arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("out", "err")]
+        child = process(_program, code, words, files)
+        child.join(HANGS_S)
+        if child.exitcode is None:
+            raise TimeoutError("the program does not end")
+        return subprocess.CompletedProcess(words, child.exitcode, *(file.read_text() for file in files))
 
 
-def run(code: str, output: Path, *arguments: object) -> tuple[int | None, str]:
-    """The status with which a program ended, None if it hangs, and what it said; which goes into the file `output`."""
-    child = process(_program, code, str(output), list(map(str, arguments)))
-    child.join(HANGS_S)
-    return child.exitcode, output.read_text()
-
-
-def _program(code: str, output: str, arguments: list[str]) -> None:
-    into = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(into, 1)
-    os.dup2(into, 2)
+def _program(code: str, arguments: list[str], files: list[Path]) -> None:
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     sys.argv = ["-c", *arguments]
     exec(code, {"__name__": "__main__"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -22,7 +23,7 @@ class Child:
     """A process with the store open. `ask` makes one call there."""
 
     def __init__(self, folder: Path, changes: dict[str, Any]) -> None:
-        self._pipe, theirs = forked.pipe()
+        self._pipe, theirs = multiprocessing.Pipe()
         self.process = forked.process(_serve, theirs, str(folder), changes)
         theirs.close()
 

@@ -22,7 +22,7 @@ from kvstore.core.record import FLAG_SUMS
 from kvstore.errors import StoreForked
 from kvstore.read import ahead
 from kvstore.read.layerwise import LayerDecode, steps_of
-from kvstore.read.stripes import StripeReader, Striping, first_bytes, parts_of
+from kvstore.read.stripes import StripeReader, first_bytes, parts_of
 from kvstore.residency import block
 from kvstore.tiers.disk.ahead import SegmentReads
 from kvstore.tiers.disk.tier import DiskTier
@@ -199,8 +199,7 @@ def test_how_many_parts() -> None:
     assert parts(1, MIB) == parts(2, MIB) == parts(3, MIB) == 1
     for layers in range(4, 200):
         found = parts(layers, MIB)
-        share = Striping(layers, found, *[None] * 5).share  # type: ignore[arg-type]
-        first, *others = steps_of(layers, share, found)
+        first, *others = steps_of(layers, 0.0, found)
         assert first == range(1)
         assert len(others) == found
         assert first_bytes(Source(MIB), layers) >= 2 * MIB // layers  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ from kvstore.tiers.disk.fs import FileSystem
 def run_and_die(path: Path, code: str, settings: str = "{}") -> str:
     """Runs code in a process that then ends without closing anything."""
     script = PUTS + code + "\nsys.stdout.flush()\nos._exit(9)\n"
-    status, said = forked.run(script, path.with_name(f"{path.name}.said"), path, settings)
-    assert status == 9, said
-    return said.strip()
+    done = forked.run(script, path, settings)
+    assert done.returncode == 9, done.stderr
+    return done.stdout.strip()
 
 
 def whole(store, seed: int, count: int = 20) -> bool:
