@@ -23,9 +23,8 @@ from kvstore.dedup.donor_cache import DonorReader
 from kvstore.dedup.encode import DonorCoding
 from kvstore.dedup.match import DonorMatcher
 from kvstore.errors import ConfigError
-from kvstore.gate import saved
 from kvstore.gate.gate import Gate
-from kvstore.gate.load import LoadCost
+from kvstore.gate.open import open_gate
 from kvstore.learning.learner import Learner, status_at_open
 from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
@@ -307,10 +306,7 @@ def _open_base(
     given = None if config.profile is None else ProfileFile.open(config.profile, identity)
     profiles = Profiles(fs, path if config.disk.bytes else None, identity, metrics, given, read_only)
     codecs = LateCodecs(config, identity, profiles, metrics)
-    # A store that is only read has no thread that would give back what was kept while it was busy.
-    busy_bytes = 0 if read_only else config.write_queue_bytes
-    sizes, pinned = (2 * config.group_bytes, busy_bytes), torch.cuda.is_available()
-    pool, results = BufferPool(*sizes, pinned), BufferPool(*sizes)
+    pool, results = (_open_pool(opened, config, read_only, pinned) for pinned in (torch.cuda.is_available(), False))
 
     def open_disk(owner: Residency) -> DiskTier:
         return DiskTier(
@@ -345,7 +341,8 @@ def _open_base(
         residency.shrink_to_quotas()
     if has_disk and not read_only:
         codecs.keep()
-    gate = _open_gate(opened, path, identity, residency, read_only, fs)
+    token_bytes = max(1, identity.layout.bytes_per_token)
+    gate = open_gate(opened, path, config, token_bytes, residency.disk, metrics, read_only, fs)
     residency.savings.ask = gate.growth
     next_record = loaded.next_record
     return _Base(
@@ -353,30 +350,12 @@ def _open_base(
     )
 
 
-def _open_gate(
-    opened: contextlib.ExitStack,
-    path: str,
-    identity: ModelIdentity,
-    residency: Residency,
-    read_only: bool,
-    fs: FileSystem,
-) -> Gate:
-    """What decides between loading and computing, with what the process before knew."""
-    config, metrics = residency.config, residency.metrics
-    load = LoadCost(max(1, identity.layout.bytes_per_token), config.threads)
-    gate, disk = Gate(config.gate == "auto", load, float(config.prefill_tokens_per_s)), residency.disk
-    known = saved.read(fs, path, metrics) if disk is not None else None
-    if known is not None:
-        gate.restore(known)
-
-    def keep() -> None:
-        estimates = gate.news()
-        if estimates is not None and disk is not None and disk.has_room(saved.LIMIT):
-            saved.write(fs, path, estimates, metrics)
-
-    if disk is not None and not read_only:
-        opened.callback(keep)
-    return gate
+def _open_pool(opened: contextlib.ExitStack, config: StoreConfig, read_only: bool, pinned: bool) -> BufferPool:
+    """Memory that is recycled until the store is closed."""
+    # A store that is only read has no thread that would give back what was kept while it was busy.
+    pool = BufferPool(2 * config.group_bytes, 0 if read_only else config.write_queue_bytes, pinned)
+    opened.callback(pool.close)
+    return pool
 
 
 def _open_reading(opened: contextlib.ExitStack, base: _Base, fs: FileSystem) -> tuple[Assembler, Remote | None]:

@@ -70,7 +70,14 @@ class OurStore:
         from kvstore import KVStore, StoreConfig, TierConfig
 
         identity = identity_for(RECORD)
-        config = StoreConfig(host=TierConfig(host), disk=TierConfig(budget, "raw"), donors=False, learn="off")
+        config = StoreConfig(
+            host=TierConfig(host),
+            disk=TierConfig(budget, "raw"),
+            write_queue_bytes=host // 4,
+            group_bytes=host // 4,
+            donors=False,
+            learn="off",
+        )
         self._store = KVStore(folder, identity, config)
         self._kv = noise(identity.layout, TURNS * BLOCK)
 

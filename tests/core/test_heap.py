@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
+from own_memory import resident
 
 from kvstore.core.heap import give_back_freed
 
 MIB = 1 << 20
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(os.environ.get("KVSTORE_EXPECT_SANITIZED") == "1", reason="the sanitizer has its own heap")

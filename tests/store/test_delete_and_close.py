@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from awaiting import calls_of
 from kvcases import GatedFS, assert_hit, identity, kv_of, open_store, put, tokens
+from own_memory import resident
 from threadruns import HANGS_S
 
 from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
@@ -111,6 +113,23 @@ def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
     store.close()
     with open_store(tmp_path) as again:
         assert_hit(again.get(ids), ids, 20)
+
+
+def test_a_closed_store_gives_back_the_memory_of_its_tiers(tmp_path: Path) -> None:
+    """Also while somebody refers to it, as `with KVStore(...) as store:` does behind its end."""
+    layout = KVLayout.uniform(num_layers=4, heads=8, head_dim=64)
+    config = StoreConfig(host=TierConfig(96 * MIB, "raw"), disk=TierConfig(256 * MIB, "raw"), learn="off")
+    ids = list(range(8_192))  # 64 MiB
+    kv = [(torch.ones(8, len(ids), 64).bfloat16(), torch.ones(8, len(ids), 64).bfloat16()) for _ in range(4)]
+    with KVStore(tmp_path, identity(layout), config) as store:
+        store.put(ids, kv)
+        store.flush()
+        assert store.prefetch(ids).result() == len(ids)
+        assert store.stats()["host"]["bytes"] >= 64 * MIB
+        used = resident()
+    assert resident() < used - 64 * MIB
+    with pytest.raises(StoreClosed):
+        store.stats()
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------

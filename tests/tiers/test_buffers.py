@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_memory import is_mapped
 from threadruns import run_together
 
 from kvstore.config import GIB, KIB, MIB, PAGE_BYTES
@@ -173,3 +174,30 @@ def test_memory_that_went_back_is_handed_out_again_as_fresh(monkeypatch: pytest.
     for number, buffer in enumerate(again):
         buffer.view[:] = bytes([number]) * len(buffer.view)
     assert all(set(bytes(buffer.view)) == {number} for number, buffer in enumerate(again))
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_closed_pool_has_memory_for_living_buffers_alone(lasting: bool) -> None:
+    pool = BufferPool(64 * MIB, busy_bytes=64 * MIB)
+    living, unused, later = (pool.take(16 * MIB, lasting) for _ in range(3))
+    places = [address(buffer) for buffer in (living, unused, later)]
+    living.view[:4] = b"kept"
+    del unused
+    pool.close()
+    pool.close()
+    assert [is_mapped(place) for place in places] == [True, False, True]
+    del later
+    assert [is_mapped(place) for place in places] == [True, False, False]
+    assert pool.free_bytes == 0
+    assert bytes(living.view[:4]) == b"kept"
+
+
+def test_a_closed_pool_keeps_nothing_that_is_taken_later() -> None:
+    pool = BufferPool(64 * MIB, busy_bytes=64 * MIB)
+    pool.close()
+    buffer = pool.take(16 * MIB)
+    buffer.view[-1] = 7
+    place = address(buffer)
+    del buffer
+    assert pool.free_bytes == 0
+    assert not is_mapped(place)
