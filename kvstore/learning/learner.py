@@ -15,6 +15,7 @@ from kvstore.codecs.predictive.codec import PredictiveCodec
 from kvstore.codecs.predictive.linear_model import rotated_half
 from kvstore.codecs.profile import Profile
 from kvstore.config import StoreConfig
+from kvstore.core.heap import give_back_freed
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import frequencies
@@ -135,7 +136,7 @@ class Learner:
 
     def _work(self, progress: Progress, at_once: bool) -> None:
         """One turn. What goes wrong is counted and told by the status."""
-        residency = self._reader.residency
+        residency, before = self._reader.residency, self.status
         try:
             if self.status.state in _LEARNS or (at_once and self.status.state == status.FAILED):
                 self._learn(progress, at_once)
@@ -151,6 +152,9 @@ class Learner:
         except Exception as error:
             residency.metrics.add(Metric.LEARNING_FAILED, because=error)
             self.status = self.status.now(status.FAILED, repr(error))
+        finally:
+            if self.status is not before:
+                give_back_freed()
 
     def _learn(self, progress: Progress, at_once: bool) -> None:
         if not at_once and self._reader.disk.tokens < self._wanted_tokens:

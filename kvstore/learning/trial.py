@@ -13,6 +13,7 @@ from kvstore.codecs.group_sections import joined
 from kvstore.codecs.predictive.levels.model import LEVELS
 from kvstore.codecs.profile import Profile
 from kvstore.config import MIB
+from kvstore.core.heap import give_back_freed
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import SINKS, KVLayout
 from kvstore.learning.seen import BlocksGone, SeenTokens
@@ -153,7 +154,9 @@ def _fitted(
     dump = BlockWindows.of_blocks(layout, size, windows, read, pause, seen)
     tables = BlockWindows.of_blocks(layout, size, few, read, pause, seen, kept=len(few), hide=True)
     base = fit.fit_in_passes(dump, tables, MOST_BYTES, told)
+    give_back_freed()  # else what one step left lies between what the next one makes
     level = levels.fit_in_passes(dump, tables, base, LEVELS[-1], MOST_BYTES, told)
+    give_back_freed()
     return {"lossless": base | {"seen_kv": base.pop("token_kv"), "seen_tokens": seen.tokens}, "levels": level}
 
 

@@ -51,6 +51,18 @@ def test_what_is_learned_is_adopted_and_all_that_is_stored_takes_less(path: Path
         small_stores.all_is_well(store, deep=True)
 
 
+def test_memory_that_was_freed_goes_back_after_work_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(learning, "give_back_freed", lambda: given.append(1))
+    with learncases.open_store(path) as store:
+        assert store.learn().state == "adopted"
+        assert given == [1]
+        learner = store._engine.learner
+        assert learner is not None
+        learner._work(learning.silent, at_once=False)  # as every two seconds; there is nothing to do
+        assert given == [1]
+
+
 def test_new_records_are_coded_with_it_and_so_they_are_after_the_next_open(path: Path) -> None:
     with learncases.open_store(path) as store:
         store.learn()
