@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from kvstore.codecs import Codec, KVView, is_delta
@@ -201,7 +200,7 @@ def check_identity(read: BlockRead, header: RecordHeader) -> None:
     if (
         header.parent != read.parent_key
         or header.start != read.start
-        or not np.array_equal(header.tokens[:count], read.tokens)
+        or header.tokens[:count].tobytes() != read.tokens.tobytes()
         or header.key != (known or chain_key(header.parent, header.tokens))
     ):
         raise DamagedRecord(Damage.KEY, "another block's record")

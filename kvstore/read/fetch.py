@@ -369,7 +369,7 @@ class ReadTask:
         seconds = (time.thread_time() - cpu) / max(1, len(opened))
         for block, _ in opened:
             if block.number not in bad:
-                later.hold_striped(replace(block, seconds=seconds))
+                later.hold_striped(block, seconds)
         tier.release([self.reads[i].source for i in bad])
         once_more = replace(self, ahead={}, alone=False, first=False)
         for i in again:

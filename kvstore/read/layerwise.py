@@ -104,7 +104,7 @@ class LayerDecode:
         first, *self._steps = steps_of(layers, share, _STEPS if stripes is None else stripes.parts)
         self.first = first
         self._striping = stripes
-        self._striped: deque[StripedBlock] = deque()  # until `begin`
+        self._striped: deque[tuple[StripedBlock, float]] = deque()  # until `begin`
         self._residency = residency
         self._executor = executor
         self._threads = max(1, min(threads, free_processors()))
@@ -122,27 +122,27 @@ class LayerDecode:
         """Decode the other layers of this block later."""
         self._held.append(block)
 
-    def hold_striped(self, block: StripedBlock) -> None:
-        """Read and decode the other layers of this block later."""
-        self._striped.append(block)
+    def hold_striped(self, block: StripedBlock, seconds: float) -> None:
+        """Read and decode the other layers of this block later. seconds: of processor time that its first one took."""
+        self._striped.append((block, seconds))
 
     def begin(self, out: KVView, tokens: int) -> bool:
         """Let the threads begin with the blocks among the first `tokens` tokens of `out`; False if there are none."""
         held = sorted((b for b in self._held if b.read.start < tokens), key=lambda block: block.read.start)
-        striped = sorted((b for b in self._striped if b.read.start < tokens), key=lambda block: block.read.start)
+        striped = sorted((b for b in self._striped if b[0].read.start < tokens), key=lambda b: b[0].read.start)
         self._held.clear()
         self._striped.clear()
         if not ((held or striped) and self._steps):
             return False
-        self._units = self._units_of(held, out) + self._units_of_stripes(striped, out)
+        self._units = self._units_of(held, out) + self._units_of_stripes([block for block, _ in striped], out)
         self._units.sort(key=lambda unit: unit.layers.start)
         for read, codec in [
             *((block.read, block.record.header.codec) for block in held),
-            *((block.read, block.header.codec) for block in striped),
+            *((block.read, block.header.codec) for block, _ in striped),
         ]:
             name = codec_label(codec)
             self._tokens[name] = self._tokens.get(name, 0) + len(read.tokens)
-        self._seconds.append(sum(block.seconds for block in held) + sum(block.seconds for block in striped))
+        self._seconds.append(sum(block.seconds for block in held) + sum(seconds for _, seconds in striped))
         self._queue.extend(self._units)
         for _ in range(self._threads):
             self._line_up()

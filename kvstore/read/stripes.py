@@ -18,7 +18,16 @@ from kvstore.codecs import Codec, KVView
 from kvstore.codecs.base import BlockInfo, CodedBlock
 from kvstore.codecs.registry import has_layers_apart
 from kvstore.config import KIB, MIB, PAGE_BYTES
-from kvstore.core.record import DamagedRecord, RecordHeader, check_layers, header_bytes, layer_sums, padded, parse
+from kvstore.core.record import (
+    HEADER_BYTES,
+    DamagedRecord,
+    RecordHeader,
+    check_layers,
+    header_bytes,
+    layer_sums,
+    padded,
+    parse,
+)
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import check_identity
@@ -83,7 +92,6 @@ class StripedBlock:
         sums: checksums of the layers.
         codec: that decodes each layer by itself.
         at: the token of the result where it begins.
-        seconds: of processor time, that its first layers took.
     """
 
     read: BlockRead
@@ -92,7 +100,6 @@ class StripedBlock:
     sums: bytes
     codec: Codec
     at: int
-    seconds: float = 0.0
     ends: Sequence[int] = field(init=False)  # of the layers, in the record
 
     def __post_init__(self) -> None:
@@ -112,7 +119,7 @@ class StripedBlock:
         Raises:
             DamagedRecord: it does not begin the record that was wanted.
         """
-        if len(data) < header_bytes(data[:PAGE_BYTES].tobytes()) <= read.source.nbytes:
+        if len(data) < header_bytes(data[:HEADER_BYTES].tobytes()) <= read.source.nbytes:
             return None  # it is small, and has many tokens
         header = parse(data, read.source.nbytes)
         check_identity(read, header)
