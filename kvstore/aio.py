@@ -16,8 +16,9 @@ from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.tokens import Tokens
-from kvstore.errors import StoreClosed
+from kvstore.errors import ConfigError, StoreClosed
 from kvstore.learning.status import LearningStatus
+from kvstore.metrics import Metrics
 from kvstore.residency.block_table import BlockTable
 from kvstore.residency.check import CheckReport
 from kvstore.residency.inventory import Inventory
@@ -40,7 +41,7 @@ class AsyncKVStore:
         threads: calls that run at the same time; others wait for their turn.
 
     Raises:
-        ValueError: threads is below 1.
+        ValueError: threads is below 1; as ConfigError, if `store` is something else.
 
     Example:
         >>> import tempfile, torch
@@ -59,6 +60,11 @@ class AsyncKVStore:
     def __init__(self, store: KVStore, *, threads: int = 8) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ValueError(f"threads: expected an integer of at least 1, found {threads!r}")
+        if not isinstance(getattr(store, "metrics", None), Metrics):
+            raise ConfigError(
+                f"store: expected an open KVStore, found a {type(store).__name__}; AsyncKVStore.open(path, identity) "
+                "opens one"
+            )
         self.store = store
         self._executor = ThreadPoolExecutor(threads, "kvstore-async")
         self._closing = False

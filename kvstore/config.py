@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kvstore.errors import ConfigError
 from kvstore.remote_config import RemoteConfig
-from kvstore.setting_checks import check_seconds, check_whole
+from kvstore.setting_checks import check_seconds, check_whole, sizes_read
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE_BYTES = 4096
@@ -29,7 +29,7 @@ class TierConfig:
 
     Attributes:
         bytes: its budget; 0 turns the tier off.
-        codec: name of the codec in which it keeps blocks.
+        codec: name of the codec in which it keeps blocks; "auto": the one that suits the tier, see `StoreConfig`.
 
     Example:
         >>> TierConfig(2 * GIB, "splitzip").bytes
@@ -37,7 +37,7 @@ class TierConfig:
     """
 
     bytes: int
-    codec: str = "raw"
+    codec: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class StoreConfig:
     """All settings of a `KVStore`; immutable, checked when made.
 
     Attributes:
-        device: blocks kept on the device they came from, "raw" or coded there by "splitzip". Off by default, because on
-            a CPU it would repeat the host tier.
+        device: blocks kept on the device they came from, "raw" ("auto" is that) or coded there by "splitzip". Off by
+            default, because on a CPU it would repeat the host tier.
         host: encoded records in host memory (pinned if CUDA is present).
         disk: everything in the folder of the store, as the file system has it allocated: segments, catalog, sessions,
             profiles, locks and folders. A store needs room for three segments beside the rest; 0 for a store in memory.
@@ -154,12 +154,12 @@ class StoreConfig:
     Example:
         >>> config = StoreConfig(host=TierConfig(512 * MIB), disk=TierConfig(64 * GIB), threads=4)
         >>> config.disk.codec, config.block_tokens
-        ('raw', 64)
+        ('auto', 64)
         >>> StoreConfig.from_mapping({"disk": {"codec": "zstd"}}).disk
         TierConfig(bytes=8589934592, codec='zstd')
     """
 
-    device: TierConfig = TierConfig(0)
+    device: TierConfig = TierConfig(0, "raw")
     host: TierConfig = TierConfig(1 * GIB, "splitzip")
     disk: TierConfig = TierConfig(8 * GIB, "auto")
     session_bytes: int | None = None
@@ -196,8 +196,10 @@ class StoreConfig:
             check_whole(f"{tier}.bytes", value.bytes, 0, 1 << 60)
             if not isinstance(value.codec, str) or not value.codec:
                 raise ConfigError(f"{tier}.codec: expected a codec's name, found {value.codec!r}")
-        if self.device.codec not in ("raw", "splitzip"):
-            raise ConfigError(f"device.codec: expected 'raw' or 'splitzip', found {self.device.codec!r}")
+        if self.device.codec not in ("auto", "raw", "splitzip"):
+            raise ConfigError(f"device.codec: expected 'auto', 'raw' or 'splitzip', found {self.device.codec!r}")
+        if self.device.codec == "auto":
+            object.__setattr__(self, "device", TierConfig(self.device.bytes, "raw"))
         if self.session_bytes is not None:
             check_whole("session_bytes", self.session_bytes, 0, 1 << 60)
         check_whole("block_tokens", self.block_tokens, 1, 4096)
@@ -259,6 +261,7 @@ class StoreConfig:
 
         Args:
             settings: names and values; a tier is a table with `bytes` and `codec`. What is missing has its default.
+                Sizes are numbers of bytes, or text such as "8GiB".
 
         Raises:
             ConfigError: a name is unknown, or a value does not fit.
@@ -289,7 +292,8 @@ class StoreConfig:
 
         Args:
             environ: names and values; default is the environment of the process. `KVSTORE_NAMESPACES` is a list
-                separated by commas, `KVSTORE_TENANTS` a JSON object: `{"ann": {"quota_bytes": 1000000}}`.
+                separated by commas, `KVSTORE_TENANTS` a JSON object: `{"ann": {"quota_bytes": 1000000}}`. Sizes are
+                numbers of bytes, or text such as `8GiB`.
             prefix: what the names begin with.
             base: the settings of everything that is not named; default is `StoreConfig()`.
 
@@ -321,24 +325,35 @@ class StoreConfig:
                 settings[key] = [part for part in text.split(",") if part]
             elif key == "tenants":
                 settings[key] = _json(name, text)
-            else:
+            elif key in _known(cls) or key in ("device", "host", "disk"):
                 settings[key] = _number(text)
+            else:
+                raise ConfigError(
+                    f"{name}: {_unknown(key)}; what is none needs another name, or give from_env another prefix"
+                )
         return _merge(base or cls(), settings)
 
 
+def _known(kind: Any) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+def _unknown(key: str) -> str:
+    return f"{key}: unknown setting; known are {', '.join(sorted(_known(StoreConfig)))}"
+
+
 def _merge(base: StoreConfig, settings: Mapping[str, Any]) -> StoreConfig:
-    known = {f.name for f in fields(StoreConfig)}
     changes: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in known:
-            raise ConfigError(f"{key}: unknown setting; known are {', '.join(sorted(known))}")
+    for key, value in sizes_read(settings).items():
+        if key not in _known(StoreConfig):
+            raise ConfigError(_unknown(key))
         if key in ("device", "host", "disk"):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{key}: expected a table with bytes and codec, found {value!r}")
             unknown = set(value) - {"bytes", "codec"}
             if unknown:
                 raise ConfigError(f"{key}.{min(unknown)}: unknown setting; known are bytes, codec")
-            changes[key] = replace(getattr(base, key), **value)
+            changes[key] = replace(getattr(base, key), **sizes_read(value, f"{key}."))
         elif key == "namespaces":
             if not isinstance(value, list | tuple):
                 raise ConfigError(f"namespaces: expected a list, found {value!r}")
@@ -365,13 +380,13 @@ def _tenants(value: object) -> dict[Any, Any]:
     """Tables of settings by namespace, as tenants."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"tenants: expected a table by namespace, found {value!r}")
-    known, made = {f.name for f in fields(TenantConfig)}, {}
+    known, made = _known(TenantConfig), {}
     for name, table in value.items():
         if not isinstance(table, Mapping):
             raise ConfigError(f"tenants.{name}: expected a table of settings, found {table!r}")
         if unknown := set(table) - known:
             raise ConfigError(f"tenants.{name}.{min(unknown)}: unknown setting; known are {', '.join(sorted(known))}")
-        made[name] = TenantConfig(**table)
+        made[name] = TenantConfig(**sizes_read(table, f"tenants.{name}."))
     return made
 
 

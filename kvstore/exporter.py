@@ -17,8 +17,8 @@ except ModuleNotFoundError as error:
     what = "kvstore.exporter needs prometheus_client; pip install 'kvstore-lm[prometheus]'"
     raise ModuleNotFoundError(what, name=error.name) from None
 
-from kvstore.errors import KVStoreError
-from kvstore.metrics import Metric, hit_tokens
+from kvstore.errors import ConfigError, KVStoreError
+from kvstore.metrics import Metric, Metrics, hit_tokens
 from kvstore.store import KVStore
 from kvstore.timing import BUCKETS, NOWHERE, Timing
 
@@ -152,13 +152,19 @@ def export(store: KVStore, *, name: str | None = None, registry: CollectorRegist
     """Let a Prometheus registry ask a store for its numbers from now on.
 
     Args:
-        store: an open store.
+        store: an open store; of an `AsyncKVStore` its `store`.
         name: the label `store`; default is its path. Two stores of one process need two names.
         registry: default is that of the process.
 
     Returns:
         What was registered; `registry.unregister` takes it out again.
+
+    Raises:
+        ConfigError: `store` is something else; nothing is registered.
     """
+    if not isinstance(getattr(store, "metrics", None), Metrics):
+        advice = "; give its `store`" if hasattr(store, "store") else ""
+        raise ConfigError(f"store: expected an open KVStore or SharedKVStore, found a {type(store).__name__}{advice}")
     collector = StoreCollector(store, store.path if name is None else name)
     asked: Any = collector  # any object with `collect` will do
     registry.register(asked)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvstore.errors import ConfigError
-from kvstore.setting_checks import check_seconds, check_whole
+from kvstore.setting_checks import check_seconds, check_whole, sizes_read
 
 UPLOADS = ("second use", "eviction", "put")
 PROMOTIONS = ("first", "second")
@@ -114,4 +114,5 @@ class RemoteConfig:
             raise ConfigError(f"remote.{min(unknown)}: unknown setting; known are {', '.join(sorted(known))}")
         if base is None and "url" not in table:
             raise ConfigError("remote.url: missing; it says which server, such as 'valkey://host:6379'")
-        return cls(**table) if base is None else replace(base, **table)
+        read = sizes_read(table, "remote.")
+        return cls(**read) if base is None else replace(base, **read)

@@ -469,12 +469,14 @@ class KVStore(StoreReports):
 
         Raises:
             BlocksLost: the thread that writes blocks died before; what was queued is lost.
-            StoreBusy: a signal handler closes the store while it interrupts a call of it; let the handler raise.
+            StoreBusy: a signal handler closes the store while it interrupts a call of it, or the decoding of a layer;
+                let the handler raise.
 
         Example:
             >>> store.close().dropped_blocks
             0
         """
+        self._engine.getter.fetcher.finishing.check()
         self._calls.close()
         return self._ending.close()
 

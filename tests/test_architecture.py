@@ -65,6 +65,7 @@ LAYERS = [
     {"kvstore.integrations"},
     {"kvstore"},  # the facade: its own names only, for everything else has a layer
     {"kvstore.cli"},
+    {"kvstore.__main__"},
 ]
 DATA = (
     "kvstore.errors",
@@ -92,6 +93,7 @@ MAY_TOUCH_FILES = {
     "kvstore.config": "reads the settings file that the caller names",
     "kvstore.report.page": "reads its style sheet and script, files of the package",
     "kvstore.cli.stores": "reads the token ids and the prompts that the user names",
+    "kvstore.cli.warmup": "a folder that goes again, for a dry run without a store",
     "kvstore.codecs.donor.tables": "reads its tables, a file of the package",
     "kvstore.codecs.entropy.tables": "reads its tables, a file of the package",
     "kvstore.codecs.aqua.grids": "reads its grids, a file of the package",

@@ -31,13 +31,13 @@ def test_a_config_cannot_be_changed() -> None:
     ("changes", "names"),
     [
         ({"host": 5}, "host: expected a TierConfig"),
-        ({"host": TierConfig(-1)}, "host.bytes: expected 0"),
-        ({"host": TierConfig(1.5)}, "host.bytes: expected an integer"),
-        ({"host": TierConfig(True)}, "host.bytes: expected an integer"),
-        ({"host": TierConfig(1 << 61)}, "host.bytes"),
+        ({"host": TierConfig(-1, "raw")}, "host.bytes: expected 0"),
+        ({"host": TierConfig(1.5, "raw")}, "host.bytes: expected an integer"),
+        ({"host": TierConfig(True, "raw")}, "host.bytes: expected an integer"),
+        ({"host": TierConfig(1 << 61, "raw")}, "host.bytes"),
         ({"disk": TierConfig(8 * GIB, "")}, "disk.codec"),
         ({"disk": TierConfig(8 * GIB, 7)}, "disk.codec"),
-        ({"device": TierConfig(1, "zstd")}, "device.codec: expected 'raw' or 'splitzip', found 'zstd'"),
+        ({"device": TierConfig(1, "zstd")}, "device.codec: expected 'auto', 'raw' or 'splitzip', found 'zstd'"),
         ({"device": TierConfig(0, "entropy")}, "device.codec"),
         ({"block_tokens": 0}, "block_tokens: expected 1 to 4096, found 0"),
         ({"block_tokens": 4097}, "block_tokens"),
@@ -71,7 +71,7 @@ def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, Any], names:
         {"host": TierConfig(0)},
         {"device": TierConfig(1, "splitzip")},
         {"disk": TierConfig(0)},
-        {"disk": TierConfig(4 * 64 * KIB), "segment_bytes": 64 * KIB},
+        {"disk": TierConfig(4 * 64 * KIB, "raw"), "segment_bytes": 64 * KIB},
         {"block_tokens": 1},
         {"block_tokens": 4096},
         {"put_timeout_s": 0},
@@ -112,6 +112,24 @@ def test_toml_without_the_table_is_read_whole(tmp_path: Path) -> None:
     assert toml(tmp_path, 'durability = "put"\nput_timeout_s = 0.5\n') == StoreConfig(
         durability="put", put_timeout_s=0.5
     )
+
+
+def test_sizes_may_have_units(tmp_path: Path) -> None:
+    config = toml(
+        tmp_path,
+        "[kvstore]\nsegment_bytes = '1MiB'\n[kvstore.disk]\nbytes = '8GiB'\n[kvstore.host]\nbytes = '1.5 GB'\n"
+        "[kvstore.tenants.ann]\nquota_bytes = '64MiB'\n[kvstore.remote]\nurl = 'file:///r'\nqueue_bytes = '8MiB'\n",
+    )
+    assert (config.disk.bytes, config.host.bytes, config.segment_bytes) == (8 * GIB, 1_500_000_000, 1 << 20)
+    assert config.tenants[b"ann"].quota_bytes == 64 << 20
+    assert config.remote is not None
+    assert config.remote.queue_bytes == 8 << 20
+    assert StoreConfig.from_env({"KVSTORE_DISK_BYTES": "50GiB"}).disk == TierConfig(50 * GIB, "auto")
+
+
+def test_a_tier_of_which_only_the_size_is_said_codes_as_by_default() -> None:
+    config = StoreConfig(TierConfig(1 << 20), TierConfig(GIB), TierConfig(8 * GIB))
+    assert (config.device.codec, config.disk) == ("raw", StoreConfig().disk)
 
 
 def test_a_tier_keeps_the_default_of_what_toml_does_not_name(tmp_path: Path) -> None:
@@ -168,7 +186,7 @@ def test_the_environment_names_every_setting() -> None:
         }
     )
     assert config == StoreConfig(
-        device=TierConfig(1),
+        device=TierConfig(1, "raw"),
         host=TierConfig(2, "zstd"),
         disk=TierConfig(GIB, "raw"),
         block_tokens=16,
@@ -202,7 +220,9 @@ def test_variables_of_the_build_are_not_settings() -> None:
 @pytest.mark.parametrize(
     ("environ", "names"),
     [
-        ({"KVSTORE_THREAD": "1"}, "thread: unknown setting"),
+        ({"KVSTORE_THREAD": "1"}, "KVSTORE_THREAD: thread: unknown setting"),
+        ({"KVSTORE_HOST_BYTES": "8 pages"}, "host.bytes: '8 pages' is no size; write a number with B, kB"),
+        ({"KVSTORE_GROUP_BYTES": "0MB"}, "group_bytes: '0MB' is no size"),
         ({"KVSTORE_DISK_SIZE": "1"}, "disk.size: unknown setting"),
         ({"KVSTORE_DISK": "1"}, "disk: expected a table"),
         ({"KVSTORE_DISK": "1", "KVSTORE_DISK_BYTES": "1"}, "disk: expected a table"),

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from small_stores import config, identity, put, stored, tokens_of
 
-from kvstore import KVStore
+from kvstore import AsyncKVStore, KVStore
+from kvstore.errors import ConfigError
 from kvstore.exporter import GAUGES, LABELLED, export, sample_names
 from kvstore.metrics import Metric
 from kvstore.timing import BUCKETS, Timing, Timings
@@ -65,6 +66,15 @@ def test_two_stores_are_told_apart_and_one_can_be_taken_out(tmp_path: Path) -> N
         assert f'kvstore_up{{store="{b.path}"}} 1.0' in text
         registry.unregister(second)
         assert b.path not in generate_latest(registry).decode()
+
+
+def test_what_is_no_store_is_not_registered(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    with KVStore(tmp_path, identity(), config()) as store:
+        for given, advice in ((AsyncKVStore(store), "AsyncKVStore; give its `store`$"), ("a/path", "str$")):
+            with pytest.raises(ConfigError, match=f"expected an open KVStore or SharedKVStore, found a {advice}"):
+                export(given, name="x", registry=registry)  # type: ignore[arg-type]
+        assert not list(registry.collect())
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:

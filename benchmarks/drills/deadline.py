@@ -93,7 +93,7 @@ def _config(trouble: Trouble, **remote: object) -> StoreConfig:
     there = RemoteConfig(
         trouble.url, deadline_s=DEADLINE_S, upload="put", miss_s=0.0, settings=trouble.settings, **remote
     )  # type: ignore[arg-type]
-    host, disk = TierConfig(4 * MIB), TierConfig(256 * MIB, "raw")
+    host, disk = TierConfig(4 * MIB, "raw"), TierConfig(256 * MIB, "raw")
     return StoreConfig(host=host, disk=disk, block_tokens=BLOCK, threads=1, remote=there, gate="off", learn="off")
 
 

@@ -72,7 +72,7 @@ def config(url: str | None, deadline_s: float = 5.0) -> StoreConfig:
         remote = RemoteConfig(url, deadline_s=deadline_s, upload="put", miss_s=0.0, write_timeout_s=1.0)
     disk = TierConfig((64 if url else 1024) * MIB, "raw")
     return StoreConfig(
-        host=TierConfig(MIB), disk=disk, block_tokens=BLOCK, threads=1, remote=remote, gate="off", learn="off"
+        host=TierConfig(MIB, "raw"), disk=disk, block_tokens=BLOCK, threads=1, remote=remote, gate="off", learn="off"
     )
 
 

@@ -71,7 +71,7 @@ class OurStore:
 
         identity = identity_for(RECORD)
         config = StoreConfig(
-            host=TierConfig(host),
+            host=TierConfig(host, "raw"),
             disk=TierConfig(budget, "raw"),
             write_queue_bytes=host // 4,
             group_bytes=host // 4,

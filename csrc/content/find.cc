@@ -80,10 +80,15 @@ class ContentIndex::Search {
   Search(const ContentIndex& index, uint32_t space, const uint32_t* query, uint32_t count, uint32_t first)
       : index_(index), space_(space), query_(query), count_(count), first_(first), work_(kWork * count + kWorkLeast) {}
 
+  // The records must outlive the search. Those of a long sequence usually rise, and nothing is done for each then.
   void exclude(const uint64_t* records, size_t count) {
-    for (size_t i = 0; i < count; ++i)
-      if (const uint32_t slot = index_.slot_of(records[i])) excluded_.push_back(slot);
-    std::sort(excluded_.begin(), excluded_.end());
+    if (!std::is_sorted(records, records + count)) {
+      sorted_.assign(records, records + count);
+      std::sort(sorted_.begin(), sorted_.end());
+      records = sorted_.data();
+    }
+    excluded_ = records;
+    excluded_end_ = records + count;
   }
 
   void look(const std::vector<Window>& windows);
@@ -105,7 +110,9 @@ class ContentIndex::Search {
   };
 
   const uint32_t* tokens_of(uint32_t slot);
-  bool serves(uint32_t slot) const { return !std::binary_search(excluded_.begin(), excluded_.end(), slot); }
+  bool serves(uint32_t slot) const {
+    return !std::binary_search(excluded_, excluded_end_, index_.blocks_[slot].record);
+  }
   static uint32_t key_hash(uint32_t slot, uint32_t diagonal) {
     return static_cast<uint32_t>(mix64((uint64_t{slot} << 32) | diagonal));
   }
@@ -119,7 +126,8 @@ class ContentIndex::Search {
   const uint32_t* const query_;
   const uint32_t count_, first_;
   int64_t work_;
-  std::vector<uint32_t> excluded_;  // slots
+  std::vector<uint64_t> sorted_;
+  const uint64_t *excluded_ = nullptr, *excluded_end_ = nullptr;  // records, rising
   std::vector<Match> matches_;
   ChildTable newest_;  // (slot, diagonal) -> 1 + the match that was added last
 

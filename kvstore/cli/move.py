@@ -34,7 +34,7 @@ def export(
             raise ValueError(f"file: {file} is in the store; name a file apart")
         missing = sorted(set(choice.sessions) - {each.id for each in opened.sessions()})
         if missing:
-            raise ValueError(f"session {missing[0]!r} does not exist; `kvstore sessions ls` lists them")
+            raise stores.no_session(missing[0])
         with progress_bars(as_json) as bars:
             report, nbytes = export_store(opened, str(file), choice, bars)
     _tell(report, as_json, {"file": str(file), "bytes": nbytes}, f"{file}: {size(nbytes)}, ")

@@ -22,8 +22,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 out, err = Console(), Console(stderr=True)
 _WIDEST = 10_000  # columns
 _LEAST_CUT = 24  # columns that a text keeps
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-_UNITS["ti"] = 1 << 40
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -75,24 +73,6 @@ def _cell(value: object) -> tuple[str, bool]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else printable(str(value)).replace("\n", "\\n"), False
     return (f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"), True
-
-
-def parse_size(text: str) -> int:
-    """Read a number of bytes such as 4GiB, 500MB or 1048576. Raises `ValueError`.
-
-    Example:
-        >>> parse_size("4GiB"), parse_size("1.5 kB")
-        (4294967296, 1500)
-    """
-    number = text.strip().lower().removesuffix("b")
-    unit = number.lstrip("0123456789. ").strip()
-    try:
-        found = int(float(number.removesuffix(unit)) * _UNITS[unit])
-    except (KeyError, ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no size; write a number with B, kB, MB, GB, KiB, MiB, GiB or TiB") from None
-    if found <= 0:
-        raise ValueError(f"{text!r} is no size; write a number above 0")
-    return found
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from kvstore.cli.errors import DAMAGED, OK, leave, told
-from kvstore.cli.output import AsJson, line, parse_seconds, parse_size, print_json, size, table
+from kvstore.cli.output import AsJson, line, parse_seconds, print_json, size, table
 from kvstore.cli.space import Really
+from kvstore.setting_checks import parse_size
 from kvstore.tiers.disk.fs import FileSystem, read_file
 from kvstore.tiers.remote.cleaning import older, orphans, remove, to_remove
 from kvstore.tiers.remote.engine import RemoteEngine

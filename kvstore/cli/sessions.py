@@ -52,7 +52,7 @@ def show(
         space = stores.namespace_of(namespace) or b""
         tokens = opened.session(name, namespace=space).tokens
         if not len(tokens):
-            raise ValueError(f"session {name!r} does not exist; `kvstore sessions ls` lists them")
+            raise stores.no_session(name)
         found = opened.explain(tokens, namespace=space)
         info = next(
             each
@@ -98,7 +98,7 @@ def fork(
     with told(as_json), stores.writing(store) as opened:
         session = opened.session(name, namespace=stores.namespace_of(namespace) or b"")
         if not session.exists:
-            raise ValueError(f"session {name!r} does not exist; `kvstore sessions ls` lists them")
+            raise stores.no_session(name)
         tokens = len(session.fork(new).tokens)
     if as_json:
         print_json({"id": new, "tokens": tokens})
@@ -119,7 +119,7 @@ def rm(
     """Forget a session. `kvstore erase --session` also overwrites it."""
     with told(as_json), stores.writing(store) as opened:
         if not opened.session(name, namespace=stores.namespace_of(namespace) or b"").delete(blocks=blocks):
-            raise ValueError(f"session {name!r} does not exist; `kvstore sessions ls` lists them")
+            raise stores.no_session(name)
     if as_json:
         print_json({"id": name, "removed": True})
     else:

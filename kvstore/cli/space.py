@@ -10,10 +10,11 @@ import typer
 
 from kvstore.cli import stores
 from kvstore.cli.errors import FAILED, OK, leave, told
-from kvstore.cli.output import AsJson, line, parse_size, print_json, size
+from kvstore.cli.output import AsJson, line, print_json, size
 from kvstore.core.results import EraseResult
 from kvstore.core.tokens import Tokens
 from kvstore.remote_config import RemoteConfig
+from kvstore.setting_checks import parse_size
 from kvstore.store import KVStore
 from kvstore.stored import stored_bytes
 

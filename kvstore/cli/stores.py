@@ -118,3 +118,11 @@ def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: no tokenizer can be loaded ({str(error).splitlines()[0]})") from error
+
+
+def no_session(name: str) -> ValueError:
+    """Return the error for a session that is not there."""
+    return ValueError(
+        f"session {name!r} does not exist here; `kvstore sessions ls` lists all of them, and one of a namespace needs "
+        "--namespace"
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -55,7 +58,11 @@ def warmup(
         loaded, tokenizer, ids = _loaded(model, dtype, prompts, form)
         settings = stores.config_from(config) if config is not None else writing_config(str(store))
         identity = ModelIdentity.from_transformers(loaded, tokenizer)
-        with progress_bars(as_json) as bars, KVStore(store, identity, settings) as opened:
+        with (
+            progress_bars(as_json) as bars,
+            _folder(store, dry_run) as folder,
+            KVStore(folder, identity, settings) as opened,
+        ):
             report = warm(
                 opened,
                 loaded,
@@ -78,6 +85,16 @@ def warmup(
     else:
         line(_planned(report, capacity) if dry_run else _said(report, why))
     leave(code)
+
+
+@contextlib.contextmanager
+def _folder(store: Path, dry_run: bool) -> Iterator[Path]:
+    """What is opened: an empty folder that goes again, where there is no store and none is to be made."""
+    if not dry_run or (store / "store.json").exists():
+        yield store
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def _loaded(model: Path, dtype: str, prompts: Path, form: str | None) -> tuple[Any, Any, list[list[int]]]:

@@ -61,6 +61,10 @@ class LazyLayers(Sequence[Any]):
         """Raw bytes of the tensors; waits for nothing."""
         return sum(tensor.numel() * tensor.element_size() for pair in self.tensors for tensor in pair)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled and copied: the layers, which it waits for."""
+        return tuple, (list(self),)
+
     def __len__(self) -> int:
         return len(self.tensors)
 

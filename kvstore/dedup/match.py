@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.codecs.donor.spans import MAX_SPANS
 from kvstore.core.tokens import Tokens
@@ -77,11 +78,14 @@ class DonorMatcher:
         if not chain:
             return []
         tokens = self._path(chain) if self.members else None
+        # Its own sequence says little that its context does not, and would leave holes where others look for this one.
+        # Looked up once: the path to each block would be walked from the beginning.
+        own = self._records(chain[0].namespace, tokens) if tokens is not None else None
         plans = []
         for block in chain:
             spans: tuple[DonorSpan, ...] = ()
-            if tokens is not None and block.end <= len(tokens) and self._may_join(block):
-                spans = self._match(block, tokens)
+            if tokens is not None and own is not None and block.end <= len(tokens) and self._may_join(block):
+                spans = self._match(block, tokens, own[: -(-block.end // self.block_tokens)])
             if spans:
                 spans = spans if self.residency.join(block, _donors(spans)) else ()
             if not spans:
@@ -101,12 +105,13 @@ class DonorMatcher:
                 return tokens
         return None
 
-    def _match(self, block: Block, tokens: Tokens) -> tuple[DonorSpan, ...]:
+    def _records(self, namespace: bytes, tokens: Tokens) -> npt.NDArray[np.uint64]:
+        return self.residency.index.match(namespace, tokens, touch=False).records
+
+    def _match(self, block: Block, tokens: Tokens, own: npt.NDArray[np.uint64]) -> tuple[DonorSpan, ...]:
         begin = max(0, block.start - _CONTEXT_TOKENS)
         # What follows the block tells more of the blocks that its end lies in.
         window = np.ascontiguousarray(tokens[begin : block.end + self.block_tokens])
-        # Its own sequence says little that its context does not, and would leave holes where others look for this one.
-        own = self.residency.index.match(block.namespace, tokens[: block.end], touch=False).records
         found = self.content.find(block.namespace, window, block.start - begin, exclude=own)
         spans: list[DonorSpan] = []
         for span in found:

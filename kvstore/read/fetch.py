@@ -312,17 +312,19 @@ class ReadTask:
         own = self.fetcher.batches(self.reads, keep_all=self.decode is None)
         own = own if self.first else replace(own, is_kept=lambda read: self.decode is None)
         batch = own.of(indexes) if ahead is None else ahead.take(indexes)
-        held = {i for i, buffer in zip(indexes, batch.buffers, strict=True) if self._is_beginning(i, buffer)}
+        held = set[int]()  # records of which only the beginning was read
         try:
-            errors = self._tried(tier, indexes, batch)
+            can_be_read = self._tried(tier, indexes, batch)
+            rows = zip(indexes, batch.buffers, can_be_read, strict=True)
+            held.update([i for i, buffer, good in rows if good and self._is_beginning(i, buffer)])
         finally:
             self._release(tier, [self.reads[i].source for i in indexes if i not in held])
         whole, bad, beginnings = dict[int, HostRecord](), list[int](), dict[int, memoryview]()
-        for i, buffer, failed in zip(indexes, batch.buffers, errors, strict=True):
-            record = self._checked(self.reads[i], buffer) if failed is None and i not in held else None
+        for i, buffer, good in zip(indexes, batch.buffers, can_be_read, strict=True):
+            record = self._checked(self.reads[i], buffer) if good and i not in held else None
             if record is not None:
                 whole[i] = record
-            elif failed is None and i in held:
+            elif i in held:
                 beginnings[i] = buffer.view
             else:
                 bad.append(i)
@@ -377,21 +379,27 @@ class ReadTask:
             bad.update(once_more(range(i, i + 1)))
         return sorted(bad)
 
-    def _tried(self, tier: StorageTier[Any], indexes: range, batch: Batch) -> list[OSError | None]:
-        """Reads a batch; which blocks of it cannot be read, and why."""
+    def _tried(self, tier: StorageTier[Any], indexes: range, batch: Batch) -> list[bool]:
+        """Reads a batch; whether each block of it can be read."""
         try:
             self._read(tier, batch)
         except OSError as error:
-            # One bad sector fails the whole read: find out whose it is.
             self.fetcher.residency.metrics.add(Metric.DISK_READ_ERRORS, because=error)
-            pairs = zip(batch.sources, batch.buffers, strict=True)
-            errors = [_read_one(tier, source, buffer) for source, buffer in pairs]
         else:
-            return [None] * len(batch.sources)
-        for i, failed in zip(indexes, errors, strict=True):
-            if failed is not None and not is_passing(failed):
+            return [True] * len(batch.sources)
+        # One bad sector fails the whole read: find out whose it is.
+        rows = zip(indexes, batch.sources, batch.buffers, strict=True)
+        return [self._reads_alone(tier, i, source, buffer) for i, source, buffer in rows]
+
+    def _reads_alone(self, tier: StorageTier[Any], i: int, source: Source, buffer: Buffer) -> bool:
+        """Whether a block can be read. Its error is not kept: it refers to all that this fetch has."""
+        try:
+            tier.read([source], [buffer])
+        except OSError as error:
+            if not is_passing(error):
                 self._reject(self.reads[i], Metric.DAMAGED_UNREADABLE)
-        return errors
+            return False
+        return True
 
     def _read(self, tier: StorageTier[Any], batch: Batch) -> None:
         nbytes, begin = batch.nbytes, batch.begin
@@ -434,14 +442,6 @@ class ReadTask:
 
     def _reject(self, read: BlockRead, why: Metric) -> None:
         self.fetcher.residency.reject(read.record, read.source, why)
-
-
-def _read_one(tier: StorageTier[Any], source: Source, buffer: Buffer) -> OSError | None:
-    try:
-        tier.read([source], [buffer])
-    except OSError as error:
-        return error
-    return None
 
 
 def _neighbours(storage: dict[str, StorageTier[Any]], before: Source, source: Source) -> bool:

@@ -23,12 +23,12 @@ from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core import late_work
 from kvstore.core.workers import Workers
-from kvstore.errors import LayerLost, StoreForked
+from kvstore.errors import LayerLost, StoreBusy, StoreForked
 from kvstore.gate.gate import Gate
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import ByLayers
-from kvstore.read.stripes import Lost, Stripe, StripedBlock, Striping
+from kvstore.read.stripes import INTERRUPTED, Lost, Stripe, StripedBlock, Striping
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource
 
@@ -58,9 +58,11 @@ class _Unit:
 
     work: decodes them, and returns which cannot be had. It keeps what it reads, and goes once it has returned, so that
     memory goes back to the pool with the last unit that has it.
+
+    thread: has the lock; 0 for none.
     """
 
-    __slots__ = ("done", "layers", "lock", "lost", "work")
+    __slots__ = ("done", "layers", "lock", "lost", "thread", "work")
 
     def __init__(self, layers: range, work: Callable[[], Sequence[Lost]]) -> None:
         self.layers = layers
@@ -68,6 +70,12 @@ class _Unit:
         self.done = False
         self.lost = False  # one of the blocks cannot be decoded
         self.lock = threading.Lock()
+        self.thread = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is inside, interrupted by the code that asks."""
+        return self.thread == threading.get_ident() and self.lock.locked()
 
 
 class LayerDecode:
@@ -180,6 +188,7 @@ class LayerDecode:
 
         Raises:
             LayerLost: a record is damaged, or could not be read when its turn came.
+            StoreBusy: this thread is decoding a layer already, and was interrupted by whoever calls this.
             StoreForked: this is a child process, where the threads are missing that had begun with it.
         """
         if number < self._ready:
@@ -235,14 +244,26 @@ class LayerDecode:
                 with contextlib.suppress(Exception):
                     self._finish(unit)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is decoding a layer, and was interrupted by the code that asks."""
+        return any(unit.is_here for unit in self._units)
+
     def _finish(self, unit: _Unit) -> None:
         if unit.done:
             return
-        with unit.lock:
-            if not unit.done:
-                if unit.work is not None:  # else whoever decoded it was interrupted behind that
-                    self._decode(unit, unit.work)
-                unit.done = True
+        if unit.is_here:
+            raise StoreBusy(INTERRUPTED)
+        thread = threading.get_ident()
+        with unit.lock:  # no call stands before the `try`, or behind its end, so no interrupt comes there
+            unit.thread = thread
+            try:
+                if not unit.done:
+                    if unit.work is not None:  # else whoever decoded it was interrupted behind that
+                        self._decode(unit, unit.work)
+                    unit.done = True
+            finally:
+                unit.thread = 0
 
     def _decode(self, unit: _Unit, work: Callable[[], Sequence[Lost]]) -> None:
         begin = time.thread_time()  # the model computes on the same processors

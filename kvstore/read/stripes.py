@@ -28,6 +28,7 @@ from kvstore.core.record import (
     padded,
     parse,
 )
+from kvstore.errors import StoreBusy
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import check_identity
@@ -44,8 +45,18 @@ _MARGIN = 2
 _AHEAD_BYTES = 12 * MIB
 
 
+INTERRUPTED = (
+    "a layer was being decoded in this thread, and was interrupted by the code that makes this call (a signal handler, "
+    "or a finalizer); let that code raise or set a flag, and call the store afterwards"
+)
+
+
 class Finishes(Protocol):
     """Reads layers after a get."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is doing so, and was interrupted by the code that asks."""
 
     def finish(self) -> None:
         """Read and decode everything that is left."""
@@ -205,15 +216,23 @@ class Finishing:
 
     def __init__(self) -> None:
         self._all = weakref.WeakSet[Finishes]()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a thread that is interrupted while it adds one may ask
 
     def add(self, one: Finishes) -> None:
         """Note one."""
         with self._lock:
             self._all.add(one)
 
+    def check(self) -> None:
+        """Raise `StoreBusy` if this thread is inside one of them, which would wait for itself."""
+        with self._lock:
+            here = any(one.is_here for one in self._all)
+        if here:
+            raise StoreBusy(INTERRUPTED)
+
     def finish(self) -> None:
-        """Let all of them finish."""
+        """Let all of them finish. Raises as `check` does."""
+        self.check()
         with self._lock:
             left = list(self._all)
         for one in left:

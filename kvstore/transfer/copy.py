@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from kvstore.core.results import Hit
 from kvstore.core.tokens import Tokens
@@ -54,7 +55,7 @@ class CopyReport:
     """What was copied. Mutable while the copy goes on.
 
     Attributes:
-        sequences: how many were looked at.
+        sequences: how many were looked at; that of a session counts once, also where it is copied for its own sake.
         tokens: of these.
         new_tokens: tokens that the target did not have.
         short: sequences of which only a beginning, or nothing, could be read: they left meanwhile, or are damaged.
@@ -100,15 +101,17 @@ def copy_store(
     report.missing = sorted(set(choice.sessions) - {session.id for session in sessions})
     there = source.inventory()
     sequences = [sequence for sequence in (*there.sequences, *there.ends) if choice.takes(sequence)]
-    total = len(sequences) + len(sessions)
+    total, counted = len(sequences) + len(sessions), set[tuple[bytes, bytes]]()
     for done, sequence in enumerate(sequences):
         _tell(progress, done, total)
         options = {"ttl": _left(sequence.expires), "pin": sequence.pinned}
+        _count(report, counted, sequence.tokens, sequence.namespace)
         _copy(source, target, report, sequence.tokens, sequence.namespace, options)
     for done, session in enumerate(sessions, len(sequences)):
         _tell(progress, done, total)
         tokens = source.session(session.id, namespace=session.namespace).tokens
         if len(tokens):
+            _count(report, counted, tokens, session.namespace)
             _copy(source, target, report, tokens, session.namespace, {})
             copied = target.session(session.id, namespace=session.namespace)
             copied.point_to(tokens, ttl=_left(session.expires), metadata=session.metadata)
@@ -133,11 +136,17 @@ def _tell(progress: Progress | None, done: int, total: int) -> None:
         progress("sequences and sessions", done, total)
 
 
+def _count(report: CopyReport, counted: set[tuple[bytes, bytes]], tokens: Tokens, namespace: bytes) -> None:
+    name = namespace, xxhash.xxh3_128_digest(tokens.tobytes())
+    if name not in counted:
+        counted.add(name)
+        report.sequences += 1
+        report.tokens += len(tokens)
+
+
 def _copy(
     source: KVStore, target: KVStore, report: CopyReport, tokens: Tokens, namespace: bytes, options: dict[str, Any]
 ) -> None:
-    report.sequences += 1
-    report.tokens += len(tokens)
     kept = any(options.values())
     if target.contains(tokens, namespace=namespace) == len(tokens) and not kept:
         return

@@ -277,6 +277,10 @@ def test_the_version_is_printed_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"kvstore {kvstore.__version__}\n" == run("--version").stdout
+    as_module = subprocess.run(
+        [sys.executable, "-m", "kvstore", "--version"], capture_output=True, text=True, check=True
+    )
+    assert as_module.stdout == done.stdout
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_a_file_of_prompts_becomes_a_store(model: Path, tmp_path: Path) -> None:
     planned = json.loads(run(*given, "--dry-run", "--json").stdout)
     assert planned["dry_run"]
     assert planned["prompts"] == 7
+    assert not (tmp_path / "store").exists()
     done = run(*given)
     assert done.exit_code == 0, done.output
     assert f"7 prompts of {planned['tokens']:,} distinct tokens" in done.output

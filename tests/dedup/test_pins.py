@@ -71,8 +71,8 @@ def test_a_block_that_is_pinned_while_it_is_queued_is_no_member(
     planned, goes_on, joined = threading.Event(), threading.Event(), threading.Event()
     match, pin, add = DonorMatcher._match, Residency.pin, Families.add
 
-    def slow_match(self: DonorMatcher, block: Any, tokens: Any) -> Any:
-        found = match(self, block, tokens)
+    def slow_match(self: DonorMatcher, *looked_for: Any) -> Any:
+        found = match(self, *looked_for)
         planned.set()
         assert goes_on.wait(HANGS_S)
         return found

@@ -10,7 +10,9 @@ from tiny_models import VOCABULARY
 from kvstore import ModelIdentity, StoreConfig, TierConfig
 from kvstore.config import MIB
 
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "raw"), segment_bytes=MIB, block_tokens=16)
+CONFIG = StoreConfig(
+    host=TierConfig(16 * MIB, "raw"), disk=TierConfig(16 * MIB, "raw"), segment_bytes=MIB, block_tokens=16
+)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 3, "min_new_tokens": 3}
 PROMPT = torch.randint(1, VOCABULARY, (1, 24), generator=torch.Generator().manual_seed(1))
 

@@ -12,7 +12,7 @@ from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 COUNT = 48
 _LAYOUT = KVLayout.uniform(2, 2, 64, "float32")
 _CONFIG = StoreConfig(
-    host=TierConfig(1 << 20),
+    host=TierConfig(1 << 20, "raw"),
     disk=TierConfig(64 << 20, "entropy"),
     block_tokens=16,
     segment_bytes=1 << 20,

@@ -39,7 +39,7 @@ def identity(layout: KVLayout = SMALL, **changes: Any) -> ModelIdentity:
 def config(**changes: Any) -> StoreConfig:
     """Blocks of 8 tokens, 64 KiB segments, room for everything that a test puts unless it says otherwise."""
     settings: dict[str, Any] = {
-        "host": TierConfig(16 * MIB),
+        "host": TierConfig(16 * MIB, "raw"),
         "disk": TierConfig(16 * MIB, "zstd"),
         "block_tokens": BLOCK,
         "segment_bytes": 64 * KIB,

@@ -27,7 +27,9 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 def config(host: int = 0, **settings: Any) -> StoreConfig:
     """A small store that learns only when it is asked to."""
     settings = {"learn": "off", "segment_bytes": 512 * KIB, "threads": 1, **settings}
-    return StoreConfig(host=TierConfig(host), disk=settings.pop("disk", TierConfig(64 * MIB, "auto")), **settings)
+    return StoreConfig(
+        host=TierConfig(host, "raw"), disk=settings.pop("disk", TierConfig(64 * MIB, "auto")), **settings
+    )
 
 
 def open_store(path: Path, fs: Any = None, **settings: Any) -> KVStore:

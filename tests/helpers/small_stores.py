@@ -40,8 +40,8 @@ def config(
     thread."""
     defaults = {"block_tokens": BLOCK, "segment_bytes": SEGMENT, "threads": 1}
     return StoreConfig(
-        device=TierConfig(device),
-        host=TierConfig(host),
+        device=TierConfig(device, "raw"),
+        host=TierConfig(host, "raw"),
         disk=TierConfig(disk + BESIDE_BYTES if disk else 0, codec),
         **{**defaults, **settings},
     )

@@ -14,7 +14,7 @@ from kvstore.integrations.transformers import cache_layers
 
 MIB = 1 << 20
 CONFIG = StoreConfig(
-    host=TierConfig(64 * MIB),
+    host=TierConfig(64 * MIB, "raw"),
     disk=TierConfig(192 * MIB, "zstd"),
     segment_bytes=MIB,
     block_tokens=16,

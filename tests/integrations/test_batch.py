@@ -22,7 +22,9 @@ from kvstore.integrations.transformers import prefill as prefill_module
 from kvstore.trie import UNIFORM_LOGPROB
 
 MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16)
+CONFIG = StoreConfig(
+    host=TierConfig(16 * MIB, "raw"), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16
+)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9, "return_dict_in_generate": True}
 LENGTHS = (60, 47, 71, 33, 52, 18, 1, 40)
 HITS = (0, 30, 0, 32, 51, 0, 0, 21)  # leading tokens of a row that are stored before

@@ -17,7 +17,9 @@ from kvstore.errors import LayoutMismatch, UnsupportedCache
 from kvstore.integrations.transformers import cache_layers, generate, get_batch, put_batch
 
 MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16)
+CONFIG = StoreConfig(
+    host=TierConfig(16 * MIB, "raw"), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16
+)
 LENGTHS, COLUMNS = (30, 21, 34), 34
 MASK = torch.stack([(torch.arange(COLUMNS) >= COLUMNS - n).long() for n in LENGTHS])
 IDS = torch.randint(1, 190, (3, COLUMNS), generator=torch.Generator().manual_seed(0)) * MASK

@@ -20,7 +20,7 @@ from kvstore.integrations.transformers import generate
 SPREAD = ("Bloom", "GPT2", "GPTNeoX", "Mpt", "OPT", "Qwen2", "RoFormer", "StableLm")
 MOVED = {"CpmAntConfig", "RoFormerConfig", "TrOCRConfig"}
 CLASSES = causal_models.config_classes() if FULL else [getattr(transformers, f"{name}Config") for name in SPREAD]
-MEMORY = StoreConfig(host=TierConfig(16 << 20), disk=TierConfig(0), block_tokens=16)
+MEMORY = StoreConfig(host=TierConfig(16 << 20, "raw"), disk=TierConfig(0), block_tokens=16)
 STEPS: dict[str, Any] = {
     "do_sample": False,
     "max_new_tokens": 4,

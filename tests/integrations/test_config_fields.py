@@ -163,7 +163,7 @@ def test_the_first_part_of_a_fingerprint_is_what_the_first_stores_have() -> None
 def test_a_store_of_earlier_fingerprints_opens_with_its_model_and_not_with_adapters(tmp_path: Path, parts: int) -> None:
     model = _filled()
     now = ModelIdentity.from_transformers(model)
-    config = StoreConfig(host=TierConfig(1 << 20), disk=TierConfig(16 << 20, "raw"), segment_bytes=1 << 20)
+    config = StoreConfig(host=TierConfig(1 << 20, "raw"), disk=TierConfig(16 << 20, "raw"), segment_bytes=1 << 20)
     ids = torch.arange(1, 20)[None]
     with KVStore(tmp_path, replace(now, weights=";".join(now.weights.split(";")[:parts])), config) as store:
         store.put(ids[0], model(ids).past_key_values)

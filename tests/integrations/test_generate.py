@@ -19,7 +19,9 @@ from kvstore.integrations.transformers import cache_layers, generate
 from kvstore.integrations.transformers.cache import cache_from_layers
 
 MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16)
+CONFIG = StoreConfig(
+    host=TierConfig(16 * MIB, "raw"), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16
+)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
 
 

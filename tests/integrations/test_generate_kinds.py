@@ -17,7 +17,7 @@ from kvstore.integrations.transformers import generate
 
 MIB = 1 << 20
 CONFIG = StoreConfig(
-    host=TierConfig(16 * MIB), disk=TierConfig(64 * MIB, "entropy"), segment_bytes=4 * MIB, block_tokens=16
+    host=TierConfig(16 * MIB, "raw"), disk=TierConfig(64 * MIB, "entropy"), segment_bytes=4 * MIB, block_tokens=16
 )
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9, "return_dict_in_generate": True}
 KINDS = ("mistral", "gemma3", "gpt-oss", "llama4", "deepseek-v3", "deepseek-v32", "qwen3-next", "mamba2", "falcon-h1")

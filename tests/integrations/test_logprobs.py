@@ -21,7 +21,7 @@ from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.trie import UNIFORM_LOGPROB
 
 MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(0), block_tokens=16)
+CONFIG = StoreConfig(host=TierConfig(16 * MIB, "raw"), disk=TierConfig(0), block_tokens=16)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9}
 
 

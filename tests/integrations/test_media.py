@@ -17,7 +17,9 @@ from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import ConfigError, UnsupportedModel, UnsupportedTokens
 from kvstore.integrations.transformers import generate, layout_from_config
 
-CONFIG = StoreConfig(host=TierConfig(1 << 24), disk=TierConfig(1 << 26, "raw"), segment_bytes=4 << 20, block_tokens=8)
+CONFIG = StoreConfig(
+    host=TierConfig(1 << 24, "raw"), disk=TierConfig(1 << 26, "raw"), segment_bytes=4 << 20, block_tokens=8
+)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 TEXT_ONLY: dict[str, Any] = {"suppress_tokens": [0, 2, *range(TEXT, 96)], **GREEDY}
 MEDIA = {

@@ -49,7 +49,10 @@ def test_each_turn_on_a_machine_that_has_nothing_equals_turns_on_one(tmp_path: P
     identity = ModelIdentity.from_transformers(model)
     remote = settings(f"folder://{tmp_path}/shared")
     config = StoreConfig(
-        host=TierConfig(16 * MIB), disk=TierConfig(64 * MIB, "entropy"), segment_bytes=4 * MIB, block_tokens=BLOCK
+        host=TierConfig(16 * MIB, "raw"),
+        disk=TierConfig(64 * MIB, "entropy"),
+        segment_bytes=4 * MIB,
+        block_tokens=BLOCK,
     )
     shared = replace(config, remote=remote)
     ids, known = _tokens(7, 1), 0

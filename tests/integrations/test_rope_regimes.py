@@ -19,7 +19,9 @@ from kvstore.integrations.transformers import cache_layers, generate, put_batch
 from kvstore.integrations.transformers.recompute import recompute
 
 MIB, FIRST = 1 << 20, 64
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16)
+CONFIG = StoreConfig(
+    host=TierConfig(16 * MIB, "raw"), disk=TierConfig(16 * MIB, "zstd"), segment_bytes=MIB, block_tokens=16
+)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 9, "min_new_tokens": 9}
 _LONGROPE = {
     "rope_type": "longrope",

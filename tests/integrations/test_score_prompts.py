@@ -20,7 +20,7 @@ from kvstore.integrations.transformers.logprobs import Scores, scores_of
 from kvstore.trie import UNIFORM_LOGPROB
 
 MIB = 1 << 20
-CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(0), block_tokens=16, score_prompts=True)
+CONFIG = StoreConfig(host=TierConfig(16 * MIB, "raw"), disk=TierConfig(0), block_tokens=16, score_prompts=True)
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
 

@@ -297,7 +297,7 @@ def store() -> None:
 
 
 def _read_again(path: str, ids: np.ndarray[Any, Any], kv: Layers) -> bool:
-    with opened(path, disk=TierConfig(1 * MIB)) as again:
+    with opened(path, disk=TierConfig(1 * MIB, "raw")) as again:
         hit = again.get(ids)
         return hit is not None and hit.tiers == {"disk": 20} and same_kv(hit.layers, kv)
 

@@ -180,5 +180,5 @@ def test_a_result_that_the_cpu_must_decode_is_made_there(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
 def test_a_result_for_the_cpu_stays_there(tmp_path: Path, device: Any) -> None:
-    with _open(tmp_path, host=TierConfig(16 * MIB)) as store:
+    with _open(tmp_path, host=TierConfig(16 * MIB, "raw")) as store:
         assert store._engine.getter.placement.decode_device([], device) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,14 @@ def test_a_waiting_layer_can_be_taken_apart_as_pickle_does(tmp_path: Path) -> No
         again = make(*parts)
         again.__dict__.update(state)
         assert torch.equal(again.keys.view(torch.int16), layer.keys.view(torch.int16))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda layers: pickle.loads(pickle.dumps(layers))])
+def test_layers_that_wait_are_copied_as_what_they_become(tmp_path: Path, copied: Any) -> None:
+    with reopened(tmp_path, "entropy") as store:
+        again = copied(waiting(lazily(store, tokens(50))))
+        assert type(again) is tuple
+        assert same_kv(again, kv_of(tokens(50), DEEP))
 
 
 def test_what_waits_can_be_put_again(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_what_is_in_memory_already_is_not_read_again(stored: Path) -> None:
 
 
 def test_a_host_tier_that_is_too_small_is_reported_by_the_count(stored: Path) -> None:
-    with open_store(stored, host=TierConfig(2 * 4096)) as store:
+    with open_store(stored, host=TierConfig(2 * 4096, "raw")) as store:
         assert store.prefetch(tokens(36)).result() < 36
         hit = store.get(tokens(36))
         assert same_kv(hit.layers, kv_of(tokens(36)))
@@ -75,7 +75,7 @@ def test_bad_tokens_are_refused_at_the_call(stored: Path) -> None:
 
 
 def test_closing_does_not_wait_for_prefetches_that_did_not_begin(stored: Path) -> None:
-    store = open_store(stored, host=TierConfig(1 * MIB))
+    store = open_store(stored, host=TierConfig(1 * MIB, "raw"))
     futures = [store.prefetch(tokens(36)) for _ in range(50)]
     store.close()
     assert all(future.cancelled() or future.result() == 36 for future in futures)

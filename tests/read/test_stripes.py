@@ -124,7 +124,7 @@ def test_raw_records_are_read_whole(tmp_path: Path, made: list[StripeReader]) ->
 
 
 def test_what_the_host_tier_is_to_have_is_read_whole(tmp_path: Path, made: list[StripeReader]) -> None:
-    with filled(tmp_path, host=TierConfig(16 * MIB)) as store:
+    with filled(tmp_path, host=TierConfig(16 * MIB, "raw")) as store:
         for tier in ("disk", "disk", "host"):
             hit = lazily(store, IDS)
             assert hit.tiers == {tier: COUNT}
@@ -133,7 +133,7 @@ def test_what_the_host_tier_is_to_have_is_read_whole(tmp_path: Path, made: list[
 
 
 def test_blocks_in_memory_and_blocks_in_parts_come_together(tmp_path: Path, made: list[StripeReader]) -> None:
-    with filled(tmp_path, host=TierConfig(16 * MIB)) as store:
+    with filled(tmp_path, host=TierConfig(16 * MIB, "raw")) as store:
         assert store.prefetch(IDS[:16]).result() == 16
         for _ in range(3):
             assert lazily(store, IDS[:16]).tiers == {"host": 16}  # read often, but not from disk

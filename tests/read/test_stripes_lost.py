@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,21 @@ def test_reads_that_cannot_begin_are_made_when_they_are_wanted(
         monkeypatch.setattr(SegmentReads, "begin_parts", refuse)
         assert same_kv(tuple(lazily(store, IDS).layers), KV)
         assert len(made) == 1
+
+
+def test_what_cannot_be_read_is_held_by_nobody(tmp_path: Path, alone: None) -> None:
+    """Not until Python collects its garbage, either: a call would wait for the place of the records."""
+    with filled(tmp_path) as store:
+        extent = catalog_entries(store)[3].extent
+        with open(tmp_path / "segments" / f"{extent.segment:08x}.seg", "r+b") as file:
+            file.truncate(extent.offset + 1000)
+        gc.collect()
+        gc.disable()
+        try:
+            hit = lazily(store, IDS)
+            assert hit.tokens == 24
+            assert same_kv(tuple(hit.layers), KV, 24)
+            del hit
+            assert store.check().problems == ()
+        finally:
+            gc.enable()

@@ -272,7 +272,7 @@ class Alone(LeafFirstLFU):
 
 def test_whoever_owns_a_policy_lets_one_thread_in_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_eviction, "POLICIES", {"alone": Alone})
-    settings = {"host": TierConfig(64 * KIB), "disk": TierConfig(BUDGET, "raw")}
+    settings = {"host": TierConfig(64 * KIB, "raw"), "disk": TierConfig(BUDGET, "raw")}
     sequences = [np.concatenate([PROMPT, tokens(16, seed)]) for seed in range(40)]
     errors: list[BaseException] = []
 

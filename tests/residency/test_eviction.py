@@ -28,7 +28,7 @@ def tmp_path() -> Iterator[Path]:
 
 
 def test_a_full_host_tier_gives_up_the_end_of_the_oldest_prefix_first(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         old, new = tokens(32), tokens(8, seed=1)
         put(store, old)
         put(store, new)
@@ -38,7 +38,7 @@ def test_a_full_host_tier_gives_up_the_end_of_the_oldest_prefix_first(tmp_path: 
 
 
 def test_a_prefix_that_was_used_outlives_one_that_was_not(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         first, second, third = (tokens(16, seed) for seed in range(3))
         put(store, first)
         put(store, second)
@@ -48,7 +48,7 @@ def test_a_prefix_that_was_used_outlives_one_that_was_not(tmp_path: Path) -> Non
 
 
 def test_putting_again_counts_as_a_use(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         first, second, third = (tokens(16, seed) for seed in range(3))
         put(store, first)
         put(store, second)
@@ -58,7 +58,7 @@ def test_putting_again_counts_as_a_use(tmp_path: Path) -> None:
 
 
 def test_asking_contains_counts_as_no_use(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         first, second, third = (tokens(16, seed) for seed in range(3))
         put(store, first)
         put(store, second)
@@ -68,7 +68,7 @@ def test_asking_contains_counts_as_no_use(tmp_path: Path) -> None:
 
 
 def test_what_no_tier_holds_is_forgotten_by_the_index(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         for seed in range(20):
             put(store, tokens(16, seed))
         stats = store.stats()
@@ -78,7 +78,7 @@ def test_what_no_tier_holds_is_forgotten_by_the_index(tmp_path: Path) -> None:
 
 def test_a_store_that_evicts_by_what_comes_back_serves_within_its_budget(tmp_path: Path) -> None:
     prompt = tokens(16)
-    with open_store(tmp_path, host=TierConfig(6 * RECORD), eviction="prior", **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(6 * RECORD, "raw"), eviction="prior", **MEMORY_ONLY) as store:
         for seed in range(1, 40):
             ids = np.concatenate([prompt, tokens(16, seed)])
             put(store, ids)
@@ -91,7 +91,7 @@ def test_a_store_that_evicts_by_what_comes_back_serves_within_its_budget(tmp_pat
 
 
 def test_a_sequence_larger_than_memory_keeps_its_beginning(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         ids = tokens(100)
         put(store, ids)
         assert 24 <= stored(store, ids) == store.contains(ids) <= 32
@@ -99,7 +99,7 @@ def test_a_sequence_larger_than_memory_keeps_its_beginning(tmp_path: Path) -> No
 
 
 def test_what_memory_gave_up_comes_from_disk(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD)) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw")) as store:
         sequences = [tokens(16, seed) for seed in range(20)]
         for ids in sequences:
             put(store, ids)
@@ -109,7 +109,7 @@ def test_what_memory_gave_up_comes_from_disk(tmp_path: Path) -> None:
 
 
 def test_what_was_read_from_disk_displaces_the_oldest_in_memory(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(4 * RECORD)) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw")) as store:
         first, second, third = (tokens(16, seed) for seed in range(3))
         for ids in (first, second, third):
             put(store, ids)
@@ -124,7 +124,7 @@ def test_of_what_was_read_from_disk_the_end_goes_first_too(tmp_path: Path) -> No
     ids = tokens(32)
     with open_store(tmp_path) as store:
         put(store, ids)
-    with open_store(tmp_path, host=TierConfig(4 * RECORD)) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw")) as store:
         assert store.get(ids).tiers == {"disk": 32}
         assert store.get(ids).tiers == {"disk": 32}
         put(store, tokens(8, seed=1))
@@ -133,7 +133,7 @@ def test_of_what_was_read_from_disk_the_end_goes_first_too(tmp_path: Path) -> No
 
 def test_a_prompt_in_memory_outlives_the_ends_that_continue_it(tmp_path: Path) -> None:
     prompt = tokens(16)
-    with open_store(tmp_path, host=TierConfig(4 * RECORD), **MEMORY_ONLY) as store:
+    with open_store(tmp_path, host=TierConfig(4 * RECORD, "raw"), **MEMORY_ONLY) as store:
         for seed in range(1, 20):
             ids = np.concatenate([prompt, tokens(8, seed)])
             put(store, ids)
@@ -191,7 +191,7 @@ def test_evicted_tokens_can_be_put_again(tmp_path: Path) -> None:
 
 
 def test_what_is_evicted_from_disk_leaves_memory_too(tmp_path: Path) -> None:
-    with open_store(tmp_path, host=TierConfig(16 * MIB), disk=TierConfig(8 * 64 * KIB, "raw")) as store:
+    with open_store(tmp_path, host=TierConfig(16 * MIB, "raw"), disk=TierConfig(8 * 64 * KIB, "raw")) as store:
         for seed in range(60):
             put(store, tokens(32, seed))
         stats = store.stats()

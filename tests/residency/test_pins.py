@@ -22,7 +22,7 @@ from kvstore.residency.pins import Pins
 
 RECORD = 4096
 DISK = {"host": TierConfig(0), "disk": TierConfig(8 * 64 * KIB, "raw")}
-MEMORY = {"host": TierConfig(24 * RECORD), "disk": TierConfig(0)}
+MEMORY = {"host": TierConfig(24 * RECORD, "raw"), "disk": TierConfig(0)}
 BOTH = pytest.mark.parametrize("settings", [DISK, MEMORY], ids=["disk", "memory"])
 
 

@@ -204,7 +204,7 @@ def test_a_reader_counts_them_too(tmp_path: Path) -> None:
 
 
 def test_a_store_in_memory_keeps_its_sessions_within_a_budget(tmp_path: Path) -> None:
-    config = StoreConfig(host=TierConfig(1 * MIB), disk=TierConfig(0), session_bytes=64 * KIB, block_tokens=4)
+    config = StoreConfig(host=TierConfig(1 * MIB, "raw"), disk=TierConfig(0), session_bytes=64 * KIB, block_tokens=4)
     with KVStore(tmp_path, small_stores.IDENTITY, config) as store:
         for number in range(200):
             note(store, f"s{number}", small_stores.tokens_of(number, 100))
@@ -221,7 +221,7 @@ def test_a_store_in_memory_keeps_its_sessions_within_a_budget(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("setting", "bytes_"), [({}, MIB), ({"session_bytes": 5}, 5), ({"session_bytes": 0}, 0)])
 def test_the_budget_is_an_eighth_of_the_disk_or_as_set(setting: dict[str, int], bytes_: int) -> None:
-    assert StoreConfig(disk=TierConfig(8 * MIB), segment_bytes=64 * KIB, **setting).most_session_bytes == bytes_
+    assert StoreConfig(disk=TierConfig(8 * MIB, "raw"), segment_bytes=64 * KIB, **setting).most_session_bytes == bytes_
     assert StoreConfig.from_env({"KVSTORE_SESSION_BYTES": "77"}).most_session_bytes == 77
 
 

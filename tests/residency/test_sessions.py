@@ -279,7 +279,7 @@ def test_sessions_survive_a_catalog_that_has_to_be_rebuilt(tmp_path: Path) -> No
 
 def test_a_session_survives_eviction_from_device_and_host(tmp_path: Path) -> None:
     room = 16 * SMALL.bytes_per_token
-    with open_store(tmp_path, device=TierConfig(room), host=TierConfig(3 * 4096)) as store:
+    with open_store(tmp_path, device=TierConfig(room, "raw"), host=TierConfig(3 * 4096, "raw")) as store:
         save(store, "chat", tokens(20))
         for seed in range(1, 30):
             store.put(tokens(20, seed), kv_of(tokens(20, seed)))
@@ -301,7 +301,7 @@ def test_the_tokens_of_a_session_outlive_its_blocks(tmp_path: Path) -> None:
 
 
 def test_a_store_in_memory_has_sessions_while_it_is_open(tmp_path: Path) -> None:
-    with open_store(tmp_path / "none", disk=TierConfig(0), host=TierConfig(1 * MIB)) as store:
+    with open_store(tmp_path / "none", disk=TierConfig(0), host=TierConfig(1 * MIB, "raw")) as store:
         save(store, "chat", tokens(20))
         store.flush()
         assert resumes(store, "chat", tokens(20))

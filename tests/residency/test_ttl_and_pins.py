@@ -17,7 +17,7 @@ from kvstore.config import KIB
 
 RECORD = 4096
 SMALL_DISK = {"host": TierConfig(0), "disk": TierConfig(8 * 64 * KIB, "raw")}
-MEMORY_ONLY = {"host": TierConfig(8 * RECORD), "disk": TierConfig(0)}
+MEMORY_ONLY = {"host": TierConfig(8 * RECORD, "raw"), "disk": TierConfig(0)}
 
 
 @pytest.fixture

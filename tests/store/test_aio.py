@@ -14,6 +14,7 @@ from small_stores import config, identity, is_exact, kv_of, put, stored, tokens_
 
 from kvstore import KVStore, Session, StoreClosed
 from kvstore.aio import AsyncKVStore, AsyncSession
+from kvstore.errors import ConfigError
 
 
 def served(folder: Path, work: Callable[[AsyncKVStore], Awaitable[Any]], threads: int = 4) -> Any:
@@ -61,6 +62,11 @@ def test_calls_give_what_those_of_a_store_give(tmp_path: Path) -> None:
         assert await store.delete_namespace(b"") == 0
 
     served(tmp_path, work)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected an open KVStore, found a PosixPath"):
+        AsyncKVStore(tmp_path)  # type: ignore[arg-type]
 
 
 def test_many_tasks_share_few_threads(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_with_durability_put_a_put_says_what_could_not_be_made_durable(tmp_path:
 
 
 def test_with_durability_put_a_put_in_memory_alone_drops_nothing(tmp_path: Path) -> None:
-    with open_store(tmp_path, durability="put", disk=TierConfig(0), host=TierConfig(1 * MIB)) as store:
+    with open_store(tmp_path, durability="put", disk=TierConfig(0), host=TierConfig(1 * MIB, "raw")) as store:
         assert store.put(tokens(20), kv_of(tokens(20))).dropped_blocks == 0
         assert store.get(tokens(20)).tiers == {"host": 20}
 

@@ -222,7 +222,7 @@ def test_the_layers_of_a_hit_have_a_batch_dimension_and_the_layouts_dtype(store:
 @pytest.mark.parametrize("device_bytes", [0, 1 * MIB])
 def test_the_caller_owns_what_it_got(tmp_path: Path, device_bytes: int) -> None:
     ids = tokens(20)
-    with open_store(tmp_path, device=TierConfig(device_bytes)) as store:
+    with open_store(tmp_path, device=TierConfig(device_bytes, "raw")) as store:
         put(store, ids)
         for flushed in (False, True):
             if flushed:

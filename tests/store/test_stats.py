@@ -20,7 +20,7 @@ def numbers_in(value: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"disk": TierConfig(0)}, {"host": TierConfig(0)}, {"device": TierConfig(1 * MIB)}], ids=str
+    "settings", [{}, {"disk": TierConfig(0)}, {"host": TierConfig(0)}, {"device": TierConfig(1 * MIB, "raw")}], ids=str
 )
 def test_stats_are_nested_plain_numbers_that_json_takes(tmp_path: Path, settings: dict[str, Any]) -> None:
     with open_store(tmp_path, **settings) as store:
@@ -46,7 +46,7 @@ def test_a_new_store_is_empty(tmp_path: Path) -> None:
 
 
 def test_sizes_by_tier(tmp_path: Path) -> None:
-    with open_store(tmp_path, device=TierConfig(1 * MIB)) as store:
+    with open_store(tmp_path, device=TierConfig(1 * MIB, "raw")) as store:
         store.put(tokens(20), kv_of(tokens(20)))
         store.flush()
         stats = store.stats()

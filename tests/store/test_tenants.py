@@ -368,6 +368,6 @@ def test_tenants_are_read_from_toml_and_the_environment(tmp_path: Path) -> None:
     assert StoreConfig.from_toml(file) == wanted
     text = '{"ann": {"quota_bytes": 1073741824, "reserved_bytes": 1048576}}'
     assert StoreConfig.from_env({"KVSTORE_TENANTS": text}) == wanted
-    for bad in ("{", "[]", '{"ann": 5}', '{"ann": {"quota": 5}}', '{"ann": {"quota_bytes": "5"}}'):
+    for bad in ("{", "[]", '{"ann": 5}', '{"ann": {"quota": 5}}', '{"ann": {"quota_bytes": "five"}}'):
         with pytest.raises(ConfigError, match=r"TENANTS|tenants"):
             StoreConfig.from_env({"KVSTORE_TENANTS": bad})

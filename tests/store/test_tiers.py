@@ -116,7 +116,7 @@ def test_without_a_host_tier_every_get_reads_the_disk(tmp_path: Path) -> None:
 
 def test_the_device_tier_is_nearest(tmp_path: Path) -> None:
     ids = tokens(20)
-    with open_store(tmp_path, device=TierConfig(1 * MIB)) as store:
+    with open_store(tmp_path, device=TierConfig(1 * MIB, "raw")) as store:
         put(store, ids)
         store.flush()
         hit = store.get(ids)
@@ -129,7 +129,7 @@ def test_the_device_tier_is_nearest(tmp_path: Path) -> None:
 def test_a_full_device_tier_gives_way_to_the_host(tmp_path: Path) -> None:
     first, second = tokens(16), tokens(16, seed=1)
     room = 16 * SMALL.bytes_per_token
-    with open_store(tmp_path, device=TierConfig(room)) as store:
+    with open_store(tmp_path, device=TierConfig(room, "raw")) as store:
         put(store, first)
         store.flush()
         put(store, second)

@@ -274,7 +274,7 @@ def test_finding_13_a_segment_above_2_gib_takes_records(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_no_store_fits_is_refused(tmp_path: Path) -> None:
-    config = StoreConfig(disk=TierConfig(4 * small_stores.SEGMENT), segment_bytes=small_stores.SEGMENT)
+    config = StoreConfig(disk=TierConfig(4 * small_stores.SEGMENT, "raw"), segment_bytes=small_stores.SEGMENT)
     with pytest.raises(ConfigError, match=r"disk\.bytes: 262144 is below 3 segments of 65536 bytes and 262144 bytes"):
         KVStore(tmp_path / "store", small_stores.IDENTITY, config)
     assert not (tmp_path / "store").exists()
@@ -284,16 +284,18 @@ def test_a_budget_of_few_blocks_has_segments_that_fit(tmp_path: Path) -> None:
     """With the default size of segments it would have been refused."""
     layout = small_stores.IDENTITY.layout
     budget = 3 * MIN_SEGMENT_BYTES + BESIDE_BYTES
-    settings = StoreConfig(disk=TierConfig(budget), block_tokens=4)
+    settings = StoreConfig(disk=TierConfig(budget, "raw"), block_tokens=4)
     assert fitted(settings, layout).segment_bytes == MIN_SEGMENT_BYTES
     with pytest.raises(ConfigError, match=f"set it to {budget} or more"):
-        fitted(replace(settings, disk=TierConfig(budget - 1)), layout)
+        fitted(replace(settings, disk=TierConfig(budget - 1, "raw")), layout)
     with KVStore(tmp_path, small_stores.IDENTITY, settings) as store:
         small_stores.put(store, small_stores.tokens_of(1, 32))
         assert store.flush().dropped_blocks == 0
         assert small_stores.stored(store, small_stores.tokens_of(1, 32)) == 32
     large = KVLayout.uniform(30, 3, 64)  # a block is about 2.9 MB
-    assert fitted(StoreConfig(disk=TierConfig(10 << 20)), large).segment_bytes >= most_bytes(large, 64) + PAGE_BYTES
+    assert (
+        fitted(StoreConfig(disk=TierConfig(10 << 20, "raw")), large).segment_bytes >= most_bytes(large, 64) + PAGE_BYTES
+    )
 
 
 def test_a_budget_that_is_too_small_for_the_store_that_is_there_is_refused(tmp_path: Path) -> None:
@@ -301,7 +303,7 @@ def test_a_budget_that_is_too_small_for_the_store_that_is_there_is_refused(tmp_p
         small_stores.put(store, small_stores.tokens_of(1, 32))
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=r"keeps the segment_bytes that it was made with; disk\.bytes: 65536 "):
-        KVStore(tmp_path, small_stores.IDENTITY, StoreConfig(disk=TierConfig(1 << 16)))
+        KVStore(tmp_path, small_stores.IDENTITY, StoreConfig(disk=TierConfig(1 << 16, "raw")))
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
@@ -310,7 +312,7 @@ def test_a_budget_that_is_too_small_for_the_store_that_is_there_is_refused(tmp_p
 def test_finding_13_small_budgets_have_small_segments(budget: int, block_tokens: int) -> None:
     """Whole records behind the first page: of a 128th of the budget, but eight at least, and no more than is set."""
     layout = KVLayout.uniform(2, 1, 16)
-    config = StoreConfig(disk=TierConfig(budget), block_tokens=block_tokens)
+    config = StoreConfig(disk=TierConfig(budget, "raw"), block_tokens=block_tokens)
     record = most_bytes(layout, block_tokens)
     wanted = PAGE_BYTES + max(8, budget // 128 // record) * record
     assert fitted(config, layout).segment_bytes == min(64 << 20, wanted)

@@ -240,7 +240,7 @@ def test_blocks_that_their_device_does_not_code_are_counted(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("posing")
 def test_codecs_that_no_device_has_fall_back_from_nothing(tmp_path: Path) -> None:
-    with open_store(tmp_path, device=TierConfig(1 * MIB)) as store:  # raw, raw, zstd
+    with open_store(tmp_path, device=TierConfig(1 * MIB, "raw")) as store:  # raw, raw, zstd
         assert "fallback_device_codec" not in stored(store)
 
 

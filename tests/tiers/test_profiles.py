@@ -281,7 +281,7 @@ def test_a_bad_profile_is_an_error_before_anything_is_made(tmp_path: Path, given
 
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_lossy_codecs_need_an_identity_of_their_own(tier: str, tmp_path: Path, given: Path) -> None:
-    codecs = {"disk": ("aqua@2", TierConfig(1 * MIB)), "host": ("raw", TierConfig(1 * MIB, "aqua@2"))}
+    codecs = {"disk": ("aqua@2", TierConfig(1 * MIB, "raw")), "host": ("raw", TierConfig(1 * MIB, "aqua@2"))}
     disk, host = codecs[tier]
     with pytest.raises(ConfigError, match=rf"{tier}\.codec: 'aqua@2' is lossy.*replace\(identity, codec_family="):
         opened(tmp_path / "store", disk, given, identity=EXACT, host=host)

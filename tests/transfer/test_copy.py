@@ -31,7 +31,12 @@ def test_a_copy_has_everything_bit_for_bit(tmp_path: Path) -> None:
     with filled(tmp_path / "a") as source, KVStore(tmp_path / "b", identity(), config()) as target:
         told: list[tuple[str, int, int]] = []
         report = copy_store(source, target, progress=lambda *each: told.append(each))
-        assert (report.sequences, report.sessions, report.short, report.dropped_blocks) == (6, 2, 0, 0)
+        assert (report.sequences, report.sessions, report.short, report.dropped_blocks) == (
+            4,
+            2,
+            0,
+            0,
+        )  # those of sessions once
         assert told[-1] == ("sequences and sessions", 6, 6)
         assert [stored(target, tokens_of(number, 21)) for number in (1, 2)] == [21, 21]
         assert stored(target, tokens_of(3, 9), b"apart") == 9
@@ -100,7 +105,7 @@ def test_one_file_brings_a_store_to_another_machine(tmp_path: Path) -> None:
     with filled(tmp_path / "a") as source:
         report, nbytes = export_store(source, str(tmp_path / "file"), Choice())
         assert nbytes == (tmp_path / "file").stat().st_size
-    assert report.sequences == 6
+    assert report.sequences == 4
     assert import_bundle(str(tmp_path / "file"), str(tmp_path / "b"), config()).short == 0
     with KVStore(tmp_path / "b", identity(), config()) as target:
         assert stored(target, tokens_of(2, 21)) == 21

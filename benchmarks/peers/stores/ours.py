@@ -54,7 +54,7 @@ class Ours:
         from transformers import DynamicCache
 
         identity = identity_for(record)
-        config = StoreConfig(host=TierConfig(host), disk=TierConfig(disk, "raw"), group_bytes=group)
+        config = StoreConfig(host=TierConfig(host, "raw"), disk=TierConfig(disk, "raw"), group_bytes=group)
         self.store = KVStore(path, identity, config)
         self.put_bytes = put_bytes
         self.tokens = put_bytes // record * BLOCK

@@ -103,7 +103,10 @@ class Superblock:
                 if isinstance(error, OSError) and is_passing(error):
                     raise
         if found:
-            raise CorruptStore(f"{found[0]}: damaged, and there is no intact copy; restore it, or delete the store")
+            raise CorruptStore(
+                f"{found[0]}: damaged, or another program's; there is no intact copy: restore the store from a backup, "
+                "or name another folder"
+            )
         return None
 
     @classmethod

@@ -42,7 +42,9 @@ class Harness:
         self.order: list[int] = []
         self.pinned: set[int] = set()
         self.dead: set[int] = set()
-        config = StoreConfig(disk=TierConfig(segments * SEGMENT + BESIDE_BYTES), segment_bytes=SEGMENT, block_tokens=4)
+        config = StoreConfig(
+            disk=TierConfig(segments * SEGMENT + BESIDE_BYTES, "raw"), segment_bytes=SEGMENT, block_tokens=4
+        )
         self.tier = DiskTier(
             fs or FileSystem(), str(path), identity(), config, read_only, self.metrics, self.pool, self._evict,
             alive=lambda record: record not in self.dead,
@@ -342,7 +344,7 @@ def test_segments_without_a_superblock_are_refused_and_kept(opened: Open, tmp_pa
 
 def test_after_a_refused_opening_the_store_can_be_opened(opened: Open, tmp_path: Path) -> None:
     opened().tier.close()
-    config = StoreConfig(disk=TierConfig(8 * SEGMENT + BESIDE_BYTES), segment_bytes=SEGMENT, block_tokens=4)
+    config = StoreConfig(disk=TierConfig(8 * SEGMENT + BESIDE_BYTES, "raw"), segment_bytes=SEGMENT, block_tokens=4)
     with pytest.raises(IdentityMismatch):
         DiskTier(
             FileSystem(), str(tmp_path), identity(weights="other"), config, False, Metrics(), BufferPool(0), int, bool

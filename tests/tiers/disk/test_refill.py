@@ -50,7 +50,7 @@ class Full:
         self.least = least
         self.chance, self.sizes, self.next = random.Random(seed), dict[int, int](), 1
         self.metrics, self.pool, self.path = Metrics(), BufferPool(0), path
-        budget = TierConfig(SEGMENTS * SEGMENT + BESIDE_BYTES)
+        budget = TierConfig(SEGMENTS * SEGMENT + BESIDE_BYTES, "raw")
         self.config = StoreConfig(disk=budget, segment_bytes=SEGMENT, block_tokens=4)
         self.fs = fs or FileSystem()
         self.tier = self._opened()
