@@ -68,28 +68,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             begin = time.perf_counter()
             hit = store.get(ids[:-1], approximate=approximate)
-            if hit is None or not hit.approximate:
-                raise SystemExit("nothing can be reused within this limit; allow more with --max-kl")
-            mended = recompute(model, hit.cache(), ids, hit.recompute, hit.spans, hit.estimates)
-            bound = mended.deviation.kl  # corrected by what was found at the positions that were computed anew
-            if bound is None or bound > given.max_kl:  # `generate(..., approximate=)` computes the prompt then
-                raise SystemExit(f"the predictions may lose {bound} nats a token; allow more with --max-kl")
-            seconds, computed = time.perf_counter() - begin, len(ids) - hit.tokens + len(hit.recompute)
-            print(
-                f"passages in other company  {computed:15}  {seconds:9.2f} s  {divergence(exact, mended.logits):9.4f}"
-                f"  {bound:7.4f}"
-            )
+            refused = "nothing can be reused within this limit"
+            if hit is not None and hit.approximate:
+                mended = recompute(model, hit.cache(), ids, hit.recompute, hit.spans, hit.estimates)
+                bound = mended.deviation.kl  # corrected by what was found at the positions that were computed anew
+                seconds, computed = time.perf_counter() - begin, len(ids) - hit.tokens + len(hit.recompute)
+                lost = f"{divergence(exact, mended.logits):9.4f}  {bound:7.4f}" if bound is not None else "not known"
+                print(f"passages in other company  {computed:15}  {seconds:9.2f} s  {lost}")
+                refused = "" if bound is not None and bound <= given.max_kl else "it may lose more than was asked for"
+            if refused:  # `generate(..., approximate=)` does so by itself
+                print(f"So the prompt is computed: {refused}; allow more with --max-kl.")
 
             get_or_prefill(store, ids, model)  # exact this time
             store.flush()
             print("\nThe exact cache of this prompt, stored beside the others:")
             counters = store.stats()["counters"]
             coded, raw = counters.get("member_bytes", 0), counters.get("member_raw_bytes", 0)
-            print(
-                f"{raw / 2**20:.1f} MiB in {coded / 2**20:.1f} MiB, {raw / max(1, coded):.2f} to 1, bit for bit; ",
-                end="",
-            )
-            print("prefix hashing would store all of it again.")
+            if coded:
+                print(f"{raw / 2**20:.1f} MiB in {coded / 2**20:.1f} MiB, {raw / coded:.2f} to 1, bit for bit.")
+                print("Prefix hashing would store all of it again.")
+            else:
+                print("no whole block was like a stored one: these passages are too short.")
 
 
 def next_token(model: Any, ids: list[int], hit: Hit | None) -> torch.Tensor:
