@@ -325,7 +325,7 @@ class StoreConfig:
                 settings[key] = [part for part in text.split(",") if part]
             elif key == "tenants":
                 settings[key] = _json(name, text)
-            elif key in _known(cls) or key in ("device", "host", "disk"):
+            elif key in _known(cls):
                 settings[key] = _number(text)
             else:
                 raise ConfigError(

@@ -17,8 +17,10 @@ from kvstore.cli import stores
 from kvstore.cli.errors import FAILED, OK, leave, told
 from kvstore.cli.output import AsJson, err, line, print_json, progress_bars, size
 from kvstore.core.identity import ModelIdentity
+from kvstore.errors import StoreNotFound
 from kvstore.metrics import NOTICES, Metric
 from kvstore.store import KVStore
+from kvstore.stored import stored_identity
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.transfer.portable import writing_config
 
@@ -90,11 +92,13 @@ def warmup(
 @contextlib.contextmanager
 def _folder(store: Path, dry_run: bool) -> Iterator[Path]:
     """What is opened: an empty folder that goes again, where there is no store and none is to be made."""
-    if not dry_run or (store / "store.json").exists():
+    with contextlib.ExitStack() as held:
+        if dry_run:
+            try:
+                stored_identity(store)
+            except StoreNotFound:
+                store = Path(held.enter_context(tempfile.TemporaryDirectory()))
         yield store
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def _loaded(model: Path, dtype: str, prompts: Path, form: str | None) -> tuple[Any, Any, list[list[int]]]:

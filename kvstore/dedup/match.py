@@ -77,15 +77,12 @@ class DonorMatcher:
     def _plan_chain(self, chain: Sequence[Block]) -> list[tuple[DonorSpan, ...]]:
         if not chain:
             return []
-        tokens = self._path(chain) if self.members else None
-        # Its own sequence says little that its context does not, and would leave holes where others look for this one.
-        # Looked up once: the path to each block would be walked from the beginning.
-        own = self._records(chain[0].namespace, tokens) if tokens is not None else None
+        path = self._path(chain) if self.members else None
         plans = []
         for block in chain:
             spans: tuple[DonorSpan, ...] = ()
-            if tokens is not None and own is not None and block.end <= len(tokens) and self._may_join(block):
-                spans = self._match(block, tokens, own[: -(-block.end // self.block_tokens)])
+            if path is not None and block.end <= len(path[0]) and self._may_join(block):
+                spans = self._match(block, *path)
             if spans:
                 spans = spans if self.residency.join(block, _donors(spans)) else ()
             if not spans:
@@ -96,23 +93,22 @@ class DonorMatcher:
     def _may_join(self, block: Block) -> bool:
         return not block.alone and not self.residency.is_kept(block.record)
 
-    def _path(self, chain: Sequence[Block]) -> Tokens | None:
-        """All tokens of the sequence up to the end of the last block that is not replaced yet; None where there is
-        none."""
+    def _path(self, chain: Sequence[Block]) -> tuple[Tokens, npt.NDArray[np.uint64]] | None:
+        """All tokens of the sequence up to the end of the last block that is not replaced yet, and its records; None
+        where there is none. Looked up once: for each block it would be walked from the beginning."""
         for block in reversed(chain):
             with contextlib.suppress(KeyError):
-                _, tokens = self.residency.index.path(block.record)
-                return tokens
+                namespace, tokens = self.residency.index.path(block.record)
+                return tokens, self.residency.index.match(namespace, tokens, touch=False).records
         return None
-
-    def _records(self, namespace: bytes, tokens: Tokens) -> npt.NDArray[np.uint64]:
-        return self.residency.index.match(namespace, tokens, touch=False).records
 
     def _match(self, block: Block, tokens: Tokens, own: npt.NDArray[np.uint64]) -> tuple[DonorSpan, ...]:
         begin = max(0, block.start - _CONTEXT_TOKENS)
         # What follows the block tells more of the blocks that its end lies in.
         window = np.ascontiguousarray(tokens[begin : block.end + self.block_tokens])
-        found = self.content.find(block.namespace, window, block.start - begin, exclude=own)
+        # Its own sequence says little that its context does not, and would leave holes where others look for this one.
+        here = own[: -(-block.end // self.block_tokens)]
+        found = self.content.find(block.namespace, window, block.start - begin, exclude=here)
         spans: list[DonorSpan] = []
         for span in found:
             start = begin + span.start - block.start

@@ -23,12 +23,13 @@ from kvstore.codecs.registry import codec_label
 from kvstore.config import MIB
 from kvstore.core import late_work
 from kvstore.core.workers import Workers
-from kvstore.errors import LayerLost, StoreBusy, StoreForked
+from kvstore.errors import LayerLost, StoreForked
 from kvstore.gate.gate import Gate
 from kvstore.metrics import Metric
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import ByLayers
-from kvstore.read.stripes import INTERRUPTED, Lost, Stripe, StripedBlock, Striping
+from kvstore.read.stripes import DECODING, Lost, Stripe, StripedBlock, Striping
+from kvstore.residency.lifecycle import interrupted
 from kvstore.residency.residency import Residency
 from kvstore.tiers.base import SealedSource
 
@@ -253,7 +254,7 @@ class LayerDecode:
         if unit.done:
             return
         if unit.is_here:
-            raise StoreBusy(INTERRUPTED)
+            raise interrupted(DECODING)
         thread = threading.get_ident()
         with unit.lock:  # no call stands before the `try`, or behind its end, so no interrupt comes there
             unit.thread = thread

@@ -28,10 +28,10 @@ from kvstore.core.record import (
     padded,
     parse,
 )
-from kvstore.errors import StoreBusy
 from kvstore.metrics import Metric, Metrics
 from kvstore.read.block_read import BlockRead
 from kvstore.read.decode import check_identity
+from kvstore.residency.lifecycle import interrupted
 from kvstore.tiers.base import Part, ReadsAhead, Source, StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.disk.fs import is_passing
@@ -41,14 +41,9 @@ from kvstore.tiers.profiles import Profiles
 _PART_BYTES, _LEAST_BYTES, _MOST_PARTS = 160 * KIB, 6 * MIB, 8
 # The first layer may take so many times its share of a record, and is read with the beginning of that.
 _MARGIN = 2
+DECODING = "the decoding of a layer"
 # What may be under way, or wait to be decoded.
 _AHEAD_BYTES = 12 * MIB
-
-
-INTERRUPTED = (
-    "a layer was being decoded in this thread, and was interrupted by the code that makes this call (a signal handler, "
-    "or a finalizer); let that code raise or set a flag, and call the store afterwards"
-)
 
 
 class Finishes(Protocol):
@@ -228,7 +223,7 @@ class Finishing:
         with self._lock:
             here = any(one.is_here for one in self._all)
         if here:
-            raise StoreBusy(INTERRUPTED)
+            raise interrupted(DECODING)
 
     def finish(self) -> None:
         """Let all of them finish. Raises as `check` does."""

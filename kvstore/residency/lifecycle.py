@@ -19,6 +19,14 @@ T = TypeVar("T")
 _TIMED = {"get": Timing.GET, "put": Timing.PUT}
 
 
+def interrupted(what: str) -> StoreBusy:
+    """Return the error for a call that would wait for what it interrupts."""
+    return StoreBusy(
+        f"{what} was interrupted in this thread by the code that makes this call (a signal handler, or a finalizer); "
+        "let that code raise or set a flag, and call the store afterwards"
+    )
+
+
 class CallGuard:
     """Makes every call of a store; calls run in parallel.
 
@@ -73,10 +81,7 @@ class CallGuard:
             if not running.locked():
                 self._began.pop(running, None)
             elif thread == mine:
-                raise StoreBusy(
-                    "a call of this store was interrupted in this thread by the code that makes this call (a signal "
-                    "handler, or a finalizer); let that code raise or set a flag, and call the store afterwards"
-                )
+                raise interrupted("a call of this store")
 
     @property
     def idle_s(self) -> float:

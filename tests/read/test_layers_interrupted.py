@@ -33,7 +33,7 @@ def test_a_call_that_would_wait_for_itself_says_so(tmp_path: Path, monkeypatch: 
 
         def interrupted(self: LayerDecode, unit: Any, work: Any) -> None:
             monkeypatch.setattr(LayerDecode, "_decode", decode)
-            with pytest.raises(StoreBusy, match="a layer was being decoded in this thread") as error:
+            with pytest.raises(StoreBusy, match="the decoding of a layer was interrupted in this thread") as error:
                 CALLS[call](store, hit)
             told.append(error.value)
             decode(self, unit, work)
