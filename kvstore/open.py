@@ -403,7 +403,7 @@ def _open_put_path(
         config.write_queue_bytes,
         _group_bytes(config, base.identity.layout),
         _encoder(base, assembler, precedence).encode,
-        GroupCommit(residency, sessions, _ager(base, fetcher.executor)).commit,
+        GroupCommit(residency, sessions, _ager(base, fetcher.executor)),
         tick,
         base.metrics,
         tidy=pool.collect,  # otherwise the next put would do it

@@ -1,15 +1,17 @@
-"""Writes a group of puts to disk in one commit, and says what became of each block."""
+"""Writes groups of puts to disk, each in one commit, and says what became of each block."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from kvstore.core.results import FlushResult
 from kvstore.metrics import Metric
 from kvstore.residency.residency import Residency
 from kvstore.residency.sessions import SessionTable
-from kvstore.tiers.disk.writes import SealedRecord
+from kvstore.tiers.disk.writes import GroupWrite, SealedRecord
 from kvstore.write.aging import Ager
 from kvstore.write.queue import WriteBatch
 
@@ -26,14 +28,24 @@ class GroupCommit:
     sessions: SessionTable
     ager: Ager | None = None
 
-    def commit(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> FlushResult:
-        """Write a group with one commit; afterwards its blocks are no longer queued.
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return a context in which nobody else writes to the disk; groups are begun and finished in it."""
+        disk = self.residency.disk
+        return contextlib.nullcontext() if disk is None else disk.paused()
+
+    def begin(self, sealed: Sequence[SealedRecord], beside: bool) -> GroupWrite:
+        """Begin to write the records of a group; see `DiskTier.begin`."""
+        disk = self.residency.disk
+        return GroupWrite() if disk is None else disk.begin(sealed, beside)
+
+    def finish(self, group: Sequence[WriteBatch], begun: GroupWrite) -> FlushResult:
+        """Commit a group; afterwards its blocks are no longer queued.
 
         A full or failing disk drops blocks, which is counted.
 
         Args:
             group: the batches, the oldest first.
-            sealed: the records of those of their blocks that are still wanted.
+            begun: the records of those of their blocks that are still wanted.
 
         Returns:
             How many blocks are durable, and how many were dropped.
@@ -42,8 +54,8 @@ class GroupCommit:
         sessions = [session for batch in group for session in batch.sessions]
         written: set[int] = set()
         if residency.disk is not None:
-            on_disk = residency.disk.write(
-                sealed,
+            on_disk = residency.disk.finish(
+                begun,
                 superseded=[residency.replaced_by(batch.blocks) for batch in group],
                 changed=[change for batch in group for change in batch.changed],
                 sessions=sessions,

@@ -1,7 +1,8 @@
 """The write queue: blocks that were put are encoded and written by two threads of the store's own.
 
-One thread encodes a group for the host tier and for the disk; the other writes and commits the group before it. A
-put is never split over two groups, so it is durable whole or not at all.
+One thread encodes a group for the host tier and for the disk; the other writes and commits the groups before it. While
+a group is committed, the bytes of the next one are on their way to the disk. A put is never split over two groups, so
+it is durable whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from kvstore.config import PAGE_BYTES
 from kvstore.core.results import FlushResult
 from kvstore.core.session_record import SessionChange
 from kvstore.core.waiting import Bell
-from kvstore.core.workers import Task, Workers
+from kvstore.core.workers import Workers
 from kvstore.errors import BlocksLost
 from kvstore.metrics import Metric, Metrics
 from kvstore.residency.block import Block
@@ -25,6 +28,7 @@ from kvstore.tiers.disk.writes import SealedRecord
 
 _log = logging.getLogger(__name__)
 _FEW = 1_024  # batches, which take no time to be counted
+_IN_A_ROW = 8  # groups; then others may write to the disk who wait for it
 
 
 Change = tuple[int, float | None, bool]
@@ -62,8 +66,27 @@ class WriteBatch:
 
 
 Encode = Callable[[Sequence[Block]], list[SealedRecord]]
-Commit = Callable[[Sequence[WriteBatch], Sequence[SealedRecord]], FlushResult]
 Tick = Callable[[], None]
+
+
+class GroupBegun(Protocol):
+    """A group that is being written."""
+
+    def wait(self) -> None:
+        """Return when its bytes are written, or the write has failed."""
+
+
+class GroupWriter(Protocol):
+    """What makes groups durable, one after the other. For one thread; nothing of it may raise."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return a context in which nobody else writes; groups are begun and finished in it."""
+
+    def begin(self, sealed: Sequence[SealedRecord], beside: bool) -> GroupBegun:
+        """Begin to write records. beside: they are written by another thread meanwhile, else they are on return."""
+
+    def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
+        """Commit a group that was begun, in the order in which they were, and say what became of it."""
 
 
 class WriteQueue:
@@ -77,16 +100,21 @@ class WriteQueue:
         queue_bytes: raw bytes that may wait.
         group_bytes: about this many bytes (`WriteBatch.disk_bytes`) are written with one commit.
         encode: makes the records of the blocks of a group. If it raises, the blocks are dropped, logged and counted.
-        commit: writes a group durably, and says what became of it. Must not raise.
+        writer: writes groups durably.
         tick: is called about every `tick_s` seconds and before each group. Must not raise.
         tidy: is called when a group is written and nobody here refers to it any more. Must not raise.
 
     Example:
+        >>> import contextlib, threading
         >>> written = []
-        >>> def commit(group, sealed):
-        ...     written.extend(group)
-        ...     return FlushResult(durable_blocks=0, dropped_blocks=0)
-        >>> queue = WriteQueue(1 << 20, 1 << 16, lambda blocks: [], commit, lambda: None, Metrics())
+        >>> class Writer:
+        ...     exclusive = contextlib.nullcontext
+        ...     def begin(self, sealed, beside):
+        ...         return threading.Barrier(1)
+        ...     def finish(self, group, begun):
+        ...         written.extend(group)
+        ...         return FlushResult(durable_blocks=0, dropped_blocks=0)
+        >>> queue = WriteQueue(1 << 20, 1 << 16, lambda blocks: [], Writer(), lambda: None, Metrics())
         >>> queue.submit(WriteBatch())
         >>> queue.begin()
         >>> queue.wait()
@@ -100,7 +128,7 @@ class WriteQueue:
         queue_bytes: int,
         group_bytes: int,
         encode: Encode,
-        commit: Commit,
+        writer: GroupWriter,
         tick: Tick,
         metrics: Metrics,
         tick_s: float = 1.0,
@@ -109,7 +137,7 @@ class WriteQueue:
         self._queue_bytes = queue_bytes
         self._group_bytes = group_bytes
         self._encode = encode
-        self._commit = commit
+        self._writer = writer
         self._tick = tick
         self._metrics = metrics
         self._tick_s = tick_s
@@ -118,11 +146,12 @@ class WriteQueue:
         self._taken = 0  # how many of them are in the hands of the threads, which alone change this
         self._bytes = 0
         self._durable = self._dropped = 0
+        self._ready: tuple[list[WriteBatch], Sequence[SealedRecord]] | None = None  # encoded, and nobody writes it yet
         self._failure: BaseException | None = None
         self._closing = False
         self._abandoned = False
         self._lock = threading.Lock()
-        self._submitted, self._written = Bell(), Bell()
+        self._submitted, self._taken_over, self._written = Bell(), Bell(), Bell()
         self._disk = Workers(1, "kvstore-disk")
         self._encoder = Workers(1, "kvstore-encode")
         self._encoder.start(self._run)
@@ -216,23 +245,16 @@ class WriteQueue:
         return self._bytes == 0 or self._bytes + nbytes <= self._queue_bytes or self._failure is not None
 
     def _run(self) -> None:
-        writing: Task[None] | None = None
         try:
             while (group := self._next_group()) is not None:
                 self._tick()
                 if not group:
                     continue
-                sealed = self._encoded([block for batch in group for block in batch.blocks])
+                self._ready = group, self._encoded([block for batch in group for block in batch.blocks])
+                del group
+                self._disk.start(self._write_ready)
                 # At most one group is being written while the next is encoded: that bounds the buffers.
-                if writing is not None:
-                    writing.result()
-                writing = Task(self._write, group, sealed)
-                del group, sealed
-                self._disk.start(writing)
-                if self._tidy is not None:
-                    self._disk.start(self._tidy)
-            if writing is not None:
-                writing.result()
+                self._taken_over.wait_for(lambda: self._ready is None or self._failure is not None)
         except BaseException as error:
             self._fail(error)
 
@@ -251,12 +273,34 @@ class WriteQueue:
             self._metrics.add(Metric.DROPPED_ENCODING, len(blocks), because=error)
             return ()
 
-    def _write(self, group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> None:
+    def _write_ready(self) -> None:
+        """Writes the group that is ready, if there is one, and those that become ready meanwhile."""
         try:
-            result = self._commit(group, sealed)
+            with self._writer.exclusive():
+                begun, number = self._begin(beside=False), 1
+                while begun is not None:
+                    following = self._begin(beside=True) if number < _IN_A_ROW else None
+                    try:
+                        self._finish(*begun)
+                    finally:
+                        if following is not None:
+                            following[1].wait()
+                    begun, number = following, number + 1
+                    if self._tidy is not None:
+                        self._tidy()
         except BaseException as error:
             self._fail(error)
-            raise
+
+    def _begin(self, beside: bool) -> tuple[list[WriteBatch], GroupBegun] | None:
+        """Takes the group that is ready, and begins to write it; None if there is none."""
+        ready, self._ready = self._ready, None
+        if ready is None:
+            return None
+        self._taken_over.ring()
+        return ready[0], self._writer.begin(ready[1], beside)
+
+    def _finish(self, group: list[WriteBatch], begun: GroupBegun) -> None:
+        result = self._writer.finish(group, begun)
         with self._lock:
             for batch in group:
                 self._open.pop(batch, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
+from remotestores import until
 from threadruns import HANGS_S
 
 from kvstore import KVStore
@@ -48,9 +50,15 @@ class Sink:
             self.second.set()
         return []
 
-    def persist(self, group: Sequence[WriteBatch], encoded: Sequence[SealedRecord]) -> FlushResult:
+    def exclusive(self) -> Any:
+        return contextlib.nullcontext()
+
+    def begin(self, sealed: Sequence[SealedRecord], beside: bool) -> Any:
         self.entered.set()
         assert self.gate.wait(HANGS_S)
+        return threading.Barrier(1)
+
+    def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
         self.groups.append(list(group))
         return FlushResult(sum(len(batch.blocks) for batch in group), 0)
 
@@ -69,7 +77,7 @@ def make(sink: Sink) -> Iterator[Callable[..., WriteQueue]]:
     made: list[WriteQueue] = []
 
     def make_one(queue_bytes: int = 100, group_bytes: int = 30, tick_s: float = 60.0) -> WriteQueue:
-        made.append(WriteQueue(queue_bytes, group_bytes, sink.encode, sink.persist, sink.ticks.set, Metrics(), tick_s))
+        made.append(WriteQueue(queue_bytes, group_bytes, sink.encode, sink, sink.ticks.set, Metrics(), tick_s))
         return made[-1]
 
     yield make_one
@@ -168,17 +176,68 @@ def test_who_tidies_finds_nothing_that_refers_to_a_group_that_was_written() -> N
         left.append(sum(written() is not None for written in gone))
         tidied.set()
 
-    def commit(group: Sequence[WriteBatch], sealed: Sequence[SealedRecord]) -> FlushResult:
-        gone.extend(weakref.ref(batch) for batch in group)
-        return FlushResult(len(group), 0)
+    class Notes(Sink):
+        def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
+            gone.extend(weakref.ref(batch) for batch in group)
+            return FlushResult(len(group), 0)
 
     gone: list[weakref.ref[WriteBatch]] = []
-    writer = WriteQueue(100, 30, lambda blocks: [], commit, lambda: None, Metrics(), tidy=tidy)
+    writer = WriteQueue(100, 30, lambda blocks: [], Notes(), lambda: None, Metrics(), tidy=tidy)
     writer.submit(batch(1))
     writer.begin()
     assert tidied.wait(HANGS_S)
     writer.close()
     assert (len(gone), left) == (1, [0])
+
+
+class Rows(Sink):
+    """Notes what is begun and finished, and while nobody else may write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        self.calls.append("[")
+        yield
+        self.calls.append("]")
+
+    def begin(self, sealed: Sequence[SealedRecord], beside: bool) -> Any:
+        self.calls.append("beside" if beside else "begin")
+        return super().begin(sealed, beside)
+
+    def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
+        self.calls.append(f"finish {group[0].blocks[0].record}")
+        return super().finish(group, begun)
+
+
+def test_a_group_that_is_ready_is_begun_before_the_one_before_it_is_committed() -> None:
+    rows = Rows()
+    writer = WriteQueue(1000, 5, rows.encode, rows, rows.ticks.set, Metrics())
+    rows.gate.clear()
+    for record in (1, 2):
+        writer.submit(batch(record))
+    writer.begin()
+    assert rows.second.wait(HANGS_S)  # encoded, while the first is being begun
+    until(lambda: writer._ready is not None)
+    rows.gate.set()
+    writer.wait()
+    writer.close()
+    assert rows.calls[:6] == ["[", "begin", "beside", "finish 1", "finish 2", "]"]
+
+
+def test_after_some_groups_in_a_row_others_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows()
+    monkeypatch.setattr(queue, "_IN_A_ROW", 2)
+    writer = WriteQueue(1000, 5, rows.encode, rows, rows.ticks.set, Metrics())
+    for record in range(1, 40):
+        writer.submit(batch(record))
+    writer.wait()
+    writer.close()
+    inside = "".join(call for call in rows.calls if call in ("[", "]") or call.startswith("finish"))
+    assert [int(call.removeprefix("finish ")) for call in rows.calls if call.startswith("finish")] == list(range(1, 40))
+    assert max(part.count("finish") for part in inside.split("]")) <= 2
 
 
 def test_flush_of_nothing_returns(make: Callable[..., WriteQueue]) -> None:
@@ -241,7 +300,7 @@ def test_blocks_that_cannot_be_encoded_are_dropped_and_what_follows_is_written(s
             raise MemoryError
         return encode(blocks)
 
-    writer = WriteQueue(100, 5, fails_at_first, sink.persist, sink.ticks.set, metrics)
+    writer = WriteQueue(100, 5, fails_at_first, sink, sink.ticks.set, metrics)
     writer.submit(batch(1))
     writer.submit(batch(2))
     writer.wait()
@@ -250,11 +309,13 @@ def test_blocks_that_cannot_be_encoded_are_dropped_and_what_follows_is_written(s
     writer.close()
 
 
-def test_a_thread_that_dies_makes_flush_say_so(sink: Sink) -> None:
-    def persist(group: Sequence[WriteBatch], encoded: Sequence[SealedRecord]) -> FlushResult:
+@pytest.mark.parametrize("step", ["exclusive", "begin", "finish"])
+def test_a_thread_that_dies_makes_flush_say_so(sink: Sink, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def dies(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    writer = WriteQueue(100, 30, sink.encode, persist, sink.ticks.set, Metrics())
+    monkeypatch.setattr(sink, step, dies)
+    writer = WriteQueue(100, 30, sink.encode, sink, sink.ticks.set, Metrics())
     writer.submit(batch(1))
     with pytest.raises(BlocksLost, match="1 blocks were not written") as error:
         writer.flush()

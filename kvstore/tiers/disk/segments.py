@@ -8,28 +8,18 @@ segment, as in threaded logging (F2FS, FAST 2015): then nothing has to be moved.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Sequence
 
 from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.emptier import Emptier
-from kvstore.tiers.disk.files import OpenFile, SegmentFiles, segment_path
-from kvstore.tiers.disk.fs import (
-    FileSystem,
-    NotAFile,
-    close_quietly,
-    lacks_descriptors,
-    read_all,
-    write_all,
-)
-from kvstore.tiers.disk.segment import Extent, Hold, Segment, Space, runs_of, taken
+from kvstore.tiers.disk.files import SegmentFiles, segment_path
+from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, read_all, write_all
+from kvstore.tiers.disk.segment import Extent, Hold, Segment, Space, taken
 from kvstore.tiers.disk.segment_file import is_segment_file, segment_header, segment_numbers
 
 _MAX_NUMBER = 1 << 31  # a file with a larger one is not ours: we count from 1
-T = TypeVar("T")
 
 
 class OutOfSpace(Exception):
@@ -52,12 +42,9 @@ class Segments:
 
     Example:
         >>> import tempfile
-        >>> from kvstore.tiers.buffers import BufferPool
         >>> folder = tempfile.TemporaryDirectory()
         >>> segments = Segments(FileSystem(), folder.name, 1 << 20, max_segments=4, store_id=bytes(16))
         >>> extent = segments.place(4096)
-        >>> segments.write([extent], [BufferPool(keep_bytes=0).take(4096).view])
-        >>> segments.sync([extent.segment])
         >>> segments.born(extent)
         >>> segments.settle(extent)
         >>> segments.live_bytes
@@ -81,9 +68,6 @@ class Segments:
         self.max_segments = max_segments
         self.store_id = store_id
         self.files = SegmentFiles(fs, directory, open_files)
-        # Files that were written and not synced stay open: an error of the disk is told to who had the file open then.
-        self._unsynced: dict[int, OpenFile] = {}
-        self._synced: set[int] = set()  # written in the same group, and synced so that fewer files are open
         self.by_number: dict[int, Segment] = {}
         self.free: dict[int, Segment] = {}  # empty ones by number, in the order in which they are used next
         self.lingering: set[int] = set()  # empty segments that were read when they became empty
@@ -172,7 +156,6 @@ class Segments:
 
     def close(self) -> None:
         self.files.close()
-        self._end_group()
         self.by_number.clear()
         self.lingering.clear()
         self.free.clear()
@@ -269,65 +252,8 @@ class Segments:
         else:
             self._spaces = [(segment.end, self.segment_bytes)] if spaces is None else spaces
 
-    def write(self, extents: Sequence[Extent], buffers: Sequence[memoryview]) -> None:
-        """Writes buffers to their extents, neighbours with one call. Durable only after `sync`."""
-        try:
-            for first, last in runs_of(extents):
-                file = self._to_be_written(extents[first].segment)
-                write_all(self.fs, file.fd, buffers[first:last], extents[first].offset)
-        except BaseException:
-            self._end_group()  # the caller gives up all that it wrote since the last sync
-            raise
-
-    def sync(self, numbers: Iterable[int]) -> None:
-        """Makes the segments durable. After a failure a segment is sealed: the kernel may have dropped the dirty
-        pages and marked them clean, so a second sync would prove nothing."""
-        try:
-            for number in numbers:
-                if self.by_number[number].sealed:  # since the records to be synced were placed there
-                    raise OSError(errno.EIO, f"segment {number} is sealed: an earlier sync of it failed")
-                if number not in self._synced:
-                    self._sync(number, self._unsynced.get(number) or self.files.get(number))
-        finally:
-            self._end_group()
-
-    def _end_group(self) -> None:
-        self._unsynced.clear()
-        self._synced.clear()
-
-    def _to_be_written(self, number: int) -> OpenFile:
-        """The open file of a segment, which stays open until it is synced."""
-        if number not in self._unsynced:
-            self._synced.discard(number)
-            if 2 * len(self._unsynced) >= self.files.most:
-                self._sync_early()
-            self._unsynced[number] = self._with_descriptors(self.files.get, number)
-        return self._unsynced[number]
-
-    def _with_descriptors(self, call: Callable[..., T], *arguments: Any) -> T:
-        """As of `SegmentFiles`; if none is left, files that wait for their sync are synced and closed for it."""
-        try:
-            return self.files.with_descriptors(call, *arguments)
-        except OSError as error:
-            if not lacks_descriptors(error) or not self._unsynced:
-                raise
-        self._sync_early()
-        return self.files.with_descriptors(call, *arguments)
-
-    def _sync_early(self) -> None:
-        while self._unsynced:
-            number, file = self._unsynced.popitem()
-            self._sync(number, file)
-            self._synced.add(number)
-
-    def _sync(self, number: int, file: OpenFile) -> None:
-        try:
-            self.fs.fdatasync(file.fd)
-        except OSError:
-            self.seal(number)
-            raise
-
     def seal(self, number: int) -> None:
+        """A sync of the segment failed: nothing is written to it again."""
         segment = self.by_number[number]
         segment.sealed = True
         self.refills.pop(number, None)
@@ -477,14 +403,14 @@ class Segments:
     def make(self) -> Segment:
         """Makes the file of one more segment, durably, and nothing else. Raises OSError."""
         number, path = self.next_number, segment_path(self.directory, self.next_number)
-        fd = self._with_descriptors(self.fs.open, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fd = self.files.with_descriptors(self.fs.open, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             # On a full disk the call fails but may leave a file of all that was left.
             self.fs.allocate(fd, self.segment_bytes)
             header = segment_header(number, self.segment_bytes, self.store_id)
             write_all(self.fs, fd, [memoryview(header)], 0)
             self.fs.fdatasync(fd)
-            self._with_descriptors(self.fs.sync_directory, self.directory)
+            self.files.with_descriptors(self.fs.sync_directory, self.directory)
         except OSError:
             with contextlib.suppress(OSError):
                 self.fs.unlink(path)

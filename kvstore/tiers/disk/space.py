@@ -22,6 +22,7 @@ from kvstore.tiers.disk.open import Opening
 from kvstore.tiers.disk.reclaim import FULL, LARGE_RECORD, Reclaim, live_limit, spaces_between
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import OutOfSpace, Segments
+from kvstore.tiers.disk.unsynced import Unsynced
 from kvstore.tiers.disk.usage import Usage
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class DiskSpace:
         self._lock = Guard(DISK)
         self._write_lock = Guard(DISK_WRITE)
         self._coming = 0  # new records of the group that is written; by _write_lock
+        self._begun: dict[Unsynced, int] = {}  # groups that are being written, and their bytes; by _write_lock
         self._orphans: list[int] = []  # records that the index forgot and the catalog could not; by _write_lock
         self._moves = 0  # segments that were emptied; by _write_lock
         self._outlasted: set[int] = set()  # segments whose readers outlasted a group that waited; by _write_lock
@@ -273,7 +275,8 @@ class DiskSpace:
             segments, size = self.segments, self._config.segment_bytes
             room = segments.room + (segments.available() - 1) * size
             if nbytes and self._are_large():  # what was written is not counted as live yet
-                return self._victims(1, 2 * nbytes) if self._is_over(2 * nbytes) else []
+                coming = nbytes + sum(self._begun.values())
+                return self._victims(1, coming) if self._is_over(coming) else []
         if not nbytes or nbytes <= room:
             return []
         return self._victims(min(_MOST_AHEAD, -(-(nbytes - room) // size)))
@@ -375,11 +378,21 @@ class DiskSpace:
         """The segments that are left alone for a while, because moving from them failed."""
         return {number for number, until in self._retry_at.items() if until > self._moves}
 
-    def _placed(self, nbytes: int, reserve: bool = False) -> Extent:
-        """As `Segments.place`. If that needs a new file, it is made without `_lock`, so that no get waits for it."""
+    def _unsynced(self) -> Unsynced:
+        """What the writes of one group are made with."""
+        return Unsynced(self.segments, self._seal, tuple(self._begun))
+
+    def _seal(self, number: int) -> None:
+        with self._lock:
+            self.segments.seal(number)
+
+    def _placed(self, nbytes: int, reserve: bool = False, unsynced: Unsynced | None = None) -> Extent:
+        """As `Segments.place`. If that needs a new file, it is made without `_lock`, so that no get waits for it.
+
+        unsynced: what the caller wrote already, whose files are closed where descriptors are lacking."""
         with self._lock:
             lacking = self.segments.lacks_file(nbytes, reserve)
-        made = self.segments.make() if lacking else None
+        made = (unsynced or self._unsynced()).with_descriptors(self.segments.make) if lacking else None
         with self._lock:
             if made is not None:
                 self.segments.add(made)
@@ -388,7 +401,7 @@ class DiskSpace:
     def _copied(self, number: int) -> list[Entry]:
         """Copies the records of a segment, durable on return; the caller settles the writes. If one cannot be copied,
         nothing is."""
-        copies: list[Entry] = []
+        copies, unsynced = list[Entry](), self._unsynced()
         try:
             for entry in self.catalog.in_segment(number):
                 buffer = self._pool.take(entry.extent.nbytes)
@@ -398,10 +411,10 @@ class DiskSpace:
                     self.metrics.add(Metric.DISK_READ_ERRORS, because=error)
                     self._retry_at[number] = self._moves + _MOVES_UNTIL_RETRY
                     raise OutOfSpace from error
-                extent = self._placed(entry.extent.nbytes, reserve=True)
+                extent = self._placed(entry.extent.nbytes, True, unsynced)
                 copies.append(replace(entry, extent=extent))
-                self.segments.write([extent], [buffer.view])
-            self.segments.sync({entry.extent.segment for entry in copies})
+                unsynced.write([extent], [buffer.view])
+            unsynced.sync({entry.extent.segment for entry in copies})
         except BaseException:
             self._settle_writes(entry.extent for entry in copies)
             with self._lock:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvstore.config import StoreConfig
 from kvstore.core.guard import Guard
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.workers import Workers
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.base import StorageTier
 from kvstore.tiers.buffers import Buffer, BufferPool
@@ -114,6 +115,8 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
     def _open(self, opening: Opening, identity: ModelIdentity) -> Scan:
         """Open everything, or nothing."""
         with contextlib.ExitStack() as undo:
+            self._beside = Workers(0 if self.read_only else 1, "kvstore-write")
+            undo.callback(self._beside.close)
             superblock = opening.superblock(identity, self._writer)
             undo.callback(self._writer.release)
             self.digest = superblock.digest
@@ -148,6 +151,7 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
 
     def close(self) -> None:
         """Close files and release the writer lock. Idempotent."""
+        self._beside.close()
         with self._write_lock, self._lock:
             self.catalog.close()
             self.segments.close()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvstore.core.record import FLAG_PINNED, RecordHeader, padded
 from kvstore.core.session_record import SessionChange
+from kvstore.core.workers import Task, Workers
 from kvstore.metrics import Metric
 from kvstore.tiers.buffers import Buffer
 from kvstore.tiers.disk.entry import Entry, entry_of
@@ -22,6 +23,7 @@ from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.erase import DiskErase
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segments import OutOfSpace
+from kvstore.tiers.disk.unsynced import Unsynced
 
 _PLACE_ATTEMPTS = 4
 # A group waits so long in all for gets that still read segments in which nothing lives any more.
@@ -43,9 +45,44 @@ class SealedRecord:
     buffer: Buffer
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """A record that has a place in a segment; its bytes are being written there."""
+
+    header: RecordHeader
+    parent: int
+    extent: Extent
+
+
+@dataclass(frozen=True, eq=False)
+class GroupWrite:
+    """A group of records that is being written; what `DiskTier.begin` returns. For one thread.
+
+    Attributes:
+        placed: its records; those that found no space were dropped.
+        writing: the write of their bytes; None where there is nothing to be written to.
+        unsynced: what they are written with.
+    """
+
+    placed: Sequence[_Placed] = ()
+    writing: Task[None] | None = None
+    unsynced: Unsynced | None = None
+
+    @property
+    def extents(self) -> Sequence[Extent]:
+        """Where the records lie."""
+        return [row.extent for row in self.placed]
+
+    def wait(self) -> None:
+        """Return when the bytes are written, or the write has failed."""
+        if self.writing is not None:
+            self.writing.is_done(-1)
+
+
 class DiskWrites(DiskErase):
     """What `DiskTier` does to make changes durable. Thread-safe: see `DiskSpace` for the locks."""
 
+    _beside: Workers  # the thread that writes the bytes of a group while the one before is committed
     _alive: Callable[[int], bool]  # whether a record is still wanted; called under _write_lock
     _quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]] | None
     _is_full = False  # whether the group found the file system full; by _write_lock
@@ -83,46 +120,97 @@ class DiskWrites(DiskErase):
             failed: nothing changed.
         """
         with self._write_lock:
-            try:
-                for digest in {record.header.namespace for record in sealed}:
-                    self.namespace(digest)
-            except CatalogError as error:
-                self.metrics.add(Metric.CATALOG_ERRORS, because=error)
-                self._reopen_catalog()
-                return None
-            placed = self._write_records(sealed)
-            try:
-                ahead = {entry.record: entry for entry in self._evict_ahead(sum(e.nbytes for _, e in placed))}
-                entries = {
-                    d.header.record_id: entry_of(d.header, extent, d.parent, self.namespaces[d.header.namespace])
-                    for d, extent in placed
-                    if self._alive(d.header.record_id)
-                }
-                if self._quotas is not None:
-                    ahead |= self._within_quotas(self._quotas, sealed, entries)
-                self._leave_orphaned_members(entries, ahead)
-                gone = {e.record: e for e in self._replaced(superseded, entries)} | ahead
-                written = set(entries)
-                for (record, expiry, pinned), stored in zip(changed, self._known([c[0] for c in changed]), strict=True):
-                    # The record may be of this very group, changed by an earlier put of it, or on its way out.
-                    entry = entries.get(record, stored)
-                    if entry is not None and record not in gone:
-                        entries[record] = _changed(entry, expiry, pinned)
-                if not self._commit(list(entries.values()), list(gone.values()), sessions):
-                    self._orphans += ahead
-                    return None
-            finally:
-                self._settle_writes(extent for _, extent in placed)
-            self._count_written(written, placed)
-            return written
+            return self.finish(self.begin(sealed), superseded, changed, sessions)
 
-    def _count_written(self, written: set[int], placed: Sequence[tuple[SealedRecord, Extent]]) -> None:
-        members = [(record.header, extent) for record, extent in placed if record.header.donors]
+    def begin(self, sealed: Sequence[SealedRecord], beside: bool = False) -> GroupWrite:
+        """Place the records of a group, and begin to write them; nobody finds them before `finish`, which each group
+        needs, in the order in which they were begun. The caller keeps others from writing meanwhile (`paused`).
+
+        Args:
+            sealed: records to write.
+            beside: write on a thread of its own, while the caller finishes the group before; the buffers are held until
+                that is done. Otherwise they are written on return.
+        """
+        self._write_lock.check_held()
+        try:
+            for digest in {record.header.namespace for record in sealed}:
+                self.namespace(digest)
+        except CatalogError as error:
+            self.metrics.add(Metric.CATALOG_ERRORS, because=error)
+            self._reopen_catalog()
+            return GroupWrite()
+        placed, unsynced = self._place_all(sealed), self._unsynced()
+        extents = [extent for _, extent in placed]
+        writing = Task(_write, unsynced, extents, [record.buffer for record, _ in placed])
+        group = GroupWrite([_Placed(x.header, x.parent, extent) for x, extent in placed], writing, unsynced)
+        self._begun[unsynced] = sum(extent.nbytes for extent in extents)
+        if beside:
+            self._beside.start(writing)
+        else:
+            writing()
+        return group
+
+    def finish(
+        self,
+        group: GroupWrite,
+        superseded: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+        changed: Sequence[tuple[int, float | None, bool]] = (),
+        sessions: Sequence[SessionChange] = (),
+    ) -> set[int] | None:
+        """Make a group durable that was begun. Arguments and result: see `write`."""
+        self._write_lock.check_held()
+        if group.writing is None or group.unsynced is None:
+            return None
+        try:
+            placed = group.placed if self._is_synced(group, group.writing, group.unsynced) else ()
+            ahead = {entry.record: entry for entry in self._evict_ahead(sum(row.extent.nbytes for row in placed))}
+            entries = {
+                row.header.record_id: entry_of(
+                    row.header, row.extent, row.parent, self.namespaces[row.header.namespace]
+                )
+                for row in placed
+                if self._alive(row.header.record_id)
+            }
+            if self._quotas is not None:
+                ahead |= self._within_quotas(self._quotas, placed, entries)
+            self._leave_orphaned_members(entries, ahead)
+            gone = {e.record: e for e in self._replaced(superseded, entries)} | ahead
+            written = set(entries)
+            for (record, expiry, pinned), stored in zip(changed, self._known([c[0] for c in changed]), strict=True):
+                # The record may be of this very group, changed by an earlier put of it, or on its way out.
+                entry = entries.get(record, stored)
+                if entry is not None and record not in gone:
+                    entries[record] = _changed(entry, expiry, pinned)
+            if not self._commit(list(entries.values()), list(gone.values()), sessions):
+                self._orphans += ahead
+                return None
+        finally:
+            del self._begun[group.unsynced]
+            self._settle_writes(group.extents)
+        self._count_written(written, placed)
+        return written
+
+    def _is_synced(self, group: GroupWrite, writing: Task[None], unsynced: Unsynced) -> bool:
+        """Makes the bytes of a group durable; False, and its records are dropped, where that fails."""
+        numbers = {extent.segment for extent in group.extents}
+        try:
+            writing.result()
+            unsynced.sync(numbers)
+        except OSError as error:
+            self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+            self.metrics.add(Metric.DROPPED_WRITE_ERROR, len(group.placed))
+            with self._lock:
+                self.segments.abandon(numbers)
+            return False
+        return True
+
+    def _count_written(self, written: set[int], placed: Sequence[_Placed]) -> None:
+        members = [row for row in placed if row.header.donors]
         self.metrics.add(Metric.DISK_WRITTEN_RECORDS, len(written))
-        self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(extent.nbytes for _, extent in placed))
-        self.metrics.add(Metric.DISK_WRITTEN_RAW_BYTES, sum(record.header.raw_bytes for record, _ in placed))
-        self.metrics.add(Metric.DISK_WRITTEN_MEMBER_BYTES, sum(extent.nbytes for _, extent in members))
-        self.metrics.add(Metric.DISK_WRITTEN_MEMBER_RAW_BYTES, sum(header.raw_bytes for header, _ in members))
+        self.metrics.add(Metric.DISK_WRITTEN_BYTES, sum(row.extent.nbytes for row in placed))
+        self.metrics.add(Metric.DISK_WRITTEN_RAW_BYTES, sum(row.header.raw_bytes for row in placed))
+        self.metrics.add(Metric.DISK_WRITTEN_MEMBER_BYTES, sum(row.extent.nbytes for row in members))
+        self.metrics.add(Metric.DISK_WRITTEN_MEMBER_RAW_BYTES, sum(row.header.raw_bytes for row in members))
 
     def rewrite(self, sealed: Sequence[tuple[Entry, SealedRecord]]) -> set[int]:
         """Put the same blocks, coded otherwise, in place of records, in one commit. Never raises for a failing disk.
@@ -143,17 +231,17 @@ class DiskWrites(DiskErase):
                 if entry is not None and entry.extent == was.extent
             ]
             self._set_most(self._most_segments(len(rows)))
-            moved: list[Entry] = []
+            moved, unsynced = list[Entry](), self._unsynced()
             try:
                 for entry, new in rows:
                     nbytes = padded(new.header.record_bytes)
                     with self._lock:
                         if not self.segments.has_room([nbytes]):
                             break
-                    extent = self._placed(nbytes)
+                    extent = self._placed(nbytes, unsynced=unsynced)
                     moved.append(replace(entry, extent=extent, codec=new.header.codec))
-                    self.segments.write([extent], [new.buffer.view])
-                self.segments.sync({entry.extent.segment for entry in moved})
+                    unsynced.write([extent], [new.buffer.view])
+                unsynced.sync({entry.extent.segment for entry in moved})
                 self._commit_moves(moved, ())
             except OutOfSpace:
                 return set()
@@ -220,12 +308,12 @@ class DiskWrites(DiskErase):
     def _within_quotas(
         self,
         quotas: Callable[[Sequence[tuple[int, bytes, int]]], tuple[Sequence[int], Collection[int]]],
-        sealed: Sequence[SealedRecord],
+        placed: Sequence[_Placed],
         entries: dict[int, Entry],
     ) -> dict[int, Entry]:
         """Takes those out of `entries` that have no room within the quotas of their namespaces; returns what is to go
         for the others."""
-        digests = {record.header.record_id: record.header.namespace for record in sealed}
+        digests = {row.header.record_id: row.header.namespace for row in placed}
         records, refused = quotas([(r, digests[r], entry.nbytes) for r, entry in entries.items()])
         for record in refused:
             del entries[record]
@@ -246,7 +334,8 @@ class DiskWrites(DiskErase):
             del entries[record]
             self.metrics.add(Metric.DROPPED_MEMBERS)
 
-    def _write_records(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
+    def _place_all(self, sealed: Sequence[SealedRecord]) -> list[tuple[SealedRecord, Extent]]:
+        """Finds places for the records of a group; those that find none are dropped, and counted."""
         placed: list[tuple[SealedRecord, Extent]] = []
         self._is_full = False
         self._make_room(len(sealed))
@@ -259,16 +348,6 @@ class DiskWrites(DiskErase):
                 self.metrics.add(Metric.DROPPED_NO_SPACE, because=self._why_full())
             else:
                 placed.append((record, extent))
-        try:
-            self.segments.write([e for _, e in placed], [d.buffer.view for d, _ in placed])
-            self.segments.sync({e.segment for _, e in placed})
-        except OSError as error:
-            self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
-            self.metrics.add(Metric.DROPPED_WRITE_ERROR, len(placed))
-            with self._lock:
-                self.segments.abandon({extent.segment for _, extent in placed})
-            self._settle_writes(extent for _, extent in placed)
-            return []
         return placed
 
     def _make_room_for(self, sizes: Sequence[int], patient_until: float) -> None:
@@ -348,6 +427,10 @@ class DiskWrites(DiskErase):
         self.metrics.add(Metric.EXPIRED_SESSIONS, expired)
         self.metrics.add(Metric.EVICTED_SESSIONS, evicted)
         return True
+
+
+def _write(unsynced: Unsynced, extents: Sequence[Extent], buffers: Sequence[Buffer]) -> None:
+    unsynced.write(extents, [buffer.view for buffer in buffers])
 
 
 def _changed(entry: Entry, expiry: float | None, pinned: bool) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from kvstore.tiers.disk.rebuild import scan_segment
 from kvstore.tiers.disk.reclaim import live_limit, spaces_between
 from kvstore.tiers.disk.segment import Extent, taken
 from kvstore.tiers.disk.tier import DiskTier
-from kvstore.tiers.disk.writes import SealedRecord
+from kvstore.tiers.disk.writes import GroupWrite, SealedRecord
 
 SEGMENT, SEGMENTS = 2 * MIB, 12
 LEAST, MOST = 130 * KIB, 300 * KIB
@@ -89,6 +90,23 @@ class Full:
         written = self.tier.write([self.draft(record, nbytes) for record, nbytes in rows.items()]) or set()
         self.sizes |= {record: rows[record] for record in written}
         return written
+
+    def write_in_a_row(self, groups: int, count: int = 3) -> None:
+        """As `write`, so many groups, the bytes of each beside the commit of the one before."""
+        begun: deque[tuple[dict[int, int], GroupWrite]] = deque()
+        with self.tier.paused():
+            for _ in range(groups):
+                rows = {self.next + i: self.chance.randint(self.least, MOST) for i in range(count)}
+                self.next += count
+                drafts = [self.draft(record, nbytes) for record, nbytes in rows.items()]
+                begun.append((rows, self.tier.begin(drafts, beside=bool(begun))))
+                if len(begun) > 1:
+                    self._finish(*begun.popleft())
+            self._finish(*begun.popleft())
+
+    def _finish(self, rows: dict[int, int], group: GroupWrite) -> None:
+        written = self.tier.finish(group) or set()
+        self.sizes |= {record: rows[record] for record in written}
 
     def read(self, entry: Entry) -> bytes:
         buffer = self.pool.take(entry.extent.nbytes)
@@ -229,6 +247,38 @@ def test_a_segment_that_fails_to_take_a_write_is_left_alone_until_it_is_empty(fu
     for segment in worn:
         if segment.worn:
             assert {e.record for e in full.tier.catalog.in_segment(segment.number)} <= before[segment.number]
+    full.check()
+
+
+def test_groups_in_a_row_are_whole_while_others_are_evicted(full: Full) -> None:
+    for turn in range(12):
+        before = full.next
+        full.write_in_a_row(8)
+        assert full.next - before == 24
+        assert full.next - 1 in full.sizes  # the last of them was written
+        if turn % 4 == 3:
+            full.check()
+    assert not full.count(Metric.DROPPED_NO_SPACE)
+    full.reopen()
+    full.check()
+
+
+def test_of_groups_in_a_row_those_are_dropped_whose_write_fails(full: Full) -> None:
+    assert isinstance(full.fs, FailingWrites)
+    with full.tier.paused():
+        first = {full.next: LEAST}
+        one = full.tier.begin([full.draft(full.next, LEAST)])
+        full.fs.failing = True
+        other = full.tier.begin([full.draft(full.next + 1, LEAST)], beside=True)
+        other.wait()
+        full.fs.failing = False
+        full._finish(first, one)
+        assert full.next in full.sizes
+        assert full.tier.finish(other) == set()
+    full.next += 2
+    assert (full.count(Metric.DISK_WRITE_ERRORS), full.count(Metric.DROPPED_WRITE_ERROR)) == (1, 1)
+    full.check()
+    assert len(full.write()) == 3
     full.check()
 
 

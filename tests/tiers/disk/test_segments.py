@@ -15,6 +15,7 @@ from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.segment import Extent
 from kvstore.tiers.disk.segment_file import is_segment_of, segment_header, segment_numbers
 from kvstore.tiers.disk.segments import OutOfSpace, Segments
+from kvstore.tiers.disk.unsynced import Unsynced
 
 SEGMENT = 64 * KIB
 ROOM = SEGMENT - PAGE_BYTES
@@ -102,8 +103,9 @@ def test_what_is_written_is_read_back(segments: Segments) -> None:
         buffer = pool.take(extent.nbytes)
         buffer.view[:] = bytes([number + 1]) * extent.nbytes
         buffers.append(buffer)
-    segments.write(extents, [b.view for b in buffers])
-    segments.sync({e.segment for e in extents})
+    group = Unsynced(segments, segments.seal)
+    group.write(extents, [b.view for b in buffers])
+    group.sync({e.segment for e in extents})
     for number, extent in enumerate(extents):
         buffer = pool.take(extent.nbytes)
         segments.read(extent.segment, [buffer.view], extent.offset)
@@ -198,7 +200,7 @@ def test_a_failed_sync_seals_the_segment_and_is_not_repeated(tmp_path: Path) -> 
     commit(segments, extent)
     fs.failing, fs.calls = True, 0
     with pytest.raises(OSError, match="injected"):
-        segments.sync({1})
+        Unsynced(segments, segments.seal).sync({1})
     assert fs.calls == 1
     fs.failing = False
     assert segments.by_number[1].sealed
