@@ -40,7 +40,7 @@ from benchmarks.common import (
 )
 from benchmarks.peers.stores import Peer, peers
 from benchmarks.peers.stores.lmcache import compare
-from benchmarks.peers.stores.ours import Ours
+from benchmarks.peers.stores.ours import BLOCK, Ours
 from kvstore import KVLayout, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.read.result import allocate
 from kvstore.tiers.buffers import BufferPool
@@ -150,15 +150,17 @@ def add_shares(rows: Rows, case: str, seconds: dict[str, float], spent: float) -
 
 
 def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
-    """Single blocks, then sequences of 16 MiB whose blocks lie together as they were put; each at random."""
+    """Single blocks, then sequences of 16 MiB, and of 2,048 tokens, whose blocks lie together as they were put; each at
+    random."""
     record, rounds = SIZES[name], 3 if quick else 7
     total, amount = (192 * MIB, 64 * MIB) if quick else (512 * MIB, 128 * MIB)
     picks = np.random.default_rng(0)
     singles = Ours(folder / "singles", record, 2 * total, put_bytes=record)
     whole = Ours(folder / "sequences", record, 2 * total)
+    long = Ours(folder / "2048-tokens", record, 2 * total, put_bytes=2048 // BLOCK * record)
 
     def gets(ours: Ours, threads: int) -> float:
-        numbers = [int(n) for n in picks.integers(0, ours.sequences, amount // ours.put_bytes)]
+        numbers = [int(n) for n in picks.integers(0, ours.sequences, max(1, amount // ours.put_bytes))]
         with ThreadPoolExecutor(threads) as pool:
             begin = time.perf_counter()
             if threads == 1:
@@ -168,7 +170,7 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
                 list(pool.map(lambda number: ours.get(number, "disk"), numbers))
             return time.perf_counter() - begin
 
-    for ours in (singles, whole):
+    for ours in (singles, whole, long):
         ours.write(total)
         gets(ours, 1)
     with direct_file(folder, total) as descriptor:
@@ -186,6 +188,7 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
                 "one": lambda: gets(singles, 1),
                 "two": lambda: gets(singles, 2),
                 "sequences": lambda: gets(whole, 1),
+                "2048-tokens": lambda: gets(long, 1),
                 "O_DIRECT": lambda: reads(1, False),
                 HUGE: lambda: reads(1, True),
                 "O_DIRECT/two": lambda: reads(2, False),
@@ -193,8 +196,8 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
             },
             rounds,
         )
-    singles.store.close()
-    whole.store.close()
+    for ours in (singles, whole, long):
+        ours.store.close()
     two = {peer: seconds[f"{peer}/two"] for peer in ("O_DIRECT", HUGE)}
     case = f"cold-read/{name}"
     rows.add(f"ceiling/{case}", "read_GBps", amount / seconds["O_DIRECT"] / 1e9, "GB/s")
@@ -204,6 +207,7 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
         ("one", "", seconds),
         ("two", "/2-threads", two),
         ("sequences", "/sequences", seconds),
+        ("2048-tokens", "/2048-tokens", seconds),
     ):
         rows.add(f"store/{case}{suffix}", "read_GBps", amount / seconds[key] / 1e9, "GB/s")
         add_shares(rows, f"store/{case}{suffix}", ceilings, seconds[key])

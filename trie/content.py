@@ -228,8 +228,11 @@ class ContentIndex:
         return space
 
 
+_INTEGERS = (int, np.integer)  # a union would be made anew with every look
+
+
 def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= int(value) <= high
+    return isinstance(value, _INTEGERS) and not isinstance(value, bool) and low <= int(value) <= high
 
 
 def _is_record(record: object) -> TypeGuard[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -268,7 +269,7 @@ class Hit:
     states: tuple[State, ...] = ()
     reason: Reason = Reason.STORED
     withheld: int = 0
-    _room: list[KVLayers] = field(default_factory=list, repr=False, compare=False)
+    _room: list[Callable[[], KVLayers]] = field(default_factory=list, repr=False, compare=False)
     _layout: KVLayout | None = field(default=None, repr=False, compare=False)
     _where: Where = field(default=NOWHERE, repr=False, compare=False)
 
@@ -282,6 +283,10 @@ class Hit:
         more = f", exact_tokens={self.exact_tokens}, kl={self.kl:.2g}" if self.approximate else ""
         size = f"{self.nbytes / (1 << 20):.1f} MiB in {len(self.layers)} layers"
         return f"Hit(tokens={self.tokens}, tiers={{{tiers}}}, seconds={self.seconds:.4f}, {size}{more})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: no room behind its tensors."""
+        return {**self.__dict__, "_room": []}
 
     @property
     def approximate(self) -> bool:
@@ -300,7 +305,7 @@ class Hit:
         from kvstore.integrations.transformers.cache import cache_from_layers
 
         # pop and not a look: two threads must not both get it
-        room = self._room.pop() if self._room else None
+        room = self._room.pop()() if self._room else None
         cache = cache_from_layers(self.layers, room, self._layout, self.tokens, self.states)
         cache.is_approximate = self.approximate
         return cache

@@ -211,6 +211,7 @@ class Getter:
             begun = self.fetcher.begin(reads, by_layers=len(self.layout.layers) if is_lazy else 0)
             where = self.placement.decode_device(reads, request.device)
             out = allocate(self.layout, count, request.reserve_behind(count), self.fetcher.results, where)
+            layers: Any = out.layers(count)  # while the disk reads
         except BaseException:
             self.fetcher.residency.release([read.source for read in reads])  # or their space is never used again
             raise
@@ -227,7 +228,8 @@ class Getter:
         withheld = withheld if good == len(reads) else 0
         reason = self.count_short(request, reads, good, end, withheld, known)
         place = place_of([read.source for read in reads[:good]])
-        layers: Any = out.layers(end)
+        if end < count:
+            layers = out.layers(end)
         if later is not None and later.begin(out.view, end):
             layers = LazyLayers(layers, later.ready)
         hit = self.hit(request, out, layers, end, tiers, reason, withheld, place)
@@ -321,7 +323,7 @@ class Getter:
         self.metrics.add(Metric.GET_HITS)
         for name, amount in tiers.items():
             self.metrics.add(hit_tokens(name), amount)
-        reserved = [out.tensors] if out.has_reserve else []
+        reserved = [lambda: out.tensors] if out.has_reserve else []  # made with the first cache, if there is one
         states = tuple(state if request.on_cpu else state.to(request.device) for state in out.states)
         seconds = time.perf_counter() - request.begin
         return Hit(

@@ -91,14 +91,19 @@ class OutputBuffers:
     """Memory for a prefix, with undefined contents; `allocate` makes it.
 
     Attributes:
-        tensors: per layer (K, V), each `[1, heads, capacity, dim]`; of a layer with a window, only the last tokens.
         view: of the tokens, without what is reserved behind them.
         memory: of all tensors; None where each has its own.
+        own: the tensors where each has its own memory.
     """
 
-    tensors: KVLayers
     view: KVView
     memory: _Memory | None = None
+    own: KVLayers = ()
+
+    @property
+    def tensors(self) -> KVLayers:
+        """Per layer (K, V), each `[1, heads, capacity, dim]`; of a layer with a window, only the last tokens."""
+        return self.own if self.memory is None else self.memory.layers(self.memory.capacity)
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -110,15 +115,15 @@ class OutputBuffers:
         """Whether anything is reserved behind the tokens."""
         if self.memory is not None:
             return self.memory.capacity > self.view.tokens
-        return any(int(k.shape[2]) > self.view.tokens for k, _ in self.tensors)
+        return any(int(k.shape[2]) > self.view.tokens for k, _ in self.own)
 
     def layers(self, tokens: int) -> KVLayers:
         """Return the first `tokens` tokens of every tensor, without copying."""
         if self.memory is not None:
-            return self.tensors if self.memory.capacity <= tokens else self.memory.layers(tokens)
-        if all(k.shape[2] <= tokens for k, _ in self.tensors):
-            return self.tensors
-        return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.tensors)
+            return self.memory.layers(min(tokens, self.memory.capacity))
+        if all(k.shape[2] <= tokens for k, _ in self.own):
+            return self.own
+        return tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.own)
 
 
 def allocate(
@@ -142,7 +147,7 @@ def allocate(
     if device is None and not pinned:
         memory = _Memory(layout, capacity, pool)
         view = memory.view()
-        return OutputBuffers(memory.layers(capacity), view.narrow(0, tokens) if reserve else view, memory)
+        return OutputBuffers(view.narrow(0, tokens) if reserve else view, memory)
     dtype: torch.dtype = getattr(torch, layout.dtype)
     tensors = tuple(
         (
@@ -155,7 +160,7 @@ def allocate(
     if device is not None:
         # What runs on this stream may still use memory that torch hands out again, and decoding is on another stream.
         wait_for([device])
-    return OutputBuffers(tensors, view.narrow(0, tokens) if reserve else view)
+    return OutputBuffers(view.narrow(0, tokens) if reserve else view, own=tensors)
 
 
 def _pairs(flat: Sequence[torch.Tensor]) -> KVLayers:
@@ -173,7 +178,7 @@ def _allocate_windowed(layout: KVLayout, tokens: int, reserve: int) -> OutputBuf
     tensors: KVLayers = tuple((k, v) for k, v in pairs)
     held = tuple((k[0, :, :tokens], v[0, :, :tokens]) for k, v in tensors)
     snapshot = Snapshot() if layout.states else None
-    return OutputBuffers(tensors, GroupedView.of_cache(layout, held, tokens, snapshot=snapshot))
+    return OutputBuffers(GroupedView.of_cache(layout, held, tokens, snapshot=snapshot), own=tensors)
 
 
 def to_device(layers: KVLayers, device: Any) -> KVLayers:

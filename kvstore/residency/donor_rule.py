@@ -21,7 +21,7 @@ def may_be_donor(
     is_member: Flag,
     is_indexed: Flag,
     is_unwritten: Flag = False,
-) -> npt.NDArray[np.bool_]:
+) -> Flag:
     """Return whether others may be coded against a block.
 
     Args are scalars, or arrays `[n]` of one length.
@@ -37,16 +37,15 @@ def may_be_donor(
         is_unwritten: its write failed, so it is in memory only.
 
     Returns:
-        A 0-D bool array, or bools `[n]`.
+        A bool, or bools `[n]`.
 
     Example:
         >>> rule = dict(parent=6, tokens=64, block_tokens=64, expiry=0.0, is_member=False, is_indexed=True)
-        >>> bool(may_be_donor(record=7, **rule))
+        >>> may_be_donor(record=7, **rule)
         True
     """
-    whole = np.equal(tokens, block_tokens)  # tails are replaced when a sequence grows
-    lasting = np.equal(expiry, 0)  # it would have to keep its members alive beyond its own end
-    alone = np.logical_not(is_member)  # reading a member takes one step and not a chain of them
-    sane = np.not_equal(record, parent)  # an entry that names itself as its parent is damaged
-    there = np.logical_and(is_indexed, np.logical_not(is_unwritten))
-    return np.asarray(whole & lasting & alone & sane & there)
+    whole = tokens == block_tokens  # tails are replaced when a sequence grows
+    lasting = expiry == 0  # it would have to keep its members alive beyond its own end
+    alone = is_member ^ True  # reading a member takes one step and not a chain of them
+    sane = record != parent  # an entry that names itself as its parent is damaged
+    return whole & lasting & alone & sane & is_indexed & (is_unwritten ^ True)

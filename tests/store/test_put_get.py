@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,21 @@ def test_a_hit_becomes_a_fresh_transformers_cache_each_time(store: KVStore) -> N
         assert (cache.layers[0].keys[..., 20, :] == fill).all()
         assert same_kv([(layer.keys[..., :20, :], layer.values[..., :20, :]) for layer in cache.layers], kv_of(ids))
     assert same_kv(hit.layers, kv_of(ids))
+
+
+@torch.no_grad()
+def test_a_copy_of_a_hit_has_tensors_and_caches_of_its_own(store: KVStore) -> None:
+    ids = tokens(20)
+    put(store, ids)
+    hit = store.get(ids)
+    other, before = copy.deepcopy(hit), hit.cache()
+    after, more = other.cache(), torch.ones(1, 2, 1, 16).bfloat16()
+    for cache in (before, after):
+        cache.update(more, more, 0)
+        cache.layers[0].keys[..., :20, :].fill_(7)
+    assert_hit(store.get(ids), ids, 20)
+    assert after.layers[0].keys.data_ptr() != other.layers[0][0].data_ptr()  # nothing is reserved behind a copy
+    assert same_kv(other.layers, kv_of(ids))
 
 
 @torch.no_grad()
