@@ -198,8 +198,11 @@ def read(rows: Rows, folder: Path, name: str, quick: bool) -> None:
         )
     for ours in (singles, whole, long):
         ours.store.close()
+    add_reads(rows, f"cold-read/{name}", seconds, amount)
+
+
+def add_reads(rows: Rows, case: str, seconds: dict[str, float], amount: int) -> None:
     two = {peer: seconds[f"{peer}/two"] for peer in ("O_DIRECT", HUGE)}
-    case = f"cold-read/{name}"
     rows.add(f"ceiling/{case}", "read_GBps", amount / seconds["O_DIRECT"] / 1e9, "GB/s")
     rows.add(f"ceiling-huge-pages/{case}", "read_GBps", amount / seconds[HUGE] / 1e9, "GB/s")
     rows.add(f"ceiling/{case}/2-threads", "read_GBps", amount / two["O_DIRECT"] / 1e9, "GB/s")

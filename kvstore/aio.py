@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeVar, overload
 
 from kvstore.config import StoreConfig
 from kvstore.core.explanation import Explanation
+from kvstore.core.given_store import check_store
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
-from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
+from kvstore.core.results import ClusterInfo, CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.tokens import Tokens
-from kvstore.errors import ConfigError, StoreClosed
+from kvstore.errors import StoreClosed
 from kvstore.learning.status import LearningStatus
-from kvstore.metrics import Metrics
 from kvstore.residency.block_table import BlockTable
 from kvstore.residency.check import CheckReport
 from kvstore.residency.inventory import Inventory
@@ -35,6 +35,10 @@ class AsyncKVStore:
     Arguments, results and errors are those of `KVStore`. A task that is cancelled while it waits gives up its result
     alone: a call that a thread has begun ends, so that a put is whole; one that waits for a thread is not made. For one
     event loop at a time. Tensors given to `put` must not be written into before it returns.
+
+    Attributes:
+        store: the store itself, for what is not awaited: `generate(..., store=store.store)` on a thread,
+            `export(store.store)`, `last_request`, `learning`.
 
     Args:
         store: an open store; `close` closes it. Others may use it beside this.
@@ -60,11 +64,7 @@ class AsyncKVStore:
     def __init__(self, store: KVStore, *, threads: int = 8) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise ValueError(f"threads: expected an integer of at least 1, found {threads!r}")
-        if not isinstance(getattr(store, "metrics", None), Metrics):
-            raise ConfigError(
-                f"store: expected an open KVStore, found a {type(store).__name__}; AsyncKVStore.open(path, identity) "
-                "opens one"
-            )
+        check_store(store, "AsyncKVStore.open(path, identity) opens one", "an open KVStore")
         self.store = store
         self._executor = ThreadPoolExecutor(threads, "kvstore-async")
         self._closing = False
@@ -154,6 +154,10 @@ class AsyncKVStore:
         """Return a handle on a session; see `KVStore.session`."""
         return AsyncSession(self, self.store.session(name, namespace=namespace))
 
+    async def clusters(self, *arguments: Any, **options: Any) -> list[ClusterInfo]:
+        """See `KVStore.clusters`."""
+        return await self._run(self.store.clusters, *arguments, **options)
+
     async def inventory(self) -> Inventory:
         """See `KVStore.inventory`."""
         return await self._run(self.store.inventory)
@@ -237,6 +241,10 @@ class AsyncSession:
     async def save(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
         """See `Session.save`."""
         return await self._store._run(self._session.save, tokens, kv, **options)
+
+    async def point_to(self, tokens: Any, **options: Any) -> int:
+        """See `Session.point_to`."""
+        return await self._store._run(self._session.point_to, tokens, **options)
 
     async def resume(self, **options: Any) -> Hit | None:
         """See `Session.resume`."""

@@ -17,8 +17,9 @@ except ModuleNotFoundError as error:
     what = "kvstore.exporter needs prometheus_client; pip install 'kvstore-lm[prometheus]'"
     raise ModuleNotFoundError(what, name=error.name) from None
 
-from kvstore.errors import ConfigError, KVStoreError
-from kvstore.metrics import Metric, Metrics, hit_tokens
+from kvstore.core.given_store import check_store
+from kvstore.errors import KVStoreError
+from kvstore.metrics import Metric, hit_tokens
 from kvstore.store import KVStore
 from kvstore.timing import BUCKETS, NOWHERE, Timing
 
@@ -162,9 +163,7 @@ def export(store: KVStore, *, name: str | None = None, registry: CollectorRegist
     Raises:
         ConfigError: `store` is something else; nothing is registered.
     """
-    if not isinstance(getattr(store, "metrics", None), Metrics):
-        advice = "; give its `store`" if hasattr(store, "store") else ""
-        raise ConfigError(f"store: expected an open KVStore or SharedKVStore, found a {type(store).__name__}{advice}")
+    check_store(store, "open one with KVStore(path, identity)")
     collector = StoreCollector(store, store.path if name is None else name)
     asked: Any = collector  # any object with `collect` will do
     registry.register(asked)

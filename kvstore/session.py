@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
+import numpy as np
+
 from kvstore.core.arguments import end_of_life
 from kvstore.core.results import EraseResult, Hit, PutResult
 from kvstore.core.session_note import pack_metadata, unpack_metadata
@@ -134,6 +136,7 @@ class Session:
         tokens: Any,
         kv: Any,
         *,
+        then: Any = None,
         logprobs: Any = None,
         ttl: float | None = None,
         pin: bool = False,
@@ -145,6 +148,8 @@ class Session:
 
         Args:
             tokens, kv, logprobs: see `KVStore.put`.
+            then: tokens that follow these and that the cache lacks, as it does the last token of an answer. The session
+                stands for them, too.
             ttl: seconds after which the session is forgotten and its cache is removed, as `KVStore.put` does it.
             pin: see `KVStore.put`; the session itself is forgotten only after all that are not pinned.
             metadata: small facts to note beside the session: names, and of each None, a bool, a number, text, bytes, or
@@ -163,9 +168,12 @@ class Session:
             3
             >>> session.metadata
             {'user': 'ann'}
+            >>> done = session.save([11, 12, 13], kv, then=[14])
+            >>> session.tokens.tolist(), session.resume().tokens
+            ([11, 12, 13, 14], 3)
         """
         ids = as_tokens(tokens)
-        record = self._new_record(ids, ttl, pin, metadata)
+        record = self._new_record(ids if then is None else np.concatenate([ids, as_tokens(then)]), ttl, pin, metadata)
         return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
 
     def point_to(self, tokens: Any, *, ttl: float | None = None, metadata: Mapping[str, Any] | None = None) -> int:

@@ -71,8 +71,11 @@ def test_two_stores_are_told_apart_and_one_can_be_taken_out(tmp_path: Path) -> N
 def test_what_is_no_store_is_not_registered(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     with KVStore(tmp_path, identity(), config()) as store:
-        for given, advice in ((AsyncKVStore(store), "AsyncKVStore; give its `store`$"), ("a/path", "str$")):
-            with pytest.raises(ConfigError, match=f"expected an open KVStore or SharedKVStore, found a {advice}"):
+        for given, advice in (
+            (AsyncKVStore(store), "AsyncKVStore; give its `store`$"),
+            ("a/path", "'a/path'; open one"),
+        ):
+            with pytest.raises(ConfigError, match=f"expected an open KVStore or SharedKVStore, found {advice}"):
                 export(given, name="x", registry=registry)  # type: ignore[arg-type]
         assert not list(registry.collect())
 

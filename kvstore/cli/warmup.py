@@ -170,9 +170,10 @@ def _begin(report: WarmupReport) -> str:
 
 def _planned(report: WarmupReport, capacity: int) -> str:
     room = "" if report.bytes <= capacity else f"; the store holds at most {size(capacity)}: raise disk.bytes"
+    seconds = f"about {report.seconds:,.0f} s" if report.seconds >= 1 else "less than a second"
     return (
         f"{_begin(report)}{report.computed_tokens:,} to compute: {size(report.bytes)} before coding, "
-        f"about {report.seconds:,.0f} s{room}"
+        f"{seconds}{room}"
     )
 
 

@@ -71,8 +71,9 @@ def _save(
     session, note = store.session(name, namespace=namespace), _unpacked(metadata)
     if not start:
         return session.save(tokens, kv, metadata=note, **options)
+    then = options.pop("then", tokens[:0])
     done = _put(store, tokens, kv, start, namespace=namespace, **options)
-    session.point_to(tokens, ttl=options.get("ttl"), metadata=note)
+    session.point_to(np.concatenate([tokens, then]), ttl=options.get("ttl"), metadata=note)
     return done
 
 

@@ -53,6 +53,7 @@ class SharedSession:
         tokens: Any,
         kv: Any,
         *,
+        then: Any = None,
         logprobs: Any = None,
         ttl: float | None = None,
         pin: bool = False,
@@ -60,6 +61,8 @@ class SharedSession:
     ) -> PutResult:
         """See `Session.save`."""
         options = {"logprobs": as_plain(logprobs), "ttl": ttl, "pin": pin, "metadata": _packed(metadata)}
+        if then is not None:
+            options["then"] = as_tokens(then)
         return self._store_cache("session_save", as_tokens(tokens), kv, self._namespace, name=self.id, **options)
 
     def point_to(self, tokens: Any, *, ttl: float | None = None, metadata: Mapping[str, Any] | None = None) -> int:

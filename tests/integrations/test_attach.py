@@ -195,7 +195,7 @@ def test_namespace_session_ttl_and_pin_pass_through(store: KVStore, llama: Any) 
     assert [found[ids].pinned for ids in first] == [True, False, False, True]
     assert [found[ids].expires > 0 for ids in first] == [False, True, False, False]
     assert store.session("alice", namespace=b"a").exists
-    assert len(store.session("bob", namespace=b"b").tokens) == 26
+    assert len(store.session("bob", namespace=b"b").tokens) == 27
 
 
 def test_threads_share_a_model_and_each_hears_of_its_own(store: KVStore, llama: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from tiny_models import VOCABULARY, tiny
 from transformers import DeepseekV32Config, DynamicCache, StaticCache
 
-from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig
+from kvstore import AsyncKVStore, KVStore, ModelIdentity, StoreConfig, TierConfig
 from kvstore.errors import ConfigError, IdentityMismatch, ReadOnlyStore, StoreClosed, UnsupportedCache
 from kvstore.integrations.transformers import cache_layers, generate
 from kvstore.integrations.transformers.cache import cache_from_layers
@@ -68,7 +68,7 @@ def test_a_resumed_session_is_bit_identical_and_goes_on_the_same(tmp_path: Path,
     with _open(tmp_path / "store", model) as store:
         hit = store.session("s").resume()
         assert hit is not None
-        assert store.session("s").tokens.tolist() == first.sequences[0, :-1].tolist()
+        assert store.session("s").tokens.tolist() == first.sequences[0].tolist()  # the last one, too
     assert hit.tokens == first.sequences.shape[1] - 1
     assert _same(hit.layers, cache_layers(first.past_key_values))
     want = _in_memory(model, ids, cache_from_layers(cache_layers(first.past_key_values)))
@@ -134,7 +134,7 @@ def test_namespaces_do_not_share_and_a_session_lives_in_its_own(store: KVStore, 
     assert store.contains(out[0].tolist(), namespace=b"a") == 48
     assert store.contains(out[0].tolist(), namespace=b"b") == 0
     assert store.contains(out[0].tolist()) == 0
-    assert store.session("s", namespace=b"a").tokens.tolist() == out[0, :-1].tolist()
+    assert store.session("s", namespace=b"a").tokens.tolist() == out[0].tolist()
     assert len(store.session("s").tokens) == 0
 
 
@@ -161,6 +161,8 @@ def test_sampling_with_a_seed_is_the_same_with_and_without_stored_prefix(store: 
         ({"num_return_sequences": -2}, "num_return_sequences"),
         ({"num_return_sequences": 2, "session": "s"}, "session"),
         ({"session": ["s", "t"]}, "session"),
+        ({"session": 7}, "session: expected a name of its own for each of 1 rows, found 7"),
+        ({"session": [7]}, "session: expected a name"),
         ({"use_cache": False}, "use_cache"),
         ({"past_key_values": DynamicCache()}, "past_key_values"),
         ({"cache_implementation": "static"}, "cache_implementation"),
@@ -188,6 +190,8 @@ def test_a_path_is_neither_a_model_nor_a_store(store: KVStore, llama: Any) -> No
         generate("path", _tokens(4), store=store)
     with pytest.raises(ConfigError, match="store: expected an open KVStore or SharedKVStore, found 'path'"):
         generate(llama, _tokens(4), store="path")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="found AsyncKVStore; give its `store`"):
+        generate(llama, _tokens(4), store=AsyncKVStore(store))  # type: ignore[arg-type]
 
 
 def test_a_model_in_training_mode_is_refused(store: KVStore, llama: Any) -> None:

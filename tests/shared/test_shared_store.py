@@ -152,6 +152,11 @@ def test_a_session_that_grows_sends_what_is_new(tmp_path: Path, monkeypatch: pyt
         hit = session.resume()
         assert hit is not None
         assert hit.tokens == 30
+        more = tokens_of(1, 40)
+        for then, wanted in ([50, 51], 42), (None, 40):
+            assert session.save(more, kv_of(more), then=then).tokens == 40
+            assert session.tokens.tolist() == [*more.tolist(), *(then or [])]
+            assert len(session.tokens) == wanted
 
 
 def test_every_call_of_a_store_is_there() -> None:
@@ -228,8 +233,9 @@ def test_an_owner_may_be_the_only_one(tmp_path: Path) -> None:
         assert store.owns
         assert store.put(tokens, kv_of(tokens)).new_blocks == 3
         session = store.session("a")
-        session.save(tokens, kv_of(tokens), metadata={"a": 1})
+        session.save(tokens, kv_of(tokens), then=[7], metadata={"a": 1})
         assert session.metadata == {"a": 1}
+        assert session.tokens.tolist() == [*tokens.tolist(), 7]
         assert stored(store, tokens) == 10
         assert store.close().dropped_blocks == 0 == store.close().dropped_blocks
     with open_store_again(tmp_path) as again:

@@ -17,28 +17,30 @@ class Held:
     Attributes:
         row: of the batch cache.
         begin: the column of the first token.
+        then: what follows them, and the cache lacks.
     """
 
     tokens: list[int]
     row: int
     begin: int
+    then: list[int]
 
 
 def prompts(rows: Rows, copies: int) -> list[Held]:
     """Return the prompts of a batch, of which each has `copies` rows in the cache. Beams move from row to row, and
     nobody says which tokens they stand for; but up to the last token of the prompt those of a prompt are alike."""
     spans = zip(rows.tokens, rows.begins, strict=True)
-    return [Held(tokens, number * copies, begin) for number, (tokens, begin) in enumerate(spans)]
+    return [Held(tokens, number * copies, begin, []) for number, (tokens, begin) in enumerate(spans)]
 
 
 def answered(rows: Rows, sequences: torch.Tensor, eos: list[int], pad: list[int]) -> list[Held]:
-    """Return what `model.generate` returned, row by row, without the last token of each. eos, pad: as of `ends`."""
+    """Return what `model.generate` returned, row by row; the cache lacks the last of each. eos, pad: of `ends`."""
     copies = len(sequences) // len(rows.tokens)
     held = []
     for row, tokens in enumerate(sequences.tolist()):
         begin = rows.begins[row // copies]
         end = rows.columns + answer_length(tokens[rows.columns :], eos, pad) if len(sequences) > 1 else len(tokens)
-        held.append(Held(tokens[begin : end - 1], row, begin))
+        held.append(Held(tokens[begin : end - 1], row, begin, tokens[end - 1 : end]))
     return held
 
 

@@ -15,6 +15,7 @@ import torch
 
 from kvstore.core.arguments import end_of_life
 from kvstore.core.cache_argument import given_cache
+from kvstore.core.given_store import check_store
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.keys import namespace_digest
 from kvstore.core.results import RequestReport
@@ -26,7 +27,7 @@ from kvstore.integrations.transformers.answers import ends, setting
 from kvstore.integrations.transformers.feeding import is_fed
 from kvstore.integrations.transformers.generation import generate
 from kvstore.integrations.transformers.padding import Rows
-from kvstore.integrations.transformers.request import Request, RequestStore, check_store
+from kvstore.integrations.transformers.request import HOW_TO_OPEN, Request, RequestStore
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
 from kvstore.store import KVStore
@@ -147,8 +148,10 @@ class Attachment:
                 if reason is None:
                     self._tell(request.report(None))
         self.store.metrics.add(Metric.FALLBACK_NOT_SERVED, because=reason)
-        self._tell(request.report(reason))
-        return self._before(*args, **kwargs)
+        try:
+            return self._before(*args, **kwargs)
+        finally:
+            self._tell(request.report(reason))  # behind those of calls that it made itself
 
     def _tell(self, report: RequestReport) -> None:
         self.store.last_request = report
@@ -246,7 +249,7 @@ def attach(
 def _check(model: Any, tokenizer: Any, store: KVStore) -> None:
     if not callable(getattr(model, "generate", None)):
         raise ValueError(f"model: a {type(model).__name__} has no generate; pass a transformers model")
-    check_store(store)
+    check_store(store, HOW_TO_OPEN)
     _refuse_second(model)
     identity = ModelIdentity.from_transformers(model, tokenizer, regime=regime_of(store.identity.layout))
     difference = identity.difference(store.identity.fields())

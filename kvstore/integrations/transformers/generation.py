@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from kvstore.core.arguments import check_integer
 from kvstore.core.cache_argument import cache_of
 from kvstore.core.fingerprints import SAMPLED, differing_parts
+from kvstore.core.given_store import check_store
 from kvstore.core.identity import ModelIdentity, layout_difference
 from kvstore.core.layout import KVLayout
 from kvstore.core.media import check_text, text_end
@@ -31,7 +32,7 @@ from kvstore.integrations.transformers.observed import FirstPasses
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
-from kvstore.integrations.transformers.request import Request, RequestStore, check_store
+from kvstore.integrations.transformers.request import HOW_TO_OPEN, Request, RequestStore
 from kvstore.integrations.transformers.snapshots import store_places
 from kvstore.integrations.transformers.watch import identity_now
 from kvstore.metrics import Metric
@@ -93,7 +94,7 @@ def generate(
         input_ids: integers `[rows, n]`, n >= 1, padded on the left. At least each row's last token is computed.
         store: each row's prompt and answer, without the last token and what is too long, are put here. Of beams only
             the prompt is.
-        session: store them as the state of this session, which replaces the former one; of a batch, a name a row.
+        session: store them as the state of this session, the last token with it; of a batch, a name a row.
         namespace: see `KVStore.put`.
         approximate: start from tokens that were computed behind another prefix, too (see `KVStore.get`); the positions
             that `Hit` names are computed anew. The answer may differ from the model's own; nothing is stored then. Not
@@ -170,7 +171,7 @@ def _request(store: Any, namespace: str | bytes, call: _Call) -> Iterator[Reques
     if isinstance(store, RequestStore):  # of an attached model, which reports by itself
         yield store.request
         return
-    check_store(store)
+    check_store(store, HOW_TO_OPEN)
     request = Request(store, namespace, raises=True)
     request.asks(call.rows, call.copies)
     try:
@@ -307,7 +308,9 @@ def _store(
             kv = cache_from_layers(kv) if call.is_batch else kv  # no row of a batch is ever written again
         logprobs = None if scores is None else scores.logprobs(len(tokens), row.row, row.begin)
         if call.names:
-            store.session(call.names[number], namespace=namespace).save(tokens, kv, logprobs=logprobs)
+            then = row.then[: text_end(layout, row.then)] if len(tokens) == len(row.tokens) else []
+            session = store.session(call.names[number], namespace=namespace)
+            session.save(tokens, kv, then=then or None, logprobs=logprobs)
         else:
             store.put(tokens, kv, namespace=namespace, logprobs=logprobs)
 
@@ -316,10 +319,11 @@ def _names(session: str | Sequence[str] | None, rows: Rows, copies: int) -> Sequ
     """The names of the rows' sessions; none, if they are not to be sessions."""
     if session is None:
         return ()
-    names = [session] if isinstance(session, str) else list(session)
+    names = [session] if isinstance(session, str) else list(session) if isinstance(session, Sequence) else []
     if copies > 1:
         raise ValueError("session: a session has one answer; save it yourself if there are beams or several sequences")
-    if len(names) != len(rows.tokens) or len(set(names)) != len(names):
+    are_names = all(isinstance(name, str) for name in names)
+    if not are_names or len(names) != len(rows.tokens) or len(set(names)) != len(names):
         raise ValueError(f"session: expected a name of its own for each of {len(rows.tokens)} rows, found {session!r}")
     return names
 

@@ -3,7 +3,6 @@ sees it."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from typing import Any
@@ -12,13 +11,15 @@ from kvstore.config import StoreConfig
 from kvstore.core.explanation import Reason, why_short
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.results import Hit, PutResult, RequestReport
-from kvstore.errors import ConfigError, KVStoreError
+from kvstore.errors import KVStoreError
 from kvstore.gate.gate import Gate
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.logprobs import scores_of
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.metrics import Metric, Metrics
 from kvstore.store import KVStore
+
+HOW_TO_OPEN = "open one with KVStore(path, ModelIdentity.from_transformers(model, tokenizer))"
 
 
 class Request:
@@ -117,11 +118,11 @@ class Request:
             lambda: self.store.put(tokens, kv, namespace=self._namespace, logprobs=logprobs, **self.options), tokens
         )
 
-    def save(self, name: str, tokens: Any, kv: Any, logprobs: Any = None) -> PutResult:
+    def save(self, name: str, tokens: Any, kv: Any, then: Any, logprobs: Any = None) -> PutResult:
         """Save a session, with the options of the call. See `put`."""
         return self._kept(
             lambda: self.store.session(name, namespace=self._namespace).save(
-                tokens, kv, logprobs=logprobs, **self.options
+                tokens, kv, then=then, logprobs=logprobs, **self.options
             ),
             tokens,
         )
@@ -162,20 +163,6 @@ class Request:
             return self.store.explain(tokens, namespace=self._namespace, start=start).why
         except KVStoreError as error:
             return str(error)
-
-
-def check_store(store: Any) -> None:
-    """Check that an argument is a store.
-
-    Raises:
-        ConfigError: it is something else; the message says what to do.
-    """
-    if not isinstance(getattr(store, "identity", None), ModelIdentity):
-        found = repr(store) if isinstance(store, str | os.PathLike) else f"a {type(store).__name__}"
-        raise ConfigError(
-            f"store: expected an open KVStore or SharedKVStore, found {found}; open one with KVStore(path, "
-            "ModelIdentity.from_transformers(model, tokenizer))"
-        )
 
 
 class RequestStore:
@@ -239,5 +226,5 @@ class RequestSession:
         self._request = request
         self._name = name
 
-    def save(self, tokens: Any, kv: Any, *, logprobs: Any = None) -> PutResult:
-        return self._request.save(self._name, tokens, kv, logprobs)
+    def save(self, tokens: Any, kv: Any, *, then: Any = None, logprobs: Any = None) -> PutResult:
+        return self._request.save(self._name, tokens, kv, then, logprobs)
