@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from kvstore.cli import stores
@@ -20,6 +22,7 @@ from kvstore.store import KVStore
 
 _FIRST = 8  # tokens of a sequence that are printed
 _FIRST_TEXT = 64  # tokens whose text is
+_SHORT = 8  # so many tokens that sequences share are printed with what follows
 
 
 def ls(
@@ -29,11 +32,16 @@ def ls(
     tokenizer: stores.TokenizerFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stored sequences, the longest first; with --tokenizer the text that each begins with."""
+    """List stored sequences, the longest first; with --tokenizer the text of each, from where it parts from the others
+    of the list."""
     with told(as_json), _words(tokenizer) as text_of, stores.reading(store) as opened:
         wanted = stores.namespace_of(namespace)
         found = [s for s in opened.inventory().sequences if wanted is None or s.namespace == wanted]
-        rows = [{**_sequence(each), **text_of(each.tokens)} for each in found[: limit or None]]
+        listed = found[: limit or None]
+        rows = [{**_sequence(each), **text_of(each.tokens)} for each in listed]
+        if tokenizer is not None:
+            for row, each, start in zip(rows, listed, _partings([each.tokens for each in listed]), strict=True):
+                row |= {"parts_at": start, "parts": text_of(each.tokens[start:])["text"]}
     document = {"store": str(store), "sequences": rows, "count": len(found)}
     if as_json:
         print_json(document)
@@ -42,8 +50,8 @@ def ls(
     if rows:
         shown = [[row[name] if name != "bytes" else size(row[name]) for name in columns] for row in rows]
         table(
-            (*columns, "begins"),
-            [(*cells, row.get("text", row["begins"])) for cells, row in zip(shown, rows, strict=True)],
+            (*columns, "begins" if tokenizer is None else "text"),
+            [(*cells, _shown_text(row)) for cells, row in zip(shown, rows, strict=True)],
             cut=tokenizer is not None,
         )
     if namespace is not None and not found:
@@ -56,6 +64,28 @@ def _words(tokenizer: Path | None) -> Iterator[Callable[[Tokens], dict[str, str]
     """What makes {"text": ...} of the tokens that a sequence begins with; of none, nothing."""
     words = stores.load_tokenizer(tokenizer) if tokenizer is not None else None
     yield lambda tokens: {} if words is None else {"text": str(words.decode(tokens[:_FIRST_TEXT].tolist()))}
+
+
+def _partings(listed: Sequence[Tokens]) -> list[int]:
+    """Where each sequence parts from all others of a list: how many tokens it shares with the one most like it, and of
+    what another one continues the last token."""
+    order = sorted(range(len(listed)), key=lambda i: listed[i].astype(">u4").tobytes())
+    found = [0] * len(listed)
+    for one, other in itertools.pairwise(order):  # in this order the one most like it is beside it
+        a, b = listed[one], listed[other]
+        count = min(len(a), len(b))
+        differs = np.flatnonzero(a[:count] != b[:count])
+        shared = int(differs[0]) if len(differs) else count
+        for i in (one, other):
+            found[i] = max(found[i], min(shared, len(listed[i]) - 1))
+    return found
+
+
+def _shown_text(row: dict[str, Any]) -> Any:
+    """What the table says of the tokens: text where there is a tokenizer."""
+    if "text" not in row:
+        return row["begins"]
+    return f"… {row['parts']}" if row["parts_at"] > _SHORT else row["text"]
 
 
 def _sequence(found: SequenceInfo) -> dict[str, Any]:

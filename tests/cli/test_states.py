@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import calibrated
+import numpy as np
 import pytest
 from click.testing import Result
 from clistores import STATES, TOKENS, held, make_stores
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 import kvstore
 from kvstore import KVStore, ModelIdentity, StoreLocked
-from kvstore.cli import app, main
+from kvstore.cli import app, look, main
 from kvstore.cli.errors import DAMAGED, FAILED, FOREIGN, LOCKED, MISSING, OK, USAGE
 from kvstore.tiers.disk.fs import FileSystem
 
@@ -251,15 +252,24 @@ def test_beginnings_are_shown_as_text_that_cannot_steer_the_terminal(tmp_path: P
             ids = calibrated.tokenizer()(text).input_ids
             store.put(ids, kv_of(ids))
     listed = run("ls", str(tmp_path / "store"), *words).stdout
-    assert "a harbour\\n\\x1b[31m!!!" in listed
+    assert "… \\n\\x1b[31m!!!" in listed  # they share what comes before
+    assert "… , too" in listed
     assert "\x1b" not in listed
     assert max(map(len, listed.splitlines())) <= 150
     rows = json.loads(run("ls", str(tmp_path / "store"), *words, "--json").stdout)["sequences"]
     assert [row["text"] for row in rows] == [texts[0][:64], texts[1]]
+    assert [(row["parts_at"], row["parts"]) for row in rows] == [(9, texts[0][9:73]), (9, texts[1][9:])]
     shown = run("inspect", str(tmp_path / "store"), *words).stdout
     assert "\nshared beginnings\n-----------------\n" in shown
     assert "\nlayout\n------\nlayers" in shown
     assert "a harbou" in shown.rpartition("shared beginnings")[2]
+
+
+def test_where_a_sequence_parts_from_all_others() -> None:
+    listed = [np.array(ids, np.uint32) for ids in ([1, 2, 3, 4], [1, 2, 5], [1, 2, 3], [9], [1, 2, 5, 7, 7], [300, 1])]
+    assert look._partings(listed) == [3, 2, 2, 0, 3, 0]
+    assert look._partings(listed[:1]) == [0]
+    assert look._partings([]) == []
 
 
 def test_who_has_the_store_locked_is_told_for_the_shell(made: Path) -> None:
@@ -269,6 +279,11 @@ def test_who_has_the_store_locked_is_told_for_the_shell(made: Path) -> None:
     assert "KVStore" not in done.stderr
     with pytest.raises(StoreLocked, match="SharedKVStore"):
         KVStore(made / "locked", identity(), config())
+
+
+def test_completion_finds_what_is_public() -> None:
+    assert {"KVStore", "attach", "errors"} <= set(dir(kvstore))
+    assert {"generate", "warmup"} <= set(dir(kvstore.integrations.transformers))
 
 
 def test_the_version_is_printed_without_torch() -> None:

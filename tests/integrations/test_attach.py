@@ -270,6 +270,16 @@ def test_detach_gives_the_model_back(store: KVStore, llama: Any) -> None:
     assert store.last_request is None
 
 
+def test_what_is_said_last_is_of_the_outer_call(store: KVStore, llama: Any) -> None:
+    """Assisted decoding calls the assistant's own `generate`, which here is the attached one."""
+    said: list[Any] = []
+    with kvstore.attach(llama, None, store, on_request=said.append):
+        llama.generate(tokens(20), assistant_model=llama, **GREEDY)
+    assert len(said) > 1
+    assert store.last_request is said[-1]
+    assert "assistant_model" in said[-1].why
+
+
 def test_another_models_store_is_refused(store: KVStore) -> None:
     with pytest.raises(IdentityMismatch, match="another identity"):
         kvstore.attach(tiny("llama", seed=5), None, store)
