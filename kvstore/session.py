@@ -39,7 +39,7 @@ class SessionStore:
     sessions: SessionTable
     put_path: Callable[[], PutPath]
     slow: Callable[[str], SlowCall]
-    put: Callable[[Any, Any, bytes, Any, float | None, bool, tuple[bytes, SessionRecord]], PutResult]
+    put: Callable[[Any, Any, bytes, Any, float | None, bool, tuple[bytes, SessionRecord], int], PutResult]
     get: Callable[[Any, bytes, int | None, Any, int | None, bool, bool], Hit | None]
     depth: Callable[[bytes, Tokens], int]
 
@@ -172,9 +172,22 @@ class Session:
             >>> session.tokens.tolist(), session.resume().tokens
             ([11, 12, 13, 14], 3)
         """
-        ids = as_tokens(tokens)
+        return self._save(as_tokens(tokens), kv, 0, then, logprobs, ttl, pin, metadata)
+
+    def _save(
+        self,
+        ids: Tokens,
+        kv: Any,
+        start: int,
+        then: Any = None,
+        logprobs: Any = None,
+        ttl: float | None = None,
+        pin: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> PutResult:
+        """As `save`; start: as for `KVStore.put`."""
         record = self._new_record(ids if then is None else np.concatenate([ids, as_tokens(then)]), ttl, pin, metadata)
-        return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record))
+        return self._store.put(ids, kv, self._namespace, logprobs, ttl, pin, (self._key, record), start)
 
     def point_to(self, tokens: Any, *, ttl: float | None = None, metadata: Mapping[str, Any] | None = None) -> int:
         """Make the session stand for these tokens, whose cache is stored already, or will be computed again.

@@ -51,9 +51,13 @@ def perform(store: KVStore, call: str, arguments: dict[str, Any]) -> Any:
 
 
 def _put(store: KVStore, tokens: Tokens, kv: PreparedCache, start: int = 0, **options: Any) -> PutResult:
-    done = store.put(tokens, kv, start=start, **options)
+    return _checked(store, tokens, options.get("namespace", b""), start, store.put(tokens, kv, start=start, **options))
+
+
+def _checked(store: KVStore, tokens: Tokens, namespace: str | bytes, start: int, done: PutResult) -> PutResult:
+    """What a put of the tokens from `start` on returned, if those before were there."""
     nothing = not done.new_blocks + done.dropped_blocks
-    if start and nothing and store.contains(tokens, namespace=options.get("namespace", b"")) < len(tokens):
+    if start and nothing and store.contains(tokens, namespace=namespace) < len(tokens):
         raise PrefixMissing
     return done
 
@@ -68,13 +72,11 @@ def _save(
     start: int = 0,
     **options: Any,
 ) -> PutResult:
-    session, note = store.session(name, namespace=namespace), _unpacked(metadata)
-    if not start:
-        return session.save(tokens, kv, metadata=note, **options)
-    then = options.pop("then", tokens[:0])
-    done = _put(store, tokens, kv, start, namespace=namespace, **options)
-    session.point_to(np.concatenate([tokens, then]), ttl=options.get("ttl"), metadata=note)
-    return done
+    if start and store.contains(tokens[:start], namespace=namespace) < start:
+        raise PrefixMissing  # before the session stands for it
+    session = store.session(name, namespace=namespace)
+    done = session._save(tokens, kv, start, metadata=_unpacked(metadata), **options)
+    return _checked(store, tokens, namespace, start, done)
 
 
 def _session(store: KVStore, name: str, namespace: str | bytes, use: bool) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from kvstore.errors import StoreForked, WriterSilent
 from kvstore.shared.calls import result_of, to_wire
 from kvstore.shared.memory import allow_reader, probe
 from kvstore.shared.owner import FolderSocket
-from kvstore.shared.wire import Disconnected, Late, peer_of, receive, send
+from kvstore.shared.wire import Disconnected, Late, hang_up, peer_of, receive, send
 from kvstore.tiers.disk.fs import FileSystem
 from kvstore.tiers.disk.lock import WriterLock
 
@@ -72,7 +72,7 @@ class Link:
             send(sock, {"call": name, "arguments": to_wire(arguments)}, fd)
             answer = self._answer(sock, name, self._timeout_s if timeout_s is None else timeout_s)
         except BaseException:  # an interrupt, too: the answer to this call must not be taken for the next one's
-            sock.close()
+            hang_up(sock)  # nor may the owner go on to read memory that is the caller's again
             raise
         self._give_back(sock)
         return result_of(answer)

@@ -13,7 +13,7 @@ from kvstore.core.prepared import PreparedCache
 from kvstore.shared.calls import from_wire, pack_error, pack_result, perform
 from kvstore.shared.memory import can_read
 from kvstore.shared.shipment import fetch, unship
-from kvstore.shared.wire import Disconnected, Late, peer_of, receive, send
+from kvstore.shared.wire import Disconnected, Late, check_waits, peer_of, receive, send
 from kvstore.store import KVStore
 
 _log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Owner:
             while True:
                 message, fd = receive(sock)
                 try:
-                    answer = self._answer(message, fd, pid)
+                    answer = self._answer(message, fd, pid, sock)
                 finally:
                     if fd is not None:
                         os.close(fd)
@@ -134,7 +134,7 @@ class Owner:
             self._connections.pop(sock, None)
         sock.close()
 
-    def _answer(self, message: dict[str, Any], fd: int | None, pid: int) -> dict[str, Any]:
+    def _answer(self, message: dict[str, Any], fd: int | None, pid: int, sock: socket.socket) -> dict[str, Any]:
         try:
             arguments = from_wire(message.get("arguments"))
             call = message.get("call")
@@ -144,7 +144,10 @@ class Owner:
                 return {"result": can_read(pid, int(arguments["address"]))}
             if "shipment" in arguments:
                 arguments["kv"] = self._received(arguments, fd, pid)
+                check_waits(sock)
             return pack_result(perform(self._store, call, arguments))
+        except Disconnected:
+            raise
         except Exception as error:
             answer = pack_error(error)
             if answer.get("error") == "KVStoreError":

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
+from kvstore.core.arguments import end_of_life
+from kvstore.core.keys import namespace_digest
 from kvstore.core.results import EraseResult, Hit, PutResult
 from kvstore.core.session_note import pack_metadata, unpack_metadata
+from kvstore.core.session_record import session_key
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.shared.calls import as_plain
 
@@ -24,12 +27,15 @@ class SharedSession:
         change: Callable[..., Any],
         store_cache: Callable[..., PutResult],
         get: Callable[..., Hit | None],
+        forget: Callable[[str | bytes, Tokens], None],
     ) -> None:
+        session_key(namespace_digest(namespace), name)  # raises ValueError where one of them is malformed
         self.id = name
         self._namespace = namespace
         self._change = change
         self._store_cache = store_cache
         self._get = get
+        self._forget = forget
 
     @property
     def exists(self) -> bool:
@@ -60,13 +66,15 @@ class SharedSession:
         metadata: Mapping[str, Any] | None = None,
     ) -> PutResult:
         """See `Session.save`."""
-        options = {"logprobs": as_plain(logprobs), "ttl": ttl, "pin": pin, "metadata": _packed(metadata)}
+        end_of_life(ttl)
+        options = {"logprobs": as_plain(logprobs), "ttl": ttl, "pin": bool(pin), "metadata": _packed(metadata)}
         if then is not None:
             options["then"] = as_tokens(then)
         return self._store_cache("session_save", as_tokens(tokens), kv, self._namespace, name=self.id, **options)
 
     def point_to(self, tokens: Any, *, ttl: float | None = None, metadata: Mapping[str, Any] | None = None) -> int:
         """See `Session.point_to`."""
+        end_of_life(ttl)
         return int(self._session("point_to", tokens=as_tokens(tokens), ttl=ttl, metadata=_packed(metadata)))
 
     def resume(
@@ -86,7 +94,7 @@ class SharedSession:
     def fork(self, new_id: str) -> SharedSession:
         """See `Session.fork`."""
         self._session("fork", new_id=new_id)
-        return SharedSession(new_id, self._namespace, self._change, self._store_cache, self._get)
+        return SharedSession(new_id, self._namespace, self._change, self._store_cache, self._get, self._forget)
 
     @overload
     def delete(self, *, blocks: bool = False, erase: Literal[False] = False) -> bool: ...
@@ -96,7 +104,10 @@ class SharedSession:
 
     def delete(self, *, blocks: bool = False, erase: bool = False) -> bool | EraseResult:
         """See `Session.delete`."""
-        done: bool | EraseResult = self._session("delete", blocks=blocks, erase=erase)
+        gone = self.tokens if blocks else as_tokens([0])[:0]
+        done: bool | EraseResult = self._session("delete", blocks=bool(blocks), erase=bool(erase))
+        if len(gone):
+            self._forget(self._namespace, gone)  # what other sequences share comes back from the catalog
         return done
 
     def _found(self, use: bool) -> dict[str, Any] | None:

@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from kvstore.config import StoreConfig, as_config
 from kvstore.core.approximate import Approximate
-from kvstore.core.arguments import as_folder, check_integer
+from kvstore.core.arguments import as_folder, check_integer, end_of_life
 from kvstore.core.explanation import Explanation
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity, as_identity
@@ -262,7 +263,8 @@ class SharedKVStore:
         """See `KVStore.put`. In a process that is not the owner the tensors are copied before it returns."""
         ids = as_tokens(tokens)
         check_integer("start", start, 0, len(ids) - 1)
-        options = {"logprobs": as_plain(logprobs), "ttl": ttl, "pin": pin}
+        end_of_life(ttl)
+        options = {"logprobs": as_plain(logprobs), "ttl": ttl, "pin": bool(pin)}
         return self._store_cache("put", ids, kv, namespace, start, **options)
 
     @overload
@@ -274,7 +276,7 @@ class SharedKVStore:
     def delete(self, tokens: Any, *, namespace: str | bytes = b"", erase: bool = False) -> int | EraseResult:
         """See `KVStore.delete`. If the owner ends meanwhile, it is repeated, and may find nothing left to remove."""
         ids = as_tokens(tokens)
-        done: int | EraseResult = self._change("delete", 0, tokens=ids, namespace=namespace, erase=erase)
+        done: int | EraseResult = self._change("delete", 0, tokens=ids, namespace=namespace, erase=bool(erase))
         if done if isinstance(done, int) else done.removed_blocks:
             self._read(_forget, namespace, ids)
         return done
@@ -287,7 +289,7 @@ class SharedKVStore:
 
     def delete_namespace(self, namespace: str | bytes, *, erase: bool = False) -> int | EraseResult:
         """See `KVStore.delete_namespace`."""
-        done: int | EraseResult = self._change("delete_namespace", 0, namespace=namespace, erase=erase)
+        done: int | EraseResult = self._change("delete_namespace", 0, namespace=namespace, erase=bool(erase))
         self._read(_forget, namespace, None)
         return done
 
@@ -307,18 +309,18 @@ class SharedKVStore:
             dropped.
         """
         last = self._promised.last
-        done: FlushResult = self._change("flush", 0, remote=remote)
+        done: FlushResult = self._change("flush", 0, remote=bool(remote))
         self._promised.flushed(last)
         return replace(done, dropped_blocks=done.dropped_blocks + self._promised.take_lost())
 
     def compact(self, *, move: bool = True) -> CompactResult:
         """See `KVStore.compact`."""
-        done: CompactResult = self._change("compact", 0, move=move)
+        done: CompactResult = self._change("compact", 0, move=bool(move))
         return done
 
     def session(self, name: str, *, namespace: str | bytes = b"") -> SharedSession:
         """Return a handle on the session with this name, which need not exist yet. See `KVStore.session`."""
-        return SharedSession(name, namespace, self._change, self._store_cache, self.get)
+        return SharedSession(name, namespace, self._change, self._store_cache, self.get, partial(self._read, _forget))
 
     # ---- what reads it -------------------------------------------------------------------------------------------
 

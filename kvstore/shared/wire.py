@@ -6,6 +6,7 @@ What arrives is checked before memory is taken for it, and holds plain values on
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -32,9 +33,12 @@ def send(sock: socket.socket, message: dict[str, Any], fd: int | None = None) ->
 
     Raises:
         Disconnected: the other end is gone, or takes nothing within the timeout of the socket.
-        ValueError: the message is too large.
+        ValueError: the message is too large, or holds something that is not sent.
     """
-    body = msgpack.packb(message, use_bin_type=True)
+    try:
+        body = msgpack.packb(message, use_bin_type=True)
+    except TypeError as error:
+        raise ValueError(f"a call of another process takes plain values: {error}") from error
     if len(body) > MOST_BYTES:
         raise ValueError(f"tokens: what describes a call may take {MOST_BYTES} bytes, found {len(body)}")
     head = _HEAD.pack(_MAGIC, len(body))
@@ -104,6 +108,29 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
             raise Disconnected("the other end closed the connection")
         data += part
     return bytes(data)
+
+
+def check_waits(sock: socket.socket) -> None:
+    """Check that the other end still waits for its answer: what was read of its memory until now is what it sent.
+
+    Raises:
+        Disconnected: it has given up, and its memory may hold something else by now.
+    """
+    try:
+        waits = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        raise Disconnected(str(error)) from error
+    if not waits:
+        raise Disconnected("the other end has given up")
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close a connection, so that the other end notices, whoever else may have a copy of the descriptor."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 def peer_of(sock: socket.socket) -> int:

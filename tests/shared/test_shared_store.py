@@ -203,6 +203,71 @@ def test_sessions(tmp_path: Path) -> None:
         assert [row.id for row in store.sessions()] == []
 
 
+def test_a_session_that_grew_is_durable_with_its_blocks(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 30)
+    with children(tmp_path, 1, durability="put") as [owner], shared(tmp_path) as store:
+        store.put(tokens[:16], kv_of(tokens[:16]))
+        assert store.contains(tokens) == 16
+        store.session("ann").save(tokens, kv_of(tokens), then=[5])
+        owner.kill()
+    with open_store_again(tmp_path) as again:
+        assert again.contains(tokens) == 30
+        assert again.session("ann").tokens.tolist() == [*tokens.tolist(), 5]
+
+
+def test_a_session_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 2000)
+    with children(tmp_path, 1, session_bytes=3000), shared(tmp_path, session_bytes=3000) as store:
+        store.put(tokens[:40], kv_of(tokens[:40]))
+        store.flush()
+        with pytest.raises(ConfigError):
+            store.session("ann").save(tokens, kv_of(tokens))
+        store.flush()
+        assert (store.contains(tokens), store.session("ann").exists) == (40, False)
+
+
+def test_a_session_stands_for_no_tokens_whose_beginning_left(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 20)
+    with children(tmp_path, 1) as [child], shared(tmp_path) as store:
+        store.put(tokens[:16], kv_of(tokens[:16]))
+        store.flush()
+        assert store.contains(tokens) == 16
+        assert child.ask("delete", 1, 16) == 4
+        assert store.contains(tokens) == 16  # the reader believes it until it looks for a record
+        assert store.session("ann").save(tokens, kv_of(tokens)).new_blocks == 5
+        store.flush()
+        assert stored(store, tokens) == 20 == len(store.session("ann").tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("erase", [False, True])
+def test_the_cache_of_a_deleted_session_is_found_here_no_more(tmp_path: Path, erase: bool) -> None:
+    tokens, other = tokens_of(1, 20), np.concatenate([tokens_of(1, 20)[:8], tokens_of(2, 8)])
+    with children(tmp_path, 1), shared(tmp_path, host=1 << 20) as store:
+        for name, ids in (("ann", tokens), ("bob", other)):
+            store.session(name).save(ids, kv_of(ids))
+        store.flush()
+        for _ in range(5):  # the host tier of this process takes them in
+            assert (stored(store, tokens), stored(store, other)) == (20, 16)  # type: ignore[arg-type]
+        assert store.session("ann").delete(blocks=True, erase=erase)
+        assert store.contains(tokens) == stored(store, tokens) == 8  # type: ignore[arg-type]  # what bob shares
+        assert stored(store, other) == 16  # type: ignore[arg-type]
+
+
+def test_arguments_mean_what_they_mean_to_a_store(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 8)
+    with children(tmp_path, 1), shared(tmp_path) as store:
+        assert store.put(tokens, kv_of(tokens), pin=np.bool_(True)).pinned
+        assert store.delete(tokens, erase=np.bool_(True)).removed_blocks == 2
+        assert store.compact(move=np.bool_(False)).moved_records == 0
+        with pytest.raises(ValueError, match="ttl"):
+            store.put(tokens, kv_of(tokens), ttl=np.float32(5))
+        for session in ({"name": ""}, {"name": 5}, {"name": "a", "namespace": 5}):
+            with pytest.raises(ValueError):
+                store.session(**session)
+        with pytest.raises(ValueError, match="plain values"):
+            store._change("touch", tokens=object())
+
+
 def test_arguments_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     tokens = tokens_of(1, 4)
     with children(tmp_path, 1) as [child], shared(tmp_path) as store:

@@ -98,6 +98,37 @@ def test_an_owner_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path) 
         assert not store.owns
 
 
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("call", ["put", "save"])
+def test_a_put_whose_caller_gave_up_is_not_made_of_what_its_memory_holds_later(
+    tmp_path: Path, call: str, readable: bool
+) -> None:
+    """The owner reads the message when the caller's tensors are the caller's again."""
+    tokens, other = tokens_of(2, 10), tokens_of(3, 10)
+    with children(tmp_path, 1) as [owner], SharedKVStore(tmp_path, IDENTITY, config()) as store:
+        link = store._role.link
+        assert link is not None
+        link._timeout_s, link.is_readable = 0.2, readable
+        owner.signal(signal.SIGSTOP)
+        kv = kv_of(tokens)
+        try:
+            with pytest.raises(WriterSilent):
+                store.put(tokens, kv) if call == "put" else store.session("a").save(tokens, kv)
+            for k, v in kv:
+                k.fill_(7)
+                v.fill_(8)
+        finally:
+            owner.signal(signal.SIGCONT)
+        link._timeout_s = HANGS_S
+        store.put(other, kv_of(other))
+        store.flush()
+        assert stored(store, other) == 10  # type: ignore[arg-type]
+        for _ in range(20):
+            store.flush()
+            assert stored(store, tokens) in (0, 10)  # type: ignore[arg-type]  # and of the right bits
+        assert owner.ask("check") == ()
+
+
 def test_promises_are_forgotten_by_a_flush_that_began_after_them() -> None:
     promised = Promised()
     for number in range(1500):
