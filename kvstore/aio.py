@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from kvstore.core.explanation import Explanation
 from kvstore.core.given_store import check_store
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.loan import Loan
 from kvstore.core.results import ClusterInfo, CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.tokens import Tokens
 from kvstore.errors import StoreClosed
@@ -26,6 +28,7 @@ from kvstore.session import Session
 from kvstore.store import KVStore
 
 T = TypeVar("T")
+_LOOK_S = 0.002  # how often a task that was cancelled looks whether its tensors are still read
 _CLOSED = "the store is closed; open it again"
 
 
@@ -34,7 +37,8 @@ class AsyncKVStore:
 
     Arguments, results and errors are those of `KVStore`. A task that is cancelled while it waits gives up its result
     alone: a call that a thread has begun ends, so that a put is whole; one that waits for a thread is not made. For one
-    event loop at a time. Tensors given to `put` must not be written into before it returns.
+    event loop at a time. Tensors given to `put` must not be written into before it returns or raises: a put that is
+    cancelled before it has read them is not made, and one that reads them is waited for.
 
     Attributes:
         store: the store itself, for what is not awaited: `generate(..., store=store.store)` on a thread,
@@ -91,7 +95,7 @@ class AsyncKVStore:
 
     async def put(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
         """See `KVStore.put`."""
-        return await self._run(self.store.put, tokens, kv, **options)
+        return await self._run_lent(self.store.put, tokens, kv, **options)
 
     async def get(self, tokens: Any, **options: Any) -> Hit | None:
         """See `KVStore.get`."""
@@ -212,6 +216,18 @@ class AsyncKVStore:
             raise
 
 
+    async def _run_lent(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """As `_run`, for a call that reads tensors of the caller, which has them back when this returns or raises."""
+        loan = Loan()
+        try:
+            return await self._run(loan.run, call, *arguments, **options)
+        except asyncio.CancelledError:
+            while not loan.take_back():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(_LOOK_S)
+            raise
+
+
 def _close_if_opened(opening: Future[KVStore]) -> None:
     """Close a store that nobody waits for any more, on a thread."""
     if not opening.cancelled() and opening.exception() is None:
@@ -240,7 +256,7 @@ class AsyncSession:
 
     async def save(self, tokens: Any, kv: Any, **options: Any) -> PutResult:
         """See `Session.save`."""
-        return await self._store._run(self._session.save, tokens, kv, **options)
+        return await self._store._run_lent(self._session.save, tokens, kv, **options)
 
     async def point_to(self, tokens: Any, **options: Any) -> int:
         """See `Session.point_to`."""

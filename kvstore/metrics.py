@@ -249,6 +249,7 @@ class Metric(StrEnum):
         "fallback_reservation",
         "evictions from disk within a reservation, for the disk could not keep its budget otherwise",
     )
+    FALLBACK_OVER_BUDGET = "fallback_over_budget", "opens above the budget of the disk, for pins keep more than that"
     FALLBACK_EVICTION = "fallback_eviction", "evictions from disk by recency, for the policy had no record that may go"
     FALLBACK_BUFFERED_IO = "fallback_buffered_io", "opens on a file system without O_DIRECT"
     FALLBACK_READS_IN_TURN = (
@@ -379,6 +380,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.FALLBACK_RAW_CHUNKS: Notice(INFO, "nothing is lost but space"),
     Metric.FALLBACK_AGING: Notice(INFO, "they are coded when their sequence grows again; raise disk.bytes"),
     Metric.FALLBACK_RESERVATION: Notice(WARNING, "the catalog takes too much of disk.bytes; raise it, or reserve less"),
+    Metric.FALLBACK_OVER_BUDGET: Notice(WARNING, "it goes back as they are unpinned or deleted; raise disk.bytes"),
     Metric.FALLBACK_EVICTION: Notice(INFO, "nothing is lost but the choice; unpin what is not needed"),
     Metric.FALLBACK_ZEROS: Notice(INFO, "erases take longer here: put the store on a file system that can make holes"),
     Metric.FALLBACK_BUFFERED_IO: Notice(

@@ -337,7 +337,8 @@ def _open_base(
     if window:
         residency.listen(forgotten=recent.forget)
     if residency.disk is not None and not read_only:
-        residency.disk.keep_budget()
+        if not residency.disk.keep_budget():
+            metrics.add(Metric.FALLBACK_OVER_BUDGET)
         residency.shrink_to_quotas()
     if has_disk and not read_only:
         codecs.keep()

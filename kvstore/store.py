@@ -12,6 +12,7 @@ from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
 from kvstore.core.ending import check_may_open
 from kvstore.core.identity import ModelIdentity, as_identity
+from kvstore.core.loan import reading
 from kvstore.core.opening import Opening, wait_for_given_up
 from kvstore.core.prepared import PreparedCache
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult
@@ -159,8 +160,9 @@ class KVStore(StoreReports):
         put_path = self._put_path()
         layout, root = self.identity.layout, self._lookup.root(digest)
         request = PutRequest.of(layout, root, digest, tokens, logprobs, ttl, pin, start)
-        cache = PreparedCache.of(layout, kv, len(request.tokens) - start)
-        request = request.of_cache(cache.layers, cache.states)
+        with reading():
+            cache = PreparedCache.of(layout, kv, len(request.tokens) - start)
+            request = request.of_cache(cache.layers, cache.states)
         if session is not None:
             self._engine.sessions.check(session[1])
         with self._slow("put") as call:

@@ -18,6 +18,7 @@ from kvstore.core.arguments import as_folder, check_integer, end_of_life
 from kvstore.core.explanation import Explanation
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity, as_identity
+from kvstore.core.loan import reading
 from kvstore.core.prepared import PreparedCache
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, RequestReport, SessionInfo
 from kvstore.core.tokens import Tokens, as_tokens
@@ -203,7 +204,8 @@ class SharedKVStore:
         self, call: str, tokens: Tokens, kv: Any, namespace: str | bytes, start: int = 0, **options: Any
     ) -> PutResult:
         """Makes a call that takes a cache, of the tokens from `start` on."""
-        cache = PreparedCache.of(self.identity.layout, kv, len(tokens) - start)
+        with reading():
+            cache = PreparedCache.of(self.identity.layout, kv, len(tokens) - start)
         arguments = {"tokens": tokens, "namespace": namespace, **options}
         size = self.config.block_tokens
         whole = bool(options["pin"]) or self.identity.layout.is_grouped
@@ -216,7 +218,8 @@ class SharedKVStore:
                     return done
                 stored = 0 if whole else self.contains(tokens, namespace=namespace)
                 begin = max(start, min(stored, len(tokens) - 1) // size * size)
-                done = self._send_cache(role.link, call, {**arguments, "start": begin}, cache, begin - start)
+                with reading():  # by the owner, until it answers
+                    done = self._send_cache(role.link, call, {**arguments, "start": begin}, cache, begin - start)
             except PrefixMissing:
                 if whole or role.link is None:  # so the caller gave the end alone, and what comes before has left
                     return PutResult(len(tokens), 0, 0, 0, 0.0)

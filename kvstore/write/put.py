@@ -13,6 +13,7 @@ from kvstore.config import PAGE_BYTES
 from kvstore.core.explanation import Reason
 from kvstore.core.guard import PUT, Guard
 from kvstore.core.layout import KVLayers
+from kvstore.core.loan import reading
 from kvstore.core.precedence import Precedence
 from kvstore.core.record import padded
 from kvstore.core.results import FlushResult, PutResult
@@ -301,7 +302,8 @@ class PutPath(Erasing):
             waited += seconds
             # Nothing waits for the queue in here; what is pinned may, while its members are made to stand alone.
             with contextlib.nullcontext() if request.pin else self.precedence.short:
-                blocks = self._blocks(request, match, missing, layers, mutable)
+                with reading():
+                    blocks = self._blocks(request, match, missing, layers, mutable)
                 if not blocks and session is None and not self._changes_lives(request, match):
                     self._use(request, match)
                     break

@@ -108,6 +108,22 @@ def test_finding_12_a_put_that_pins_leave_no_space_for_says_so(tmp_path: Path) -
         assert stored(store, tokens(20, 5000)) == 20
 
 
+def test_a_store_whose_pins_are_above_its_budget_says_so_and_gives_back_what_is_deleted(tmp_path: Path) -> None:
+    with open_store(tmp_path, **{**DISK, "disk": TierConfig(64 * 64 * KIB, "raw"), "pinned_share": 0.9}) as store:
+        taken = pin_many(store, 240)
+    small = {**DISK, "disk": TierConfig(16 * 64 * KIB, "raw")}
+    with open_store(tmp_path, **small) as store:
+        budget = small["disk"].bytes
+        assert store.stats()["counters"]["fallback_over_budget"] == 1
+        assert store.stats()["disk"]["used_bytes"] > budget
+        for seed in taken[20:]:
+            store.delete(tokens(20, seed))
+        assert store.stats()["disk"]["used_bytes"] <= budget
+        assert {stored(store, tokens(20, seed)) for seed in taken[:20]} == {20}
+    with open_store(tmp_path, **small) as store:
+        assert "fallback_over_budget" not in store.stats()["counters"]
+
+
 @BOTH
 def test_finding_12_what_is_unpinned_is_evicted_in_turn(tmp_path: Path, settings: dict) -> None:
     with open_store(tmp_path, **settings) as store:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvcases import GatedFS
 from small_stores import config, identity, is_exact, kv_of, put, stored, tokens_of
+from threadruns import HANGS_S
 
 from kvstore import KVStore, Session, StoreClosed
 from kvstore.aio import AsyncKVStore, AsyncSession
 from kvstore.errors import ConfigError
+from kvstore.write import put as put_path
 
 
 def served(folder: Path, work: Callable[[AsyncKVStore], Awaitable[Any]], threads: int = 4) -> Any:
@@ -95,6 +98,70 @@ def test_the_loop_goes_on_while_a_call_waits(tmp_path: Path) -> None:
         assert await waiting
 
     served(tmp_path, work, threads=2)
+
+
+@pytest.mark.parametrize("call", ["put", "save"])
+def test_a_put_that_is_cancelled_while_it_waits_reads_nothing_later(tmp_path: Path, call: str) -> None:
+    """The caller has its tensors back, and writes into them."""
+    tokens, fs = tokens_of(1, 20), GatedFS()
+
+    async def work() -> None:
+        settings = config(write_queue_bytes=1)
+        async with AsyncKVStore(KVStore(tmp_path, identity(), settings, fs=fs)) as store:
+            await store.put(tokens_of(9, 4), kv_of(tokens_of(9, 4)))
+            await store.flush()
+            fs.shut()
+            await store.put(tokens_of(2, 20), kv_of(tokens_of(2, 20)))  # fills the queue
+            kv = kv_of(tokens)
+            put = store.put(tokens, kv) if call == "put" else store.session("s").save(tokens, kv)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(put, 0.05)
+            for k, v in kv:
+                k.fill_(7)
+                v.fill_(8)
+            fs.gate.set()
+            await store.flush()
+            await store.put(tokens_of(3, 20), kv_of(tokens_of(3, 20)))  # behind it
+            await store.flush()
+            assert await store.contains(tokens) == 0
+            assert not await store.session("s").exists()
+            assert await store.contains(tokens_of(3, 20)) == 20
+
+    asyncio.run(work())
+
+
+def test_a_put_that_is_cancelled_while_it_reads_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, reads, go, of = tokens_of(1, 20), threading.Event(), threading.Event(), put_path.view_from
+
+    def slowly(*arguments: Any) -> Any:
+        reads.set()
+        assert go.wait(HANGS_S)
+        return of(*arguments)
+
+    monkeypatch.setattr(put_path, "view_from", slowly)
+
+    async def work(store: AsyncKVStore) -> None:
+        kv = kv_of(tokens)
+        task = asyncio.ensure_future(store.put(tokens, kv))
+        await asyncio.to_thread(reads.wait, HANGS_S)
+        for _ in range(3):  # more than once
+            task.cancel()
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for k, v in kv:
+            k.fill_(7)
+            v.fill_(8)
+        await store.flush()
+        hit = await store.get(tokens)
+        assert hit is not None
+        assert is_exact(hit, tokens)
+
+    served(tmp_path, work)
 
 
 def test_a_put_whose_task_is_cancelled_is_whole_or_never_begun(tmp_path: Path) -> None:

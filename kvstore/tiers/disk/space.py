@@ -160,6 +160,11 @@ class DiskSpace:
             for extent in extents:
                 self.segments.settle(extent)
 
+    def _shed(self) -> None:
+        """What became empty, and the budget has no room for, goes at once."""
+        with self._lock:
+            self.segments.shed()
+
     @property
     def capacity(self) -> int:
         """The most bytes of live records that the budget leaves room for, as was measured last."""

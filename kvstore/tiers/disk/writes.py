@@ -187,6 +187,7 @@ class DiskWrites(DiskErase):
         finally:
             del self._begun[group.unsynced]
             self._settle_writes(group.extents)
+            self._shed()
         self._count_written(written, placed)
         return written
 
@@ -272,6 +273,7 @@ class DiskWrites(DiskErase):
                 self._orphans += [entry.record for entry in entries]
                 self._reopen_catalog()
                 raise
+            self._shed()
             return len(gone)
 
     def expire_sessions(self) -> None:
