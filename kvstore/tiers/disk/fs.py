@@ -19,8 +19,9 @@ from kvstore.tiers.disk import _files
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _MAX_BUFFERS = 512  # below IOV_MAX, which is 1024 on Linux
-# A write that is longer is no faster, and a read that comes meanwhile would wait for all of it.
-_WRITE_BYTES = 4 << 20
+# A disk takes longer for the same bytes in shorter writes, for nobody has the next one ready; and a read that comes
+# meanwhile waits for all of one.
+_WRITE_BYTES = 16 << 20
 # A disk is asked for so much with each request, and for so many at once, while what came is decoded: one that has the
 # next request already does not wait for this program, and what came with a small one is decoded sooner.
 _REQUEST_BYTES, LARGE_REQUESTS = 1 << 20, 2
