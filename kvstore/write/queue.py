@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvstore.config import PAGE_BYTES
+from kvstore.config import MIB, PAGE_BYTES
 from kvstore.core.results import FlushResult
 from kvstore.core.session_record import SessionChange
 from kvstore.core.waiting import Bell
@@ -29,6 +29,9 @@ from kvstore.tiers.disk.writes import SealedRecord
 _log = logging.getLogger(__name__)
 _FEW = 1_024  # batches, which take no time to be counted
 _IN_A_ROW = 8  # groups; then others may write to the disk who wait for it
+# A group that is smaller waits for the commit of the one before, and what comes meanwhile is written with the next one:
+# for small groups commits are what takes the disk's time, and bytes.
+_WORTH_BESIDE = 4 * MIB
 
 
 Change = tuple[int, float | None, bool]
@@ -136,6 +139,7 @@ class WriteQueue:
     ) -> None:
         self._queue_bytes = queue_bytes
         self._group_bytes = group_bytes
+        self._worth_beside = min(_WORTH_BESIDE, group_bytes // 4)
         self._encode = encode
         self._writer = writer
         self._tick = tick
@@ -263,6 +267,7 @@ class WriteQueue:
         if self._failure is None:
             _log.error("a thread that writes blocks died; %d were not written", self.pending_blocks, exc_info=error)
             self._failure = error
+        self._taken_over.ring()
         self._written.ring()
 
     def _encoded(self, blocks: Sequence[Block]) -> Sequence[SealedRecord]:
@@ -292,10 +297,11 @@ class WriteQueue:
             self._fail(error)
 
     def _begin(self, beside: bool) -> tuple[list[WriteBatch], GroupBegun] | None:
-        """Takes the group that is ready, and begins to write it; None if there is none."""
-        ready, self._ready = self._ready, None
-        if ready is None:
+        """Takes the group that is ready, and begins to write it; None if there is none, or none that is worth it."""
+        ready = self._ready
+        if ready is None or (beside and sum(batch.disk_bytes for batch in ready[0]) < self._worth_beside):
             return None
+        self._ready = None
         self._taken_over.ring()
         return ready[0], self._writer.begin(ready[1], beside)
 

@@ -227,6 +227,24 @@ def test_a_group_that_is_ready_is_begun_before_the_one_before_it_is_committed() 
     assert rows.calls[:6] == ["[", "begin", "beside", "finish 1", "finish 2", "]"]
 
 
+def test_a_small_group_waits_for_the_commit_before_it() -> None:
+    rows = Rows()
+    writer = WriteQueue(1 << 30, 64 * PAGE_BYTES, rows.encode, rows, rows.ticks.set, Metrics())
+    rows.gate.clear()
+    writer.submit(batch(1))
+    writer.begin()
+    assert rows.entered.wait(HANGS_S)
+    for record in (2, 3):
+        writer.submit(batch(record))
+    writer.begin()
+    until(lambda: writer._ready is not None)
+    rows.gate.set()
+    writer.wait()
+    writer.close()
+    assert "beside" not in rows.calls
+    assert [record for group in numbers(rows) for record in group] == [1, 2, 3]
+
+
 def test_after_some_groups_in_a_row_others_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows()
     monkeypatch.setattr(queue, "_IN_A_ROW", 2)
