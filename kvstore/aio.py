@@ -215,7 +215,6 @@ class AsyncKVStore:
                 raise StoreClosed(_CLOSED) from None  # not the task was cancelled, but what it waited for
             raise
 
-
     async def _run_lent(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """As `_run`, for a call that reads tensors of the caller, which has them back when this returns or raises."""
         loan = Loan()

@@ -26,7 +26,10 @@ class Unsynced:
         segments: where the records were placed.
         seal: is called with the number of a segment whose sync failed: the kernel may have dropped the dirty pages and
             marked them clean, so a second sync would prove nothing.
-        others: groups whose bytes are written, and which are not synced yet.
+        others: groups that are not synced yet; of those that are still being written nothing is closed.
+
+    Attributes:
+        is_written: whether the last `write` has ended.
 
     Example:
         >>> import tempfile
@@ -45,12 +48,14 @@ class Unsynced:
         self._segments = segments
         self._seal = seal
         self._others = others
+        self.is_written = False
         self._syncing = threading.Lock()  # the thread of another group may sync early what is written here
         self._open: dict[int, OpenFile] = {}
         self._synced: set[int] = set()  # written, and synced so that fewer files are open
 
     def write(self, extents: Sequence[Extent], buffers: Sequence[memoryview]) -> None:
         """Write buffers to their extents, neighbours with one call. Durable only after `sync`. Raises: OSError."""
+        self.is_written = False
         try:
             for first, last in runs_of(extents):
                 file = self._to_be_written(extents[first].segment)
@@ -58,6 +63,8 @@ class Unsynced:
         except BaseException:
             self._end()  # the caller gives up all that it wrote since the last sync
             raise
+        finally:
+            self.is_written = True
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Make segments durable. Raises: OSError, also for a segment that was sealed meanwhile."""
@@ -84,7 +91,8 @@ class Unsynced:
                 raise
         self._sync_early()
         for other in self._others:
-            other.give_way()
+            if other.is_written:
+                other.give_way()
         return files.with_descriptors(call, *arguments)
 
     def give_way(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,4 +88,56 @@ def test_a_group_whose_namespace_cannot_be_noted_is_dropped(tmp_path: Path, monk
     assert h.write(3) == {3}
     h.tier.take_scan()
     assert h.tier.survey().problems == ()
+    h.tier.close()
+
+
+class NoneLeft(FileSystem):
+    """Lacks a descriptor for each file that is made, until a file is synced; counts the syncs."""
+
+    def __init__(self) -> None:
+        self.lacking, self.syncs = False, 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, path: str, flags: int) -> int:
+        if self.lacking and flags & os.O_CREAT and path.endswith(".seg"):
+            raise OSError(errno.EMFILE, "injected")
+        return super().open(path, flags)
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.gate.wait(HANGS_S)
+        return super().pwritev(fd, buffers, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        self.syncs += 1
+        self.lacking = False
+        super().fdatasync(fd)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_who_lacks_descriptors_closes_the_files_of_groups_that_are_written(tmp_path: Path, written: bool) -> None:
+    fs = NoneLeft()
+    h = Harness(tmp_path, fs=fs)
+    with h.tier.paused():
+        one = h.tier.begin([h.draft(1)])
+        if not written:
+            fs.gate.clear()
+        other = h.tier.begin([h.draft(2)], beside=True)
+        if written:
+            other.wait()
+        assert h.tier.finish(one) == {1}
+        before, fs.lacking = fs.syncs, True
+        own = h.tier._unsynced()
+        if written:
+            own.with_descriptors(h.tier.segments.make)
+            assert fs.syncs > before
+        else:  # its file is still being written to: a sync now would prove nothing of what comes
+            with pytest.raises(OSError, match="injected"):
+                own.with_descriptors(h.tier.segments.make)
+            assert fs.syncs == before
+        fs.lacking = False
+        fs.gate.set()
+        assert h.tier.finish(other) == {2}
+    assert [h.payload(number)[:3000] == payload(number, 3000) for number in (1, 2)] == [True, True]
     h.tier.close()
