@@ -69,7 +69,9 @@ class GroupCommit:
         elif sessions:
             residency.metrics.add(Metric.EVICTED_SESSIONS, self.sessions.written(sessions))
         dropped = sum(residency.written(batch.blocks, written) for batch in group)
-        aged = [record for batch in group for record in batch.aged]
-        if aged and self.ager is not None:
-            self.ager.age(aged)
         return FlushResult(len(written), dropped)
+
+    def age(self, records: Sequence[int]) -> None:
+        """Code with loss what a group left behind."""
+        if self.ager is not None:
+            self.ager.age(records)

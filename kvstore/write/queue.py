@@ -91,6 +91,10 @@ class GroupWriter(Protocol):
     def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
         """Commit a group that was begun, in the order in which they were, and say what became of it."""
 
+    def age(self, records: Sequence[int]) -> None:
+        """Code again what a group left behind (`WriteBatch.aged`), when it is committed. Others may write meanwhile:
+        the threads that code may have to."""
+
 
 class WriteQueue:
     """A bounded queue of batches, and the two threads that encode and write them. Thread-safe.
@@ -281,20 +285,39 @@ class WriteQueue:
     def _write_ready(self) -> None:
         """Writes the group that is ready, if there is one, and those that become ready meanwhile."""
         try:
-            with self._writer.exclusive():
-                begun, number = self._begin(beside=False), 1
-                while begun is not None:
-                    following = self._begin(beside=True) if number < _IN_A_ROW else None
-                    try:
-                        self._finish(*begun)
-                    finally:
-                        if following is not None:
-                            following[1].wait()
-                    begun, number = following, number + 1
-                    if self._tidy is not None:
-                        self._tidy()
+            last = self._write_in_a_row()
+            if last is not None:
+                group, result, aged = last
+                self._writer.age(aged)
+                self._leave(group, result)
+                del last, group
+                self._tidied()
         except BaseException as error:
             self._fail(error)
+
+    def _write_in_a_row(self) -> tuple[list[WriteBatch], FlushResult, list[int]] | None:
+        """Writes what is ready. Returns the last group where something is to be coded again before it is through."""
+        with self._writer.exclusive():
+            begun, number = self._begin(beside=False), 1
+            while begun is not None:
+                group, aged = begun[0], [record for batch in begun[0] for record in batch.aged]
+                following = self._begin(beside=True) if number < _IN_A_ROW and not aged else None
+                try:
+                    result = self._writer.finish(*begun)
+                finally:
+                    if following is not None:
+                        following[1].wait()
+                if aged:
+                    return group, result, aged
+                self._leave(group, result)
+                begun, number = following, number + 1
+                del group
+                self._tidied()
+        return None
+
+    def _tidied(self) -> None:
+        if self._tidy is not None:
+            self._tidy()
 
     def _begin(self, beside: bool) -> tuple[list[WriteBatch], GroupBegun] | None:
         """Takes the group that is ready, and begins to write it; None if there is none, or none that is worth it."""
@@ -305,8 +328,8 @@ class WriteQueue:
         self._taken_over.ring()
         return ready[0], self._writer.begin(ready[1], beside)
 
-    def _finish(self, group: list[WriteBatch], begun: GroupBegun) -> None:
-        result = self._writer.finish(group, begun)
+    def _leave(self, group: list[WriteBatch], result: FlushResult) -> None:
+        """The group is through."""
         with self._lock:
             for batch in group:
                 self._open.pop(batch, None)

@@ -38,6 +38,7 @@ class Sink:
     def __init__(self) -> None:
         self.groups: list[list[WriteBatch]] = []
         self.encoded: list[int] = []
+        self.aged: list[list[int]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -58,13 +59,17 @@ class Sink:
         assert self.gate.wait(HANGS_S)
         return threading.Barrier(1)
 
+    def age(self, records: Sequence[int]) -> None:
+        self.aged.append(list(records))
+
     def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
         self.groups.append(list(group))
         return FlushResult(sum(len(batch.blocks) for batch in group), 0)
 
 
-def batch(record: int, nbytes: int = 10) -> WriteBatch:
-    return WriteBatch(blocks=[SimpleNamespace(record=record, view=SimpleNamespace(nbytes=nbytes))])  # type: ignore[list-item]
+def batch(record: int, nbytes: int = 10, aged: Sequence[int] = ()) -> WriteBatch:
+    blocks: Any = [SimpleNamespace(record=record, view=SimpleNamespace(nbytes=nbytes))]
+    return WriteBatch(blocks=blocks, aged=aged)
 
 
 @pytest.fixture
@@ -243,6 +248,27 @@ def test_a_small_group_waits_for_the_commit_before_it() -> None:
     writer.close()
     assert "beside" not in rows.calls
     assert [record for group in numbers(rows) for record in group] == [1, 2, 3]
+
+
+def test_what_a_group_left_behind_is_coded_again_while_others_may_write() -> None:
+    class Ages(Rows):
+        def age(self, records: Sequence[int]) -> None:
+            self.calls.append(f"age {records}")
+            assert writer.pending_blocks > 0  # it is not through before
+
+    rows = Ages()
+    writer = WriteQueue(1000, 5, rows.encode, rows, rows.ticks.set, Metrics())
+    rows.gate.clear()
+    writer.submit(batch(1, aged=[7, 8]))
+    writer.submit(batch(2))
+    writer.begin()
+    assert rows.second.wait(HANGS_S)
+    until(lambda: writer._ready is not None)
+    rows.gate.set()
+    writer.wait()
+    writer.close()
+    assert rows.calls[:5] == ["[", "begin", "finish 1", "]", "age [7, 8]"]
+    assert "finish 2" in rows.calls
 
 
 def test_after_some_groups_in_a_row_others_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
