@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from kvcases import SMALL, GatedFS, kv_of, open_store, same_kv, tokens
-from remotestores import until
+from queuecases import Sink, batch, numbers
 from threadruns import HANGS_S
 
 from kvstore import KVStore
@@ -30,46 +28,6 @@ RAW = SMALL.bytes_per_token
 
 
 # ---- the queue itself --------------------------------------------------------------------------------------------
-
-
-class Sink:
-    """What the store does with groups, in small: notes them; waits while the gate is shut."""
-
-    def __init__(self) -> None:
-        self.groups: list[list[WriteBatch]] = []
-        self.encoded: list[int] = []
-        self.aged: list[list[int]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.ticks = threading.Event()
-        self.second = threading.Event()  # block 2 was encoded
-
-    def encode(self, blocks: Sequence[Any]) -> list[SealedRecord]:
-        self.encoded += [block.record for block in blocks]
-        if 2 in self.encoded:
-            self.second.set()
-        return []
-
-    def exclusive(self) -> Any:
-        return contextlib.nullcontext()
-
-    def begin(self, sealed: Sequence[SealedRecord], beside: bool) -> Any:
-        self.entered.set()
-        assert self.gate.wait(HANGS_S)
-        return threading.Barrier(1)
-
-    def age(self, records: Sequence[int]) -> None:
-        self.aged.append(list(records))
-
-    def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
-        self.groups.append(list(group))
-        return FlushResult(sum(len(batch.blocks) for batch in group), 0)
-
-
-def batch(record: int, nbytes: int = 10, aged: Sequence[int] = ()) -> WriteBatch:
-    blocks: Any = [SimpleNamespace(record=record, view=SimpleNamespace(nbytes=nbytes))]
-    return WriteBatch(blocks=blocks, aged=aged)
 
 
 @pytest.fixture
@@ -112,10 +70,6 @@ def stall(writer: WriteQueue, sink: Sink) -> None:
     assert sink.entered.wait(HANGS_S)
     writer.submit(batch(2))
     assert sink.second.wait(HANGS_S)
-
-
-def numbers(sink: Sink) -> list[list[int]]:
-    return [[block.record for j in group for block in j.blocks] for group in sink.groups]
 
 
 def test_jobs_are_persisted_in_order(make: Callable[..., WriteQueue], sink: Sink) -> None:
@@ -193,95 +147,6 @@ def test_who_tidies_finds_nothing_that_refers_to_a_group_that_was_written() -> N
     assert tidied.wait(HANGS_S)
     writer.close()
     assert (len(gone), left) == (1, [0])
-
-
-class Rows(Sink):
-    """Notes what is begun and finished, and while nobody else may write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        self.calls.append("[")
-        yield
-        self.calls.append("]")
-
-    def begin(self, sealed: Sequence[SealedRecord], beside: bool) -> Any:
-        self.calls.append("beside" if beside else "begin")
-        return super().begin(sealed, beside)
-
-    def finish(self, group: Sequence[WriteBatch], begun: Any) -> FlushResult:
-        self.calls.append(f"finish {group[0].blocks[0].record}")
-        return super().finish(group, begun)
-
-
-def test_a_group_that_is_ready_is_begun_before_the_one_before_it_is_committed() -> None:
-    rows = Rows()
-    writer = WriteQueue(1000, 5, rows.encode, rows, rows.ticks.set, Metrics())
-    rows.gate.clear()
-    for record in (1, 2):
-        writer.submit(batch(record))
-    writer.begin()
-    assert rows.second.wait(HANGS_S)  # encoded, while the first is being begun
-    until(lambda: writer._ready is not None)
-    rows.gate.set()
-    writer.wait()
-    writer.close()
-    assert rows.calls[:6] == ["[", "begin", "beside", "finish 1", "finish 2", "]"]
-
-
-def test_a_small_group_waits_for_the_commit_before_it() -> None:
-    rows = Rows()
-    writer = WriteQueue(1 << 30, 64 * PAGE_BYTES, rows.encode, rows, rows.ticks.set, Metrics())
-    rows.gate.clear()
-    writer.submit(batch(1))
-    writer.begin()
-    assert rows.entered.wait(HANGS_S)
-    for record in (2, 3):
-        writer.submit(batch(record))
-    writer.begin()
-    until(lambda: writer._ready is not None)
-    rows.gate.set()
-    writer.wait()
-    writer.close()
-    assert "beside" not in rows.calls
-    assert [record for group in numbers(rows) for record in group] == [1, 2, 3]
-
-
-def test_what_a_group_left_behind_is_coded_again_while_others_may_write() -> None:
-    class Ages(Rows):
-        def age(self, records: Sequence[int]) -> None:
-            self.calls.append(f"age {records}")
-            assert writer.pending_blocks > 0  # it is not through before
-
-    rows = Ages()
-    writer = WriteQueue(1000, 5, rows.encode, rows, rows.ticks.set, Metrics())
-    rows.gate.clear()
-    writer.submit(batch(1, aged=[7, 8]))
-    writer.submit(batch(2))
-    writer.begin()
-    assert rows.second.wait(HANGS_S)
-    until(lambda: writer._ready is not None)
-    rows.gate.set()
-    writer.wait()
-    writer.close()
-    assert rows.calls[:5] == ["[", "begin", "finish 1", "]", "age [7, 8]"]
-    assert "finish 2" in rows.calls
-
-
-def test_after_some_groups_in_a_row_others_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows()
-    monkeypatch.setattr(queue, "_IN_A_ROW", 2)
-    writer = WriteQueue(1000, 5, rows.encode, rows, rows.ticks.set, Metrics())
-    for record in range(1, 40):
-        writer.submit(batch(record))
-    writer.wait()
-    writer.close()
-    inside = "".join(call for call in rows.calls if call in ("[", "]") or call.startswith("finish"))
-    assert [int(call.removeprefix("finish ")) for call in rows.calls if call.startswith("finish")] == list(range(1, 40))
-    assert max(part.count("finish") for part in inside.split("]")) <= 2
 
 
 def test_flush_of_nothing_returns(make: Callable[..., WriteQueue]) -> None:
