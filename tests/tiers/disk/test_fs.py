@@ -23,7 +23,7 @@ class Recording(FileSystem):
         return done if len(self.calls) <= self._good else done - 1
 
 
-@pytest.mark.parametrize("sizes", [[], [1], [MIB] * 9, [3 * MIB, 3 * MIB, 9 * MIB, 1], [10] * 1100])
+@pytest.mark.parametrize("sizes", [[], [1], [4 * MIB] * 9, [12 * MIB, 12 * MIB, 36 * MIB, 1], [10] * 1100])
 def test_long_writes_are_made_in_parts(tmp_path: Path, sizes: list[int]) -> None:
     fs, path = Recording(), os.fspath(tmp_path / "file")
     data = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
@@ -33,7 +33,7 @@ def test_long_writes_are_made_in_parts(tmp_path: Path, sizes: list[int]) -> None
     assert Path(path).read_bytes() == (b"\0" * 5 + b"".join(data) if sizes else b"")
     ends = [offset + count for offset, count in fs.calls]
     assert [offset for offset, _ in fs.calls] == [5, *ends[:-1]][: len(ends)]
-    assert all(count <= 4 * MIB or count in sizes for _, count in fs.calls)
+    assert all(count <= 16 * MIB or count in sizes for _, count in fs.calls)
     assert len(fs.calls) <= len(sizes)
 
 
@@ -41,7 +41,7 @@ def test_a_short_part_is_an_error(tmp_path: Path) -> None:
     fs = Recording(good=1)
     fd = fs.open(os.fspath(tmp_path / "file"), os.O_RDWR | os.O_CREAT)
     with pytest.raises(OSError, match="short write") as raised:
-        write_all(fs, fd, [memoryview(bytes(MIB))] * 12, 0)
+        write_all(fs, fd, [memoryview(bytes(MIB))] * 24, 0)
     fs.close(fd)
     assert raised.value.errno == errno.EIO
     assert len(fs.calls) == 2
