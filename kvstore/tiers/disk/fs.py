@@ -278,7 +278,7 @@ _libc = _load_libc()
 
 
 def write_all(fs: FileSystem, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write all buffers one after the other from `offset` on, a few megabytes with each call.
+    """Write all buffers one after the other from `offset` on, up to 16 MiB with each call.
 
     Python's other threads go on meanwhile, and no call waits for them: between two calls, each of them could hold the
     lock of the interpreter for milliseconds, which is what a call takes. A file system of tests sees every call.

@@ -91,23 +91,17 @@ def test_a_group_whose_namespace_cannot_be_noted_is_dropped(tmp_path: Path, monk
     h.tier.close()
 
 
-class NoneLeft(FileSystem):
+class NoneLeft(GatedWrites):
     """Lacks a descriptor for each file that is made, until a file is synced; counts the syncs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lacking, self.syncs = False, 0
-        self.gate = threading.Event()
-        self.gate.set()
 
     def open(self, path: str, flags: int) -> int:
         if self.lacking and flags & os.O_CREAT and path.endswith(".seg"):
             raise OSError(errno.EMFILE, "injected")
         return super().open(path, flags)
-
-    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if threading.current_thread() is not threading.main_thread():
-            assert self.gate.wait(HANGS_S)
-        return super().pwritev(fd, buffers, offset)
 
     def fdatasync(self, fd: int) -> None:
         self.syncs += 1
