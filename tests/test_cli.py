@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import calibrated
@@ -86,3 +88,12 @@ def test_a_bug_has_its_traceback(model: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_help_names_the_commands() -> None:
     assert "calibrate" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    """Nor do the completion of a shell and the commands of the remote tier: torch takes two seconds to import."""
+    told = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))"
+    source = told + "; from kvstore.cli import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "calibrate" in done.stdout

@@ -15,7 +15,6 @@ from kvstore.config import GIB, StoreConfig, TierConfig
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
 from kvstore.errors import ConfigError
-from kvstore.store import KVStore
 from kvstore.tiers.disk.fs import FileSystem, remove_tree
 
 
@@ -61,6 +60,8 @@ def _caches(layout: KVLayout, tokens: int, sequences: int) -> list[tuple[list[in
 
 
 def _measured(path: Path, layout: KVLayout, caches: list[tuple[list[int], Any]], codec: str) -> dict[str, Any]:
+    from kvstore.store import KVStore
+
     folder = str(path / f"kvstore-bench.{os.getpid()}")
     raw = sum(len(tokens) for tokens, _ in caches) * layout.bytes_per_token
     identity = ModelIdentity("bench", "", "", "", layout)

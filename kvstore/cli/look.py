@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -18,7 +18,9 @@ from kvstore.cli.errors import told
 from kvstore.cli.output import AsJson, line, print_json, size, table
 from kvstore.core.tokens import Tokens
 from kvstore.residency.inventory import SequenceInfo
-from kvstore.store import KVStore
+
+if TYPE_CHECKING:
+    from kvstore.store import KVStore
 
 _FIRST = 8  # tokens of a sequence that are printed
 _FIRST_TEXT = 64  # tokens whose text is

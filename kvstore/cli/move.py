@@ -12,7 +12,6 @@ from kvstore.cli import stores
 from kvstore.cli.errors import DAMAGED, OK, leave, told
 from kvstore.cli.output import AsJson, line, print_json, progress_bars, size
 from kvstore.transfer.copy import Choice, CopyReport
-from kvstore.transfer.portable import backup_store, export_store, import_bundle
 
 Names = Annotated[list[str] | None, typer.Option("--session", help="A session; may be given again.")]
 Prefixes = Annotated[list[str] | None, typer.Option("--prefix", help="Token ids of a beginning; may be given again.")]
@@ -27,6 +26,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write sessions or sequences to one file with checksums; all of the store if nothing is named."""
+    from kvstore.transfer.portable import export_store
+
     with told(as_json), stores.reading(store) as opened:
         ids = tuple(stores.parse_tokens(text) for text in prefix or [])
         choice = Choice(tuple(session or ()), ids, stores.namespace_of(namespace))
@@ -47,6 +48,8 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Merge what `export` wrote into a store; it is made if it is missing."""
+    from kvstore.transfer.portable import import_bundle
+
     with told(as_json):
         settings = stores.config_from(config) if config is not None else None
         with progress_bars(as_json) as bars:
@@ -60,6 +63,8 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Copy a store to another folder beside its writer; what is there already is not copied again."""
+    from kvstore.transfer.portable import backup_store
+
     with told(as_json), stores.reading(store) as opened, progress_bars(as_json) as bars:
         if target.resolve().is_relative_to(store.resolve()):
             raise ValueError(f"target: {target} is the store itself or in it; name a folder apart")

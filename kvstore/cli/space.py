@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,8 +15,10 @@ from kvstore.core.results import EraseResult
 from kvstore.core.tokens import Tokens
 from kvstore.remote_config import RemoteConfig
 from kvstore.setting_checks import parse_size
-from kvstore.store import KVStore
 from kvstore.stored import stored_bytes
+
+if TYPE_CHECKING:
+    from kvstore.store import KVStore
 
 Really = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only said what would be done.")]
 

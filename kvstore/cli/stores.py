@@ -1,4 +1,8 @@
-"""How commands open a store: by its folder alone. What only looks opens it for reading, beside its writer."""
+"""How commands open a store: by its folder alone. What only looks opens it for reading, beside its writer.
+
+Here and in the commands, what brings torch along is imported when a command runs: help and the completion of a shell
+would wait two seconds for it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +19,11 @@ from kvstore.config import StoreConfig
 from kvstore.core.keys import NamespaceDigest, namespace_digest
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.remote_config import RemoteConfig
-from kvstore.store import KVStore
 from kvstore.stored import stored_identity
-from kvstore.transfer.portable import READING, writing_config
+from kvstore.transfer.settings import READING, writing_config
+
+if TYPE_CHECKING:
+    from kvstore.store import KVStore
 
 Store = Annotated[Path, typer.Argument(help="Folder of the store.", metavar="STORE", show_default=False)]
 Namespace = Annotated[
@@ -32,6 +38,8 @@ TokenizerFolder = Annotated[Path | None, typer.Option("--tokenizer", help="Folde
 @contextmanager
 def reading(path: Path) -> Iterator[KVStore]:
     """An open store that is only read; its writer may go on."""
+    from kvstore.store import KVStore
+
     with KVStore(path, stored_identity(path), READING, read_only=True) as store:
         yield store
 
@@ -45,6 +53,8 @@ def writing(path: Path, disk_bytes: int | None = None, remote: RemoteConfig | No
         disk_bytes: its budget; None for one that evicts nothing.
         remote: its remote tier, if the command is to change that, too.
     """
+    from kvstore.store import KVStore
+
     identity = stored_identity(path)
     config = replace(writing_config(str(path)), remote=remote)
     if disk_bytes is not None:

@@ -19,13 +19,13 @@ from kvstore.cli.output import AsJson, err, line, print_json, progress_bars, siz
 from kvstore.core.identity import ModelIdentity
 from kvstore.errors import StoreNotFound
 from kvstore.metrics import NOTICES, Metric
-from kvstore.store import KVStore
 from kvstore.stored import stored_identity
 from kvstore.tiers.disk.fs import FileSystem
-from kvstore.transfer.portable import writing_config
+from kvstore.transfer.settings import writing_config
 
 if TYPE_CHECKING:
     from kvstore.integrations.transformers.warming import WarmupReport, Workers
+    from kvstore.store import KVStore
 
 
 def warmup(
@@ -54,6 +54,7 @@ def warmup(
     with told(as_json, "interrupted; the same command goes on from here"):
         try:
             from kvstore.integrations.transformers.warming import warmup as warm
+            from kvstore.store import KVStore
         except ModuleNotFoundError as error:
             raise ValueError(f"warmup needs {error.name}; pip install 'kvstore-lm[transformers]'") from None
         apart = _workers(workers, tasks, model, dtype)
@@ -171,10 +172,7 @@ def _begin(report: WarmupReport) -> str:
 def _planned(report: WarmupReport, capacity: int) -> str:
     room = "" if report.bytes <= capacity else f"; the store holds at most {size(capacity)}: raise disk.bytes"
     seconds = f"about {report.seconds:,.0f} s" if report.seconds >= 1 else "less than a second"
-    return (
-        f"{_begin(report)}{report.computed_tokens:,} to compute: {size(report.bytes)} before coding, "
-        f"{seconds}{room}"
-    )
+    return f"{_begin(report)}{report.computed_tokens:,} to compute: {size(report.bytes)} before coding, {seconds}{room}"
 
 
 def _said(report: WarmupReport, why: str) -> str:

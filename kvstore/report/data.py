@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from kvstore.core.results import SessionInfo
 from kvstore.report.tree import Node, PrefixTree
 from kvstore.residency.block_table import BlockTable
 from kvstore.residency.check import CheckReport, lost_at_open
-from kvstore.store import KVStore
 from kvstore.stored import stored_bytes
+
+if TYPE_CHECKING:
+    from kvstore.store import KVStore
 
 MOST_SESSIONS, MOST_FAMILIES = 100, 20
 

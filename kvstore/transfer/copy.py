@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -14,7 +14,9 @@ from kvstore.core.results import Hit
 from kvstore.core.tokens import Tokens
 from kvstore.errors import IdentityMismatch
 from kvstore.residency.inventory import SequenceInfo
-from kvstore.store import KVStore
+
+if TYPE_CHECKING:
+    from kvstore.store import KVStore
 
 Progress = Callable[[str, int, int], None]
 

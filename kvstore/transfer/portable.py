@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from kvstore.config import GIB, MIB, StoreConfig, TierConfig
 from kvstore.core.arguments import as_folder
@@ -13,25 +12,7 @@ from kvstore.stored import stored_bytes, stored_identity
 from kvstore.tiers.disk.fs import FileSystem, remove_tree
 from kvstore.transfer.bundle import check_target, pack, unpack
 from kvstore.transfer.copy import Choice, CopyReport, Progress, copy_store
-
-_PATIENCE_S = 3600.0  # a copy waits for a slow disk rather than to drop blocks
-READING = StoreConfig(host=TierConfig(0), donors=False)
-"""What an operator reads a store with: no memory for a host tier, and no index for donors."""
-
-
-def writing_config(path: str, room: int = 0, base: StoreConfig | None = None) -> StoreConfig:
-    """Return settings with which a store can be opened for writing and nothing is evicted for the budget.
-
-    Args:
-        path: of the store.
-        room: bytes that are to be added.
-        base: the settings of everything else.
-    """
-    base = base or StoreConfig(learn="off")
-    needed = stored_bytes(path) + 2 * room + 8 * base.segment_bytes + 64 * MIB
-    return replace(
-        base, disk=replace(base.disk, bytes=max(base.disk.bytes, needed)), put_timeout_s=_PATIENCE_S, host=TierConfig(0)
-    )
+from kvstore.transfer.settings import PATIENCE_S, READING, writing_config
 
 
 def export_store(
@@ -63,7 +44,7 @@ def export_store(
             disk=TierConfig(most, "entropy"),
             segment_bytes=_segment_bytes(source),
             block_tokens=source.config.block_tokens,
-            put_timeout_s=_PATIENCE_S,
+            put_timeout_s=PATIENCE_S,
             pinned_share=0.9,
             learn="off",
         )

@@ -11,7 +11,7 @@ from small_stores import config, flip, identity, kv_of, put, stored, tokens_of
 from kvstore import KVStore
 from kvstore.metrics import Metric
 from kvstore.report import collect
-from kvstore.transfer.portable import READING
+from kvstore.transfer.settings import READING
 
 
 def test_the_parts_add_up(tmp_path: Path) -> None:

@@ -130,9 +130,7 @@ def test_a_put_that_is_cancelled_while_it_waits_reads_nothing_later(tmp_path: Pa
     asyncio.run(work())
 
 
-def test_a_put_that_is_cancelled_while_it_reads_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_that_is_cancelled_while_it_reads_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, reads, go, of = tokens_of(1, 20), threading.Event(), threading.Event(), put_path.view_from
 
     def slowly(*arguments: Any) -> Any:

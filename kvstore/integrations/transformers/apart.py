@@ -17,7 +17,7 @@ from kvstore.integrations.transformers.warming import WarmupReport, warmup
 from kvstore.store import KVStore
 from kvstore.tiers.disk.fs import FileSystem, remove_tree
 from kvstore.transfer.copy import copy_store
-from kvstore.transfer.portable import READING
+from kvstore.transfer.settings import READING
 
 
 @dataclass(frozen=True)

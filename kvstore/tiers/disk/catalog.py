@@ -146,6 +146,8 @@ class Catalog:
                 elif db is self._namespaces:
                     numbers.add(_number(key, value))
                     sound = None not in numbers and len(numbers) == count + 1
+                elif db in (self._saved.sessions, self._saved.texts):
+                    sound = self._saved.is_intact(db, key, value)
                 else:
                     sound = checked(value) is not None
                 if not sound:

@@ -190,6 +190,15 @@ class SavedSessions:
 
     # ---- soundness -----------------------------------------------------------------------------------------------
 
+    def is_intact(self, database: Any, key: bytes, value: bytes) -> bool:
+        """Return whether a value of `sessions` or of `texts` is whole, and that of its key."""
+        body = checked(value)
+        if body is None:
+            return False
+        if database is self.texts:
+            return SessionText.unpack(key, body) is not None
+        return SessionHead.unpack(key, body) is not None or session_of_format_1(key, body) is not None
+
     def problems(self, txn: Transaction) -> list[str]:
         """Return what is wrong with sessions, texts and counts of references."""
         found, needed = [], Counter[bytes]()
