@@ -64,6 +64,10 @@ struct Tree {
 };
 constexpr size_t kTreeBytes = 48;
 
+constexpr char kNotFull[] = "a node is longer or shorter than the room it takes";
+
+uint64_t even(uint64_t bytes) { return bytes + bytes % 2; }
+
 enum class Kind { free, main, records, places, other };
 
 // What all walks of one file share.
@@ -101,26 +105,29 @@ class Walk {
     if (flags == kLeaf) {
       ++counts.leaves;
       uint64_t bytes = 0;
-      for (uint32_t i = 0; i < count; ++i) bytes += take_leaf(node(page, upper, i), page, from, to);
-      require(bytes <= kPage - upper, "nodes lie over each other");
+      for (uint32_t i = 0; i < count; ++i) bytes += even(take_leaf(node(page, upper, i), page, from, to));
+      require(bytes == kPage - upper, kNotFull);
       return;
     }
     ++counts.branches;
     require(count >= 1, "a branch has no children");
     Node here = node(page, upper, 0);
     Bytes first = from;
+    uint64_t bytes = even(8 + here.key.size);
     for (uint32_t i = 0; i < count; ++i) {
       const uint64_t child = here.low | static_cast<uint64_t>(here.flags) << 32;
       Bytes next = to;
       if (i + 1 < count) {
         here = node(page, upper, i + 1);
         next = here.key;
+        bytes += even(8 + next.size);
         require(next.size && (!first.data || order(first, next) < 0) && (!to.data || order(next, to) < 0),
                 "the keys of a branch are out of order");
       }
       walk_page(child, depth + 1, first, next);
       first = next;
     }
+    require(bytes == kPage - upper, kNotFull);
   }
 
   // Leaves the pages of this level of the tree to others; 0: none.

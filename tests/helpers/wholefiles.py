@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvstore.tiers.disk import environment
 from kvstore.tiers.disk.catalog import Catalog
-from kvstore.tiers.disk.catalog_file import Metas, is_cut_short
+from kvstore.tiers.disk.catalog_file import Metas, problem_of_pages
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.environment import CatalogError
 from kvstore.tiers.disk.fs import FileSystem
@@ -23,7 +23,7 @@ def step_by_step(file: Path, beside: bool = True) -> Scan | None:
     no such catalog.
     """
     fs = FileSystem()
-    if environment.check(str(file.parent)) or is_cut_short(fs, str(file)) or not Metas.read(fs, str(file)).agree:
+    if environment.check(str(file.parent)) or problem_of_pages(fs, str(file)) or not Metas.read(fs, str(file)).agree:
         return None
     try:
         catalog = Catalog(str(file.parent), 1 << 26, readonly=True)

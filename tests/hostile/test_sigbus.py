@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import struct
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 import seeds
 import small_stores
@@ -20,8 +22,9 @@ from kvstore import KVStore
 from kvstore.config import MIB
 from kvstore.errors import CorruptStore, DiskError
 from kvstore.tiers.disk import environment
+from kvstore.tiers.disk._catalog import read
 from kvstore.tiers.disk.catalog import Catalog
-from kvstore.tiers.disk.catalog_file import Metas, is_cut_short
+from kvstore.tiers.disk.catalog_file import Metas, problem_of_pages
 from kvstore.tiers.disk.environment import check
 from kvstore.tiers.disk.fs import FileSystem
 
@@ -77,10 +80,44 @@ def test_the_end_of_what_is_in_use_is_found_exactly(seed: int) -> None:
         for pages in (used + 3, used + 1, used):
             if pages * PAGE <= file.stat().st_size:
                 os.truncate(file, pages * PAGE)
-            assert not is_cut_short(FS, str(file))
+            assert not problem_of_pages(FS, str(file))
         for pages in range(used - 1, max(1, used - 20), -1):
             os.truncate(file, pages * PAGE)
-            assert is_cut_short(FS, str(file)) or check(str(folder))
+            assert problem_of_pages(FS, str(file)) or check(str(folder))
+
+
+def nodes_in_use(file: Path) -> list[tuple[int, bool]]:
+    """(where it is, whether it is in a leaf) of every node that has no pages of its own."""
+    data = file.read_bytes()
+    with file.open("rb") as opened:
+        verifier = verify._Verifier(opened, len(data))
+        assert verifier.verify() == []
+    found = []
+    for page in range(2 * PAGE, len(data), PAGE):
+        kind, lower = struct.unpack_from("<HH", data, page + 10)
+        if verifier.live[page // PAGE] and kind in (1, 2):
+            places = [page + struct.unpack_from("<H", data, slot)[0] for slot in range(page + 16, page + lower, 2)]
+            found += [(at, kind == 2) for at in places if kind == 1 or not data[at + 4] & 1]
+    return found
+
+
+def test_a_length_of_another_node_is_found() -> None:
+    """What LMDB would do with one: it deletes by that length, and moves what lies beside it over the page's end."""
+    with small_stores.scratch() as folder:
+        file = random_catalog(folder, 1)
+        flips = [
+            (at + byte, 1 << bit)
+            for at, is_leaf in nodes_in_use(file)
+            for byte in ((0, 1, 2, 3, 6, 7) if is_leaf else (6, 7))
+            for bit in range(8)
+        ]
+        assert len(flips) > 2000
+        for at, bit in flips if FULL else random.Random(seeds.of("sigbus", 1)).sample(flips, 400):
+            small_stores.flip(file, at, bit)
+            assert isinstance(read(np.fromfile(file, np.uint8)), str), (at, bit)
+            assert check(str(folder)) or problem_of_pages(FS, str(file)), (at, bit)
+            small_stores.flip(file, at, bit)
+        assert problem_of_pages(FS, str(file)) == ""
 
 
 def test_a_healthy_file_may_end_before_its_free_pages() -> None:
@@ -96,7 +133,7 @@ def test_a_healthy_file_may_end_before_its_free_pages() -> None:
                 continue
             short += 1
             assert check(str(folder)) == []
-            assert not is_cut_short(FS, str(file))
+            assert not problem_of_pages(FS, str(file))
     assert short
 
 

@@ -106,9 +106,9 @@ class Catalog:
         """Whether every key that is there is found when it is looked for, keys and values have the lengths that they
         must have, and sessions and numbers of namespaces are intact. Raises `CatalogError` if it cannot be said now.
 
-        `environment.check` knows nothing of that. One flipped bit in a key hides entries; a value of another length
-        must not even be deleted, for LMDB would move what lies beside it; without its number a namespace would lose
-        all entries.
+        `environment.check` knows nothing of that. One flipped bit in a key hides entries, or makes a session one of
+        another name; a value of another length must not even be deleted, for LMDB would move what lies beside it;
+        without its number a namespace would lose all entries.
 
         Args:
             entries: look at records and their places, too: False where that was done already.
@@ -128,9 +128,9 @@ class Catalog:
             return False
 
     def _are_sound(self, txn: Transaction, db: Any) -> bool:
-        numbers = set()
+        numbers, count = set(), 0
         with txn.cursor(db=db) as cursor:
-            for count, key in enumerate(cursor.iternext(values=False)):
+            for count, key in enumerate(cursor.iternext(values=False), 1):
                 # Each is looked for from the root; a cursor would first look where it stands.
                 value = txn.get(key, db=db)
                 if value is None:
@@ -145,14 +145,14 @@ class Catalog:
                     sound = is_history_sized(len(value) - SUM_BYTES)  # worth no rebuild: a damaged one is ignored
                 elif db is self._namespaces:
                     numbers.add(_number(key, value))
-                    sound = None not in numbers and len(numbers) == count + 1
+                    sound = None not in numbers and len(numbers) == count
                 elif db in (self._saved.sessions, self._saved.texts):
                     sound = self._saved.is_intact(db, key, value)
                 else:
                     sound = checked(value) is not None
                 if not sound:
                     return False
-        return True
+        return bool(count == txn.stat(db)["entries"])  # an empty key, which can only be damage, ends the loop above
 
     # ---- records -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.config import PAGE_BYTES
 from kvstore.tiers.disk.fs import FileSystem, close_quietly, read_all, write_all
@@ -21,6 +22,7 @@ _ROOT_OF_DATABASE = 40
 _BRANCH, _LEAF = 0x01, 0x02  # kinds of pages
 _IN_OVERFLOW, _IS_DATABASE = 0x01, 0x02  # kinds of values
 _NO_PAGE = (1 << 64) - 1
+_CUT_SHORT = "it was cut short: pages that are in use are missing at its end"
 
 
 @dataclass(frozen=True)
@@ -78,27 +80,39 @@ class Metas:
         return int(struct.unpack_from("<Q", self.pages, meta * PAGE_BYTES + place)[0])
 
 
-def is_cut_short(fs: FileSystem, path: str) -> bool:
-    """Return whether the file lacks pages, at its end, that are in use.
+def problem_of_pages(fs: FileSystem, path: str) -> str:
+    """Return what is wrong with the pages of the trees that `environment.check` does not look for; "" for nothing.
 
-    Free pages at its end may be missing: LMDB writes a page when it is first used. So a file that is shorter than its
-    meta pages say is walked through. The caller has checked its structure (`environment.check`), which looks at no
-    page of a long value but the first.
+    Pages that are in use may be missing at the end of the file: LMDB writes a page when it is first used, so that free
+    ones may be missing there, too. And the nodes of a page must fill it: LMDB moves all that lie before one that it
+    deletes by the length which that says to have.
+
+    The caller has checked the rest of the structure.
 
     Raises:
         OSError: the file cannot be read.
     """
-    size = fs.size(path)
-    metas = Metas.read(fs, path)
-    if metas.end <= size:
-        return False
-    fd = fs.open(path, os.O_RDONLY)
+    size, roots = fs.size(path), Metas.read(fs, path).roots
+    fd, page, seen = fs.open(path, os.O_RDONLY), bytearray(PAGE_BYTES), set(roots)
     try:
-        return _end_in_use(fs, fd, metas.roots, size) > size
+        while roots:
+            here = roots.pop() * PAGE_BYTES
+            if here + PAGE_BYTES > size:
+                return _CUT_SHORT
+            read_all(fs, fd, [memoryview(page)], here)
+            leaf = _Page.of(page)
+            if leaf.end > size:
+                return _CUT_SHORT
+            if not leaf.is_full:
+                return "a node is longer or shorter than the room it takes"
+            below = set(leaf.below) - seen
+            seen |= below
+            roots += below
     except struct.error:
-        return True
+        return _CUT_SHORT
     finally:
         close_quietly(fs, fd)
+    return ""
 
 
 def renumbered(fs: FileSystem, fd: int, commit: int) -> None:
@@ -121,30 +135,42 @@ def renumbered(fs: FileSystem, fd: int, commit: int) -> None:
     write_all(fs, fd, [memoryview(pages)], 0)
 
 
-def _end_in_use(fs: FileSystem, fd: int, roots: list[int], size: int) -> int:
-    """Where the last page ends that the trees with these roots use; anything above `size` if some are beyond it."""
-    end, page, seen = 0, bytearray(PAGE_BYTES), set(roots)
-    while roots:
-        here = roots.pop() * PAGE_BYTES
-        end = max(end, here + PAGE_BYTES)
-        if end > size:
-            return end
-        read_all(fs, fd, [memoryview(page)], here)
-        flags, lower = struct.unpack_from("<HH", page, 10)
+class _Page(NamedTuple):
+    """A page of a tree.
+
+    Attributes:
+        below: the pages that it leads to.
+        end: where the last page of a long value ends, in bytes; 0 if it has none.
+        is_full: whether its nodes lie one behind the other, up to the end of the page.
+    """
+
+    below: list[int]
+    end: int
+    is_full: bool
+
+    @classmethod
+    def of(cls, page: bytearray) -> _Page:
+        """Take it apart. Raises `struct.error` if it is none."""
+        flags, lower, upper = struct.unpack_from("<HHH", page, 10)
+        below, end, lengths = [], 0, {}
         for slot in range(_HEADER_BYTES, min(lower, PAGE_BYTES), 2):
             (node,) = struct.unpack_from("<H", page, slot)
             low, high, kind, key_bytes = struct.unpack_from("<HHHH", page, node)
-            value = node + 8 + key_bytes
-            below = 0
+            value, value_bytes, child = node + 8 + key_bytes, low | high << 16, _NO_PAGE
             if flags & _BRANCH:
-                below = low | high << 16 | kind << 32
+                child, value_bytes = value_bytes | kind << 32, 0
             elif flags & _LEAF and kind & _IN_OVERFLOW:
                 (first,) = struct.unpack_from("<Q", page, value)
-                pages = -(-(_HEADER_BYTES + (low | high << 16)) // PAGE_BYTES)
+                pages = -(-(_HEADER_BYTES + value_bytes) // PAGE_BYTES)
                 end = max(end, (first + pages) * PAGE_BYTES)
+                value_bytes = 8
             elif flags & _LEAF and kind & _IS_DATABASE:
-                (below,) = struct.unpack_from("<Q", page, value + _ROOT_OF_DATABASE)
-            if below not in (0, _NO_PAGE) and below not in seen:
-                seen.add(below)
-                roots.append(below)
-    return end
+                (child,) = struct.unpack_from("<Q", page, value + _ROOT_OF_DATABASE)
+            if child not in (0, _NO_PAGE):
+                below.append(child)
+            lengths[node] = 8 + key_bytes + value_bytes
+        for node, length in sorted(lengths.items()):
+            if node != upper:
+                return cls(below, end, False)
+            upper += length + length % 2
+        return cls(below, end, upper == PAGE_BYTES)

@@ -272,7 +272,7 @@ def check(directory: str, name: str = DATA_FILE) -> list[str]:
     """Return what is wrong with the structure of the LMDB file, as text; [] if nothing is.
 
     This reads the file without handing it to LMDB, which would map a truncated file and die by SIGBUS. It looks at no
-    page of a long value but the first: see `is_cut_short`.
+    page of a long value but the first, and not at how long nodes are: see `problem_of_pages`.
 
     Raises:
         OSError: the file cannot be read, which says nothing about its bytes.

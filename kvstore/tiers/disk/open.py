@@ -19,7 +19,7 @@ from kvstore.errors import ConfigError, CorruptStore, DiskError, StoreNotFound
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk import budget, environment
 from kvstore.tiers.disk.catalog import Catalog
-from kvstore.tiers.disk.catalog_file import DATA_FILE, LOCK_FILE, Metas, is_cut_short
+from kvstore.tiers.disk.catalog_file import DATA_FILE, LOCK_FILE, Metas, problem_of_pages
 from kvstore.tiers.disk.entry import Scan
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.files import segment_path
@@ -348,8 +348,8 @@ class Opening:
         if problems := environment.check(self.catalog_directory):
             return problems
         try:
-            if is_cut_short(self.fs, self.catalog_file):
-                return ["it was cut short: pages that are in use are missing at its end"]
+            if problem := problem_of_pages(self.fs, self.catalog_file):
+                return [problem]
             agree = Metas.read(self.fs, self.catalog_file).agree
         except OSError as error:
             if is_passing(error):

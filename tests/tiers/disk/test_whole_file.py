@@ -209,7 +209,7 @@ def test_entries_within_entries_are_refused(tmp_path: Path) -> None:
     file[within : within + 16 + len(inner)] = struct.pack("<IHH", len(inner), 0, 8) + (2).to_bytes(8, "big") + inner
     file[page + 16 + 2 : page + 16 + 4] = (within - page).to_bytes(2, "little")
     file[value : value + 8] = xxhash.xxh3_64_intdigest(bytes(file[value + 8 : value + 80 + 1600])).to_bytes(8, "little")
-    assert read(np.frombuffer(bytearray(file), np.uint8)) == "nodes lie over each other"
+    assert read(np.frombuffer(bytearray(file), np.uint8)) == "a node is longer or shorter than the room it takes"
 
 
 def node_of(file: bytearray, record: int) -> tuple[int, int]:
