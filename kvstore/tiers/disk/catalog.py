@@ -22,6 +22,7 @@ from kvstore.core.session_record import SessionChange, SessionHead, SessionRecor
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk.entry import (
     ENTRY,
+    MAX_RECORD,
     SUM_BYTES,
     Entry,
     Scan,
@@ -42,6 +43,7 @@ from kvstore.tiers.disk.segment import Extent
 
 _RECORD_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">II")
+_FIRST_KEY = b"\0"
 _DATABASES = (b"records", b"places", b"namespaces", b"sessions", b"traffic", b"texts", b"tasks")
 _OF_FORMAT_2 = (b"texts", b"tasks")
 _ERASE, _HISTORY = b"erase", b"history"
@@ -225,6 +227,13 @@ class Catalog:
         entries = [Entry.unpack(value) if value is not None else None for value in values]
         return [e if e is not None and e.record == r else None for e, r in zip(entries, records, strict=True)]
 
+    def misplaced(self, keys: Sequence[bytes]) -> list[Entry]:
+        """Return the entries under these raw keys that are whole, though of a record that is not the key's."""
+        with self.environment.reading() as txn:
+            values = [txn.get(key, db=self._records) for key in keys]
+        entries = [Entry.unpack(value) for value in values if value is not None]
+        return [entry for entry in entries if entry is not None and 0 < entry.record < MAX_RECORD]
+
     def in_segment(self, segment: int) -> list[Entry]:
         """Return the entries whose records lie in a segment, in the order in which they lie."""
         numbers = []
@@ -250,7 +259,8 @@ class Catalog:
             self._metrics.add(Metric.FALLBACK_CATALOG_SCAN, because="the catalog was changed after it")
         values: list[bytes] = []
         damaged: list[bytes] = []
-        begin: bytes | None = _RECORD_KEY.pack(after + 1)
+        # No record has the number 0: a key that says so is damaged, and is to be found.
+        begin: bytes | None = _RECORD_KEY.pack(after + 1) if after else _FIRST_KEY
         while begin is not None:
             begin = self._scan_run(begin, values, damaged)
         heads = b"".join([value[: ENTRY.itemsize] for value in values])

@@ -20,7 +20,7 @@ from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.disk import budget, environment
 from kvstore.tiers.disk.catalog import Catalog
 from kvstore.tiers.disk.catalog_file import DATA_FILE, LOCK_FILE, Metas, problem_of_pages
-from kvstore.tiers.disk.entry import Scan
+from kvstore.tiers.disk.entry import Entry, Scan
 from kvstore.tiers.disk.environment import CatalogDamaged, CatalogError
 from kvstore.tiers.disk.files import segment_path
 from kvstore.tiers.disk.fs import FileSystem, NotAFile, close_quietly, is_passing, make_directory
@@ -379,21 +379,15 @@ class Opening:
     def scan(self, catalog: Catalog, segments: Segments) -> Scan:
         """Open the segments, and return all sound entries.
 
-        Damaged entries are read again from their records. Those that cannot be are dropped and counted.
+        Damaged entries are read again from their records, and those with a damaged key put under their own. Those that
+        cannot be are dropped and counted.
         """
         scan = catalog.scan()
         numbers = self._segment_numbers()
         if scan.damaged:
             self.metrics.add(Metric.DAMAGED_ENTRIES, len(scan.damaged))
             if not self.read_only:
-                mended = recover_entries(
-                    self.fs,
-                    self.segment_directory,
-                    numbers,
-                    self.config.segment_bytes,
-                    scan,
-                    catalog.namespaces(),
-                )
+                mended = self._mended(catalog, scan, numbers)
                 catalog.purge(scan.damaged)
                 catalog.commit(mended)
                 self.metrics.add(Metric.MENDED_ENTRIES, len(mended))
@@ -411,6 +405,15 @@ class Opening:
             scan = scan.subset(sound).with_holes([entry.as_hole() for entry in lost])
         self._open_segments(scan, segments)
         return scan
+
+    def _mended(self, catalog: Catalog, scan: Scan, numbers: list[int]) -> list[Entry]:
+        """What the damaged entries of a scan were."""
+        there = {record for rows in (scan.entries, scan.holes) for record in rows["record"].tolist()}
+        found = {entry.record: entry for entry in catalog.misplaced(scan.damaged) if entry.record not in there}
+        again = recover_entries(
+            self.fs, self.segment_directory, numbers, self.config.segment_bytes, scan, catalog.namespaces()
+        )
+        return list({**{entry.record: entry for entry in again}, **found}.values())
 
     def _open_segments(self, scan: Scan, segments: Segments) -> None:
         rows = scan.entries

@@ -278,6 +278,25 @@ def test_a_damaged_value_is_left_out_and_its_key_reported(tmp_path: Path) -> Non
     catalog.close()
 
 
+@pytest.mark.parametrize("wrong", [0, 2, 1 << 40], ids=["none", "another", "a large one"])
+def test_an_entry_under_a_wrong_key_is_found(tmp_path: Path, wrong: int) -> None:
+    catalog = Catalog(str(tmp_path), 64 * MIB, readonly=False)
+    catalog.commit([entry(1), entry(3)])
+    catalog.close()
+    data = (tmp_path / "data.mdb").read_bytes()
+    packed = [entry(number).pack() for number in (1, 3)]
+    number = 1 if wrong == 0 else 3  # the order of the keys stays
+    old = number.to_bytes(8, "big") + packed[number // 2]
+    assert data.count(old) >= 1
+    (tmp_path / "data.mdb").write_bytes(data.replace(old, wrong.to_bytes(8, "big") + packed[number // 2]))
+    catalog = Catalog(str(tmp_path), 64 * MIB, readonly=False)
+    assert catalog.is_sound()
+    scan = catalog.scan()
+    assert (scan.damaged, len(scan.entries)) == ([wrong.to_bytes(8, "big")], 1)
+    assert [each.pack() for each in catalog.misplaced(scan.damaged)] == [packed[number // 2]]
+    catalog.close()
+
+
 # ---- namespaces --------------------------------------------------------------------------------------------------
 
 
