@@ -95,6 +95,7 @@ class Metric(StrEnum):
     # ---- put
     PUT_TOKENS = "put_tokens", "tokens that puts were given"
     PUT_NEW_TOKENS = "put_new_tokens", "tokens among them that were not stored before"
+    PUT_GAPS = "put_gaps", "puts with a start that stored nothing, for something before it was not stored (any more)"
     PUT_WAIT_S = "put_wait_s", "seconds that puts waited for room in the write queue"
     DROPPED_QUEUE_FULL = "dropped_queue_full", "blocks that a put dropped, for the write queue stayed full"
     DROPPED_NO_ROOM = (

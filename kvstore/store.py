@@ -128,7 +128,8 @@ class KVStore(StoreReports):
             ttl: seconds after which the sequence is removed.
             pin: never evict the sequence, until `unpin`, `delete` or the end of its `ttl`.
             start: `kv` holds the tokens from here on, for the blocks before are stored; best a multiple of
-                `config.block_tokens`. If one of them is not (any more), nothing is stored. No pins, windows or states.
+                `config.block_tokens`. If one of them is not (any more), nothing is stored, and the result says from
+                where on it is missing (`missing_from`). No pins, windows or states.
 
         Returns:
             What was new. If the write queue stays full for `put_timeout_s`, the blocks are dropped; the result says so,

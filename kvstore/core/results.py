@@ -35,6 +35,9 @@ class PutResult:
         pinned: whether the sequence is pinned as was asked for. False if no pin was asked for, and if the pin was
             refused because pinned sequences take all of their share (`StoreConfig.pinned_share`); the sequence is
             stored without it then.
+        missing_from: None, or the position of the first token before the `start` of the put that is not stored (any
+            more), or not so that the next block can follow it. Nothing was stored then; put again with the cache from
+            there on.
 
     Example:
         >>> done = PutResult(tokens=100, new_tokens=36, new_blocks=1, dropped_blocks=0, waited_s=0.0)
@@ -48,6 +51,7 @@ class PutResult:
     dropped_blocks: int
     waited_s: float
     pinned: bool = False
+    missing_from: int | None = None
 
 
 @dataclass(frozen=True)

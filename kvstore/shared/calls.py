@@ -30,7 +30,15 @@ _KINDS = ("<u4", "<f4", "<f8", _DIGEST)
 
 
 class PrefixMissing(Exception):
-    """A put was given the last blocks of a sequence alone, and some before are not stored; users never see it."""
+    """A put was given the last blocks of a sequence alone, and some before are not stored; users never see it.
+
+    Attributes:
+        begin: from which token on.
+    """
+
+    def __init__(self, begin: int) -> None:
+        super().__init__(begin)
+        self.begin = begin
 
 
 def perform(store: KVStore, call: str, arguments: dict[str, Any]) -> Any:
@@ -51,14 +59,13 @@ def perform(store: KVStore, call: str, arguments: dict[str, Any]) -> Any:
 
 
 def _put(store: KVStore, tokens: Tokens, kv: PreparedCache, start: int = 0, **options: Any) -> PutResult:
-    return _checked(store, tokens, options.get("namespace", b""), start, store.put(tokens, kv, start=start, **options))
+    return _checked(store.put(tokens, kv, start=start, **options))
 
 
-def _checked(store: KVStore, tokens: Tokens, namespace: str | bytes, start: int, done: PutResult) -> PutResult:
-    """What a put of the tokens from `start` on returned, if those before were there."""
-    nothing = not done.new_blocks + done.dropped_blocks
-    if start and nothing and store.contains(tokens, namespace=namespace) < len(tokens):
-        raise PrefixMissing
+def _checked(done: PutResult) -> PutResult:
+    """What a put returned, if what is before its start was there."""
+    if done.missing_from is not None:
+        raise PrefixMissing(done.missing_from)
     return done
 
 
@@ -72,11 +79,8 @@ def _save(
     start: int = 0,
     **options: Any,
 ) -> PutResult:
-    if start and store.contains(tokens[:start], namespace=namespace) < start:
-        raise PrefixMissing  # before the session stands for it
     session = store.session(name, namespace=namespace)
-    done = session._save(tokens, kv, start, metadata=_unpacked(metadata), **options)
-    return _checked(store, tokens, namespace, start, done)
+    return _checked(session._save(tokens, kv, start, metadata=_unpacked(metadata), **options))
 
 
 def _session(store: KVStore, name: str, namespace: str | bytes, use: bool) -> dict[str, Any] | None:
@@ -143,7 +147,7 @@ def pack_result(result: Any) -> dict[str, Any]:
 def pack_error(error: Exception) -> dict[str, Any]:
     """Return an error of a call as a message."""
     if isinstance(error, PrefixMissing):
-        return {"missing": True}
+        return {"missing": error.begin}
     kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _ERRORS), "KVStoreError")
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return {"error": kind, "text": text or type(error).__name__}
@@ -152,7 +156,7 @@ def pack_error(error: Exception) -> dict[str, Any]:
 def result_of(message: dict[str, Any]) -> Any:
     """Return the result that a message brings, or raise the error that it brings."""
     if "missing" in message:
-        raise PrefixMissing
+        raise PrefixMissing(int(message["missing"]))
     if "error" in message:
         raise _ERRORS.get(str(message["error"]), KVStoreError)(str(message.get("text", "")))
     result: Any = message.get("result")

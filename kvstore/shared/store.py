@@ -220,9 +220,9 @@ class SharedKVStore:
                 begin = max(start, min(stored, len(tokens) - 1) // size * size)
                 with reading():  # by the owner, until it answers
                     done = self._send_cache(role.link, call, {**arguments, "start": begin}, cache, begin - start)
-            except PrefixMissing:
+            except PrefixMissing as missing:
                 if whole or role.link is None:  # so the caller gave the end alone, and what comes before has left
-                    return PutResult(len(tokens), 0, 0, 0, 0.0)
+                    return PutResult(len(tokens), 0, 0, 0, 0.0, missing_from=missing.begin)
                 whole = True
             except Disconnected:
                 self._succeed(role)

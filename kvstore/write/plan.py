@@ -183,10 +183,6 @@ class PutRequest:
             raise UnsupportedCache(f"kv: {error}") from error
         return replace(self, cut=cut_of(self.layout, layers, len(self.tokens)), states=packed)
 
-    def within(self, missing: MissingBlocks) -> MissingBlocks:
-        """Return the missing blocks if the given keys and values have all of them; otherwise none."""
-        return missing if missing.first_token >= self.start else MissingBlocks([], len(self.tokens))
-
     def bits_between(self, start: int, end: int) -> float:
         """Return the information in tokens [start, end)."""
         if isinstance(self.bits, float):

@@ -290,6 +290,9 @@ class PutPath(Erasing):
         settled, waited = False, 0.0
         while not settled:  # again where a block that was there left meanwhile: the disk makes space beside us
             request, match, missing = self._plan(request)
+            if missing.first_token < request.start:
+                self.metrics.add(Metric.PUT_GAPS)
+                return PutResult(count, 0, 0, 0, waited, missing_from=missing.first_token), []
             missing, too_many = missing.first(residency.most_new_records())
             self.metrics.add(Metric.DROPPED_NO_ROOM, too_many)
             seconds = self._wait_for_space(request, missing)
@@ -344,7 +347,7 @@ class PutPath(Erasing):
         again = residency.unwritten_among(match.records.tolist())
         if request.layout.is_grouped:
             again |= improved(request, match, residency.index, residency.coverage, residency.config.block_tokens)
-        return match, request.within(missing_blocks(match, len(request.tokens), residency.config.block_tokens, again))
+        return match, missing_blocks(match, len(request.tokens), residency.config.block_tokens, again)
 
     def _may_pin(self, request: PutRequest, match: Match, missing: MissingBlocks) -> bool:
         """Whether pins may keep this sequence, too. What is not written yet may take all of its raw bytes, and so may a

@@ -128,11 +128,12 @@ def test_the_end_of_a_cache_alone_is_stored_where_what_comes_before_is(tmp_path:
         client.put(tokens[:12], kv_of(tokens[:12]))
         client.flush()
         assert client.put(tokens, ends[1], start=8).new_blocks == 2
-        assert client.put(other, ends[2], start=8).new_blocks == 0
+        refused = client.put(other, ends[2], start=8)
+        assert (refused.new_blocks, refused.missing_from) == (0, 0)
         client.flush()
         assert (stored(client, tokens), client.contains(other)) == (20, 0)
     with shared(tmp_path) as owner:
-        assert owner.put(other, ends[2], start=8).new_blocks == 0
+        assert owner.put(other, ends[2], start=8).missing_from == 0
         assert owner.delete(tokens) == 5
 
 

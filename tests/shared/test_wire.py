@@ -100,8 +100,9 @@ def test_arguments_and_results_survive_the_way() -> None:
             from_wire(wrong)
     with pytest.raises(KeyError, match="no session"):
         result_of(pack_error(KeyError("no session")))
-    with pytest.raises(PrefixMissing):
-        result_of(pack_error(PrefixMissing()))
+    with pytest.raises(PrefixMissing) as missing:
+        result_of(pack_error(PrefixMissing(16)))
+    assert missing.value.begin == 16
     assert result_of(pack_result(7)) == 7
 
 

@@ -50,6 +50,8 @@ def test_nothing_is_stored_behind_a_gap(store: KVStore, stored: int) -> None:
         put(store, ids[:stored])
     done = store.put(ids, from_token(kv_of(ids), start), start=start)
     assert (done.new_tokens, done.new_blocks, done.dropped_blocks) == (0, 0, 0)
+    assert done.missing_from == stored // 8 * 8
+    assert store.stats()["counters"]["put_gaps"] == 1
     assert store.contains(ids) == stored
     if stored:
         assert_hit(store.get(ids), ids, stored)

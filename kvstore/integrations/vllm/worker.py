@@ -117,7 +117,7 @@ class WorkerSide:
             kv = [(keys.cpu(), values.cpu()) for keys, values in layers]
             done = self.store.put(save.tokens, kv, namespace=save.namespace, start=save.start)
             self._counters.add("stored_tokens", done.new_tokens)
-            if self.store.contains(save.tokens, namespace=save.namespace) < len(save.tokens):
+            if done.missing_from is not None or done.dropped_blocks:
                 self._counters.add("lost_saves")
         except Exception as error:  # a cache that is not stored is computed again, and no more
             self._counters.log("save", error)
