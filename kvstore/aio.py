@@ -16,11 +16,11 @@ from kvstore.core.explanation import Explanation
 from kvstore.core.given_store import check_store
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.loan import Loan
 from kvstore.core.results import ClusterInfo, CompactResult, EraseResult, FlushResult, Hit, PutResult, SessionInfo
 from kvstore.core.tokens import Tokens
 from kvstore.errors import StoreClosed
-from kvstore.learning.status import LearningStatus
 from kvstore.residency.block_table import BlockTable
 from kvstore.residency.check import CheckReport
 from kvstore.residency.inventory import Inventory

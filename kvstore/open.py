@@ -16,6 +16,7 @@ from kvstore.core.ending import Ending
 from kvstore.core.history import Sample, unpack
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.precedence import Precedence
 from kvstore.core.results import CompactResult, FlushResult
 from kvstore.core.workers import Workers
@@ -26,7 +27,6 @@ from kvstore.errors import ConfigError
 from kvstore.gate.gate import Gate
 from kvstore.gate.open import open_gate
 from kvstore.learning.learner import Learner, status_at_open
-from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
 from kvstore.metrics import Metric, Metrics
 from kvstore.open_remote import Remote, open_remote

@@ -12,6 +12,7 @@ from kvstore.core.approximate import Approximate
 from kvstore.core.arguments import as_folder
 from kvstore.core.ending import check_may_open
 from kvstore.core.identity import ModelIdentity, as_identity
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.loan import reading
 from kvstore.core.opening import Opening, wait_for_given_up
 from kvstore.core.prepared import PreparedCache
@@ -20,7 +21,6 @@ from kvstore.core.session_record import SessionRecord
 from kvstore.core.tokens import as_tokens
 from kvstore.errors import ConfigError, ReadOnlyStore
 from kvstore.learning.learner import silent
-from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import Progress
 from kvstore.log import EventLog
 from kvstore.metrics import Metric, Metrics

@@ -15,18 +15,19 @@ from kvstore.codecs.predictive.codec import PredictiveCodec
 from kvstore.codecs.predictive.linear_model import rotated_half
 from kvstore.codecs.profile import Profile
 from kvstore.config import StoreConfig
+from kvstore.core import learning_status as status
 from kvstore.core.heap import give_back_freed
 from kvstore.core.identity import ModelIdentity
 from kvstore.core.layout import KVLayout
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.rope import frequencies
 from kvstore.core.workers import Task
 from kvstore.errors import ConfigError, ProfileError
-from kvstore.learning import differences, status
+from kvstore.learning import differences
 from kvstore.learning.members import MemberReader
 from kvstore.learning.pace import Pace, Stopped, lower_priority
 from kvstore.learning.recode import ColdRecoder
 from kvstore.learning.seen import BlocksGone
-from kvstore.learning.status import LearningStatus
 from kvstore.learning.trial import MOST_BYTES, MOST_TOKENS, Progress, Sections, Trial, choose, run
 from kvstore.metrics import Metric
 from kvstore.read.stored_block import BlockReader

@@ -11,6 +11,7 @@ import numpy as np
 from kvstore import errors
 from kvstore.core.arguments import as_numbers
 from kvstore.core.keys import NamespaceDigest
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.prepared import PreparedCache
 from kvstore.core.results import CompactResult, EraseResult, FlushResult, PutResult
 from kvstore.core.session_note import pack_metadata, unpack_metadata
@@ -19,7 +20,9 @@ from kvstore.errors import KVStoreError
 from kvstore.session import Session
 from kvstore.store import KVStore
 
-_RESULTS: dict[str, Any] = {kind.__name__: kind for kind in (CompactResult, EraseResult, FlushResult, PutResult)}
+_RESULTS: dict[str, Any] = {
+    kind.__name__: kind for kind in (CompactResult, EraseResult, FlushResult, LearningStatus, PutResult)
+}
 _ERRORS: dict[str, type[Exception]] = {
     **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, KVStoreError)},
     **{kind.__name__: kind for kind in (ValueError, TypeError, KeyError)},
@@ -130,6 +133,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "unpin": KVStore.unpin,
     "flush": KVStore.flush,
     "compact": KVStore.compact,
+    "learn": KVStore.learn,
     "session": _session,
     "session_save": _save,
     "session_point_to": _point_to,

@@ -18,9 +18,19 @@ from kvstore.core.arguments import as_folder, check_integer, end_of_life
 from kvstore.core.explanation import Explanation
 from kvstore.core.history import Sample
 from kvstore.core.identity import ModelIdentity, as_identity
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.loan import reading
 from kvstore.core.prepared import PreparedCache
-from kvstore.core.results import CompactResult, EraseResult, FlushResult, Hit, PutResult, RequestReport, SessionInfo
+from kvstore.core.results import (
+    ClusterInfo,
+    CompactResult,
+    EraseResult,
+    FlushResult,
+    Hit,
+    PutResult,
+    RequestReport,
+    SessionInfo,
+)
 from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.errors import ConfigError, StoreClosed, StoreForked, StoreLocked
 from kvstore.gate.gate import Gate
@@ -321,6 +331,11 @@ class SharedKVStore:
         done: CompactResult = self._change("compact", 0, move=bool(move))
         return done
 
+    def learn(self) -> LearningStatus:
+        """See `KVStore.learn`; the owner learns."""
+        done: LearningStatus = self._change("learn", 0)
+        return done
+
     def session(self, name: str, *, namespace: str | bytes = b"") -> SharedSession:
         """Return a handle on the session with this name, which need not exist yet. See `KVStore.session`."""
         return SharedSession(name, namespace, self._change, self._store_cache, self.get, partial(self._read, _forget))
@@ -363,6 +378,10 @@ class SharedKVStore:
     def sessions(self, *, stored: bool = False) -> list[SessionInfo]:
         """See `KVStore.sessions`; as of the last flush, in a process that is not the owner."""
         return self._read(KVStore.sessions, stored=stored)
+
+    def clusters(self, *arguments: Any, **options: Any) -> list[ClusterInfo]:
+        """See `KVStore.clusters`; as of the last flush, in a process that is not the owner."""
+        return self._read(KVStore.clusters, *arguments, **options)
 
     def inventory(self) -> Inventory:
         """See `KVStore.inventory`."""

@@ -54,6 +54,9 @@ def test_a_client_does_what_a_store_does(tmp_path: Path) -> None:
             assert store.explain(tokens).tokens == 10
             assert store.prefetch(tokens).result() == 10
             assert store.compact().moved_records == 0
+            assert [len(group.members) for group in store.clusters()] == [1]
+            with pytest.raises(ConfigError, match="learn"):
+                store.learn()
             assert store.check(True).problems == ()
             assert store.delete(tokens) == 3
             assert store.get(tokens) is None
@@ -161,9 +164,9 @@ def test_a_session_that_grows_sends_what_is_new(tmp_path: Path, monkeypatch: pyt
 
 
 def test_every_call_of_a_store_is_there() -> None:
-    """But `learn` and `clusters`, which want the whole store."""
+    """But `learning`, which is of the owner's thread."""
     for ours, theirs, left in (
-        (SharedKVStore, KVStore, {"learn", "learning", "clusters"}),
+        (SharedKVStore, KVStore, {"learning"}),
         (SharedSession, Session, set()),
     ):
         assert {name for name in dir(theirs) if name[0] != "_"} - {name for name in dir(ours) if name[0] != "_"} == left

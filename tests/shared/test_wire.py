@@ -19,6 +19,7 @@ from small_stores import IDENTITY, config, kv_of, tokens_of
 
 from kvstore import SharedKVStore
 from kvstore.core.keys import NamespaceDigest
+from kvstore.core.learning_status import LearningStatus
 from kvstore.core.prepared import PreparedCache
 from kvstore.core.states import State
 from kvstore.shared.calls import PrefixMissing, from_wire, pack_error, pack_result, result_of, to_wire
@@ -104,6 +105,8 @@ def test_arguments_and_results_survive_the_way() -> None:
         result_of(pack_error(PrefixMissing(16)))
     assert missing.value.begin == 16
     assert result_of(pack_result(7)) == 7
+    learned = LearningStatus("adopted", blocks=9, before=1.5, after=1.9)
+    assert result_of(pack_result(learned)) == learned
 
 
 def _cache(count: int = 10) -> PreparedCache:
