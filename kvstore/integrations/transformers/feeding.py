@@ -35,14 +35,51 @@ def advance(
     new, device = ids.shape[1], model.device
     parameters = inspect.signature(bare(model).forward).parameters
     given = pass_arguments(bare(model), cache)
-    step = chunk or max(1, new)
-    for begin in range(0, new, step):
-        end = min(new, begin + step)
+    begin, step = 0, chunk or max(1, new)
+    while begin < new:
+        end = begin + 1 if held + begin and _goes_by_token(model) else min(new, begin + step)
         if mask is not None:
             given["attention_mask"] = mask[:, : held + end].to(device)
         if "position_ids" in parameters:
             given["position_ids"] = positions[:, begin:end].to(device)
         model(ids[:, begin:end].to(device), **given)
+        begin = end
+
+
+def advance_by_token(model: Any, cache: Any, held: int, prompt: list[int]) -> int:
+    """Run a model over a prompt up to its last token, if it is one that must see tokens behind a cache one by one;
+    nothing is done for others, nor where nothing is in the cache.
+
+    Args:
+        model: in evaluation mode.
+        cache: of the first `held` tokens. Mutated.
+
+    Returns:
+        How many tokens the cache has now.
+    """
+    last = len(prompt) - 1
+    if not held or held >= last or not _goes_by_token(model):
+        return held
+    advance(model, cache, held, torch.tensor([prompt[held:last]]), torch.arange(held, last)[None])
+    return last
+
+
+def forget_positions(model: Any) -> None:
+    """Forget what models for images keep of the positions of the last call (`rope_deltas`): they take it for that of
+    the next one where that goes on from a cache. Each call finds its own anew."""
+    for module in bare(model).modules():
+        if getattr(module, "rope_deltas", None) is not None:
+            module.rope_deltas = None
+
+
+def _goes_by_token(model: Any) -> bool:
+    """Whether a pass over several tokens begins with no state, whatever the cache holds: so the first Mamba in
+    transformers, and what is made of it."""
+    config = getattr(bare(model), "config", None)
+    return getattr(config, "model_type", None) in _BY_TOKEN
+
+
+_BY_TOKEN = ("falcon_mamba", "jamba", "mamba")
 
 
 class _Fed(threading.local):

@@ -25,13 +25,14 @@ from kvstore.errors import IdentityMismatch, UnsupportedModel
 from kvstore.integrations.transformers.answers import Held, answered, ends, prompts, setting
 from kvstore.integrations.transformers.cache import cache_from_layers, cache_layers
 from kvstore.integrations.transformers.describe import check_loaded
-from kvstore.integrations.transformers.feeding import Feed
+from kvstore.integrations.transformers.feeding import Feed, advance_by_token, forget_positions
 from kvstore.integrations.transformers.later import Repair, pays
 from kvstore.integrations.transformers.logprobs import Scores
 from kvstore.integrations.transformers.observed import FirstPasses
 from kvstore.integrations.transformers.padding import Rows, row_of
 from kvstore.integrations.transformers.prefill import prefill
 from kvstore.integrations.transformers.recompute import recompute
+from kvstore.integrations.transformers.refusals import check_call, without_caches
 from kvstore.integrations.transformers.request import HOW_TO_OPEN, Request, RequestStore
 from kvstore.integrations.transformers.snapshots import store_places
 from kvstore.integrations.transformers.watch import identity_now
@@ -43,21 +44,6 @@ if TYPE_CHECKING:
 
 # Before this version of transformers a prompt in pieces is computed from its beginning, whatever a cache holds of it.
 _CHUNKS_BEHIND_CACHES = Version("5.21")
-
-# Arguments of `generate` that feed the model something the token ids do not show, bring a cache of their own,
-# or leave tokens in the cache that are not in the text.
-REFUSED_ARGUMENTS = (
-    "adapter_names",
-    "assistant_model",
-    "cache",
-    "cache_implementation",
-    "cache_params",
-    "custom_generate",
-    "past_key_values",
-    "position_ids",
-    "prompt_lookup_num_tokens",
-    "token_type_ids",
-)
 
 _WORDS = {
     "rows": "rows of its embeddings, packed weights or shared layers",
@@ -148,7 +134,7 @@ class _Call:
         """Check everything that the store is not needed for. Raises `ValueError`."""
         check_loaded(model)
         rows = Rows.of(input_ids, kwargs.get("attention_mask"))
-        _check_arguments(model, kwargs)
+        check_call(model, kwargs)
         beams, returned, chunk = (
             check_integer(name, setting(model, kwargs, name), 1)
             for name in ("num_beams", "num_return_sequences", "prefill_chunk_size")
@@ -192,6 +178,7 @@ def _run(
 ) -> Any:
     store = cast("KVStore", RequestStore(request))
     identity, layout = _checked_identity(model, store), store.identity.layout
+    forget_positions(model)
     _check_prompts(layout, call)
     if call.is_batch:
         cache, scored = prefill(model, call.rows, store, namespace, call.copies, call.chunk)
@@ -200,6 +187,7 @@ def _run(
         prompt = call.rows.tokens[0]
         cache, known = _stored_cache(model, prompt, request, namespace, approximate)
         known = store_places(model, prompt, cache, known, store, namespace, call.chunk)
+        known = advance_by_token(model, cache, known, prompt)
         scored = None
     scoring = Scores(model, cache, store, scored) if call.beams == 1 else contextlib.nullcontext()
     with scoring as scores, Feed(model, cache, known) as feed, FirstPasses(store.gate, model, feed.given, known):
@@ -237,7 +225,9 @@ def _generated(
     Models that rotate keys by the length of the sequence may leave the cache that they were given for one that they
     compute anew. In the long regime that is the one to store; in the short one what was given holds the short keys.
     """
-    kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
+    kwargs = without_caches(kwargs)
+    if kwargs.get("attention_mask") is None:
+        kwargs["attention_mask"] = torch.ones_like(input_ids)
     if regime_of(layout) != LONG:
         return model.generate(input_ids, **feed.given, **kwargs), *feed.given.values()
     asked = kwargs.get("return_dict_in_generate")
@@ -326,20 +316,6 @@ def _names(session: str | Sequence[str] | None, rows: Rows, copies: int) -> Sequ
     if not are_names or len(names) != len(rows.tokens) or len(set(names)) != len(names):
         raise ValueError(f"session: expected a name of its own for each of {len(rows.tokens)} rows, found {session!r}")
     return names
-
-
-def _check_arguments(model: Any, kwargs: dict[str, Any]) -> None:
-    if model.training:
-        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
-    config = kwargs.get("generation_config") or model.generation_config
-    if kwargs.get("use_cache", getattr(config, "use_cache", True)) is False:
-        raise ValueError("use_cache: False leaves nothing to store; remove this argument")
-    for name in REFUSED_ARGUMENTS:
-        if kwargs.get(name, getattr(config, name, None)) is not None:
-            raise ValueError(f"{name}: a store does not support this argument; remove it")
-    for name, value in kwargs.items():
-        if isinstance(value, torch.Tensor) and name != "attention_mask":
-            raise ValueError(f"{name}: the store knows a cache by its token ids alone; remove this input")
 
 
 def _checked_identity(model: Any, store: KVStore) -> ModelIdentity:

@@ -178,6 +178,8 @@ def check_model(model: Any) -> KVLayout:
             f"{name}: attention {attention!r} takes no mask for each query; load the model with "
             'attn_implementation="sdpa" or "eager"'
         )
+    if getattr(model.config, "alibi", False):
+        raise UnsupportedModel(f"{name}: attention by distance (alibi) has no single positions to be recomputed")
     if "position_ids" not in _parameters(model):
         raise UnsupportedModel(f"{name}: the model takes no position_ids, so single positions cannot be recomputed")
     if model.training:

@@ -127,7 +127,7 @@ def _widths(config: Any, name: str) -> tuple[int, int, int]:
 def _key_heads(config: Any, heads: int) -> int:
     """Heads of keys and values."""
     if getattr(config, "new_decoder_architecture", False):
-        return int(config.num_kv_heads)
+        return heads  # Falcon repeats its keys and values for all heads before it caches them
     if getattr(config, "multi_query", False):
         return 1
     return int(getattr(config, "num_key_value_heads", None) or heads)
