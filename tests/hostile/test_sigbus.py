@@ -101,7 +101,7 @@ def nodes_in_use(file: Path) -> list[tuple[int, bool]]:
     return found
 
 
-def test_a_length_of_another_node_is_found() -> None:
+def test_a_node_of_another_length_is_found() -> None:
     """What LMDB would do with one: it deletes by that length, and moves what lies beside it over the page's end."""
     with small_stores.scratch() as folder:
         file = random_catalog(folder, 1)

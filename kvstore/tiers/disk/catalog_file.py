@@ -100,12 +100,12 @@ def problem_of_pages(fs: FileSystem, path: str) -> str:
             if here + PAGE_BYTES > size:
                 return _CUT_SHORT
             read_all(fs, fd, [memoryview(page)], here)
-            leaf = _Page.of(page)
-            if leaf.end > size:
+            found = _Page.of(page)
+            if found.end > size:
                 return _CUT_SHORT
-            if not leaf.is_full:
+            if not found.is_full:
                 return "a node is longer or shorter than the room it takes"
-            below = set(leaf.below) - seen
+            below = set(found.below) - seen
             seen |= below
             roots += below
     except struct.error:
