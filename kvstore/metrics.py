@@ -157,6 +157,10 @@ class Metric(StrEnum):
     REMOTE_BREAKS = "remote_breaks", "times that a server of the remote tier was no longer asked, for it did not answer"
     REMOTE_MENDS = "remote_mends", "times that such a server answered again"
     REMOTE_KEPT_RECORDS = "remote_kept_records", "records from the remote tier that this store keeps from then on"
+    REMOTE_NOT_KEPT = (
+        "remote_not_kept",
+        "records from the remote tier that are not kept, for the disk refused their profile",
+    )
     REMOTE_WRITTEN_RECORDS = "remote_written_records", "values written to the remote tier"
     REMOTE_WRITTEN_BYTES = "remote_written_bytes", "bytes of those values"
     REMOTE_WRITTEN_PARCELS = (
@@ -195,8 +199,18 @@ class Metric(StrEnum):
     DAMAGED_UNREADABLE = "damaged_unreadable", "records that the disk could not read"
     DAMAGED_DONOR = "damaged_donor", "records that left because a record they are coded against is damaged or gone"
     STALE_READS = "stale_reads", "reads that came too late: the record had been removed or moved meanwhile"
-    UNKNOWN_CODEC = "unknown_codec", "reads of records in a codec that this version does not know; they stay"
-    UNKNOWN_PROFILE = "unknown_profile", "reads of records whose profile is not here; they stay"
+    UNKNOWN_CODEC = (
+        "unknown_codec",
+        "reads of records in a codec that this version does not know; they stay until their tokens are put again",
+    )
+    UNKNOWN_PROFILE = (
+        "unknown_profile",
+        "reads of records whose profile is not here; they stay until their tokens are put again",
+    )
+    REPLACED_UNREADABLE = (
+        "replaced_unreadable",
+        "records that could not be decoded here when their tokens were put again",
+    )
     DAMAGED_PROFILES = "damaged_profiles", "profiles, given or copies, or the note of the newest, that are damaged"
     DAMAGED_ESTIMATES = "damaged_estimates", "opens that found the estimates of the gate damaged, and measured anew"
 
@@ -345,6 +359,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.RECODING_REFUSED: Notice(ERROR, "nothing is lost; report it, with the model's name"),
     Metric.UNKNOWN_CODEC: Notice(WARNING, "read them with the version of kvstore that wrote them"),
     Metric.UNKNOWN_PROFILE: Notice(WARNING, "put the profile back that they were coded with"),
+    Metric.REPLACED_UNREADABLE: Notice(INFO, "they can be read again"),
     Metric.DAMAGED_PROFILES: Notice(
         WARNING, "restore the folder profiles of the store, or name the file with StoreConfig.profile"
     ),
@@ -363,6 +378,7 @@ NOTICES: dict[Metric, Notice] = {
     Metric.REMOTE_DAMAGED: Notice(
         WARNING, "they are misses; look who else writes to the remote tier, or use a fleet key"
     ),
+    Metric.REMOTE_NOT_KEPT: Notice(INFO, "free space on the disk; gets bring them from there each time meanwhile"),
     Metric.REMOTE_READ_ERRORS: Notice(INFO, "they are misses; look at the server and the network"),
     Metric.REMOTE_WRITE_ERRORS: Notice(INFO, "look at the server, its memory and the network"),
     Metric.REMOTE_BREAKS: Notice(WARNING, "gets do without it until it answers; look at the server and the network"),

@@ -189,7 +189,8 @@ class Engine:
             return calls.inside == 1 and not (self.remote is not None and self.remote.is_busy)
 
         residency, root = self.residency, self.getter.lookup.root
-        records = RecordCheck(self.pool, root, residency.whole_path, residency.config.block_tokens)
+        decodes = self.getter.fetcher.decoder.profiles.knows
+        records = RecordCheck(self.pool, root, residency.whole_path, residency.config.block_tokens, decodes)
         paused = self.put_path.paused if self.put_path is not None else contextlib.nullcontext
         return Checker(residency, records, paused, is_idle)
 

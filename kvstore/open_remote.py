@@ -125,6 +125,7 @@ def open_remote(
     if remote.list_s:
         told.listing = Listing(link, names, metrics, remote.list_s, remote.write_timeout_s)
     travelling = RemoteProfiles(link, names, profiles, metrics, remote.write_timeout_s, remote.ttl_s, sealer)
+    profiles.ask = travelling.bring_soon
     block_bytes = config.block_tokens * layout.bytes_per_token
     tier = RemoteTier(
         remote,

@@ -35,5 +35,7 @@ def _tell(report: CheckReport, counters: dict[str, int | float], as_json: bool) 
         for problem in problems:
             line(problem)
         read = f", {report.verified_records} of them read" if report.verified_records else ""
+        if report.unreadable_records:
+            read += f", {report.unreadable_records} cannot be decoded here: their profile or codec is not here"
         line(f"{len(problems)} problems; {report.disk_records} records{read}, {report.sessions} sessions")
     leave(code)

@@ -101,9 +101,11 @@ class BlockDecoder:
             work()
         except UnknownCodec:
             self.residency.metrics.add(Metric.UNKNOWN_CODEC)  # a newer version may read it: it stays
+            self.residency.note_unreadable(read.record)
             return False
         except (_NoProfile, DonorUnreadable):
-            return False  # with its profile it can be read: it stays
+            self.residency.note_unreadable(read.record)  # with its profile it can be read: it stays
+            return False
         except DonorLost:
             self.residency.reject(read.record, read.source, Metric.DAMAGED_DONOR)
             return False

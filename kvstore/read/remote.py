@@ -207,10 +207,12 @@ class RemoteRun:
         if last is not None:
             reader.typical = nbytes // good, codec_label(last.header.codec)
         reader.gate.observe_read(TIER, nbytes, self._last - self.begun)
-        reader.tier.renew_soon([check.key for check in self.checks[:good]])
+        records = [fetched.record for fetched in self._came if fetched.record is not None]
+        reader.tier.renew_soon(
+            [check.key for check in self.checks[:good]], {record.header.profile for record in records}
+        )
         if reader.keep is not None:
             end = self.checks[good - 1].start + len(self.checks[good - 1].tokens)
-            records = [fetched.record for fetched in self._came if fetched.record is not None]
             reader.keep(Arrivals(self.request.namespace, self.request.tokens[:end], records))
 
     def _stop(self, why: Reason) -> None:
@@ -218,7 +220,7 @@ class RemoteRun:
         rest = [check.key for check in self.checks[len(self._came) :]]
         if why is Reason.REMOTE_LATE:
             self.reader.metrics.add(Metric.REMOTE_LATE, len(rest))
-        elif why is not Reason.REMOTE_FAILED:  # that says nothing of what is there
+        elif why not in (Reason.REMOTE_FAILED, Reason.REMOTE_PROFILE):  # they say nothing of what is there
             self.reader.metrics.add(Metric.REMOTE_GONE, int(why is Reason.REMOTE_GONE))
             self.reader.tier.lost(rest)
         self._cancel()

@@ -156,10 +156,10 @@ class RemoteResumer:
     def _tell(self, request: RemoteRequest, found: FoundPlace, came: Sequence[Fetched], begun: float) -> None:
         """Tell the gate what reading takes, and the store what it may keep."""
         reader = self.reader
-        reader.tier.renew_soon(found.values)
+        records: list[RemoteRecord] = [fetched.record for fetched in came if fetched.record is not None]
+        reader.tier.renew_soon(found.values, {record.header.profile for record in records})
         if len(found.values) > len(found.parts):
             reader.tier.recall_soon(found.values[-1], len(MARK))
-        records: list[RemoteRecord] = [fetched.record for fetched in came if fetched.record is not None]
         if not records:
             return
         nbytes = sum(fetched.nbytes for fetched in came)

@@ -40,6 +40,8 @@ class CheckReport:
         pinned: pinned sequences.
         sessions: saved sessions.
         verified_records: records that were read from disk, with deep=True.
+        unreadable_records: those of them that are whole and cannot be decoded here, for their profile is not here, or
+            this version does not know their codec. A get of their tokens is a miss; a put of them stores them anew.
 
     Example:
         >>> CheckReport().ok
@@ -56,6 +58,7 @@ class CheckReport:
     pinned: int = 0
     sessions: int = 0
     verified_records: int = 0
+    unreadable_records: int = 0
 
     @property
     def ok(self) -> bool:
@@ -139,7 +142,7 @@ class Checker:
             time.sleep(_PAUSE_S)
             again, look = self._look()
             found = [problem for problem in found if problem in set(again)]
-        verified, damage = self._read(look) if deep else (0, [])
+        verified, unreadable, damage = self._read(look) if deep else (0, 0, [])
         census = look.census
         return CheckReport(
             problems=(*found, *damage),
@@ -152,6 +155,7 @@ class Checker:
             pinned=len(census.pinned),
             sessions=look.disk.sessions if look.disk is not None else 0,
             verified_records=verified,
+            unreadable_records=unreadable,
         )
 
     def state_of(self, record: int) -> State:
@@ -166,6 +170,8 @@ class Checker:
                 survey = residency.disk.survey() if residency.disk is not None else None
             except CatalogError as error:
                 found.append(f"the catalog cannot be read: {error}")
+            except OSError as error:
+                found.append(f"the files cannot be looked at: {error}")
             host, device = residency.host.sizes(), residency.device.sizes()
             look = _Look(residency.census(), survey, host[1], device[1])
             offered = [*self._offered(look), *self._tenant_problems(look)]
@@ -259,9 +265,9 @@ class Checker:
             counts |= dict(zip(rows["record"].tolist(), rows["count"].tolist(), strict=True))
         return counts
 
-    def _read(self, look: _Look) -> tuple[int, list[str]]:
+    def _read(self, look: _Look) -> tuple[int, int, list[str]]:
         disk = self.residency.disk
-        return self.records.check(disk, look.disk) if disk is not None and look.disk is not None else (0, [])
+        return self.records.check(disk, look.disk) if disk is not None and look.disk is not None else (0, 0, [])
 
 
 def _tier_problems(tier: HostTier | DeviceTier, taken: int, sizes: dict[int, int]) -> Iterator[str]:

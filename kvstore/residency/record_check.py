@@ -36,22 +36,25 @@ class RecordCheck:
         root: gives the key before the first block of a namespace.
         path: gives namespace and all tokens up to a record's end; None if the record is not in the index.
         block_tokens: tokens of a block.
+        decodes: whether records of a codec number and a profile can be decoded here.
     """
 
     pool: BufferPool
     root: Callable[[bytes], bytes]
     path: Callable[[int], tuple[bytes, Tokens] | None]
     block_tokens: int
+    decodes: Callable[[int, bytes], bool]
 
-    def check(self, disk: DiskTier, survey: Survey) -> tuple[int, list[str]]:
-        """Return (records read, what is wrong with them). Records that left since the survey are skipped."""
+    def check(self, disk: DiskTier, survey: Survey) -> tuple[int, int, list[str]]:
+        """Return (records read; those of them that cannot be decoded here; what is wrong with them). Records that left
+        since the survey are skipped."""
         names = {number: digest for digest, number in survey.namespaces.items()}
         found: list[str] = []
         keys: dict[int, bytes] = {}
         donors: dict[int, tuple[tuple[int, bytes], ...]] = {}
         ends: dict[bytes, int] = {}  # a record that ends with a key, once its whole chain of keys is verified
         numbers = survey.scan.entries["record"].tolist()
-        read = 0
+        read = unreadable = 0
         for first in range(0, len(numbers), _AT_ONCE):
             entries = [entry for entry in disk.locate(numbers[first : first + _AT_ONCE]) if entry is not None]
             try:
@@ -61,6 +64,7 @@ class RecordCheck:
                     if problem:
                         found.append(f"record {entry.record}: {problem}")
                     elif header is not None:
+                        unreadable += not self.decodes(header.codec, header.profile)
                         keys[entry.record] = header.key
                         ends[header.key] = entry.record
                         donors[entry.record] = tuple(
@@ -72,7 +76,7 @@ class RecordCheck:
             for donor, key in named:
                 if keys.get(donor, key) != key:
                     found.append(f"record {member}: donor {donor} is another block than it was coded against")
-        return read, found
+        return read, unreadable, found
 
     def _read(
         self, disk: DiskTier, entry: Entry, namespace: bytes | None, ends: dict[bytes, int]

@@ -70,6 +70,8 @@ class Residency(DiskEviction):
         self._done: tuple[Callable[[Sequence[Block]], None], ...] = ()
         self._digests: dict[int, bytes] = {}  # of namespaces, by number; replaced as a whole
         self._damaged: set[int] = set()  # records that a thread is about to quarantine; guarded by _lock
+        self._unreadable: set[int] = set()  # records that could not be decoded here; guarded by _lock
+        self._unsure: dict[int, Reason] = {}  # records that may be nowhere, and why that would be; guarded by _lock
         budget, policy = self.config.device.bytes, self._new_policy
         self.device: DeviceTier = MemoryTier(
             "device", budget, policy(), self._may_leave_memory, self._left_memory, policy
@@ -228,6 +230,7 @@ class Residency(DiskEviction):
             self.drop_if_nowhere(record, Reason.DROPPED)
             if self.disk is None and record not in self.index:
                 self.metrics.add(Metric.DROPPED_NO_MEMORY)
+        self._look_again()
         self.write_holes()
         for listener in self._done:
             listener(blocks)
@@ -289,9 +292,45 @@ class Residency(DiskEviction):
                 self._damaged.discard(record)
         return False
 
+    def note_unreadable(self, record: int) -> None:
+        """A record is whole and could not be decoded here: something that it needs is missing. It stays until a put
+        brings its tokens, or somebody brings what is missing."""
+        with self._lock:
+            if record in self.index:
+                self._unreadable.add(record)
+
+    def unreadable_among(self, records: Iterable[int]) -> frozenset[int]:
+        """Those that could not be decoded when they were read last."""
+        return frozenset(self._unreadable.intersection(records) if self._unreadable else ())
+
+    def drop_members(self, donors: Iterable[int]) -> None:
+        """What is coded against these records, which cannot be decoded here, cannot be decoded, either: it is removed
+        everywhere, and counted. What is not written yet needs no donor, and stays."""
+        self.own.run(self._drop_members, donors)
+
+    def _drop_members(self, donors: Iterable[int]) -> None:
+        with self._lock:
+            members = sorted({member for donor in donors for member in self._written_members(donor)})
+            gone = self._forget_all(members, Reason.DROPPED)
+        self._tell(self._forgotten, members)
+        self.metrics.add(Metric.DROPPED_MEMBERS, len(members))
+        self._remove_entries(gone)
+
     def may_be_there(self, record: int) -> bool:
         """Return whether a record that no tier found is one that a tier may have: it cannot be asked, or could not."""
         return record in self.index and not all(tier.lacks(record) for tier in self.storage.values())
+
+    def _look_again(self) -> None:
+        """Forgets records that are nowhere, and of which that could not be known when they left memory."""
+        with self._lock:
+            unsure = list(self._unsure.items())
+        for record, reason in unsure:
+            with self._lock:
+                self._unsure.pop(record, None)
+            if record in self.index:
+                self.drop_if_nowhere(record, reason)
+            if record in self._unsure:
+                return  # the others cannot be asked for, either
 
     def drop_if_nowhere(self, record: int, reason: Reason) -> bool:
         """Forgets a record that no tier holds any more, and says whether it did. reason: why that is so."""
@@ -301,7 +340,10 @@ class Residency(DiskEviction):
         with self._lock:
             if record in self._pending or record in self.device or record in self.host:
                 return False
-            if not all(tier.lacks(record) for tier in self.storage.values()):
+            lacks = [tier.lacks(record) for tier in self.storage.values()]
+            if not all(lacks):
+                if None in lacks:
+                    self._unsure[record] = reason
                 return False
             self._abandoned += [old for old in self._forget_all([record], reason) if old != record]
             self.holes.release(record)  # the catalog may have a hole since it is in memory alone
@@ -318,6 +360,7 @@ class Residency(DiskEviction):
 
     def _forget(self, record: int) -> None:
         super()._forget(record)
+        self._unreadable.discard(record)
         self.device.remove([record])
         self.host.remove([record])
         if self._disk_order is not None:

@@ -167,8 +167,8 @@ class StorageTier(Tier[R], Protocol[R]):
     def holds(self, record: int) -> bool:
         """Return whether the tier has the record, and will give it to `locate`. False if it cannot be asked now."""
 
-    def lacks(self, record: int) -> bool:
-        """Return whether the tier does not have the record. False if it cannot be asked now."""
+    def lacks(self, record: int) -> bool | None:
+        """Return whether the tier does not have the record. None if it cannot be asked now."""
 
     def follows(self, before: R, source: R) -> bool:
         """Return whether `source` lies right behind `before`, so that one call reads both."""

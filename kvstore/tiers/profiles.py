@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 
 from kvstore.codecs import Codec, Profile, auto_name, codec_by_id, codec_by_name, codec_names, is_delta
 from kvstore.codecs.delta import DeltaCodec
@@ -28,6 +30,7 @@ FOLDER = "profiles"
 _NEWEST = "newest"  # a file with the id of the profile that was used last
 _ID_LIMIT = 64
 _NOTE = b""  # stands for that file among what is damaged
+_AGAIN_S = 10.0  # a copy that the disk refused is tried again after so long
 
 
 class Profiles:
@@ -40,6 +43,10 @@ class Profiles:
         metrics: where missing and damaged profiles are counted.
         given: the profile that the caller named, read or not; None for the newest of the store's own.
         read_only: whether no copy may be made.
+
+    Attributes:
+        ask: called with the id of a profile that a record needs and that is not here; somebody may bring it. It must
+            return at once, and not raise.
 
     Example:
         >>> from kvstore import KVLayout
@@ -70,6 +77,9 @@ class Profiles:
         self._delta_decoders: dict[tuple[int, bytes], DeltaCodec | None] = {}
         self._given = given
         self._takes_copies = not read_only
+        self._copied: set[bytes] = set()  # those whose copies were looked at, or made
+        self._refused: dict[bytes, float] = {}  # when the disk did not take the copy of one
+        self.ask: Callable[[bytes], None] = lambda profile_id: None
         self._described: tuple[Described | None] | None = None  # (described,) once it is known
         self._current: Profile | None = None
         self._given_is_damaged = False
@@ -142,7 +152,7 @@ class Profiles:
         """
         codec = self._decoder(number, profile)
         if codec is None:
-            self._metrics.add(Metric.UNKNOWN_PROFILE)
+            self._lacks(profile)
             return None
         return self._fitted(codec)
 
@@ -192,8 +202,12 @@ class Profiles:
         """
         codec = self._delta_decoder(number, profile)
         if codec is None:
-            self._metrics.add(Metric.UNKNOWN_PROFILE)
+            self._lacks(profile)
         return codec
+
+    def _lacks(self, profile: bytes) -> None:
+        self._metrics.add(Metric.UNKNOWN_PROFILE)
+        self.ask(profile)
 
     def keep(self) -> bool:
         """Copy the current profile into the store, durably, and note it as the newest.
@@ -249,6 +263,22 @@ class Profiles:
                 self._copy(profile)
         return True
 
+    def is_copied(self, profile_id: bytes) -> bool:
+        """Return whether records that need this profile may be stored: there is a copy of it in the store, made now if
+        it was not yet. One that the disk refused is tried again, but not at every call.
+
+        Only the store's writer may call this.
+        """
+        if profile_id == NO_PROFILE or self._folder is None:
+            return True
+        with self._lock:
+            if profile_id in self._copied:
+                return True
+            if time.monotonic() - self._refused.get(profile_id, -_AGAIN_S) < _AGAIN_S:
+                return False
+            profile = self._load(profile_id)
+            return profile is not None and self._copy(profile)
+
     def _copy(self, profile: Profile) -> bool:
         """Copies a profile into the store, without a note of it."""
         if self._folder is None or self._path is None:
@@ -260,7 +290,9 @@ class Profiles:
                 self._fs.sync_directory(self._path)
         except OSError as error:
             self._metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+            self._refused[profile.id] = time.monotonic()
             return False
+        self._copied.add(profile.id)
         return True
 
     def _keep(self, profile: Profile, is_new: bool) -> bool:

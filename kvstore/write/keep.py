@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -90,8 +91,11 @@ class Keeper:
             arrivals = self._waiting.popleft()
         except IndexError:
             return  # the store is being closed
-        nbytes = sum(record.header.raw_bytes for record in arrivals.records)
         queue = self._put_path.queue
+        arrivals = self._lasting(arrivals)
+        if not arrivals.records:
+            return
+        nbytes = sum(record.header.raw_bytes for record in arrivals.records)
         if queue.wait_for_space(nbytes, _QUEUE_S) is None:
             return
         with self._put_path.paused():
@@ -113,6 +117,18 @@ class Keeper:
             queue.submit(WriteBatch(blocks))
         queue.begin()
         self._residency.metrics.add(Metric.REMOTE_KEPT_RECORDS, len(blocks))
+
+    def _lasting(self, arrivals: Arrivals) -> Arrivals:
+        """The first of them whose profiles the store keeps, so that they can be read after a restart, too; of a layout
+        with windows or states all or none."""
+        is_copied, records = self._decoder.profiles.is_copied, arrivals.records
+        kept = list(takewhile(lambda record: is_copied(record.header.profile), records))
+        if len(kept) == len(records):
+            return arrivals
+        kept = [] if self._layout.is_grouped else kept
+        self._residency.metrics.add(Metric.REMOTE_NOT_KEPT, len(records) - len(kept))
+        end = kept[-1].header.start + kept[-1].header.count if kept else 0
+        return replace(arrivals, tokens=arrivals.tokens[:end], records=kept)
 
     def _blocks(self, arrivals: Arrivals) -> list[Block]:
         """Those that are not stored yet and follow what is, with numbers of this store."""

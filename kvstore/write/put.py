@@ -251,8 +251,11 @@ class PutPath(Erasing):
             bits = request.bits if isinstance(request.bits, float) else request.bits[:end]
             there = set(match.records.tolist()[: missing.blocks[-1]]) - {0}
             keep = request.layout.is_grouped and keeps_tails(request, blocks, residency.index, residency.coverage)
-            if residency.arrive(request.tokens[:end], blocks, bits, needs=there, keep_tails=keep) is None:
+            lost = residency.unreadable_among(match.records.tolist())
+            replaced = residency.arrive(request.tokens[:end], blocks, bits, needs=there, keep_tails=keep)
+            if replaced is None:
                 return False
+            self.metrics.add(Metric.REPLACED_UNREADABLE, len(lost.intersection(replaced)))
         sessions = [self.sessions.set(*session)] if session is not None else []
         changed = self._extend_lives(request, match, blocks)
         records = self._use(request, match, blocks)
@@ -331,20 +334,28 @@ class PutPath(Erasing):
         Before a sequence is pinned its members stand alone: a pinned record must not go with a donor that is not
         pinned.
         """
+        residency = self.residency
         match, missing = self._look(request)
         if request.pin and not self._may_pin(request, match, missing):
             self.metrics.add(Metric.REFUSED_PINS)
             request = replace(request, pin=False)
         members = self._members_among(match.records.tolist()) if request.pin else []
+        lost = residency.unreadable_among(match.records.tolist())
         if members:
             self._change(self._stand_alone, members)
+        if lost and residency.members_of(lost):
+            self._change(residency.drop_members, lost)
+        if members or lost:
             match, missing = self._look(request)
         return request, match, missing
 
     def _look(self, request: PutRequest) -> tuple[Match, MissingBlocks]:
         residency = self.residency
         match = residency.index.match(request.namespace, request.tokens, touch=False)
-        again = residency.unwritten_among(match.records.tolist())
+        records = match.records.tolist()
+        # What stands before the given keys and values stays as it is.
+        first = -(-request.start // residency.config.block_tokens)
+        again = residency.unwritten_among(records) | residency.unreadable_among(records[first:])
         if request.layout.is_grouped:
             again |= improved(request, match, residency.index, residency.coverage, residency.config.block_tokens)
         return match, missing_blocks(match, len(request.tokens), residency.config.block_tokens, again)

@@ -290,3 +290,32 @@ def test_members_need_the_profile_they_were_coded_with(path: Path, profile: Prof
         assert store.delete(TEXT)
         assert counter(store, "recoded_members") == found
         assert stored(store, MEMBER) == len(MEMBER)
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_what_is_put_again_without_its_profile_takes_the_place_of_donors(
+    path: Path, profile: Profile, tmp_path: Path, pin: bool
+) -> None:
+    profile.save(tmp_path / "profile")
+    with KVStore(path, IDENTITY, config(codec="predictive", profile=tmp_path / "profile")) as store:
+        for tokens in (TEXT, MEMBER):
+            family_stores.put(store, tokens)
+            store.flush()
+        assert members(store) >= 3
+    shutil.rmtree(path / "profiles")
+    with KVStore(path, IDENTITY, config()) as store:
+        for tokens in (MEMBER, TEXT):
+            assert stored(store, tokens) <= BLOCK
+        family_stores.put(store, TEXT, pin=pin)
+        store.flush()
+        assert stored(store, TEXT) == len(TEXT)
+        assert counter(store, "replaced_unreadable") > 0
+        assert counter(store, "dropped_members") >= 3
+        assert store.check(deep=True).problems == ()
+        family_stores.put(store, MEMBER, pin=pin)
+        store.flush()
+        assert stored(store, MEMBER) == len(MEMBER)
+    with KVStore(path, IDENTITY, config()) as store:
+        assert [stored(store, tokens) for tokens in (TEXT, MEMBER)] == [len(TEXT), len(MEMBER)]
+        report = store.check(deep=True)
+        assert (report.problems, report.unreadable_records, report.pinned) == ((), 0, 2 * pin)

@@ -387,3 +387,25 @@ def test_a_time_to_live_beyond_all_times_is_refused(copy: Path, ttl: float) -> N
 def test_a_timeout_beyond_all_times_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=r"^put_timeout_s: expected"):
         StoreConfig(put_timeout_s=seconds)
+
+
+def test_a_folder_that_is_removed_while_the_store_is_open_is_no_surprise() -> None:
+    config = small_stores.config(host=0)
+    with small_stores.scratch() as folder, KVStore(folder / "store", small_stores.IDENTITY, config) as store:
+        small_stores.put(store, FIRST)
+        store.flush()
+        shutil.rmtree(folder / "store")
+        assert "cannot be looked at" in store.check(deep=True).problems[0]
+        for number in range(10, 200):
+            small_stores.put(store, small_stores.tokens_of(number, 40))
+        assert store.flush().dropped_blocks > 0
+        assert small_stores.stored(store, FIRST) == len(FIRST)  # its files are open
+        for change in (lambda: store.delete(FIRST, erase=True), lambda: store.session("x").delete(erase=True)):
+            with pytest.raises(DiskError):
+                change()
+        assert store.compact().freed_bytes == 0
+        assert "the catalog cannot be read" in store.check(deep=True).problems[0]
+        counters = store.stats()["counters"]
+        assert counters["dropped_write_error"] > 0
+        assert counters["catalog_lost"] > 0
+        assert "dropped_no_space" not in counters

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import family_stores
+import pytest
 import small_stores
+from faultfs import Fault, FaultFS
 from threadruns import HANGS_S
 
 from kvstore import KVStore
 from kvstore.core.explanation import Reason
 from kvstore.metrics import Metric
+from kvstore.tiers.disk.environment import CatalogError
 
 _SHORT = 0.3
 
@@ -177,3 +181,32 @@ def test_pins_are_kept_after_reopening() -> None:
         with KVStore(folder / "store", small_stores.IDENTITY, small_stores.config()) as store:
             assert all(store._residency.is_kept(record) for record in range(1, 6))
             assert store.check(deep=True).pinned == 1
+
+
+def test_what_leaves_memory_while_the_catalog_cannot_be_asked_is_not_found_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record that could not be written is in memory alone; it leaves while the catalog is opened anew."""
+    with small_stores.scratch() as folder:
+        fs = FaultFS()
+        with KVStore(folder / "store", small_stores.IDENTITY, small_stores.config(host=1 << 12), fs=fs) as store:
+            fs.fault = Fault("pwritev", 1, errno.ENOSPC, sticky=True)
+            lost, others = small_stores.tokens_of(1, 4), [small_stores.tokens_of(n, 4) for n in range(2, 60)]
+            small_stores.put(store, lost)
+            assert store.flush().dropped_blocks == 1
+            assert store.contains(lost) == 4  # in memory
+
+            def refuses(catalog: Any, records: Any) -> Any:
+                raise CatalogError("it is being opened anew")
+
+            disk: Any = store._residency.disk
+            with monkeypatch.context() as patched:
+                patched.setattr(type(disk.catalog), "get", refuses)
+                store._residency.host.remove([1])
+                assert not store._residency.drop_if_nowhere(1, Reason.DROPPED)
+            fs.fault = None
+            for tokens in others:
+                small_stores.put(store, tokens)
+                store.flush()
+            assert store.contains(lost) == 0
+            assert store.check(deep=True).problems == ()

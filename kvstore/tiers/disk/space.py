@@ -152,7 +152,7 @@ class DiskSpace:
             try:
                 self.catalog = self._opening.new_catalog()
                 self.metrics.add(Metric.CATALOG_REOPENED)
-            except KVStoreError as error:
+            except (KVStoreError, OSError) as error:  # also that its folder is gone
                 self.metrics.add(Metric.CATALOG_LOST, because=error)
 
     def _settle_writes(self, extents: Iterable[Extent]) -> None:

@@ -289,14 +289,14 @@ class DiskTier(DiskWrites, StorageTier[Entry]):
         """Return whether the catalog knows the record; False if it cannot be asked now."""
         return self.entry(record) is not None
 
-    def lacks(self, record: int) -> bool:
-        """Return whether the catalog does not know the record; False if it cannot be asked now."""
+    def lacks(self, record: int) -> bool | None:
+        """Return whether the catalog does not know the record; None if it cannot be asked now."""
         try:
             entry = self.catalog.get([record])[0]
             return entry is None or entry.is_hole
         except CatalogError:
             self.metrics.add(Metric.CATALOG_ERRORS)
-            return False
+            return None
 
     def stats(self) -> dict[str, float]:
         """Return numbers: bytes (of live records, whole pages), raw_bytes (before coding), file_bytes (of segments),

@@ -345,7 +345,12 @@ class DiskWrites(DiskErase):
         sizes = [len(record.buffer.view) for record in sealed]  # whole pages
         self._make_room_for(sizes, patient_until)
         for record, nbytes in zip(sealed, sizes, strict=True):
-            extent = self._place(nbytes, patient_until)
+            try:
+                extent = self._place(nbytes, patient_until)
+            except OSError as error:  # a failing disk is no reason to evict anything
+                self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
+                self.metrics.add(Metric.DROPPED_WRITE_ERROR, because=error)
+                continue
             if extent is None:
                 self.metrics.add(Metric.DROPPED_NO_SPACE, because=self._why_full())
             else:
@@ -364,6 +369,7 @@ class DiskWrites(DiskErase):
                 return  # placing the records will say what is wrong
 
     def _place(self, nbytes: int, patient_until: float) -> Extent | None:
+        """Finds a place for one record; None if there is no room. Raises `OSError` if the disk fails."""
         with self._lock:
             extent = self.segments.place_here(nbytes)
         if extent is not None:
@@ -377,9 +383,7 @@ class DiskWrites(DiskErase):
                 continue
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    # A failing disk is no reason to evict anything.
-                    self.metrics.add(Metric.DISK_WRITE_ERRORS, because=error)
-                    return None
+                    raise
                 # The disk itself is full before the budget is: live with the segments there are.
                 self._is_full = True
                 self.metrics.add(Metric.DISK_FULL, because=error)

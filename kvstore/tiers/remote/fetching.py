@@ -96,9 +96,10 @@ class RemoteFetcher:
         except DamagedRecord as damage:
             self.metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
             return Fetched(None, Reason.REMOTE_REFUSED)
-        if not self.profiles.bring(record.header.codec, record.header.profile, deadline):
+        why = self.profiles.bring(record.header.codec, record.header.profile, deadline)
+        if why is not None:
             self.metrics.add(Metric.UNKNOWN_PROFILE)
-            return Fetched(None, Reason.REMOTE_LATE)
+            return Fetched(None, why)
         self.metrics.add(Metric.REMOTE_READ_RECORDS)
         self.metrics.add(Metric.REMOTE_READ_BYTES, size)
         return Fetched(record, nbytes=size)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from functools import partial
 
 from kvstore.codecs.profile import NO_PROFILE
+from kvstore.core.explanation import Reason
 from kvstore.core.record import DamagedRecord
 from kvstore.core.workers import Task, Workers
 from kvstore.errors import RemoteError
@@ -19,6 +22,9 @@ from kvstore.tiers.remote.sealing import Sealer
 _MOST_BYTES = 1 << 28
 _TIMES = 6  # a profile may take so much longer than a record
 _AGAIN_S = 10.0  # one that could not be had is asked for again
+# A server loses profiles as it loses records: when it is restarted, or has no room. Whoever writes a record that needs
+# one asks for it as often as this, and whoever reads one as often as that, for those that will read it.
+_WRITER_S, _READER_S = 1.0, 60.0
 _CLOSING_S = 1.0
 
 
@@ -48,16 +54,29 @@ class RemoteProfiles:
         self._timeout_s = _TIMES * timeout_s
         self._ttl_s = ttl_s
         self._sealer = sealer
-        self._there = Beliefs(ttl_s / 2 if ttl_s else 1e9, 0.0)
+        self._there = Beliefs(_WRITER_S, 0.0)
+        self._seen = Beliefs(_READER_S, 0.0)  # by readers
+        self._fresh = Beliefs(ttl_s / 2, 0.0)  # whose life was renewed not long ago
         self._tasks: dict[bytes, tuple[Task[bool], float]] = {}  # profiles that are asked for, or were in vain
         self._lock = threading.Lock()  # guards _tasks
         self._worker = Workers(1, "kvstore-remote-profile")
 
-    def bring(self, codec: int, profile: bytes, deadline: float) -> bool:
-        """Return whether records of this codec and profile can be decoded here, by `time.monotonic` at the latest; what
-        is on its way then comes all the same, for the next get."""
+    def bring(self, codec: int, profile: bytes, deadline: float) -> Reason | None:
+        """Return why records of this codec and profile cannot be decoded here, by `time.monotonic` at the latest; None
+        if they can. What is on its way then comes all the same, for the next get."""
         if profile == NO_PROFILE or self._profiles.knows(codec, profile):
-            return True
+            return None
+        task = self._task(profile)
+        if not task.is_done(max(0.0, deadline - time.monotonic())):
+            return Reason.REMOTE_LATE
+        return None if task.result() and self._profiles.knows(codec, profile) else Reason.REMOTE_PROFILE
+
+    def bring_soon(self, profile: bytes) -> None:
+        """Bring a profile that a record of this store needs, and the store lacks, for the next get."""
+        self._task(profile)
+
+    def _task(self, profile: bytes) -> Task[bool]:
+        """What brings a profile, or did a moment ago."""
         now = time.monotonic()
         with self._lock:
             task, begun = self._tasks.get(profile, (None, 0.0))
@@ -65,7 +84,7 @@ class RemoteProfiles:
                 task = Task(self._bring, profile)
                 self._tasks[profile] = task, now
                 self._worker.start(task)
-        return task.is_done(max(0.0, deadline - now)) and task.result() and self._profiles.knows(codec, profile)
+        return task
 
     def _bring(self, profile: bytes) -> bool:
         name, buffer = self._names.profile(profile), bytearray(_MOST_BYTES)  # pages that are not written take no memory
@@ -97,21 +116,32 @@ class RemoteProfiles:
         data = self._profiles.data(profile)
         if data is None:
             return False
-        name, ttl_s = self._names.profile(profile), self._ttl_s or None
-        parts = [data] if self._sealer is None else self._sealer.seal(name, data)
         try:
-            if self._link.call("write", name, lambda e, left: e.exist([name], left), self._timeout_s)[0]:
-                if ttl_s is not None:
-                    self._link.call("write", name, lambda e, left: e.touch([name], ttl_s, left), self._timeout_s)
-            elif self._link.call(
-                "write", name, lambda e, left: e.put_if_absent(name, parts, left, ttl_s), self._timeout_s
-            ):
-                self._metrics.add(Metric.REMOTE_WRITTEN_PROFILES)
+            self._write(self._names.profile(profile), profile, data)
         except RemoteError as error:
             self._metrics.add(Metric.REMOTE_WRITE_ERRORS, because=error)
             return False
         self._there.note([profile], True)
         return True
+
+    def _write(self, name: str, profile: bytes, data: bytes | memoryview) -> None:
+        """Raises `RemoteError`."""
+        call, ttl_s = partial(self._link.call, "write", name, timeout_s=self._timeout_s), self._ttl_s or None
+        if call(lambda e, left: e.exist([name], left))[0]:
+            if ttl_s is None or self._fresh.of(profile):
+                return
+            call(lambda e, left: e.touch([name], ttl_s, left))
+        else:
+            parts = [data] if self._sealer is None else self._sealer.seal(name, data)
+            if call(lambda e, left: e.put_if_absent(name, parts, left, ttl_s)):
+                self._metrics.add(Metric.REMOTE_WRITTEN_PROFILES)
+        self._fresh.note([profile], True)
+
+    def unseen(self, profiles: Iterable[bytes]) -> list[bytes]:
+        """Return those with which records were read, and which nobody here looked for lately; they count as seen."""
+        found = [profile for profile in set(profiles) if profile != NO_PROFILE and self._seen.of(profile) is None]
+        self._seen.note(found, True)
+        return found
 
     def close(self) -> None:
         """End the thread. Idempotent."""

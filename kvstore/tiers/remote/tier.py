@@ -8,7 +8,7 @@ what it brings goes on as records in memory, checked before anybody sees them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.core.explanation import Reason
 from kvstore.core.workers import Task, Workers
@@ -289,10 +289,15 @@ class RemoteTier:
         spot = self._parcels.spots.last(key)
         return self._names.block(key if spot is None else parcel_of(spot.parcel))
 
-    def renew_soon(self, keys: Sequence[bytes]) -> None:
-        """What `renew` does, on a thread of the tier."""
-        if self.config.ttl_s and not self.config.read_only and any(self._fresh.of(key) is None for key in keys):
+    def renew_soon(self, keys: Sequence[bytes], profiles: Iterable[bytes]) -> None:
+        """What `renew` does, on a thread of the tier; profiles that are needed with the values are written, too, if
+        they are not there any more."""
+        if self.config.read_only:
+            return
+        if self.config.ttl_s and any(self._fresh.of(key) is None for key in keys):
             self._workers.start(Task(self.renew, keys))
+        for profile in self.profiles.unseen(profiles) if self.takes_writes else ():
+            self._workers.start(Task(self.profiles.send, profile))
 
     def recall_soon(self, key: bytes, most_bytes: int) -> None:
         """Read a small value that was only asked for, on a thread of the tier: a server that gives up what was not read
