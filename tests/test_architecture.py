@@ -33,7 +33,7 @@ LAYERS = [
     {f"{TRANSFORMERS}.adapters", f"{TRANSFORMERS}.growing_layer", f"{TRANSFORMERS}.packed"},
     {f"{TRANSFORMERS}.lazy_layer"},
     {"kvstore.core.lazy_layers"},
-    {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache", f"{TRANSFORMERS}.shapes"},
+    {f"{TRANSFORMERS}.fingerprint", f"{TRANSFORMERS}.cache", f"{TRANSFORMERS}.mode", f"{TRANSFORMERS}.shapes"},
     {f"{TRANSFORMERS}.describe"},
     {"kvstore.setting_checks"},
     {"kvstore.remote_config"},

@@ -20,8 +20,10 @@ from transformers import (
 )
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig, UnsupportedModel, attach
-from kvstore.integrations.transformers import generate
-from kvstore.integrations.transformers.recompute import check_model
+from kvstore.integrations.transformers import generate, warmup
+from kvstore.integrations.transformers.archiving import archive, restore
+from kvstore.integrations.transformers.predictor import Predictor
+from kvstore.integrations.transformers.recompute import check_model, recompute
 
 MIB = 1 << 20
 CONFIG = StoreConfig(host=TierConfig(16 * MIB), disk=TierConfig(64 * MIB), segment_bytes=4 * MIB, block_tokens=16)
@@ -119,6 +121,25 @@ def test_a_model_that_computes_something_else_for_now_is_not_served(tmp_path: Pa
         assert report is not None
         assert not report.served
         assert store.stats()["counters"]["put_new_tokens"] == before
+
+
+@pytest.mark.parametrize("change", [_autocast, _trains_within, _soft_prompts], ids=lambda change: change.__name__[1:])
+def test_nor_is_it_warmed_archived_recomputed_or_a_predictor(tmp_path: Path, change: Any) -> None:
+    model, ids = tiny("llama"), _prompt(40)[0]
+    with torch.no_grad():
+        cache = model(ids[None]).past_key_values
+    archived = archive(model, ids, cache)
+    with _store(tmp_path, model) as store, change(model):
+        for call in (
+            lambda: warmup(store, model, [ids]),
+            lambda: archive(model, ids, cache),
+            lambda: restore(model, archived),
+            lambda: recompute(model, cache, ids, [1]),
+            lambda: Predictor(model),
+        ):
+            with pytest.raises(ValueError, match=r"^model: "):
+                call()
+        assert "put_tokens" not in store.stats()["counters"]
 
 
 def test_a_part_in_training_mode_that_drops_nothing_is_served(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from kvstore.core.tokens import Tokens, as_tokens
 from kvstore.errors import CodecError, IdentityMismatch, KVStoreError, UnsupportedModel
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.cache import cache_from_layers
+from kvstore.integrations.transformers.feeding import forget_positions
+from kvstore.integrations.transformers.mode import check_mode
 from kvstore.integrations.transformers.passes import empty_cache, replay, run_pass, threads_of
 from kvstore.integrations.transformers.predictor import Predictor
 from kvstore.integrations.transformers.watch import identity_now
@@ -87,7 +89,7 @@ def archive(
         The archive, for this model alone. Keep it where you like.
 
     Raises:
-        ValueError: tokens or passes are malformed, the model is in training mode, or a predicted cache not bfloat16.
+        ValueError: tokens or passes are malformed, see `mode.check_mode`, or a predicted cache not bfloat16.
         LayoutMismatch, UnsupportedCache: the cache is not one of the model and of these tokens.
         UnsupportedModel: the model keeps windows or states, which are not archived.
         CodecError: the passes do not give this cache again. Give the ones that it was computed in.
@@ -189,8 +191,8 @@ def restore_session(
 
 def _checked(model: Any) -> tuple[bytes, KVLayout]:
     """The identity that archives of a model have, and its layout."""
-    if model.training:
-        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
+    check_mode(model)
+    forget_positions(model)
     identity = identity_now(model)
     layout = identity.layout
     if layout.is_grouped or layout.model_layers or layout.states or layout.indexed:

@@ -16,6 +16,7 @@ from kvstore.codecs.speculative.codec import MOST_CHUNK, SECTION
 from kvstore.core.layout import KVLayout
 from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.describe import layout_from_config
+from kvstore.integrations.transformers.mode import check_mode
 from kvstore.integrations.transformers.passes import empty_cache, run_pass
 from kvstore.integrations.transformers.watch import identity_now
 
@@ -60,10 +61,9 @@ class Predictor:
             profile: see `Predictor`.
 
         Raises:
-            ValueError: the chunk is out of range, or the model is in training mode.
+            ValueError: the chunk is out of range; see `mode.check_mode`.
         """
-        if model.training:
-            raise ValueError("model: the model is in training mode; call model.eval()")
+        check_mode(model)
         if not 1 <= chunk <= MOST_CHUNK:
             raise ValueError(f"chunk: expected 1 to {MOST_CHUNK} tokens, found {chunk}")
         self.model, self.chunk, self.profile = model, chunk, profile

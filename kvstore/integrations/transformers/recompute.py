@@ -23,6 +23,7 @@ from kvstore.core.rope import check_length
 from kvstore.errors import UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.describe import layout_from_config
+from kvstore.integrations.transformers.mode import check_mode
 
 # What takes a mask of its own for every query, and adds it.
 ATTENTION = ("sdpa", "eager")
@@ -166,7 +167,7 @@ def check_model(model: Any) -> KVLayout:
 
     Raises:
         UnsupportedModel: says why single positions of them cannot be recomputed.
-        ValueError: the model is in training mode.
+        ValueError: see `mode.check_mode`.
     """
     layout = layout_from_config(model.config, model.dtype)
     name = getattr(model.config, "model_type", type(model).__name__)
@@ -182,8 +183,7 @@ def check_model(model: Any) -> KVLayout:
         raise UnsupportedModel(f"{name}: attention by distance (alibi) has no single positions to be recomputed")
     if "position_ids" not in _parameters(model):
         raise UnsupportedModel(f"{name}: the model takes no position_ids, so single positions cannot be recomputed")
-    if model.training:
-        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
+    check_mode(model)
     return layout
 
 

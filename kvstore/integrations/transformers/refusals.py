@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from kvstore.core.cache_argument import NAMES
-from kvstore.integrations.transformers.adapters import bare
 from kvstore.integrations.transformers.answers import setting
+from kvstore.integrations.transformers.mode import check_mode
 
 # Arguments of `generate` that feed the model something the token ids do not show, bring a cache of their own,
 # or leave tokens in the cache that are not in the text.
@@ -39,7 +39,7 @@ def check_call(model: Any, kwargs: dict[str, Any]) -> None:
     Raises:
         ValueError: names it, and says what to do.
     """
-    _check_model(bare(model))
+    check_mode(model)
     if setting(model, kwargs, "use_cache") is False or not kwargs.get("use_cache", True):
         raise ValueError("use_cache: False leaves nothing to store; remove this argument")
     for name in _REFUSED:
@@ -51,34 +51,3 @@ def check_call(model: Any, kwargs: dict[str, Any]) -> None:
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor) and name != "attention_mask":
             raise ValueError(f"{name}: the store knows a cache by its token ids alone; remove this input")
-
-
-def _check_model(model: Any) -> None:
-    """Refuse a model that computes other caches at the moment than it does by itself."""
-    if model.training:
-        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
-    if drops := [name for name, module in model.named_modules() if module.training and _is_random(module)]:
-        raise ValueError(f"model: {drops[0]} is in training mode, where it changes the cache; call model.eval()")
-    device = getattr(model, "device", torch.device("cpu"))
-    if torch.is_autocast_enabled(device.type):
-        raise ValueError(
-            "model: under torch.autocast it computes in another dtype than its own, which is part of every key; leave "
-            "autocast, or load the model in that dtype"
-        )
-    prepares = vars(model).get("prepare_inputs_for_generation")
-    if prepares is not None and getattr(prepares, "__self__", None) is not model:
-        raise ValueError(
-            "model: something around it gives it other inputs than its tokens, as soft prompts of peft do; run it "
-            "without a store"
-        )
-
-
-def _is_random(module: Any) -> bool:
-    """Whether a module computes something else in training mode. A layer that peft adds is in that mode, and does not
-    where it drops nothing."""
-    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-        return True
-    is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd)
-    names = ("p",) if is_dropout else [name for name in vars(module) if "drop" in name]
-    values = [getattr(module, name) for name in names]
-    return any(isinstance(value, float | int) and value > 0 for value in values)

@@ -17,6 +17,7 @@ from kvstore.errors import IdentityMismatch, UnsupportedCache, UnsupportedModel
 from kvstore.integrations.transformers.cache import cache_from_layers
 from kvstore.integrations.transformers.feeding import advance
 from kvstore.integrations.transformers.logprobs import Logprobs, prompt_scores
+from kvstore.integrations.transformers.mode import check_mode
 from kvstore.integrations.transformers.observed import observed
 from kvstore.integrations.transformers.padding import check_rows
 from kvstore.integrations.transformers.prefill import Passes, check_layers, pass_tokens
@@ -123,7 +124,7 @@ def get_or_prefill(
         chunk: compute at most so many tokens at a time.
 
     Raises:
-        ValueError: tokens, namespace or ttl are malformed, or the model is in training mode.
+        ValueError: tokens, namespace or ttl are malformed; see `mode.check_mode`.
         IdentityMismatch: the store is another model's.
         UnsupportedLength: see `KVStore.get`.
 
@@ -184,7 +185,7 @@ def warmup(
             same sequences as without; the last bits of caches depend on what was computed beside them.
 
     Raises:
-        ValueError: an argument or a prompt is malformed, or the model is in training mode.
+        ValueError: an argument or a prompt is malformed; see `mode.check_mode`.
         IdentityMismatch: the store is another model's.
         UnsupportedLength: a prompt is too long for the keys of the store.
         ReadOnlyStore: the store was opened with read_only=True.
@@ -245,11 +246,10 @@ def check_model(model: Any, store: KVStore) -> None:
     """Check that a store is the model's, as it is now.
 
     Raises:
-        ValueError: the model is in training mode.
+        ValueError: see `mode.check_mode`.
         IdentityMismatch: it is not.
     """
-    if model.training:
-        raise ValueError("model: the model is in training mode, where dropout changes the cache; call model.eval()")
+    check_mode(model)
     identity, theirs = identity_now(model, regime_of(store.identity.layout)), store.identity
     mine = dict(identity.fields(), codec_family=theirs.codec_family, shard=theirs.shard)
     if not theirs.weights.startswith(SAMPLED):
