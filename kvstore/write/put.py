@@ -31,6 +31,7 @@ from kvstore.write.improve import improved, keeps_tails
 from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.write.queue import Change, WriteBatch
 from kvstore.write.recent import RecentBlocks
+from kvstore.write.record_copies import RecordCopies
 from kvstore.write.standalone import Recoder
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class PutPath(Erasing):
         recent: the blocks that are exact because they are recent.
         next_record: the number that the next new block gets.
         precedence: of a put over what encodes.
+        copies: copies tensors straight into records; None if they are copied for the queue.
     """
 
     pool: BufferPool
@@ -55,6 +57,7 @@ class PutPath(Erasing):
     recent: RecentBlocks
     next_record: int
     precedence: Precedence
+    copies: RecordCopies | None
     # Guards `next_record` and `_begun`, and that blocks arrive in the order of their numbers.
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
     # Where everything changes that a put, a delete or a session changes: an interrupt of the caller reaches only its
@@ -388,9 +391,12 @@ class PutPath(Erasing):
         size = self.residency.config.block_tokens
         if not missing.blocks:
             return []
-        view = view_from(request, layers, missing.first_token, self.pool if mutable else None)
+        copies = self.copies if mutable and all(device.type == "cpu" for device in devices_of(layers)) else None
+        view = view_from(request, layers, missing.first_token, self.pool if mutable and copies is None else None)
         pinned = self._pinned_again(match, missing, len(request.tokens))
         blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned))
+        if copies is not None:
+            blocks = copies.made(blocks)
         self.next_record += len(blocks)
         return blocks
 
