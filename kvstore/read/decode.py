@@ -112,6 +112,7 @@ class BlockDecoder:
         except CodecError:
             self.residency.reject(read.record, read.source, Metric.DAMAGED_CODEC)
             return False
+        self.residency.note_readable(read.record)
         return True
 
     def _copy(self, source: TensorSource, target: KVView) -> None:

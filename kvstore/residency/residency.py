@@ -299,6 +299,12 @@ class Residency(DiskEviction):
             if record in self.index:
                 self._unreadable.add(record)
 
+    def note_readable(self, record: int) -> None:
+        """A record was decoded."""
+        if record in self._unreadable:  # hardly ever
+            with self._lock:
+                self._unreadable.discard(record)
+
     def unreadable_among(self, records: Iterable[int]) -> frozenset[int]:
         """Those that could not be decoded when they were read last."""
         return frozenset(self._unreadable.intersection(records) if self._unreadable else ())

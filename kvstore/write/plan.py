@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,12 +198,15 @@ def make_blocks(
     first_record: int,
     block_tokens: int,
     pinned: Collection[int] = (),
+    lives: Mapping[int, float] | None = None,
 ) -> Iterator[Block]:
     """Make the missing blocks, numbered from `first_record`, the first of the sequence first.
 
     Args:
         view: keys and values from `missing.first_token` on.
         pinned: indexes of blocks that were pinned and are stored again.
+        lives: when the lives of blocks end that are stored again, by index; 0 for never. What continues them may need
+            them as long.
     """
     keys = [request.root, *chain_keys(request.root, request.tokens, block_tokens)]
     records = dict(enumerate(match.records.tolist()))
@@ -221,9 +224,14 @@ def make_blocks(
             tokens=tokens.copy(),  # the caller may reuse its array
             view=view.narrow(start - missing.first_token, len(tokens)),
             bits=request.bits_between(start, start + len(tokens)),
-            expiry=request.expiry,
+            expiry=_later(request.expiry, lives.get(index, request.expiry)) if lives else request.expiry,
             pinned=index in pinned or (request.pin and index == last),
             alone=request.pin or bool(pinned),
             cut=block_cut(request.layout, request.cut, start, len(tokens)),
         )
         records[index] = number
+
+
+def _later(a: float, b: float) -> float:
+    """The later of two ends of lives; 0 is never."""
+    return max(a, b) if a and b else 0.0

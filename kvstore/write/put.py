@@ -393,21 +393,23 @@ class PutPath(Erasing):
             return []
         copies = self.copies if mutable and all(device.type == "cpu" for device in devices_of(layers)) else None
         view = view_from(request, layers, missing.first_token, self.pool if mutable and copies is None else None)
-        pinned = self._pinned_again(match, missing, len(request.tokens))
-        blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned))
+        replaced = self._replaced(match, missing, len(request.tokens))
+        pinned = {index for index, record in replaced.items() if self.residency.is_pinned(record)}
+        lives = {index: self.residency.expiry(record) for index, record in replaced.items()}
+        blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned, lives))
         if copies is not None:
             blocks = copies.made(blocks)
         self.next_record += len(blocks)
         return blocks
 
-    def _pinned_again(self, match: Match, missing: MissingBlocks, tokens: int) -> set[int]:
-        """The missing blocks that are pinned, and in memory only, because their write failed: they stay pinned when
-        they are stored again."""
-        residency, size = self.residency, self.residency.config.block_tokens
+    def _replaced(self, match: Match, missing: MissingBlocks, tokens: int) -> dict[int, int]:
+        """The records of the same tokens that missing blocks take the place of, by index: their write failed, or they
+        cannot be decoded here. They stay pinned, and live no shorter."""
+        size = self.residency.config.block_tokens
         records, ends = match.records.tolist(), match.ends.tolist()
-        here = [index for index in missing.blocks if index < len(records)]
+        here = [index for index in missing.blocks if index < len(records) and records[index]]
         same = [index for index in here if ends[index] == min(tokens, (index + 1) * size) <= match.depth]
-        return {index for index in same if residency.is_pinned(records[index])}
+        return {index: records[index] for index in same}
 
     def _extend_lives(self, request: PutRequest, match: Match, blocks: list[Block]) -> list[Change]:
         """What changes for records that were stored already: a prefix lives as long as anything that continues it,

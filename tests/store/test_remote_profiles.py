@@ -110,7 +110,7 @@ def test_a_profile_that_the_server_lost_is_written_by_who_reads_with_it(tmp_path
     _fill(tmp_path, remote)
     with _open(tmp_path / "b", replace(remote, promote="second")) as store:
         assert stores.stored(store, TOKENS) == len(TOKENS)
-        _lose_profile(remote)
+    _lose_profile(remote)  # when "b" looks no more
     with _open(tmp_path / "c", remote) as store:  # it lacks the profile, and nobody brings it
         assert store.get(TOKENS) is None
         counts = rs.counters(store)
@@ -154,6 +154,7 @@ def test_a_profile_that_the_folder_lost_comes_from_the_server(tmp_path: Path) ->
         assert store.get(TOKENS) is None
         rs.until(lambda: rs.counters(store).get("remote_read_profiles") == 1)
         assert stores.stored(store, TOKENS) == len(TOKENS)
+        assert store.put(TOKENS, stores.kv_of(TOKENS)).new_tokens == 0
     with _open(path, None) as store:
         assert stores.stored(store, TOKENS) == len(TOKENS)
 
@@ -175,3 +176,14 @@ def test_a_put_replaces_what_cannot_be_decoded(tmp_path: Path, start: int) -> No
         report = store.check(deep=True)
         assert (report.problems, report.unreadable_records) == ((), start // 64)
         assert stores.stored(store, TOKENS) == (0 if start else len(TOKENS))
+
+
+def test_what_takes_the_place_of_a_block_lives_as_long(tmp_path: Path) -> None:
+    path = _without_profiles(tmp_path, rs.settings(f"memory:{tmp_path.name}", deadline_s=60.0))
+    with _open(path, None) as store:
+        assert store.get(TOKENS) is None
+        assert store.put(TOKENS, stores.kv_of(TOKENS), ttl=60.0).new_tokens == len(TOKENS)
+        store.flush()
+        assert {block.expires for block in store.explain(TOKENS).blocks} == {0.0}
+    with _open(path, None) as store:
+        assert {block.expires for block in store.explain(TOKENS).blocks} == {0.0}
