@@ -305,6 +305,11 @@ class Residency(DiskEviction):
             with self._lock:
                 self._unreadable.discard(record)
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether there are records that could not be decoded when they were read last."""
+        return bool(self._unreadable)
+
     def unreadable_among(self, records: Iterable[int]) -> frozenset[int]:
         """Those that could not be decoded when they were read last."""
         return frozenset(self._unreadable.intersection(records) if self._unreadable else ())

@@ -65,6 +65,12 @@ def _put(store: KVStore, tokens: Tokens, kv: PreparedCache, start: int = 0, **op
     return _checked(store.put(tokens, kv, start=start, **options))
 
 
+def _look(store: KVStore, tokens: Tokens, namespace: str | bytes) -> None:
+    """Another process could not decode what is stored of a sequence: a put of it stores it anew if this one cannot,
+    either."""
+    store.get(tokens, namespace=namespace)
+
+
 def _checked(done: PutResult) -> PutResult:
     """What a put returned, if what is before its start was there."""
     if done.missing_from is not None:
@@ -128,6 +134,7 @@ def _delete_namespace(store: KVStore, namespace: str | bytes, erase: bool) -> in
 CALLS: dict[str, Callable[..., Any]] = {
     "put": _put,
     "touch": KVStore.touch,
+    "look": _look,
     "delete": _delete,
     "delete_namespace": _delete_namespace,
     "unpin": KVStore.unpin,

@@ -226,7 +226,10 @@ class SharedKVStore:
                 if role.link is None:
                     done: PutResult = perform(role.store, call, {**arguments, "kv": cache, "start": start})
                     return done
-                stored = 0 if whole else self.contains(tokens, namespace=namespace)
+                lost = self._read(_cannot_decode, namespace, tokens)
+                if lost:
+                    role.link.call("look", {"tokens": tokens, "namespace": namespace})
+                stored = 0 if whole or lost else self.contains(tokens, namespace=namespace)
                 begin = max(start, min(stored, len(tokens) - 1) // size * size)
                 with reading():  # by the owner, until it answers
                     done = self._send_cache(role.link, call, {**arguments, "start": begin}, cache, begin - start)
@@ -464,6 +467,15 @@ def _forget(store: KVStore, namespace: str | bytes, tokens: Tokens | None) -> No
     follower = store._lookup.follower
     if follower is not None:
         store._calls.run(follower.forget, store._digest(namespace), tokens)
+
+
+def _cannot_decode(store: KVStore, namespace: str | bytes, tokens: Tokens) -> bool:
+    """Whether something that is stored of a sequence could not be decoded when this process read it last."""
+    residency = store._residency
+    if not residency.has_unreadable:
+        return False
+    match = residency.index.match(store._digest(namespace), tokens, touch=False)
+    return bool(residency.unreadable_among(match.records.tolist()))
 
 
 def _end(role: _Role) -> FlushResult:

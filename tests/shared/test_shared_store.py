@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import profile_stores
 import pytest
 import torch
 import trials
 from shared_child import children, owner_of
-from small_stores import IDENTITY, config, kv_of, stored, tokens_of
+from small_stores import IDENTITY, SEGMENT, config, kv_of, stored, tokens_of
 from threadruns import run_together
 
 from kvstore import (
@@ -29,6 +31,7 @@ from kvstore import (
 from kvstore.session import Session
 from kvstore.shared.session import SharedSession
 from kvstore.shared.shipment import Shipment
+from kvstore.tiers import profiles
 
 
 def shared(path: Path, **changes: object) -> SharedKVStore:
@@ -397,3 +400,20 @@ def test_a_forked_child_that_ends_leaves_its_parents_store_alone(tmp_path: Path)
         env=trials.environment(),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_a_put_replaces_what_no_process_can_decode(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "store", profile_stores.tokens_of(1, 3 * 64)
+    with profile_stores.open_store(path, profile_stores.save(0, tmp_path)) as filled:
+        filled.put(tokens, profile_stores.kv_of(tokens))
+    shutil.rmtree(path / profiles.FOLDER)
+    settings = {"disk": 1024 * SEGMENT, "codec": "entropy", "block_tokens": 64}
+    with children(path, 1, **settings), shared(path, **settings) as client:
+        assert not client.owns
+        assert client.put(tokens, profile_stores.kv_of(tokens)).new_tokens == 0  # nobody has read it yet
+        assert client.get(tokens) is None
+        assert client.put(tokens, profile_stores.kv_of(tokens)).new_tokens == len(tokens)
+        client.flush()
+        assert profile_stores.stored(client, tokens) == len(tokens)  # type: ignore[arg-type]
+        assert client.put(tokens, profile_stores.kv_of(tokens)).new_tokens == 0
+        assert client.check(deep=True).problems == ()
