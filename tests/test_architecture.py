@@ -281,7 +281,7 @@ def test_lmdb_is_imported_by_its_environment_only() -> None:
 
 
 def test_transformers_is_imported_by_its_integration_only() -> None:
-    names = ("cache", "generation", "growing_layer", "later", "passes", "prefill", "shapes", "warming")
+    names = ("cache", "generation", "growing_layer", "later", "passes", "positions", "prefill", "shapes", "warming")
     assert _users("transformers", at_once=True) == {f"kvstore.integrations.transformers.{name}" for name in names}
 
 

@@ -21,6 +21,7 @@ from warmupcases import CONFIG, facts, holds_what_it_would_compute, product
 from kvstore import IdentityMismatch, KVStore, ModelIdentity, TierConfig
 from kvstore.core.cache_argument import given_cache
 from kvstore.integrations.transformers import get_or_prefill, warmup
+from kvstore.integrations.transformers.positions import heeds_positions
 from kvstore.integrations.transformers.segments import distinct_tokens, segments_of
 
 WARM = replace(CONFIG, durability="flush")
@@ -67,6 +68,7 @@ def test_every_prompt_is_stored_and_each_token_computed_once(store: KVStore, lla
 def test_a_thousand_prompts_of_shared_parts_cost_their_distinct_tokens(store: KVStore, llama: Any) -> None:
     """The row: <= 1.1 times the prefill of the distinct tokens; here by what the model is given, padding included."""
     prompts = product(10, 10, 10, length=5)
+    assert heeds_positions(llama)  # which is asked once for each model
     given = []
     hook = llama.register_forward_pre_hook(
         lambda _, args, kwargs: given.append((args[0] if args else kwargs["input_ids"]).numel()), with_kwargs=True

@@ -35,6 +35,7 @@ _REFUSED = {
     "gemma4_unified_assistant": "it drafts from the cache of another model and keeps none",
     "minimax": "it keeps states in a MiniMaxCache",
     "openai-gpt": "it keeps no cache",
+    "paligemma": "the tokens of a prompt attend to those behind them, which are then in their keys",
     "prophetnet": "it goes on from a cache by one token at a time only",
     "recurrent_gemma": "it keeps states in its modules",
     "reformer": "it keeps buckets and hidden states in a ReformerDynamicCache",
@@ -43,8 +44,14 @@ _REFUSED = {
     "xlnet": "it keeps hidden states instead of keys and values",
     "xlstm": "it keeps states in an xLSTMCache",
 }
-_PARTS = ("vision_config", "audio_config", "vq_config", "speech_config")
-_MEDIA = ("image_token_id", "image_token_index", "video_token_id", "video_token_index", "audio_token_id")
+_PARTS = (
+    *("vision_config", "audio_config", "vq_config", "speech_config"),
+    *("encoder_config", "audio_encoder_config", "codec_config", "thinker_config"),
+)
+_MEDIA = (
+    *("image_token_id", "image_token_index", "video_token_id", "video_token_index"),
+    *("audio_token_id", "audio_token_index"),
+)
 _BEFORE_TEXT = ("git",)  # images stand before the first token, so a cache of one is longer than its tokens
 
 
@@ -75,8 +82,13 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
         raise UnsupportedModel(f"{name}: is_decoder is False, so the model is an encoder and keeps no cache")
     if name in _REFUSED:
         raise UnsupportedModel(f"{name}: {_REFUSED[name]}; such caches are not supported")
-    media = _media(config, name)
+    media, whole = _media(config, name), config
     config = config.get_text_config(decoder=True)
+    if any(_looks_ahead(part) for part in (whole, config)):
+        raise UnsupportedModel(
+            f"{name}: it attends both ways, so the keys of a token hold what comes behind it; such caches are not "
+            "supported"
+        )
     if not isinstance(getattr(config, "num_hidden_layers", None), int):
         raise UnsupportedModel(
             f"{name}: the config names no num_hidden_layers; only plain stacks of layers are supported"
@@ -84,6 +96,12 @@ def layout_from_config(config: Any, dtype: torch.dtype | str, regime: str = SHOR
     layers, places, model_layers, states, indexed = layers_from_config(config, name)
     rope = _rope(config, name, regime)
     return KVLayout(layers, str(dtype).removeprefix("torch."), rope, places, model_layers, states, media, indexed)
+
+
+def _looks_ahead(config: Any) -> bool:
+    """Whether tokens of text attend to what comes behind them. "vision": only those of one image, to each other."""
+    both_ways = getattr(config, "use_bidirectional_attention", None)
+    return both_ways not in (None, False, "vision") or getattr(config, "is_causal", True) is False
 
 
 def _media(config: Any, name: str) -> tuple[tuple[str, int], ...]:

@@ -79,7 +79,7 @@ def _goes_by_token(model: Any) -> bool:
     return getattr(config, "model_type", None) in _BY_TOKEN
 
 
-_BY_TOKEN = ("falcon_mamba", "jamba", "mamba")
+_BY_TOKEN = ("falcon_mamba", "jamba", "mamba", "zamba")
 
 
 class _Fed(threading.local):

@@ -23,6 +23,7 @@ from kvstore.integrations.transformers.cache import cache_layers
 from kvstore.integrations.transformers.feeding import advance
 from kvstore.integrations.transformers.logprobs import Logprobs, Scores, prompt_scores
 from kvstore.integrations.transformers.padding import LeftPadded, Rows, check_rows, row_of
+from kvstore.integrations.transformers.positions import heeds_positions
 from kvstore.store import KVStore
 
 PASS_TOKENS = {"cpu": 32}
@@ -40,12 +41,15 @@ def check_padding(model: Any) -> None:
     Raises:
         UnsupportedModel: the positions that the model counts begin at the first column, padding or not.
     """
-    model = bare(model)
-    name = getattr(model.config, "model_type", type(model).__name__)
-    if "position_ids" not in inspect.signature(model.forward).parameters and name not in _BY_DISTANCE:
+    plain = bare(model)
+    name = getattr(plain.config, "model_type", type(plain).__name__)
+    if name in _BY_DISTANCE:
+        return
+    takes = "position_ids" in inspect.signature(plain.forward).parameters
+    if not takes or not heeds_positions(model):
         raise UnsupportedModel(
-            f"{name}: the model takes no position_ids, so padding moves its tokens to other positions; pass rows of "
-            "the same length, or one row at a time"
+            f"{name}: the model {'heeds' if takes else 'takes'} no position_ids, so padding moves its tokens to other "
+            "positions; pass rows of the same length, or one row at a time"
         )
 
 

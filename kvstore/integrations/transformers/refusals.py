@@ -20,11 +20,14 @@ _REFUSED = (
     "cache_implementation",
     "cache_params",
     "custom_generate",
+    "generation_mode",
     "past_key_values",
     "position_ids",
     "prompt_lookup_num_tokens",
     "token_type_ids",
 )
+# What transformers does itself: it takes "hybrid", which configs of Gemma 2 and 3 name, for nothing at all.
+_USUAL = {"cache_implementation": "hybrid", "generation_mode": "text"}
 _REFUSED_FLAGS = ("token_healing", "use_mtp")  # healing computes another prompt than the one that was given
 
 
@@ -41,9 +44,12 @@ def check_call(model: Any, kwargs: dict[str, Any]) -> None:
     """
     check_mode(model)
     if setting(model, kwargs, "use_cache") is False or not kwargs.get("use_cache", True):
-        raise ValueError("use_cache: False leaves nothing to store; remove this argument")
+        raise ValueError(
+            "use_cache: False leaves nothing to store; remove this argument, or give True if the model's config says it"
+        )
     for name in _REFUSED:
-        if setting(model, kwargs, name) is not None:
+        value = setting(model, kwargs, name)
+        if value is not None and value != _USUAL.get(name):
             raise ValueError(f"{name}: a store does not support this argument; remove it")
     for name in _REFUSED_FLAGS:
         if setting(model, kwargs, name):
