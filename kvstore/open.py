@@ -64,7 +64,6 @@ from kvstore.write.encode import Encoder
 from kvstore.write.put import PutPath
 from kvstore.write.queue import WriteQueue
 from kvstore.write.recent import RECENT_CODEC, RecentBlocks
-from kvstore.write.record_copies import RecordCopies
 from kvstore.write.standalone import Recoder
 
 
@@ -414,8 +413,7 @@ def _open_put_path(
     opened.callback(save_traffic, residency, recorder)  # after the queue is closed
     opened.callback(queue.close)
     recoder = Recoder(residency, fetcher, pool, base.identity.layout, config.block_tokens, root, base.is_exact)
-    copies = RecordCopies.of(config, base.identity.layout, pool)
-    given = pool, base.metrics, recoder, base.recent, base.next_record, precedence, copies
+    given = pool, base.metrics, recoder, base.recent, base.next_record, precedence
     put_path = PutPath(residency, queue, sessions, *given)
     opened.callback(put_path.close)
     return put_path

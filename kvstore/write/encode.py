@@ -59,9 +59,7 @@ class Encoder:
         Blocks that were deleted or replaced since they were put have no record.
         """
         plans = self.matcher.plan(blocks) if self.matcher is not None else [()] * len(blocks)
-        if all(block.sealed_as is not None for block in blocks):
-            made = self._encode_all(blocks, plans)
-        elif self._is_brief(blocks):
+        if self._is_brief(blocks):
             parts = _parts(blocks, _COPIED_BYTES)
             made = [record for a, b in parts for record in self._copy_all(blocks[a:b], plans[a:b])]
         else:

@@ -31,7 +31,6 @@ from kvstore.write.improve import improved, keeps_tails
 from kvstore.write.plan import MissingBlocks, PutRequest, make_blocks, missing_blocks, view_from
 from kvstore.write.queue import Change, WriteBatch
 from kvstore.write.recent import RecentBlocks
-from kvstore.write.record_copies import RecordCopies
 from kvstore.write.standalone import Recoder
 
 T = TypeVar("T")
@@ -48,7 +47,6 @@ class PutPath(Erasing):
         recent: the blocks that are exact because they are recent.
         next_record: the number that the next new block gets.
         precedence: of a put over what encodes.
-        copies: copies tensors straight into records; None if they are copied for the queue.
     """
 
     pool: BufferPool
@@ -57,7 +55,6 @@ class PutPath(Erasing):
     recent: RecentBlocks
     next_record: int
     precedence: Precedence
-    copies: RecordCopies | None
     # Guards `next_record` and `_begun`, and that blocks arrive in the order of their numbers.
     _lock: Guard = field(default_factory=lambda: Guard(PUT))
     # Where everything changes that a put, a delete or a session changes: an interrupt of the caller reaches only its
@@ -391,14 +388,11 @@ class PutPath(Erasing):
         size = self.residency.config.block_tokens
         if not missing.blocks:
             return []
-        copies = self.copies if mutable and all(device.type == "cpu" for device in devices_of(layers)) else None
-        view = view_from(request, layers, missing.first_token, self.pool if mutable and copies is None else None)
+        view = view_from(request, layers, missing.first_token, self.pool if mutable else None)
         replaced = self._replaced(match, missing, len(request.tokens))
         pinned = {index for index, record in replaced.items() if self.residency.is_pinned(record)}
         lives = {index: self.residency.expiry(record) for index, record in replaced.items()}
         blocks = list(make_blocks(request, match, missing, view, self.next_record, size, pinned, lives))
-        if copies is not None:
-            blocks = copies.made(blocks)
         self.next_record += len(blocks)
         return blocks
 

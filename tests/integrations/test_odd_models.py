@@ -61,7 +61,7 @@ def test_a_model_that_attends_to_what_comes_behind_is_refused(name: str, changes
         assert layout_from_config(config, "float32").layers
     for field, value in changes.items():
         setattr(config, field, value)
-    with pytest.raises(UnsupportedModel, match="both ways|those behind them"):
+    with pytest.raises(UnsupportedModel, match=r"both ways|those behind them"):
         layout_from_config(config, "float32")
 
 

@@ -10,26 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcases import random_kv
-from small_stores import IDENTITY, LAYOUT, config, kv_of, stored, tokens_of
-from transformers import DynamicCache
+from small_stores import IDENTITY, LAYOUT, config, put, stored, tokens_of
 
-from kvstore import KVLayout, KVStore, StoreConfig, TierConfig
+from kvstore import KVLayout, KVStore
 from kvstore.codecs import KVView, codec_by_name
-from kvstore.config import MIB
-from kvstore.core.layout import LayerLayout
 from kvstore.core.record import check_payload, parse
 from kvstore.residency.block import Block
 from kvstore.tiers.buffers import BufferPool
 from kvstore.write import encode
 from kvstore.write.encode import Encoder
-from kvstore.write.record_copies import RecordCopies
 
 TOKENS = tokens_of(1, 64)
-
-
-def put_cache(store: KVStore, tokens: np.ndarray) -> None:
-    """Put what a model leaves as it is: the store keeps its tensors until they are written."""
-    store.put(tokens, DynamicCache([(k[None], v[None]) for k, v in kv_of(tokens)]))
 
 
 class Seen:
@@ -59,7 +50,7 @@ def test_small_blocks_that_are_only_copied_are_copied_together(
     seen = Seen(monkeypatch)
     with KVStore(tmp_path, IDENTITY, config(host=host, codec=codec, threads=2)) as store:
         for number in range(4):
-            put_cache(store, tokens_of(number, 64))  # TOKENS among them
+            put(store, tokens_of(number, 64))  # TOKENS among them
         store.flush()
         assert stored(store, TOKENS) == 64
     assert (sum(seen.together), seen.threads) == ((4 * 16, set()) if alike else (0, seen.threads))
@@ -70,7 +61,7 @@ def test_no_more_is_copied_together_than_a_put_should_wait_for(tmp_path: Path, m
     seen = Seen(monkeypatch)
     monkeypatch.setattr(encode, "_COPIED_BYTES", 3 * 4 * LAYOUT.bytes_per_token)  # three blocks
     with KVStore(tmp_path, IDENTITY, config()) as store:
-        put_cache(store, TOKENS)
+        put(store, TOKENS)
         store.flush()
         assert stored(store, TOKENS) == 64
     assert max(seen.together) == 3
@@ -82,52 +73,10 @@ def test_a_store_in_memory_alone_copies_together_too(tmp_path: Path, monkeypatch
     settings = config(disk=0, host=1 << 20)
     assert settings.host.codec == "raw"
     with KVStore(tmp_path, IDENTITY, settings) as store:
-        put_cache(store, TOKENS)
+        put(store, TOKENS)
         store.flush()
         assert stored(store, TOKENS) == 64
     assert sum(seen.together) == 16
-
-
-@pytest.mark.parametrize(("host", "disk"), [(0, 4 << 20), (1 << 20, 4 << 20), (1 << 20, 0)])
-def test_tensors_that_must_be_copied_are_copied_once(
-    host: int, disk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied, together = Block.copy_all, list[tuple[str, int]]()
-
-    def copies(blocks: Sequence[Block], *arguments: Any) -> Any:
-        together.append((threading.current_thread().name, len(blocks)))
-        return copied(blocks, *arguments)
-
-    def codes(block: Block, *arguments: Any) -> Any:
-        raise AssertionError("a block was copied again")
-
-    monkeypatch.setattr(Block, "copy_all", copies)
-    monkeypatch.setattr(Block, "encode", codes)
-    with KVStore(tmp_path, IDENTITY, config(host=host, disk=disk)) as store:
-        for part in (TOKENS[:30], TOKENS):  # the second takes the place of a block that is not full
-            layers = kv_of(part)
-            store.put(part, layers)
-            for tensor in (tensor for pair in layers for tensor in pair):
-                tensor.zero_()  # it is the caller's again
-            assert stored(store, part) == len(part)
-        store.flush()
-        assert stored(store, TOKENS) == 64
-        assert store.check(deep=True).problems == ()
-    assert together == [("MainThread", 8), ("MainThread", 9)]
-
-
-@pytest.mark.parametrize(
-    ("host", "disk", "device", "layout"),
-    [
-        ("raw", "entropy", 0, LAYOUT),
-        ("entropy", "entropy", 0, LAYOUT),
-        ("raw", "raw", MIB, LAYOUT),
-        ("raw", "raw", 0, KVLayout((LayerLayout(2, 8, 8, "sliding", 17),), "bfloat16")),
-    ],
-)
-def test_otherwise_they_are_copied_for_the_queue(host: str, disk: str, device: int, layout: KVLayout) -> None:
-    tiers = {"host": TierConfig(MIB, host), "disk": TierConfig(4 * MIB, disk), "device": TierConfig(device, "raw")}
-    assert RecordCopies.of(StoreConfig(**tiers), layout, BufferPool(0)) is None
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, KVLayout.uniform(2, 3, 40)])
