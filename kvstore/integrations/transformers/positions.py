@@ -56,7 +56,8 @@ def _keys(model: Any, padding: int) -> list[torch.Tensor]:
     def next_token(_: int, sequence: torch.Tensor) -> list[int]:
         return [_TOKENS[len(sequence) - first]]
 
-    config = GenerationConfig(max_new_tokens=_NEW, do_sample=False, return_dict_in_generate=True, pad_token_id=0)
+    config: Any = GenerationConfig  # which has no types
+    config = config(max_new_tokens=_NEW, do_sample=False, return_dict_in_generate=True, pad_token_id=0)
     forget_positions(model)
     # Not that of the object: a store may be attached to it.
     done = type(model).generate(
