@@ -155,17 +155,16 @@ def open_remote(
     leaving = LeavingRecords(residency, fetcher.pool, remote.queue_bytes, keep_tails=grouped)
     uploader = Uploader(residency, tier, portable, lookup.root, block_bytes, leaving, lookup if grouped else None)
     opened.callback(uploader.close, remote.close_timeout_s)
-    _listen(residency, uploader, remote, grouped)
+    _listen(residency, uploader, remote)
     return Remote(tier, reader, resumer, uploader)
 
 
-def _listen(residency: Residency, uploader: Uploader, remote: RemoteConfig, grouped: bool) -> None:
+def _listen(residency: Residency, uploader: Uploader, remote: RemoteConfig) -> None:
     """Have the uploader told of what the settings say is to be written."""
     residency.listen(forgotten=uploader.forget)
     if remote.upload == "put":
         residency.on_written(uploader.written)
-        if grouped:
-            residency.on_put_again(uploader.due)  # its end may be no place yet
+        residency.on_put_again(uploader.due)  # a server may have lost it, or its end may be no place yet
     elif remote.upload == "second use":
         residency.on_use(uploader.due)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from kvstore.write.upload_places import PlaceUpload
 _Prefix = tuple[int, int]  # number of the last record, and where the prefix ends in it; 0: where the record does
 _LOOK_S = 0.2  # a server that was down, and a block that was not written yet, are looked at again
 _MOST_SENT = 1 << 20
+_SENT_S = 900.0  # so long a server is taken to keep what it has; whoever puts or uses it then looks again
 
 
 class Uploader:
@@ -64,7 +64,7 @@ class Uploader:
         self._is_leaving = False  # a record that the disk gave up is being written
         # What is there, and until when that need not be looked at; replaced as a whole if there is too much.
         self._sent: dict[int, dict[int, float]] = {}  # by record and end
-        self._sent_s = tier.config.ttl_s / 2 or math.inf
+        self._sent_s = min(tier.config.ttl_s / 2 or _SENT_S, _SENT_S)
         self._closing = False
         self._places = None
         if lookup is not None:

@@ -13,10 +13,12 @@ import remotestores as rs
 import small_stores as small
 
 import kvstore.open_remote
+import kvstore.write.upload
 from kvstore import KVStore
 from kvstore.core.explanation import Reason
 from kvstore.tiers.remote.engines.faulty import FaultPlan, FaultyEngine
 from kvstore.tiers.remote.engines.memory import MemoryEngine
+from kvstore.tiers.remote.opening import open_engine
 
 TOKENS = small.tokens_of(1, 6 * small.BLOCK)
 SHORT_S = 0.05
@@ -135,3 +137,46 @@ def test_whatever_fails_no_get_is_wrong(tmp_path: Path, seed: int) -> None:
             assert store.check(deep=True).problems == ()
         assert sum(rs.counters(store).get("remote_read_records", 0) for store in (one, other)) > 0
         assert isinstance(_engine(one), FaultyEngine)
+
+
+def _lose_all(remote: Any) -> None:
+    """As a server does that is restarted."""
+    engine = open_engine(remote.url, **remote.settings)
+    names = list(engine.list("kvs1/", 60.0))
+    assert engine.delete(names, 60.0) == len(names) > 0
+
+
+@pytest.mark.parametrize("kind", [str, rs.WithParcels])
+@pytest.mark.parametrize("upload", ["put", "second use"])
+def test_what_the_server_lost_is_written_when_it_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upload: Any, kind: Any
+) -> None:
+    remote = rs.settings(kind(f"memory:{tmp_path.name}"), upload=upload, belief_s=0.0)
+    for path, sent_s in ((tmp_path / "a", 0.0), (tmp_path / "b", 900.0)):
+        monkeypatch.setattr(kvstore.write.upload, "_SENT_S", sent_s)
+        with rs.open_store(path, remote) as store:
+            for _ in range(2):
+                small.put(store, TOKENS)
+                assert store.flush(remote=True).remote_due == 0
+            _lose_all(remote)
+            if not sent_s:  # it looks again
+                small.put(store, TOKENS)
+                assert store.flush(remote=True).remote_due == 0
+        if sent_s:  # it looks when it is opened anew
+            with rs.open_store(path, remote) as store:
+                small.put(store, TOKENS)
+                assert store.flush(remote=True).remote_due == 0
+        with rs.open_store(tmp_path / f"{path.name}-reader", remote) as store:
+            assert small.stored(store, TOKENS) == len(TOKENS)
+        _lose_all(remote)
+
+
+def test_a_store_that_had_no_server_gives_it_what_is_put_again(tmp_path: Path) -> None:
+    remote = rs.settings(f"memory:{tmp_path.name}")
+    with KVStore(tmp_path / "a", small.IDENTITY, small.config()) as store:
+        small.put(store, TOKENS)
+    with rs.open_store(tmp_path / "a", remote) as store:
+        assert small.put(store, TOKENS).new_tokens == 0
+        assert store.flush(remote=True).remote_due == 0
+    with rs.open_store(tmp_path / "b", remote) as store:
+        assert small.stored(store, TOKENS) == len(TOKENS)
