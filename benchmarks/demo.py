@@ -173,7 +173,7 @@ def live(args: argparse.Namespace) -> None:
         digests = _digests(cache_layers(last))
         # The same split as the resumed process will have: the held tokens from the cache, the rest computed.
         text = _continue(model, ids, last)
-        expected[name] = {"held": tokens[:held], "digests": digests, "ids": ids, "continued": text}
+        expected[name] = {"tokens": tokens, "held": held, "digests": digests, "ids": ids, "continued": text}
     store.flush()
     with open(args.folder / "expected.json", "w") as file:
         json.dump(expected, file)
@@ -181,7 +181,8 @@ def live(args: argparse.Namespace) -> None:
         os.fsync(file.fileno())
     _say("flushed", sessions * turns, sessions * turns)
     print(json.dumps({"event": "acknowledged"}), flush=True)
-    tokens = next(iter(expected.values()))["held"]
+    first = next(iter(expected.values()))
+    tokens = first["tokens"][: first["held"]]
     layers = tuple((k[:, :, : len(tokens)], v[:, :, : len(tokens)]) for k, v in cache_layers(last))
     for number in itertools.count():  # until the kill
         store.put(_in_flight(number, layers[0][0].shape[-2]), layers, namespace=IN_FLIGHT)
@@ -292,9 +293,9 @@ def resumed(args: argparse.Namespace) -> None:
             start = time.perf_counter()
             _first_token(model, want["ids"], None)
             recompute_s = time.perf_counter() - start
-            identical = found == len(want["held"]) and store.session(name).tokens.tolist() == want["held"]
+            identical = found == want["held"] and store.session(name).tokens.tolist() == want["tokens"]
             identical = identical and hit is not None and _digests(hit.layers) == want["digests"]
-        row = {"session": name, "tokens": len(want["held"]), "identical": identical}
+        row = {"session": name, "tokens": want["held"], "identical": identical}
         rows.append(row | {"resume_s": resume_s, "recompute_s": recompute_s, "first": token})
     with KVStore(path, identity) as store:
         _delete_in_flight(store, min(row["tokens"] for row in rows))
