@@ -147,6 +147,7 @@ class Metric(StrEnum):
     REMOTE_GONE = "remote_gone", "blocks that were taken to be in the remote tier and were not"
     REMOTE_LATE = "remote_late", "blocks in the remote tier that did not come before a get's deadline"
     REMOTE_DAMAGED = "remote_damaged", "values in the remote tier that are not the record asked for; misses"
+    REMOTE_EXPIRED = "remote_expired", "values in the remote tier that are past their time; misses"
     REMOTE_UNLISTED = (
         "remote_unlisted",
         "values not asked for in the remote tier, for they were not there when it was listed",
@@ -174,6 +175,7 @@ class Metric(StrEnum):
         "remote_recoded_ends",
         "beginnings of blocks that were coded as blocks of their own for the remote tier, for sequences end there",
     )
+    REMOTE_REPLACED = "remote_replaced", "values in the remote tier that went, for this store writes what lives longer"
     REMOTE_TOUCHED = "remote_touched", "values in the remote tier that were used, and live longer for it"
     REMOTE_ERASED = "remote_erased", "values that erases removed from the remote tier"
     REMOTE_TOLD = "remote_told", "changes of values in the remote tier that its server told of"

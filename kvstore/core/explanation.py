@@ -52,6 +52,7 @@ class Reason(Enum):
     REMOTE_LATE = "remote late", "is in the remote tier, which did not give it in time", Metric.SHORT_REMOTE
     REMOTE_FAILED = "remote failed", "is in the remote tier, which could not be read", Metric.SHORT_REMOTE
     REMOTE_REFUSED = "remote refused", "is in the remote tier, and not as it must be", Metric.SHORT_REMOTE
+    REMOTE_EXPIRED = "remote expired", "is in the remote tier, and past its time there", Metric.SHORT_REMOTE
     REMOTE_PROFILE = (
         "remote profile",
         "is in the remote tier, and the profile that it was coded with is not",

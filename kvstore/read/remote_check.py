@@ -24,7 +24,7 @@ from kvstore.core.record import (
 from kvstore.core.tokens import Tokens
 from kvstore.core.windows import raw_bytes
 from kvstore.tiers.buffers import Buffer
-from kvstore.tiers.remote.record import RemoteRecord
+from kvstore.tiers.remote.record import ExpiredRecord, RemoteRecord
 
 _MOST_BITS = 1 << 20  # of one token; hardly any has more than 50
 
@@ -63,7 +63,8 @@ class RemoteCheck:
         """Return the record in `buffer`, which it fills.
 
         Raises:
-            DamagedRecord: it is another block's, damaged, past its time, or not one that stands alone.
+            ExpiredRecord: it is past its time.
+            DamagedRecord: it is another block's, damaged, or not one that stands alone.
         """
         data = buffer.view
         header = parse(data, len(data))
@@ -96,6 +97,8 @@ class RemoteCheck:
             raise DamagedRecord(Damage.FIELD, "a record with loss, of an identity that is exact")
         if not 0.0 <= header.bits <= _MOST_BITS * len(self.tokens):
             raise DamagedRecord(Damage.FIELD, "its bits are out of range")
-        if header.expiry and not time.time() < header.expiry < math.inf:
-            raise DamagedRecord(Damage.FIELD, "its time to live is over")
+        if not 0.0 <= header.expiry < math.inf:
+            raise DamagedRecord(Damage.FIELD, "the end of its life is out of range")
+        if header.expiry and header.expiry <= time.time():
+            raise ExpiredRecord(header.expiry)
         return RemoteRecord(header, buffer)

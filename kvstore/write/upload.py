@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,6 +16,7 @@ from kvstore.read.lookup import Lookup
 from kvstore.residency.block import Block
 from kvstore.residency.residency import Residency
 from kvstore.tiers.disk.entry import Entry
+from kvstore.tiers.remote.lives import outlives
 from kvstore.tiers.remote.tier import RemoteTier
 from kvstore.write.leaving import LeavingRecord, LeavingRecords
 from kvstore.write.portable import PortableRecords
@@ -62,8 +64,9 @@ class Uploader:
         self._bytes = 0
         self._busy: _Prefix | None = None
         self._is_leaving = False  # a record that the disk gave up is being written
-        # What is there, and until when that need not be looked at; replaced as a whole if there is too much.
-        self._sent: dict[int, dict[int, float]] = {}  # by record and end
+        # What is there, until when that need not be looked at, and when the life of a record ended that was written;
+        # replaced as a whole if there is too much.
+        self._sent: dict[int, dict[int, tuple[float, float]]] = {}  # by record and end
         self._sent_s = min(tier.config.ttl_s / 2 or _SENT_S, _SENT_S)
         self._closing = False
         self._places = None
@@ -116,15 +119,16 @@ class Uploader:
         """These records are in the remote tier: they came from there. end: as in `due`."""
         if len(self._sent) > _MOST_SENT:
             self._sent = {}
-        until = self._tier.clock() + self._sent_s
-        if self._places is None:
-            self._sent.update({record: {0: until} for record in records})
-        else:
-            for record in records[-1:]:
-                self._sent[record] = {**self._sent.get(record, {}), end: until}
+        for record in records if self._places is None else records[-1:]:
+            expiry, for_s = self._residency.expiry(record), self._sent_s
+            if expiry:
+                for_s = min(for_s, max(0.0, expiry - time.time()) / 2)
+            here = self._tier.clock() + for_s, expiry
+            self._sent[record] = {0: here} if self._places is None else {**self._sent.get(record, {}), end: here}
 
     def _is_sent(self, record: int, end: int) -> bool:
-        return self._sent.get(record, {}).get(end, 0.0) > self._tier.clock()
+        until, expiry = self._sent.get(record, {}).get(end, (0.0, 0.0))
+        return until > self._tier.clock() and not outlives(self._residency.expiry(record), expiry, time.time())
 
     def forget(self, record: int) -> None:
         """A record left the store."""
@@ -235,6 +239,7 @@ class Uploader:
             self._upload(chain[0].parent, 0)
         for i, leaving in enumerate(chain):
             header = leaving.record.header
+            self._tier.replace_outlived([header.key], [header.expiry], ())
             absent = self._tier.absent([header.key] if not header.start else [header.parent, header.key])
             if absent is None:
                 return False
@@ -273,7 +278,9 @@ class Uploader:
         missing = self._tier.absent(keys[1 : len(records) + 1])
         if missing is None:
             return False
-        absent = set(missing)
+        absent, keys_here = set(missing), keys[1 : len(records) + 1]
+        expiries = [residency.expiry(record) for record in records]
+        absent |= self._tier.replace_outlived(keys_here, expiries, set(keys_here) - absent)
         self._tier.renew([key for key in keys[1 : len(records) + 1] if key not in absent])
         for i, record in enumerate(records):
             if keys[i + 1] not in absent:

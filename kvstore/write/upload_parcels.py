@@ -51,10 +51,9 @@ class _Gathered:
         return [each.record.header.profile for each in self.found]
 
     @property
-    def life_s(self) -> float | None:
-        """How long any of them is of use; None: for ever."""
-        lives = [each.life_s for each in self.found]
-        return max((life for life in lives if life is not None), default=None) if None not in lives else None
+    def lives_s(self) -> list[float | None]:
+        """How long each of them is of use; None: for ever."""
+        return [each.life_s for each in self.found]
 
 
 _DROPPED = {_Stop.LEFT: Metric.DROPPED_REMOTE_LEFT, _Stop.REFUSED: Metric.DROPPED_REMOTE_ERROR}
@@ -86,6 +85,11 @@ class ParcelUpload:
         held = self.tier.held(keys[1:], 0)
         if held is None:
             return False
+        expiries = [self.residency.expiry(record) for record in records]
+        if self.tier.replace_outlived(keys[1:], expiries, set(keys[1 : held + 1])):
+            held = self.tier.held(keys[1:], 0)
+            if held is None:
+                return False
         self.tier.renew(keys[1 : held + 1])
         self.there(records[:held])
         rows = [_Row(keys[i + 1], keys[i], record) for i, record in enumerate(records)]
@@ -97,6 +101,7 @@ class ParcelUpload:
     def leave(self, chain: Sequence[LeavingRecord], leaving: LeavingRecords) -> bool:
         """Write records that the disk gave up, root first, after what stands before them; False to try again later."""
         headers = [each.record.header for each in chain]
+        self.tier.replace_outlived([header.key for header in headers], [header.expiry for header in headers], ())
         if headers[0].start:
             is_there = self._has_parent(chain[0])
             if is_there is None or (not is_there and leaving.may_come(headers[0].key)):
@@ -151,7 +156,7 @@ class ParcelUpload:
                 here = self._gather(rows[at : at + group - (first + at) % group])
                 count = len(here.found)
                 keys = [row.key for row in rows[at : at + count]]
-                done = self.tier.write_parcel(keys, here.data, here.profiles, here.life_s) if count else 0
+                done = self.tier.write_parcel(keys, here.data, here.profiles, here.lives_s) if count else 0
             self.there([row.record for row in rows[at : at + done] if row.record])
             at += done
             if count and not done:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvstore.codecs.profile import NO_PROFILE
+from kvstore.core.explanation import Reason
 from kvstore.core.keys import chain_keys
 from kvstore.core.layout import KVLayout
-from kvstore.core.places import MARK, MOST_BLOCKS, Place
+from kvstore.core.places import MARK, MOST_BLOCKS, PLACE_BYTES, Place
 from kvstore.core.record import FLAG_STATES
 from kvstore.core.tokens import Tokens
 from kvstore.core.windows import block_cut, raw_bytes, usable_end
@@ -144,7 +145,10 @@ class PlaceUpload:
         missing = tier.absent(values)
         if missing is None:
             return False
-        absent = set(missing)
+        absent = set(missing) | self._replace_outlived(rows, set(missing), place)
+        if not plain and place not in absent and self._leads_nowhere(place, rows):
+            tier.delete([place], Metric.REMOTE_REPLACED)
+            absent.add(place)
         tier.renew([value for value in values if value not in absent])
         lives = list[float]()
         for i, row in enumerate(rows):
@@ -173,6 +177,33 @@ class PlaceUpload:
             return self._refused(1)
         there()
         return True
+
+    def _replace_outlived(self, rows: Sequence[_Row], absent: set[bytes], place: bytes) -> set[bytes]:
+        """Remove records that live too short, and the place, of which a server may know no longer life than theirs;
+        return what went."""
+        parts, expiry = [row.part for row in rows], self.residency.expiry
+        lives = [expiry(row.record) if row.leaving is None else row.leaving.record.header.expiry for row in rows]
+        gone = self.tier.replace_outlived(parts, lives, set(parts) - absent)
+        if gone and place not in absent:
+            self.tier.delete([place], Metric.REMOTE_REPLACED)
+            gone.add(place)
+        return gone
+
+    def _leads_nowhere(self, place: bytes, rows: Sequence[_Row]) -> bool:
+        """Whether a place that is there is none, or names other records than these, and the server lost one of them."""
+        deadline = self.tier.clock() + self.tier.config.write_timeout_s
+        value = self.tier.read(place, PLACE_BYTES, deadline)
+        if isinstance(value, Reason):
+            return False
+        try:
+            found = Place.unpack(value)
+        except ValueError:
+            return True
+        if len(found.cuts) != len(rows):
+            return True
+        kinds = zip(rows, found.cuts, found.with_states, strict=True)
+        parts = [part_of(row.key, cut, has_states) for row, cut, has_states in kinds]
+        return parts != [row.part for row in rows] and bool(self.tier.absent(parts))
 
     def _record(self, namespace: bytes, row: _Row) -> LeavingRecord | Portable | None:
         """The record of a row; None if it left, or is another one by now."""

@@ -13,10 +13,11 @@ import remotestores as rc
 import seeds
 from kvcases import kv_of, open_store, tokens
 from length import part
-from statecases import HYBRID, ONLY_STATES, WITH_WINDOWS, cache_of, is_state_of
-from windowcases import ONLY_SLIDING, WINDOWED, is_kept, kept
+from placecases import LAYOUTS, got, is_exact, put
+from statecases import HYBRID, cache_of
+from windowcases import ONLY_SLIDING, WINDOWED, kept
 
-from kvstore import Hit, KVLayout, KVStore, RemoteConfig, TierConfig
+from kvstore import KVLayout, RemoteConfig, TierConfig
 from kvstore.config import MIB
 from kvstore.core.explanation import Reason
 from kvstore.core.places import Place
@@ -27,14 +28,6 @@ from kvstore.tiers.remote.engines.faulty import FaultPlan
 from kvstore.tiers.remote.engines.memory import MemoryEngine
 from kvstore.tiers.remote.opening import open_engine
 from kvstore.tiers.remote.survey import survey
-
-LAYOUTS = {
-    "mixed": WINDOWED,
-    "sliding": ONLY_SLIDING,
-    "hybrid": HYBRID,
-    "states": ONLY_STATES,
-    "windows and states": WITH_WINDOWS,
-}
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -47,14 +40,6 @@ def remote(tmp_path: Path) -> RemoteConfig:
     return rc.settings(f"memory:{tmp_path.name}")
 
 
-def put(store: KVStore, ids: Any, layout: KVLayout) -> None:
-    store.put(ids, cache_of(ids, layout) if layout.states else kept(ids, layout))
-
-
-def is_exact(hit: Hit, ids: Any, layout: KVLayout) -> bool:
-    return is_state_of(hit, ids, layout) if layout.states else is_kept(hit, ids, layout)
-
-
 def filled(path: Path, layout: KVLayout, remote: RemoteConfig, *sequences: Any) -> list[int]:
     """Put sequences and write them to the remote tier; returns what the store itself would give of each."""
     with open_store(path, layout, remote=remote) as store:
@@ -62,14 +47,6 @@ def filled(path: Path, layout: KVLayout, remote: RemoteConfig, *sequences: Any) 
             put(store, ids, layout)
             assert store.flush(remote=True).remote_due == 0
         return [store.contains(ids) for ids in sequences]
-
-
-def got(store: KVStore, ids: Any, layout: KVLayout) -> int:
-    hit = store.get(ids)
-    if hit is None:
-        return 0
-    assert is_exact(hit, ids, layout)
-    return hit.tokens
 
 
 def test_a_machine_that_has_nothing_goes_on_where_the_other_would(

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvstore.core.explanation import Reason
-from kvstore.core.record import DamagedRecord
+from kvstore.core.record import DamagedRecord, parse
 from kvstore.core.workers import Task, Workers
 from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.buffers import Buffer, BufferPool
 from kvstore.tiers.remote.calls import RemoteCalls
-from kvstore.tiers.remote.names import RemoteNames, parcel_of
+from kvstore.tiers.remote.lives import Lives
+from kvstore.tiers.remote.names import KEY_BYTES, RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel_read import ParcelRead, neighbours
 from kvstore.tiers.remote.parcels import Parcels
 from kvstore.tiers.remote.profiles import RemoteProfiles
-from kvstore.tiers.remote.record import RemoteRecord
+from kvstore.tiers.remote.record import ExpiredRecord, RemoteRecord
 from kvstore.tiers.remote.sealing import Sealer
 from kvstore.tiers.remote.spots import Spot
 
@@ -41,6 +42,7 @@ class RemoteFetcher:
     Attributes:
         profiles: what records are coded with.
         parcels: know where blocks lie.
+        lives: is told how long values live.
         sealer: opens values; None: they are records as they are.
         clock: what deadlines go by.
     """
@@ -52,6 +54,7 @@ class RemoteFetcher:
     workers: Workers
     profiles: RemoteProfiles
     parcels: Parcels
+    lives: Lives
     sealer: Sealer | None
     clock: Callable[[], float]
 
@@ -80,6 +83,27 @@ class RemoteFetcher:
         found = self._opened(key, self._read(key, deadline, most_bytes))
         return bytes(found.view) if isinstance(found, Buffer) else found
 
+    def life(self, key: bytes, deadline: float, most_bytes: int) -> float | None:
+        """Read the value of a block, and return when its life ends, 0 for never; None if that cannot be known."""
+        spot, came = self.parcels.spots.last(key), None
+        if spot is None:
+            came = self._read(key, deadline, most_bytes)
+        else:
+            buffer = self.pool.take(spot.nbytes)
+            size = self._read_part(spot, deadline, spot.offset, [buffer.view])
+            came = buffer if size == spot.nbytes else Reason.REMOTE_GONE
+        buffer = self._opened(key, came)
+        if isinstance(buffer, Reason):
+            return None
+        try:
+            header = parse(buffer.view, len(buffer.view))
+        except DamagedRecord:
+            return None
+        if header.key != key[:KEY_BYTES]:
+            return None
+        self.lives.note(key, header.expiry)
+        return header.expiry
+
     def _fetch(
         self, key: bytes, deadline: float, most_bytes: int, take: Callable[[Buffer | Reason], Fetched]
     ) -> Fetched:
@@ -93,9 +117,15 @@ class RemoteFetcher:
         size = len(buffer.view)
         try:
             record = check(buffer)
+        except ExpiredRecord as expired:
+            self.lives.note(key, expired.expiry)
+            self.metrics.add(Metric.REMOTE_EXPIRED, because=f"{name}: {expired}")
+            return Fetched(None, Reason.REMOTE_EXPIRED)
         except DamagedRecord as damage:
             self.metrics.add(Metric.REMOTE_DAMAGED, because=f"{name}: {damage}")
             return Fetched(None, Reason.REMOTE_REFUSED)
+        if record.header.expiry:
+            self.lives.note(key, record.header.expiry)
         why = self.profiles.bring(record.header.codec, record.header.profile, deadline)
         if why is not None:
             self.metrics.add(Metric.UNKNOWN_PROFILE)

@@ -13,6 +13,7 @@ from kvstore.metrics import Metric, Metrics
 from kvstore.tiers.remote.beliefs import Beliefs
 from kvstore.tiers.remote.calls import RemoteCalls
 from kvstore.tiers.remote.listing import Listing
+from kvstore.tiers.remote.lives import Lives
 from kvstore.tiers.remote.locate import Asking, locate
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel import HEAD_BYTES, ParcelHead
@@ -34,6 +35,7 @@ class Parcels:
         spots: where blocks lie.
         exist: asks whether values of their own are there, by a deadline.
         workers: ask for heads.
+        lives: is told how long records live that are written.
         most_bytes: of a record.
         sealer: seals each head and each record; None: they are as they are.
         write_timeout_s: what a call may take that writes.
@@ -48,6 +50,7 @@ class Parcels:
     spots: Spots
     exist: Exist
     workers: Workers
+    lives: Lives
     most_bytes: int
     sealer: Sealer | None
     write_timeout_s: float
@@ -167,8 +170,13 @@ class Parcels:
 
     # ---- writing: for one thread ---------------------------------------------------------------------------------
 
-    def write(self, keys: Sequence[bytes], records: Sequence[memoryview], ttl_s: float | None) -> int | None:
+    def write(
+        self, keys: Sequence[bytes], records: Sequence[memoryview], ttl_s: float | None, expiries: Sequence[float]
+    ) -> int | None:
         """Write records of blocks that follow each other as one parcel, unless there is one that begins so.
+
+        Args:
+            expiries: when the lives of the records end, 0 for never.
 
         Returns:
             How many of the first of them are in the parcel that is there now; 0 if what is there is no parcel; None if
@@ -188,6 +196,8 @@ class Parcels:
         if new:
             self.beliefs.forget(keys)  # that they are not there
             self._note(head)
+            for key, expiry in zip(keys, expiries, strict=True):
+                self.lives.note(key, expiry)
             self.metrics.add(Metric.REMOTE_WRITTEN_PARCELS)
             self.metrics.add(Metric.REMOTE_WRITTEN_RECORDS, len(keys))
             self.metrics.add(Metric.REMOTE_WRITTEN_BYTES, sum(record.nbytes for record in records))

@@ -8,7 +8,7 @@ what it brings goes on as records in memory, checked before anybody sees them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from kvstore.core.explanation import Reason
 from kvstore.core.workers import Task, Workers
@@ -20,6 +20,7 @@ from kvstore.tiers.remote.calls import RemoteCalls
 from kvstore.tiers.remote.fetching import Check, Fetched, RemoteFetcher
 from kvstore.tiers.remote.link import RemoteLink
 from kvstore.tiers.remote.listing import Listing
+from kvstore.tiers.remote.lives import Lives, outlives
 from kvstore.tiers.remote.names import RemoteNames, parcel_of
 from kvstore.tiers.remote.parcel import ParcelHead, group_of
 from kvstore.tiers.remote.parcel_erase import ParcelErasure
@@ -80,6 +81,7 @@ class RemoteTier:
         self._block_bytes = block_bytes
         self._calls = RemoteCalls(link, metrics, config.write_timeout_s, clock)
         self._workers = Workers(config.in_flight, "kvstore-remote")
+        self._lives = Lives()
         self._parcels = Parcels(
             self._calls,
             names,
@@ -89,13 +91,14 @@ class RemoteTier:
             Spots(config.belief_s, clock),
             self._exist,
             self._workers,
+            self._lives,
             most_bytes,
             sealer,
             config.write_timeout_s,
             clock,
         )
         self._fetcher = RemoteFetcher(
-            self._calls, names, metrics, pool, self._workers, profiles, self._parcels, sealer, clock
+            self._calls, names, metrics, pool, self._workers, profiles, self._parcels, self._lives, sealer, clock
         )
 
     @property
@@ -215,10 +218,12 @@ class RemoteTier:
         """
         if not self.profiles.send(profile):
             return False
-        done = self._put(self._names.block(key), record, self._ttl_s(life_s))
+        new = self._put(self._names.block(key), record, self._ttl_s(life_s))
+        if new:
+            self._lives.note(key, _expiry(life_s))
         if self.listing is not None:
             self.listing.add([key])  # after: one that began meanwhile may have passed it. It may be there if it failed
-        if not done:
+        if new is None:
             return False
         self.beliefs.note([key], True)
         self._fresh.note([key], True)
@@ -256,15 +261,21 @@ class RemoteTier:
         return None if absent is None else not absent
 
     def write_parcel(
-        self, keys: Sequence[bytes], records: Sequence[memoryview], profiles: Sequence[bytes], life_s: float | None
+        self,
+        keys: Sequence[bytes],
+        records: Sequence[memoryview],
+        profiles: Sequence[bytes],
+        lives_s: Sequence[float | None],
     ) -> int:
         """Write records of blocks of one group, which follow each other, as one parcel; return how many of the first
         are there now, 0 if that failed. See `write`."""
         if not all(map(self.profiles.send, dict.fromkeys(profiles))):
             return 0
-        done = self._parcels.write(keys, records, self._ttl_s(life_s))
+        lives = [life_s for life_s in lives_s if life_s is not None]
+        longest = max(lives) if len(lives) == len(lives_s) else None
+        done = self._parcels.write(keys, records, self._ttl_s(longest), list(map(_expiry, lives_s)))
         if done == 0:  # what has its name is no parcel: the block comes as a value of its own
-            return int(self.write(keys[0], records[0], profiles[0], life_s))
+            return int(self.write(keys[0], records[0], profiles[0], lives_s[0]))
         self._fresh.note(keys[: done or 0], True)
         return done or 0
 
@@ -305,8 +316,39 @@ class RemoteTier:
         deadline = self.clock() + self.config.write_timeout_s
         self._workers.start(Task(self.read, key, most_bytes, deadline))
 
-    def delete(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Remove records; return how many were removed, and of how many that is not known."""
+    def replace_outlived(
+        self, keys: Sequence[bytes], expiries: Sequence[float], there: Collection[bytes], before: Sequence[bytes] = ()
+    ) -> set[bytes]:
+        """Remove values that live so much shorter than their blocks here that they are to be written again, parcels as
+        a whole; return the keys of these.
+
+        Args:
+            keys: of blocks that follow each other.
+            expiries: when their lives end here, 0 for never.
+            there: those of which values are there: what is not known of these is read, of a parcel that of the last,
+                which lives shortest.
+            before: see `erase`.
+        """
+        deadline, now = self.clock() + self.config.write_timeout_s, time.time()
+        spots = [self._parcels.spots.last(key) for key in keys] + [None]
+        outlived, parcels = set[bytes](), set[bytes]()
+        for i, (key, expiry) in enumerate(zip(keys, expiries, strict=True)):
+            life, spot, after = self._lives.of(key), spots[i], spots[i + 1]
+            is_last = spot is None or after is None or after.parcel != spot.parcel
+            if life is None and expiry and is_last and key in there:
+                life = self._fetcher.life(key, deadline, self._most_bytes)
+            if life is not None and outlives(expiry, life, now):
+                outlived.add(key)
+                parcels |= set() if spot is None else {spot.parcel}
+        if outlived:
+            outlived |= {key for key, spot in zip(keys, spots, strict=False) if spot and spot.parcel in parcels}
+            stay = [key for key in keys if key not in outlived]
+            self._erase([key for key in keys if key in outlived], [*before, *stay], Metric.REMOTE_REPLACED)
+            self._lives.forget(outlived)
+        return outlived
+
+    def delete(self, keys: Sequence[bytes], metric: Metric = Metric.REMOTE_ERASED) -> tuple[int, int]:
+        """Remove records; return how many were removed, and of how many that is not known. metric: counts them."""
         engine = self._link.engine()
         if engine is None or not keys:
             return 0, len(keys)
@@ -323,7 +365,7 @@ class RemoteTier:
                     continue
                 removed += done
                 self.beliefs.note(part, False)
-        self._metrics.add(Metric.REMOTE_ERASED, removed)
+        self._metrics.add(metric, removed)
         return removed, left
 
     def erase(self, keys: Sequence[bytes], before: Sequence[bytes]) -> tuple[int, int]:
@@ -331,12 +373,16 @@ class RemoteTier:
 
         before: blocks that stay, of the groups of those that go.
         """
+        return self._erase(keys, before, Metric.REMOTE_ERASED)
+
+    def _erase(self, keys: Sequence[bytes], before: Sequence[bytes], metric: Metric) -> tuple[int, int]:
         if self.group == 1:
-            return self.delete(keys)
-        erasure = ParcelErasure(self._parcels, frozenset(keys), self._batch, self._ttl_s(None))
+            return self.delete(keys, metric)
+        erasure = ParcelErasure(self._parcels, frozenset(keys), self._batch, self._ttl_s(None), metric)
         return erasure.run(before)
 
-    def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool:
+    def _put(self, name: str, data: memoryview, ttl_s: float | None) -> bool | None:
+        """Write a value; return whether it was new, None if that failed."""
         parts: Sequence[memoryview | bytes] = [data] if self._sealer is None else self._sealer.seal(name, data)
         new = self._calls.put(name, parts, ttl_s)
         if new:
@@ -344,7 +390,7 @@ class RemoteTier:
             self._metrics.add(Metric.REMOTE_WRITTEN_BYTES, len(data))
         elif new is not None:
             self._metrics.add(Metric.REMOTE_PRESENT)
-        return new is not None
+        return new
 
     @property
     def takes_writes(self) -> bool:
@@ -365,3 +411,8 @@ class RemoteTier:
         self._link.close()
         self._workers.close(cancel=True, timeout_s=_CLOSING_S)
         self.profiles.close()
+
+
+def _expiry(life_s: float | None) -> float:
+    """When a life ends, seconds since 1970, 0 for never."""
+    return 0.0 if life_s is None else time.time() + life_s
