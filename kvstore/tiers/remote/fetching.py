@@ -85,18 +85,18 @@ class RemoteFetcher:
 
     def life(self, key: bytes, deadline: float, most_bytes: int) -> float | None:
         """Read the value of a block, and return when its life ends, 0 for never; None if that cannot be known."""
-        spot, came = self.parcels.spots.last(key), None
+        spot = self.parcels.spots.last(key)
         if spot is None:
             came = self._read(key, deadline, most_bytes)
         else:
-            buffer = self.pool.take(spot.nbytes)
-            size = self._read_part(spot, deadline, spot.offset, [buffer.view])
-            came = buffer if size == spot.nbytes else Reason.REMOTE_GONE
-        buffer = self._opened(key, came)
-        if isinstance(buffer, Reason):
+            part = self.pool.take(spot.nbytes)
+            size = self._read_part(spot, deadline, spot.offset, [part.view])
+            came = part if size == spot.nbytes else Reason.REMOTE_GONE
+        found = self._opened(key, came)
+        if isinstance(found, Reason):
             return None
         try:
-            header = parse(buffer.view, len(buffer.view))
+            header = parse(found.view, len(found.view))
         except DamagedRecord:
             return None
         if header.key != key[:KEY_BYTES]:
