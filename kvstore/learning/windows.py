@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.calibration.dump import Bits, KVDump, floats, nearest_bits
+from kvstore.codecs.predictive.linear_model import rotates
 from kvstore.codecs.predictive.token_table import rows_of
 from kvstore.core.layout import KVLayout
 from kvstore.core.rope import rotate
@@ -117,9 +118,10 @@ class BlockWindows(KVDump):
         return np.concatenate(tokens), layers
 
     def _moved(self, block: GroupWords, position: int) -> Layers:
-        """The layers of a block, keys rotated to where it stands in the window."""
+        """The layers of a block, keys rotated to where it stands in the window; those of latents as they are, for no
+        predictor takes them for rotated."""
         shift = position - block.start
-        if not shift or self.layout.rope == "none":
+        if not shift or not rotates(self.layout):
             return block.layers()
         by, moved = np.full(len(block.tokens), shift), list[tuple[Bits, Bits]]()
         for shape, (k, v) in zip(self.layout.layers, block.layers(), strict=True):

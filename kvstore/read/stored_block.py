@@ -58,7 +58,8 @@ class GroupWords:
         k, v = count * shape.heads * shape.key_dim, count * shape.heads * shape.value_dim
         keys = self.words[at : at + k].reshape(shape.heads, count, shape.key_dim)
         values = self.words[at + k : at + k + v].reshape(shape.heads, count, shape.value_dim)
-        return keys.transpose(1, 0, 2).reshape(count, -1), values.transpose(1, 0, 2).reshape(count, -1)
+        k_rows, v_rows = (np.array(x.transpose(1, 0, 2), order="C") for x in (keys, values))
+        return k_rows.reshape(count, -1), v_rows.reshape(count, -1)
 
     @property
     def is_finite(self) -> bool:
@@ -120,7 +121,7 @@ class StoredWords:
 
     def groups(self) -> list[GroupWords]:
         """Its layers by the tokens that they keep; all together without windows."""
-        words, at, found = np.frombuffer(self.buffer.view, np.uint16), 0, []
+        words, at, found = self.buffer.array().view(np.uint16), 0, []  # they outlive this object
         for layout, lacks in parts_of(self.layout, self.header):
             tokens = self.header.tokens[lacks:]
             size = len(tokens) * layout.bytes_per_token // words.itemsize
