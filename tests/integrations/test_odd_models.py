@@ -9,6 +9,7 @@ import causal_models
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from tiny_models import tiny
 
 from kvstore import KVStore, ModelIdentity, StoreConfig, TierConfig, UnsupportedModel, attach
@@ -116,3 +117,20 @@ def test_padding_is_refused_where_answers_count_columns(tmp_path: Path) -> None:
         mask[1, :7], ids[1, :7] = 0, 0
         with pytest.raises(UnsupportedModel, match="heeds no position_ids"):
             generate(model, ids, store=store, attention_mask=mask, **GREEDY)
+
+
+def test_every_config_of_transformers_is_served_or_refused_by_name() -> None:
+    refused, served = [], []
+    for name, kind in transformers.CONFIG_MAPPING.items():
+        with causal_models.quiet():
+            try:
+                config = kind()
+            except (TypeError, ValueError, StrictDataclassError):  # made of others alone
+                continue
+            try:
+                layout_from_config(config, "bfloat16")
+                served.append(name)
+            except UnsupportedModel:
+                refused.append(name)
+    assert {"glm5_next", "segformer", "swin"} <= set(refused)
+    assert {"llama", "gemma3_text", "qwen3"} <= set(served)

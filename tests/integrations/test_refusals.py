@@ -54,6 +54,13 @@ def test_arguments_are_refused(tmp_path: Path, argument: str, value: Any) -> Non
         generate(model, _prompt(20), store=store, **GREEDY, **{argument: value})
 
 
+@pytest.mark.parametrize("inputs", [{"last_hidden_state": torch.zeros(1, 2, 48)}, [(torch.zeros(1),)]])
+def test_inputs_in_containers_are_refused(tmp_path: Path, inputs: Any) -> None:
+    model = tiny("llama")
+    with _store(tmp_path, model) as store, pytest.raises(ValueError, match=r"^mm_encoder_outputs: "):
+        generate(model, _prompt(20), store=store, mm_encoder_outputs=inputs, **GREEDY)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,5 +56,14 @@ def check_call(model: Any, kwargs: dict[str, Any]) -> None:
         if setting(model, kwargs, name):
             raise ValueError(f"{name}: a store does not support this argument; remove it")
     for name, value in kwargs.items():
-        if isinstance(value, torch.Tensor) and name != "attention_mask":
+        if name != "attention_mask" and _holds_tensors(value):
             raise ValueError(f"{name}: the store knows a cache by its token ids alone; remove this input")
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether an argument is a tensor, or a container of some, such as the outputs of an encoder."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensors, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, torch.Tensor)

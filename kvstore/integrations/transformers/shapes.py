@@ -114,13 +114,20 @@ def _layer(config: Any, layer: Any, word: str, name: str) -> LayerLayout:
 def _widths(config: Any, name: str) -> tuple[int, int, int]:
     """Heads, and the widths of K and of V."""
     if rank := getattr(config, "kv_lora_rank", None):
+        if not config.qk_rope_head_dim:
+            raise UnsupportedModel(f"{name}: latents without a rotated key (qk_rope_head_dim: 0) are not supported")
         return 1, int(rank), int(config.qk_rope_head_dim)  # the latent, and the rotated key that all heads share
     if of_decoder := getattr(config, "decoder_attention_heads", None):  # the other names mean the encoder's
         return int(of_decoder), config.hidden_size // of_decoder, config.hidden_size // of_decoder
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
         raise UnsupportedModel(f"{name}: the config names no num_attention_heads; only attention caches can be stored")
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    dim = getattr(config, "head_dim", None)
+    if not dim:
+        size = getattr(config, "hidden_size", None)
+        if not (isinstance(heads, int) and isinstance(size, int)):
+            raise UnsupportedModel(f"{name}: the config names no hidden_size and number of heads of all layers")
+        dim = size // heads
     return int(_key_heads(config, heads)), int(dim), int(getattr(config, "v_head_dim", None) or dim)
 
 
