@@ -40,10 +40,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-@pytest.fixture(params=["alone", "parcels"])
+@pytest.fixture(params=["alone", "parcels", "sealed parcels"])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteConfig:
-    url = f"memory:{tmp_path.name}"
-    return rs.settings(url if request.param == "alone" else rs.WithParcels(url))
+    url, key = f"memory:{tmp_path.name}", b"k" * 32 if request.param.startswith("sealed") else None
+    return rs.settings(url if request.param == "alone" else rs.WithParcels(url), key=key)
 
 
 def turn(store: KVStore, count: int = len(TOKENS), ttl: float | None = HOUR) -> None:

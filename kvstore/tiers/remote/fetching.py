@@ -31,6 +31,7 @@ class Fetched:
     nbytes: int = 0
 
 
+_HEADERS_BYTES = 1 << 16  # more than the header of a record has
 Check = Callable[[Buffer], RemoteRecord]
 """Makes a record of what was read, all of it and nothing else; raises `DamagedRecord`."""
 
@@ -88,15 +89,15 @@ class RemoteFetcher:
         spot = self.parcels.spots.last(key)
         if spot is None:
             came = self._read(key, deadline, most_bytes)
-        else:
-            part = self.pool.take(spot.nbytes)
+        else:  # what is sealed is opened as a whole, of what is not the header is enough
+            part = self.pool.take(spot.nbytes if self.sealer is not None else min(spot.nbytes, _HEADERS_BYTES))
             size = self._read_part(spot, deadline, spot.offset, [part.view])
-            came = part if size == spot.nbytes else Reason.REMOTE_GONE
+            came = part if size == len(part.view) else Reason.REMOTE_GONE
         found = self._opened(key, came)
         if isinstance(found, Reason):
             return None
         try:
-            header = parse(found.view, len(found.view))
+            header = parse(found.view, most_bytes)
         except DamagedRecord:
             return None
         if header.key != key[:KEY_BYTES]:
